@@ -1,0 +1,67 @@
+# Everything a newcomer needs: `make demo` and `make test`. Environments are made on demand and kept.
+VENV   ?= .venv
+PYTHON ?= $(shell scripts/find_python 3.11)
+RUN     = $(VENV)/bin/python
+PYTEST  = $(RUN) -m pytest
+WORKERS ?= 2
+# What must hold on every supported JAX: all but the demo, the examples and the tools around them.
+CORE    = tests --ignore=tests/cli --ignore=tests/test_readme.py --ignore=tests/test_layers.py -m "not slow"
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-newest test-lowest bench lint format types clean
+
+help:
+	@echo "make demo         train a convnet on 4 replicas, with a report in demo_report/ (under 3 minutes)"
+	@echo "make test         the whole test suite"
+	@echo "make install      $(VENV) with everything a developer needs"
+	@echo "make bench        the benchmarks"
+	@echo "make lint         lint, format and type checks"
+	@echo "make test-newest  the core of the suite on the newest supported JAX (Python 3.12 or 3.13)"
+	@echo "make test-lowest  the core of the suite on the lowest supported JAX"
+
+# One stamp per set of extras: a second `make` installs nothing unless pyproject.toml changed.
+$(VENV)/.installed-%: pyproject.toml
+	@echo "installing mirrored[$*] into $(VENV) (minutes the first time)"
+	@scripts/install $(VENV) "$(PYTHON)" $*
+	@touch $@
+
+.PRECIOUS: $(VENV)/.installed-%
+
+install: $(VENV)/.installed-dev
+
+demo: $(VENV)/.installed-demo
+	$(VENV)/bin/mirrored demo
+
+test: $(VENV)/.installed-test
+	$(PYTEST) -n $(WORKERS) --dist worksteal
+
+bench: $(VENV)/.installed-test
+	$(RUN) benchmarks/overhead.py
+
+lint: $(VENV)/.installed-lint
+	$(RUN) -m ruff check
+	$(RUN) -m ruff format --check
+	$(RUN) -m codespell_lib src tests docs README.md
+	$(RUN) -m mypy
+
+format: $(VENV)/.installed-lint
+	$(RUN) -m ruff check --fix
+	$(RUN) -m ruff format
+
+# Other ends of the supported range, each in an environment of its own.
+.venv-newest/.installed: pyproject.toml
+	@echo "installing the newest supported JAX into .venv-newest"
+	@scripts/install .venv-newest "$$(scripts/find_python 3.12 --anywhere)" test
+	@touch $@
+
+.venv-lowest/.installed: pyproject.toml
+	@echo "installing the lowest supported JAX into .venv-lowest"
+	@scripts/install .venv-lowest "$(PYTHON)" test jax==0.10.0 jaxlib==0.10.0
+	@touch $@
+
+test-newest test-lowest: test-%: .venv-%/.installed
+	@.venv-$*/bin/python -c "import jax, sys; print('JAX', jax.__version__, 'Python', sys.version.split()[0])"
+	.venv-$*/bin/python -m pytest -n $(WORKERS) --dist worksteal $(CORE)
+
+clean:
+	rm -rf .venv .venv-newest .venv-lowest demo_report .pytest_cache .mypy_cache .ruff_cache .hypothesis

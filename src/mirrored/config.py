@@ -1,0 +1,132 @@
+"""Process-wide settings that must be made before JAX looks at the machine: virtual devices.
+
+One CPU can stand for several devices, so that a program for many devices runs, is tested and is debugged anywhere::
+
+    MIRRORED_VIRTUAL_DEVICES=4 python train.py
+    MIRRORED_VIRTUAL_DEVICES=4 MIRRORED_VIRTUAL_KIND=GPU python train.py    # "GPU:0" ... "GPU:3" resolve to them
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Final
+
+import jax
+
+from mirrored.errors import ArgumentError, ContextError
+
+DEVICES_VARIABLE: Final = "MIRRORED_VIRTUAL_DEVICES"
+KIND_VARIABLE: Final = "MIRRORED_VIRTUAL_KIND"
+KINDS: Final = ("CPU", "GPU", "TPU")
+
+
+@dataclasses.dataclass
+class _Settings:
+    virtual_kind: str = "CPU"
+
+
+_settings = _Settings()
+
+
+def set_virtual_devices(n: int, *, kind: str = "CPU") -> None:
+    """Makes this process see `n` CPU devices.
+
+    They share the machine's cores: this is for writing, testing and debugging multi-device programs, not for speed. Real
+    accelerators are left as they are.
+
+    Context: before the first JAX operation of the process (creating an array or asking for `jax.devices()` is one), or
+    later if there are exactly `n` CPU devices already.
+
+    Args:
+        n: How many, at least 1.
+        kind: What they stand for. With ``"GPU"`` (or ``"TPU"``) the names ``"GPU:0"`` ... resolve to them, and a strategy
+            made without a device list takes them, so that a program that names its GPUs runs without one.
+
+    Raises:
+        ArgumentError: `n` is not a positive int, or `kind` is none of CPU, GPU, TPU.
+        ContextError: JAX has made its devices already, another number of them.
+
+    Example:
+        >>> import mirrored as mr
+        >>> mr.config.set_virtual_devices(8)
+
+    TensorFlow: ``tf.config.set_logical_device_configuration(cpu, [LogicalDeviceConfiguration()] * n)``.
+    """
+    _apply(n, kind, called=f"mirrored.config.set_virtual_devices({n!r})")
+
+
+def virtual_kind() -> str:
+    """What the CPU devices stand for: ``"CPU"`` (themselves), ``"GPU"`` or ``"TPU"``."""
+    return _settings.virtual_kind
+
+
+def set_from_environment(environment: Mapping[str, str] | None = None) -> None:
+    """Applies ``MIRRORED_VIRTUAL_DEVICES`` and ``MIRRORED_VIRTUAL_KIND``; called when mirrored is imported.
+
+    Args:
+        environment: Read instead of `os.environ`.
+
+    Raises:
+        ArgumentError: A value is not what its variable wants.
+        ContextError: As for `set_virtual_devices`.
+    """
+    environment = os.environ if environment is None else environment
+    kind = environment.get(KIND_VARIABLE, "") or "CPU"
+    count = environment.get(DEVICES_VARIABLE, "")
+    if count:
+        called = f"{DEVICES_VARIABLE}={count}"
+        try:
+            n = int(count)
+        except ValueError:
+            raise _not_a_count(called, count) from None
+        _apply(n, kind, called=called)
+    elif kind != "CPU":
+        _settings.virtual_kind = _checked_kind(kind, called=f"{KIND_VARIABLE}={kind}")
+
+
+def _apply(n: int, kind: str, *, called: str) -> None:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise _not_a_count(called, n)
+    kind = _checked_kind(kind, called=called)
+    _set_cpu_devices(n, called=called)
+    _settings.virtual_kind = kind
+
+
+def _set_cpu_devices(n: int, *, called: str) -> None:
+    try:
+        jax.config.update("jax_num_cpu_devices", n)
+    except RuntimeError:  # JAX's way to say that its backends exist
+        existing = len(jax.local_devices(backend="cpu"))
+        if existing != n:
+            raise ContextError(
+                called,
+                found=f"JAX has started already, with {existing} CPU device{'s' * (existing != 1)}",
+                rule="the number of virtual devices is settled before JAX's first operation in the process",
+                remedy=f"call it right after the imports, before any array is made, or start the program with "
+                f"{DEVICES_VARIABLE}={n} in its environment",
+            ) from None
+
+
+def _checked_kind(kind: str, *, called: str) -> str:
+    if not isinstance(kind, str) or kind.upper() not in KINDS:
+        raise ArgumentError(
+            called,
+            found=f"the kind {kind!r}",
+            rule=f"virtual devices stand for one of {', '.join(KINDS)}",
+            remedy="leave it out for CPU devices, or say GPU to run a program that names its GPUs",
+        )
+    return kind.upper()
+
+
+def _not_a_count(called: str, found: object) -> ArgumentError:
+    return ArgumentError(
+        called,
+        found=f"{found!r} ({type(found).__name__})",
+        rule="the number of virtual devices is an int, 1 or more",
+        remedy="give the number of devices to simulate, for example 4",
+    )
+
+
+set_from_environment()

@@ -1,0 +1,70 @@
+"""Comparing what two ways of running produced: to the last bit, or by the norm of the difference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def assert_same_bits(actual: Any, expected: Any) -> None:
+    """Asserts that two trees of arrays are the same, bit for bit (NaN equals NaN of the same bits; 0.0 is not -0.0).
+
+    Args:
+        actual: A tree of arrays, numbers or variables.
+        expected: A tree of the same structure.
+
+    Raises:
+        AssertionError: Naming the first leaf that differs, how many elements do, and by how much.
+    """
+    for path, left, right in _pairs(actual, expected):
+        assert left.dtype == right.dtype, f"{path}: dtype {left.dtype}, expected {right.dtype}"
+        assert left.shape == right.shape, f"{path}: shape {left.shape}, expected {right.shape}"
+        if left.tobytes() != right.tobytes():
+            raise AssertionError(f"{path}: {_difference(left, right)}")
+
+
+def assert_close_by_norm(actual: Any, expected: Any, tolerance: float = 1e-6) -> None:
+    """Asserts that for each leaf the norm of the difference is at most `tolerance` times the norm of `expected`.
+
+    Elementwise the order of a sum shows; by its norm a tensor that was summed in another order is the same.
+
+    Args:
+        actual: A tree of arrays, numbers or variables.
+        expected: A tree of the same structure.
+        tolerance: Relative, 1e-6 for float32 over some tens of steps.
+
+    Raises:
+        AssertionError: Naming the first leaf that is farther away.
+    """
+    for path, left, right in _pairs(actual, expected):
+        assert left.shape == right.shape, f"{path}: shape {left.shape}, expected {right.shape}"
+        wide = np.complex128 if np.iscomplexobj(left) or np.iscomplexobj(right) else np.float64
+        distance = float(np.linalg.norm((left.astype(wide) - right.astype(wide)).ravel()))
+        size = float(np.linalg.norm(right.astype(wide).ravel()))
+        # Written so that a NaN on either side fails.
+        if not distance <= tolerance * size:
+            raise AssertionError(f"{path}: differs by {distance:.3g}, {distance / (size or 1.0):.3g} of the norm {size:.3g}")
+
+
+def _pairs(actual: Any, expected: Any) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    left, structure = jax.tree_util.tree_flatten_with_path(actual)
+    right, expected_structure = jax.tree_util.tree_flatten_with_path(expected)
+    assert structure == expected_structure, f"structure {structure}, expected {expected_structure}"
+    return [
+        (f"leaf{jax.tree_util.keystr(path)}", np.asarray(value), np.asarray(other))
+        for (path, value), (_, other) in zip(left, right, strict=True)
+    ]
+
+
+def _difference(left: np.ndarray, right: np.ndarray) -> str:
+    bits = np.dtype(f"V{left.dtype.itemsize}")
+    unequal = np.ascontiguousarray(left).reshape(-1).view(bits) != np.ascontiguousarray(right).reshape(-1).view(bits)
+    first = int(np.argmax(unequal))
+    where = np.unravel_index(first, left.shape) if left.shape else ()
+    index = tuple(int(i) for i in where)
+    return (
+        f"{int(unequal.sum())} of {left.size} elements differ in their bits, first at {index}: "
+        f"{left.reshape(-1)[first]!r}, expected {right.reshape(-1)[first]!r}"
+    )
