@@ -1,0 +1,47 @@
+"""Tracing a function once into a jaxpr, and running a jaxpr inside another trace.
+
+Serves JAX 0.10 to 0.12 (`jax.make_jaxpr`, `jax.core.eval_jaxpr`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    """A traced function: constants (captured values) first, then its inputs."""
+
+    jaxpr: Jaxpr
+    constants: tuple[Any, ...]
+
+    @property
+    def num_inputs(self) -> int:
+        """How many inputs it has besides the constants."""
+        return len(self.jaxpr.invars)
+
+    def __call__(self, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        """Applies every equation to these values, under the current trace."""
+        return list(jax.core.eval_jaxpr(self.jaxpr, constants, *inputs))
+
+
+def stage(
+    flat_function: Callable[..., Sequence[Any]],
+    shapes: Sequence[jax.ShapeDtypeStruct],
+    *,
+    axes: Sequence[tuple[str, int]] = (),
+) -> Staged:
+    """Traces `flat_function(*arrays) -> list of arrays` once.
+
+    Args:
+        flat_function: Takes and gives flat arrays.
+        shapes: Its inputs' shapes and dtypes.
+        axes: Mesh axes that it may reduce over, with their sizes.
+    """
+    closed: ClosedJaxpr = jax.make_jaxpr(flat_function, axis_env=list(axes))(*shapes)
+    return Staged(closed.jaxpr, tuple(closed.consts))

@@ -1,0 +1,94 @@
+"""The exceptions of mirrored.
+
+    MirroredError
+    ├── ContextError (RuntimeError)        called in the wrong context: replica, cross-replica, scope, thread
+    │   └── MergeError                     replicas did not meet at the same merge, or cannot meet here
+    ├── DeviceError (ValueError)           a device that does not exist, twice, of mixed kinds; a layout that does not fit
+    ├── StructureError (ValueError)        structures, shapes or dtypes that do not agree
+    ├── ArgumentError (ValueError)         any other argument outside its rule
+    ├── SynchronyError (ValueError)        a mirrored value that would differ between replicas
+    ├── VariableError (ValueError)         an assignment or read that the variable's rules refuse
+    │   └── LostStateError (RuntimeError)  the variable's buffer went with a failed step
+    ├── TransformError (TypeError)         a variable read or written under a JAX transform that cannot see it
+    ├── TapeError (RuntimeError)           a tape used outside its rules
+    ├── ValuesError (TypeError)            a per-replica value used as if it were one array
+    └── MissingExtraError (ImportError)    an optional dependency that is not installed
+
+Every message says what was called, what was found, the rule, and the remedy.
+"""
+
+from __future__ import annotations
+
+
+class MirroredError(Exception):
+    """Base of all errors raised by mirrored.
+
+    Args:
+        called: What was called, as the user wrote it: ``"Strategy.run"``.
+        found: What was found, with names, shapes and values.
+        rule: The rule that it breaks.
+        remedy: What to write instead.
+    """
+
+    def __init__(self, called: str, *, found: str, rule: str, remedy: str) -> None:
+        self.called = called
+        self.found = found
+        self.rule = rule
+        self.remedy = remedy
+        super().__init__(f"{called}: {found}\n  rule:   {rule}\n  remedy: {remedy}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickles by parts, so that an error crosses process borders whole."""
+        return _rebuild, (type(self), self.called, self.found, self.rule, self.remedy)
+
+
+def _rebuild(cls: type[MirroredError], called: str, found: str, rule: str, remedy: str) -> MirroredError:
+    return cls(called, found=found, rule=rule, remedy=remedy)
+
+
+class ContextError(MirroredError, RuntimeError):
+    """Something was called in a context that does not allow it."""
+
+
+class MergeError(ContextError):
+    """Replicas did not meet at the same merge, or called one where they cannot meet."""
+
+
+class DeviceError(MirroredError, ValueError):
+    """A device that does not exist, is named twice, is of another kind, or a layout that does not fit."""
+
+
+class StructureError(MirroredError, ValueError):
+    """Structures, shapes or dtypes that do not agree."""
+
+
+class ArgumentError(MirroredError, ValueError):
+    """An argument outside its rule."""
+
+
+class SynchronyError(MirroredError, ValueError):
+    """A mirrored value that would differ between replicas."""
+
+
+class VariableError(MirroredError, ValueError):
+    """An assignment or read that the variable's rules refuse."""
+
+
+class LostStateError(VariableError, RuntimeError):
+    """The variable's buffer was donated to a step that then failed."""
+
+
+class TransformError(MirroredError, TypeError):
+    """A variable was read or written under a JAX transform that cannot see it."""
+
+
+class TapeError(MirroredError, RuntimeError):
+    """A tape was used outside its rules."""
+
+
+class ValuesError(MirroredError, TypeError):
+    """A per-replica value was used as if it were one array."""
+
+
+class MissingExtraError(MirroredError, ImportError):
+    """An optional dependency is not installed."""
