@@ -11,7 +11,7 @@ Ini option:
     mirrored_devices: How many CPU devices to simulate, before any test module is imported. When it is not given, 8 are
         made once a collected test uses `way` or `strategy`.
 
-mirrored is loaded only when one of these is used: the plugin itself costs other projects' sessions no start-up time.
+No device is made and no strategy is loaded unless one of these is used: other projects' sessions are left alone.
 """
 
 from __future__ import annotations
