@@ -33,16 +33,16 @@ _settings = _Settings()
 def set_virtual_devices(n: int, *, kind: str = "CPU") -> None:
     """Makes this process see `n` CPU devices.
 
-    They share the machine's cores: this is for writing, testing and debugging multi-device programs, not for speed. Real
-    accelerators are left as they are.
+    They share the machine's cores: this is for writing, testing and debugging multi-device programs, not for speed.
+    Real accelerators are left as they are.
 
     Context: before the first JAX operation of the process (creating an array or asking for `jax.devices()` is one), or
     later if there are exactly `n` CPU devices already.
 
     Args:
         n: How many, at least 1.
-        kind: What they stand for. With ``"GPU"`` (or ``"TPU"``) the names ``"GPU:0"`` ... resolve to them, and a strategy
-            made without a device list takes them, so that a program that names its GPUs runs without one.
+        kind: What they stand for. With ``"GPU"`` (or ``"TPU"``) the names ``"GPU:0"`` ... resolve to them, and a
+            strategy made without a device list takes them, so that a program that names its GPUs runs without one.
 
     Raises:
         ArgumentError: `n` is not a positive int, or `kind` is none of CPU, GPU, TPU.

@@ -45,7 +45,8 @@ def assert_close_by_norm(actual: Any, expected: Any, tolerance: float = 1e-6) ->
         size = float(np.linalg.norm(right.astype(wide).ravel()))
         # Written so that a NaN on either side fails.
         if not distance <= tolerance * size:
-            raise AssertionError(f"{path}: differs by {distance:.3g}, {distance / (size or 1.0):.3g} of the norm {size:.3g}")
+            relative = distance / (size or 1.0)
+            raise AssertionError(f"{path}: differs by {distance:.3g}, {relative:.3g} of the norm {size:.3g}")
 
 
 def _pairs(actual: Any, expected: Any) -> list[tuple[str, np.ndarray, np.ndarray]]:

@@ -30,7 +30,7 @@ _DEFAULT_DEVICES = 8
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declares the ini option."""
-    parser.addini("mirrored_devices", "number of CPU devices to simulate (default: 8 when a test asks for them)", default="")
+    parser.addini("mirrored_devices", "how many CPU devices to simulate (default: 8 if a test needs them)", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:

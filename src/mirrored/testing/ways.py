@@ -23,8 +23,8 @@ class WaySpec:
     """One way of running, before any device is touched.
 
     Attributes:
-        mode: ``"eager"``: replicas really run one after the other. ``"compiled"``: inside `mirrored.function`, one replica
-            per device. ``"folded"``: inside `mirrored.function`, two replicas per device.
+        mode: ``"eager"``: replicas really run one after the other. ``"compiled"``: inside `mirrored.function`, one
+            replica per device. ``"folded"``: inside `mirrored.function`, two replicas per device.
         num_replicas: How many replicas.
     """
 
