@@ -1,0 +1,1 @@
+"""Input: datasets over Grain, and their distribution over replicas."""
