@@ -51,8 +51,8 @@ def assert_close_by_norm(actual: Any, expected: Any, tolerance: float = 1e-6) ->
 
 def _pairs(actual: Any, expected: Any) -> list[tuple[str, np.ndarray, np.ndarray]]:
     left, structure = jax.tree_util.tree_flatten_with_path(actual)
-    right, expected_structure = jax.tree_util.tree_flatten_with_path(expected)
-    assert structure == expected_structure, f"structure {structure}, expected {expected_structure}"
+    right, wanted = jax.tree_util.tree_flatten_with_path(expected)
+    assert str(structure) == str(wanted), f"structure {structure}, expected {wanted}"
     return [
         (f"leaf{jax.tree_util.keystr(path)}", np.asarray(value), np.asarray(other))
         for (path, value), (_, other) in zip(left, right, strict=True)

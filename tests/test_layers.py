@@ -1,0 +1,204 @@
+"""Holds the arrows of docs/architecture.md: imports point one way, and unstable JAX stays in `_jax`."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "mirrored"
+
+# Lowest first; a package imports only from lines above its own, and from itself.
+LEVELS = [
+    {"errors"},
+    {"_jax", "config"},
+    {"replicas"},
+    {"collectives"},
+    {"variables", "tape"},
+    {"function"},
+    {"strategies"},
+    {"data", "optimizers", "losses", "checkpoint", "integrations", "cluster"},
+    {"tf", "testing"},
+    {""},  # mirrored itself: __init__.py gathers the public names
+    {"cli"},
+]
+LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
+
+UNSTABLE = ("jax.core", "jax.extend", "jax.interpreters", "jax._src")
+
+# What may be imported inside functions, because it may not be installed or because it would make every start slow.
+OPTIONAL = {"grain", "orbax", "keras", "flax", "equinox", "matplotlib", "sklearn", "torch", "tensorflow"}
+LAZY = {
+    "cli": "`mirrored --help` must not wait for JAX",
+    "testing/plugin.py": "pytest loads it in every session, also in those that use nothing of it",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Import:
+    target: str  # dotted, absolute
+    line: int
+    in_function: bool
+    type_checking: bool
+
+
+def imports_of(tree: ast.AST, in_function: bool = False, type_checking: bool = False) -> Iterator[Import]:
+    for node in ast.iter_child_nodes(tree):
+        inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        typing_only = type_checking or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno, inside, typing_only) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in line {node.lineno}: write it in full"
+            for alias in node.names:
+                yield Import(f"{node.module}.{alias.name}", node.lineno, inside, typing_only)
+        else:
+            yield from imports_of(node, inside, typing_only)
+
+
+def sources() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def short(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def package_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return "" if parts == ("__init__",) else parts[0]
+
+
+def target_package(target: str) -> str | None:
+    """The package of mirrored that an import goes to; None if it goes elsewhere."""
+    root, _, rest = target.partition(".")
+    if root != "mirrored":
+        return None
+    first = rest.partition(".")[0]
+    return first if (SOURCE / first).is_dir() or (SOURCE / f"{first}.py").is_file() else ""
+
+
+def upward(package: str, target: str) -> bool:
+    to = target_package(target)
+    return to is not None and to != package and LEVEL[to] >= LEVEL[package]
+
+
+def unstable_names(tree: ast.AST) -> list[str]:
+    """What a module takes from JAX's unstable parts, by import or by attribute."""
+    found = [one.target for one in imports_of(tree)]
+    found += [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return [name for name in found if any(name == bad or name.startswith(f"{bad}.") for bad in UNSTABLE)]
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """One cycle through each back edge, by depth-first search."""
+    done: set[str] = set()
+    found: list[list[str]] = []
+
+    def visit(node: str, path: list[str]) -> None:
+        if node in path:
+            found.append([*path[path.index(node) :], node])
+        elif node not in done:
+            for other in sorted(graph.get(node, ())):
+                visit(other, [*path, node])
+            done.add(node)
+
+    for node in sorted(graph):
+        visit(node, [])
+    return found
+
+
+def module_name(path: Path) -> str:
+    parts = ["mirrored", *path.relative_to(SOURCE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_every_package_has_a_level():
+    assert {package_of(path) for path in sources()} <= set(LEVEL)
+
+
+@pytest.mark.parametrize("path", sources(), ids=short)
+def test_imports_point_downward(path):
+    package = package_of(path)
+    wrong = [f"line {one.line}: {one.target}" for one in imports_of(parsed(path)) if upward(package, one.target)]
+    assert not wrong, f"{short(path)} imports from its own level or above (docs/architecture.md): {wrong}"
+
+
+def test_no_cycle_between_modules():
+    modules = {module_name(path): path for path in sources()}
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        targets = (one.target for one in imports_of(parsed(path)) if not one.type_checking and not one.in_function)
+        graph[name] = {
+            module for target in targets for module in (target, target.rpartition(".")[0]) if module in modules
+        } - {name, "mirrored"}
+    assert not cycles(graph)
+
+
+@pytest.mark.parametrize("path", sources(), ids=short)
+def test_no_import_inside_a_function(path):
+    if short(path) in LAZY or package_of(path) in LAZY:
+        return
+    inside = [one for one in imports_of(parsed(path)) if one.in_function]
+    wrong = [f"line {one.line}: {one.target}" for one in inside if one.target.partition(".")[0] not in OPTIONAL]
+    assert not wrong, f"{short(path)} imports inside a function: {wrong}"
+
+
+@pytest.mark.parametrize("path", sources(), ids=short)
+def test_only_the_shims_touch_unstable_jax(path):
+    if package_of(path) == "_jax":
+        return
+    assert not unstable_names(parsed(path)), f"{short(path)}: go through a shim in mirrored/_jax"
+
+
+# The checks themselves: each sees what it is there to see.
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import jax.core",
+        "from jax import core",
+        "from jax._src import config as c",
+        "import jax\njax.core.Tracer",
+        "def f():\n    from jax.extend.core import Var",
+        "import jax\nx: jax.interpreters.mlir.ir.Type",
+    ],
+)
+def test_unstable_names_are_seen(program):
+    assert unstable_names(ast.parse(program))
+
+
+def test_stable_names_are_let_through():
+    assert not unstable_names(
+        ast.parse("import jax\nfrom jax import lax\njax.jit(lax.add)\nfrom jax.corelike import x")
+    )
+
+
+def test_upward_imports_are_seen():
+    assert upward("tape", "mirrored.variables.Variable")
+    assert upward("replicas", "mirrored.strategies.MirroredStrategy")
+    assert upward("data", "mirrored.Variable")
+    assert not upward("strategies", "mirrored.replicas.layout.Layout")
+    assert not upward("tape", "mirrored.tape.records")
+    assert not upward("replicas", "jax.numpy")
+
+
+def test_imports_are_seen_wherever_they_stand():
+    program = (
+        "if TYPE_CHECKING:\n    import a\nclass C:\n    def f(self):\n        import b\nwith x:\n    from c import d"
+    )
+    seen = {one.target: (one.in_function, one.type_checking) for one in imports_of(ast.parse(program))}
+    assert seen == {"a": (False, True), "b": (True, False), "c.d": (False, False)}
+
+
+def test_cycles_are_seen():
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == [["a", "b", "c", "a"]]
+    assert cycles({"a": {"b", "c"}, "b": {"c"}}) == []
