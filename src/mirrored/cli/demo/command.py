@@ -1,0 +1,147 @@
+"""The demo from start to end, as it is seen on the terminal."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from mirrored.cli.demo.copies import Copies, copies_of, hash_variables
+from mirrored.cli.demo.digits import Batches, Examples, load_digits
+from mirrored.cli.demo.history import History
+from mirrored.cli.demo.report import Findings, write_report
+from mirrored.cli.demo.training import BATCH_SIZE, Trainer
+from mirrored.config import set_virtual_devices
+from mirrored.errors import ContextError
+from mirrored.replicas.devices import default_devices
+from mirrored.strategies import MirroredStrategy
+
+MUST_BE_RIGHT = 0.97
+
+
+def run_demo(*, num_replicas: int, epochs: int, out: Path, must_learn: bool) -> Findings:
+    """Trains, evaluates, compares copies and bits, writes the report.
+
+    Args:
+        num_replicas: Replicas of the model.
+        epochs: Passes over the training images.
+        out: Folder of the report.
+        must_learn: Whether fewer than 97 % right is a failure.
+
+    Raises:
+        ClickException: Something that the demo shows did not hold.
+    """
+    started, console = time.perf_counter(), Console()
+    devices = _devices_for(num_replicas)
+    train, test = load_digits()
+    strategy = MirroredStrategy(devices, num_replicas=num_replicas)
+    console.rule(f"[bold]{num_replicas} replicas on {len(devices)} devices")
+    console.print(f"{len(train)} training images, {len(test)} test images, global batch {BATCH_SIZE}")
+
+    trainer = Trainer(strategy)
+    history = _train(trainer, train, epochs, "training", console)
+    digits = trainer.predict_all(test)
+    copies = copies_of(trainer.model.variables)
+    _show_evaluation(console, test, int((digits == test.labels).sum()), num_replicas)
+    _show_copies(console, copies)
+
+    hashes = _train_deterministically(num_replicas, devices, train, epochs, console)
+    seconds = time.perf_counter() - started
+    findings = Findings(strategy.extended.layout, history, test, digits, copies, hashes, seconds)
+    console.rule("[bold]Report")
+    for path in write_report(findings, out):
+        console.print(f"wrote {path}")
+    console.print(f"{seconds:.0f} seconds in all")
+    _check(findings, must_learn)
+    return findings
+
+
+def _devices_for(num_replicas: int) -> list[jax.Device]:
+    """As many devices as can share the replicas evenly: accelerators, or virtual CPU devices made for it."""
+    try:
+        set_virtual_devices(num_replicas)
+    except ContextError:
+        pass  # JAX has started: the devices that it has will do, several replicas on each if need be
+    devices = default_devices()
+    fitting = max(n for n in range(1, len(devices) + 1) if num_replicas % n == 0)
+    return devices[:fitting]
+
+
+def _train(trainer: Trainer, train: Examples, epochs: int, title: str, console: Console) -> History:
+    """Trains with live progress, and a line for each epoch that stays."""
+    steps = len(Batches(train, BATCH_SIZE))
+    columns = ("{task.description}", "epoch {task.fields[epoch]}", "loss {task.fields[loss]:.4f}")
+    progress = Progress(
+        *map(TextColumn, columns), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]:,.0f} images/s"),
+        TimeElapsedColumn(), console=console, transient=True,
+    )  # fmt: skip
+    with progress:
+        task = progress.add_task(title, total=epochs * steps, epoch=1, loss=0.0, rate=0.0)
+
+        def on_step(epoch: int, loss: float, images_per_second: float) -> None:
+            progress.update(task, advance=1, epoch=epoch, loss=loss, rate=images_per_second)
+            if progress.tasks[0].completed % steps == 0:
+                line = f"{title}: epoch {epoch:2d} of {epochs}   loss {loss:.4f}   {images_per_second:8,.0f} images/s"
+                console.print(line, highlight=False)
+
+        return trainer.train(train, epochs, on_step)
+
+
+def _train_deterministically(
+    num_replicas: int, devices: list[jax.Device], train: Examples, epochs: int, console: Console
+) -> dict[int, str]:
+    """The same training on 1, 2, 4, ... devices; the hash of the final weights of each."""
+    console.rule("[bold]The same bits on any number of devices")
+    hashes: dict[int, str] = {}
+    for count in (n for n in range(1, len(devices) + 1) if num_replicas % n == 0):
+        strategy = MirroredStrategy(devices[:count], num_replicas=num_replicas, deterministic=True)
+        trainer = Trainer(strategy)
+        history = trainer.train(train, epochs, lambda *_: None)
+        hashes[count] = hash_variables(trainer.model.variables)
+        console.print(
+            f"deterministic=True, {num_replicas} replicas on {count} device{'s' * (count > 1)}: final weights "
+            f"[bold]{hashes[count]}[/]   loss {history.losses[-1]:.4f}   {sum(history.epoch_seconds):.0f} s",
+            highlight=False,
+        )
+    same = len(set(hashes.values())) == 1
+    console.print("[green]the same bits[/]" if same else "[red]NOT the same bits[/]")
+    return hashes
+
+
+def _show_evaluation(console: Console, test: Examples, num_right: int, num_replicas: int) -> None:
+    console.rule("[bold]Evaluation")
+    full, last = divmod(len(test), BATCH_SIZE)
+    console.print(
+        f"{len(test)} test images, each seen exactly once: {full} batches of {BATCH_SIZE} and one of {last} "
+        f"over {num_replicas} replicas\n[bold]{num_right / len(test):.2%} right[/] ({num_right} of {len(test)})",
+        highlight=False,
+    )
+
+
+def _show_copies(console: Console, copies: list[Copies]) -> None:
+    console.rule("[bold]Copies of every variable")
+    table = Table("variable", "shape", *(f"replica {r}" for r in range(len(copies[0].hashes))), "equal")
+    for one in copies:
+        equal = "[green]bit for bit[/]" if one.are_equal else "[red]NO[/]"
+        table.add_row(one.name, str(list(one.shape)), *(digest[:8] for digest in one.hashes), equal)
+    console.print(table)
+
+
+def _check(findings: Findings, must_learn: bool) -> None:
+    failures = [
+        (len(findings.digits) == len(findings.test), "not every test image was evaluated exactly once"),
+        (findings.copies_are_equal, "copies of a variable differ between replicas"),
+        (findings.bits_are_equal, "the deterministic trainings ended in different bits"),
+        (
+            findings.accuracy >= MUST_BE_RIGHT or not must_learn,
+            f"only {findings.accuracy:.2%} of the test images right",
+        ),
+    ]
+    found = [message for held, message in failures if not held]
+    if found:
+        raise click.ClickException("; ".join(found))

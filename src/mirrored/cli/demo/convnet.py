@@ -1,0 +1,62 @@
+"""A small convnet by hand: two convolutions, a pool, two dense layers, dropout; 38,218 parameters."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mirrored.variables import Variable
+
+
+class ConvNet:
+    """The model: its variables are mirrored if it is made in a strategy's scope.
+
+    Args:
+        seed: Of the initial values.
+    """
+
+    def __init__(self, seed: int) -> None:
+        keys = iter(jax.random.split(jax.random.key(seed), 4))
+        self.filters_1, self.bias_1 = _layer("conv_1", next(keys), (3, 3, 1, 16))
+        self.filters_2, self.bias_2 = _layer("conv_2", next(keys), (3, 3, 16, 32))
+        self.weights_3, self.bias_3 = _layer("dense_3", next(keys), (4 * 4 * 32, 64))
+        self.weights_4, self.bias_4 = _layer("dense_4", next(keys), (64, 10))
+
+    @property
+    def variables(self) -> list[Variable]:
+        """All of them; every one is trainable."""
+        kernels = (self.filters_1, self.filters_2, self.weights_3, self.weights_4)
+        biases = (self.bias_1, self.bias_2, self.bias_3, self.bias_4)
+        return [variable for layer in zip(kernels, biases, strict=True) for variable in layer]
+
+    def __call__(self, images: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
+        """Scores of the ten digits.
+
+        Args:
+            images: f32[batch, 8, 8, 1].
+            dropout_key: Randomness of dropout; None: no dropout, for evaluation.
+
+        Returns:
+            f32[batch, 10].
+        """
+        x = jax.nn.relu(_convolve(images, self.filters_1) + self.bias_1)
+        x = jax.nn.relu(_convolve(x, self.filters_2) + self.bias_2)
+        x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        x = jax.nn.relu(x.reshape(len(x), -1) @ self.weights_3 + self.bias_3)
+        if dropout_key is not None:
+            kept = jax.random.bernoulli(dropout_key, 0.8, x.shape)
+            x = jnp.where(kept, x / 0.8, 0.0)
+        return x @ self.weights_4 + self.bias_4
+
+
+def _layer(name: str, key: jax.Array, shape: tuple[int, ...]) -> tuple[Variable, Variable]:
+    """Kernel and bias. He initialization: K. He et al., Delving Deep into Rectifiers, 2015."""
+    kernel = jax.nn.initializers.he_normal()(key, shape, jnp.float32)
+    return Variable(kernel, name=f"{name}/kernel"), Variable(jnp.zeros(shape[-1]), name=f"{name}/bias")
+
+
+def _convolve(images: jax.Array, filters: Variable) -> jax.Array:
+    return lax.conv_general_dilated(
+        images, filters.read_value(), window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )

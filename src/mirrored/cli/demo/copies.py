@@ -1,0 +1,51 @@
+"""Showing that state is what it claims to be: equal on every replica, and the same bits whatever the devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from mirrored.variables import Variable
+
+
+@dataclasses.dataclass(frozen=True)
+class Copies:
+    """The copies of one variable, one per replica.
+
+    Attributes:
+        name: Of the variable.
+        shape: Of the variable.
+        hashes: Of each replica's copy.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    hashes: tuple[str, ...]
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether all copies are the same bits."""
+        return len(set(self.hashes)) == 1
+
+
+def copies_of(variables: Sequence[Variable]) -> list[Copies]:
+    """Hashes every replica's copy of every variable."""
+    return [
+        Copies(v.name, tuple(v.shape), tuple(hash_arrays([np.asarray(copy)]) for copy in v.values)) for v in variables
+    ]
+
+
+def hash_variables(variables: Sequence[Variable]) -> str:
+    """One hash of the values of all variables."""
+    return hash_arrays([v.numpy() for v in variables])
+
+
+def hash_arrays(arrays: Sequence[np.ndarray]) -> str:
+    """The first 16 hexadecimal digits of the SHA-256 of the bytes."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,86 @@
+"""The handwritten digits that ship inside scikit-learn: 1,797 grey images of 8 x 8 pixels.
+
+Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from mirrored.errors import MissingExtraError
+
+# 357 test images leave a last batch that no number of replicas divides evenly: 357 = 5 * 64 + 37.
+NUM_TEST = 357
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Images and what they show.
+
+    Attributes:
+        images: f32[examples, 8, 8, 1], 0 to 1.
+        labels: i32[examples], 0 to 9.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: np.ndarray) -> Examples:
+        """The examples at these positions."""
+        return Examples(self.images[indices], self.labels[indices])
+
+
+def load_digits() -> tuple[Examples, Examples]:
+    """Training and test examples, always the same ones.
+
+    Raises:
+        MissingExtraError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits as load
+    except ImportError as error:
+        raise MissingExtraError(
+            "mirrored demo",
+            found="scikit-learn, which ships the digits, is not installed",
+            rule="the demo needs the extra `demo`",
+            remedy='pip install "mirrored[demo]"',
+        ) from error
+    bunch = load()
+    images = np.asarray(bunch.images, np.float32)[..., None] / 16.0
+    everything = Examples(images, np.asarray(bunch.target, np.int32))
+    order = np.random.default_rng(7).permutation(len(everything))
+    return everything.take(order[NUM_TEST:]), everything.take(order[:NUM_TEST])
+
+
+@dataclasses.dataclass
+class Batches:
+    """A re-iterable of global batches ``(images, labels)``; each pass over a shuffled one has an order of its own.
+
+    Attributes:
+        examples: What to serve.
+        size: The global batch size; the last batch of a pass may be smaller.
+        seed: Of the order; None keeps the order of the examples.
+    """
+
+    examples: Examples
+    size: int
+    seed: int | None = None
+    _passes: int = dataclasses.field(default=0, init=False)
+
+    def __len__(self) -> int:
+        return -(-len(self.examples) // self.size)
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        order = np.arange(len(self.examples))
+        if self.seed is not None:
+            order = np.random.default_rng((self.seed, self._passes)).permutation(order)
+        self._passes += 1
+        for start in range(0, len(order), self.size):
+            batch = self.examples.take(order[start : start + self.size])
+            yield batch.images, batch.labels

@@ -1,0 +1,113 @@
+"""The written report: what ran, what came out, what was shown."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from mirrored.cli.demo.copies import Copies
+from mirrored.cli.demo.digits import Examples
+from mirrored.cli.demo.history import History
+from mirrored.cli.demo.pictures import draw_losses, draw_predictions
+from mirrored.cli.demo.training import BATCH_SIZE
+from mirrored.replicas.layout import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """Everything the demo found out.
+
+    Attributes:
+        layout: Where the replicas lived.
+        history: Of the training.
+        test: The test examples.
+        digits: i32[examples], seen in them.
+        copies: Of every variable.
+        hashes: Of the final weights with ``deterministic=True``, by number of devices.
+        seconds: The whole demo took.
+    """
+
+    layout: Layout
+    history: History
+    test: Examples
+    digits: np.ndarray
+    copies: list[Copies]
+    hashes: dict[int, str]
+    seconds: float
+
+    @property
+    def num_right(self) -> int:
+        """Test images seen rightly."""
+        return int((self.digits == self.test.labels).sum())
+
+    @property
+    def accuracy(self) -> float:
+        """Share of test images seen rightly."""
+        return self.num_right / len(self.test)
+
+    @property
+    def copies_are_equal(self) -> bool:
+        """Whether every variable's copies are the same bits."""
+        return all(one.are_equal for one in self.copies)
+
+    @property
+    def bits_are_equal(self) -> bool:
+        """Whether the deterministic trainings ended in the same bits."""
+        return len(set(self.hashes.values())) == 1
+
+
+def write_report(findings: Findings, folder: Path) -> list[Path]:
+    """Writes ``loss.png``, ``predictions.png`` and ``summary.md``; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    loss, predictions, summary = folder / "loss.png", folder / "predictions.png", folder / "summary.md"
+    replicas = findings.layout.num_replicas
+    draw_losses(findings.history, f"Convnet on handwritten digits, {replicas} replicas in lock-step", loss)
+    draw_predictions(findings.test, findings.digits, predictions)
+    summary.write_text(_summary(findings), encoding="utf-8")
+    return [loss, predictions, summary]
+
+
+def _summary(findings: Findings) -> str:
+    history, layout = findings.history, findings.layout
+    epochs = len(history.epoch_seconds)
+    last_epoch = float(np.mean(history.losses[-history.steps_per_epoch :]))
+    right = f"{findings.num_right} of {len(findings.test)} right ({findings.accuracy:.2%})"
+    num_copies = f"{len(findings.copies)} variables x {layout.num_replicas} replicas"
+    rows = [
+        ("replicas", f"{layout.num_replicas} on {layout.num_devices} devices ({layout.devices[0].device_kind})"),
+        ("training", f"{epochs} epochs, {len(history.losses)} steps, global batch {BATCH_SIZE}"),
+        ("loss", f"{history.losses[0]:.3f} at the first step, {last_epoch:.4f} in the last epoch"),
+        ("speed", f"{history.images_per_second:,.0f} images/s"),
+        ("test images", f"{right}, each seen once"),
+        ("copies", f"{num_copies}: {_equal(findings.copies_are_equal)}"),
+        ("whole demo", f"{findings.seconds:.0f} s with JAX {jax.__version__}"),
+    ]  # fmt: skip
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    hashes = "\n".join(f"| {devices} | `{digest}` |" for devices, digest in findings.hashes.items())
+    return f"""# mirrored demo
+
+| | |
+|---|---|
+{table}
+
+![loss](loss.png)
+
+![predictions](predictions.png)
+
+## The same bits on any number of devices
+
+The same training with `deterministic=True`, {layout.num_replicas} replicas on each number of devices:
+
+| devices | SHA-256 of the final weights |
+|---|---|
+{hashes}
+
+The final weights are {_equal(findings.bits_are_equal)}.
+"""
+
+
+def _equal(equal: bool) -> str:
+    return "equal bit for bit" if equal else "**NOT equal**"

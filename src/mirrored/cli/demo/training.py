@@ -1,0 +1,88 @@
+"""The training loop: scope, a compiled step around `run`, a tape inside, an optimizer, a reduction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from mirrored.cli.demo.convnet import ConvNet
+from mirrored.cli.demo.digits import Batches, Examples
+from mirrored.cli.demo.history import History
+from mirrored.collectives import ReduceOp
+from mirrored.function import function
+from mirrored.losses import average_loss
+from mirrored.optimizers import Adam
+from mirrored.strategies import MirroredStrategy, get_replica_context
+from mirrored.tape import GradientTape
+
+BATCH_SIZE = 64
+SEED = 1
+
+
+class Trainer:
+    """A model and its optimizer on a strategy.
+
+    Args:
+        strategy: Where the replicas live.
+    """
+
+    def __init__(self, strategy: MirroredStrategy) -> None:
+        self.strategy = strategy
+        with strategy.scope():
+            self.model = ConvNet(SEED)
+            self.optimizer = Adam(2e-3)
+        self.step: Callable[..., Any] = function(self._step)
+        self.predict: Callable[..., Any] = function(self._predict)
+
+    def _step(self, batch: Any) -> Any:
+        """One update. Cross-replica: `batch` holds every replica's share."""
+        losses = self.strategy.run(self._replica_step, args=batch)
+        return self.strategy.reduce(ReduceOp.SUM, losses, axis=None)
+
+    def _replica_step(self, images: jax.Array, labels: jax.Array) -> jax.Array:
+        """One replica's part of an update: gradients of its share; the optimizer sums them over all replicas."""
+        variables = self.model.variables
+        with GradientTape() as tape:
+            scores = self.model(images, self._dropout_key())
+            loss = average_loss(optax.softmax_cross_entropy_with_integer_labels(scores, labels))
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    def _dropout_key(self) -> jax.Array:
+        """Randomness by (seed, step, replica), never by device: the same wherever the replicas live."""
+        at_step = jax.random.fold_in(jax.random.key(SEED), self.optimizer.iterations.read_value())
+        return jax.random.fold_in(at_step, get_replica_context().replica_id_in_sync_group)
+
+    def _predict(self, images: Any) -> Any:
+        """The digit seen in each image of all replicas' shares, in the order of the batch."""
+        digits = self.strategy.run(lambda share: self.model(share).argmax(axis=-1), args=(images,))
+        return self.strategy.gather(digits, axis=0)
+
+    def train(self, examples: Examples, epochs: int, on_step: Callable[[int, float, float], None]) -> History:
+        """Trains for some passes over the examples.
+
+        Args:
+            examples: To learn from.
+            epochs: Passes.
+            on_step: Told after each step: the epoch (from 1), the loss, images per second of this epoch so far.
+        """
+        history = History(len(examples))
+        batches = self.strategy.experimental_distribute_dataset(Batches(examples, BATCH_SIZE, seed=SEED))
+        for epoch in range(1, epochs + 1):
+            started, first = time.perf_counter(), len(history.losses)
+            for batch in batches:
+                history.losses.append(float(self.step(batch)))
+                seen = min((len(history.losses) - first) * BATCH_SIZE, len(examples))
+                on_step(epoch, history.losses[-1], seen / (time.perf_counter() - started))
+            history.epoch_seconds.append(time.perf_counter() - started)
+        return history
+
+    def predict_all(self, examples: Examples) -> np.ndarray:
+        """The digit seen in each image, every image exactly once, in order; the last batch may be a partial one."""
+        batches = self.strategy.experimental_distribute_dataset(Batches(examples, BATCH_SIZE))
+        return np.concatenate([np.asarray(self.predict(images)) for images, _ in batches])

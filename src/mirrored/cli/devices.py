@@ -1,0 +1,75 @@
+"""`mirrored devices`: what there is, and which replicas would live where."""
+
+from __future__ import annotations
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from mirrored.config import set_virtual_devices, virtual_kind
+from mirrored.replicas.devices import KINDS, devices_of_kind, full_name, kind_of, name_device
+from mirrored.replicas.layout import Layout, make_layout
+
+_GIB = 2**30
+
+
+def show_devices(names: list[str], *, num_replicas: int | None, virtual: int | None, kind: str) -> None:
+    """Prints the table of devices.
+
+    Args:
+        names: Devices of the strategy; empty for the default ones.
+        num_replicas: Replicas to place; None for one per device.
+        virtual: CPU devices to simulate; None for those there are.
+        kind: What simulated devices stand for.
+
+    Raises:
+        DeviceError: A device does not exist, or the replicas do not fit.
+    """
+    if virtual is not None:
+        set_virtual_devices(virtual, kind=kind)
+    layout = make_layout(names, num_replicas, called="mirrored devices")
+    console = Console()
+    console.print(device_table(layout))
+    console.print(layout_sentence(layout))
+
+
+def device_table(layout: Layout) -> Table:
+    """One row per device of this process; those of the layout with their replicas."""
+    table = Table(title=f"Devices (JAX {jax.__version__}, process {jax.process_index()} of {jax.process_count()})")
+    for column in ("device", "kind", "hardware", "memory", "replicas", "TensorFlow's name"):
+        table.add_column(column, no_wrap=True)
+    for device in _all_devices():
+        taken = device in layout.devices
+        replicas = " ".join(map(str, layout.replicas_on(device))) if taken else "-"
+        style = None if taken else "dim"
+        name = str(name_device(device))
+        table.add_row(
+            name, _kind(device), device.device_kind, _memory(device), replicas, full_name(device), style=style
+        )
+    return table
+
+
+def layout_sentence(layout: Layout) -> str:
+    """What a strategy on this layout is made with, and how many replicas live where."""
+    names = ", ".join(f'"{name_device(device)}"' for device in layout.devices)
+    each = f"{layout.local} on each" if layout.is_folded else "one on each"
+    devices = f"{layout.num_devices} device{'s' * (layout.num_devices != 1)}"
+    folded = f", num_replicas={layout.num_replicas}" if layout.is_folded else ""
+    return f"{layout.num_replicas} replicas on {devices}, {each}: MirroredStrategy([{names}]{folded})"
+
+
+def _all_devices() -> list[jax.Device]:
+    found = [device for kind in KINDS for device in devices_of_kind(kind)]
+    return list(dict.fromkeys(found))
+
+
+def _kind(device: jax.Device) -> str:
+    kind = kind_of(device)
+    return kind if device.platform != "cpu" or virtual_kind() == "CPU" else f"{kind} (virtual)"
+
+
+def _memory(device: jax.Device) -> str:
+    statistics = device.memory_stats()
+    if not statistics or "bytes_limit" not in statistics:
+        return "-"
+    return f"{statistics.get('bytes_in_use', 0) / _GIB:.1f} of {statistics['bytes_limit'] / _GIB:.1f} GiB"
