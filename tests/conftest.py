@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["mirrored.testing.plugin"]
+pytest_plugins = ["mirrored.testing.plugin", "pytester"]

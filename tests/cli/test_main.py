@@ -23,6 +23,6 @@ def test_every_command_and_option_has_help(command):
 
 
 def test_unknown_command_names_itself():
-    done = CliRunner().invoke(main, ["trian"])
+    done = CliRunner().invoke(main, ["nonesuch"])
     assert done.exit_code == 2
-    assert "No such command 'trian'" in done.output
+    assert "No such command 'nonesuch'" in done.output

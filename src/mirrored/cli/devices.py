@@ -6,8 +6,8 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from mirrored.config import set_virtual_devices, virtual_kind
-from mirrored.replicas.devices import KINDS, devices_of_kind, full_name, kind_of, name_device
+from mirrored.config import KINDS, set_virtual_devices, virtual_kind
+from mirrored.replicas.devices import devices_of_kind, full_name, kind_of, name_device
 from mirrored.replicas.layout import Layout, make_layout
 
 _GIB = 2**30
