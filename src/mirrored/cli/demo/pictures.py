@@ -34,7 +34,7 @@ def draw_predictions(examples: Examples, digits: np.ndarray, path: Path) -> None
     wrong = np.flatnonzero(digits != examples.labels)
     right = np.flatnonzero(digits == examples.labels)
     chosen = np.concatenate([wrong, right])[: _COLUMNS * _ROWS]
-    figure, grid = _pyplot().subplots(_ROWS, _COLUMNS, figsize=(10, 4.9), dpi=120)
+    figure, grid = _pyplot().subplots(_ROWS, _COLUMNS, figsize=(10, 5.3), dpi=120)
     for axes in grid.flat:
         axes.axis("off")
     for axes, index in zip(grid.flat, chosen, strict=False):
