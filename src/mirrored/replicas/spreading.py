@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mirrored._jax.jaxprs import Branch, Call, Literal, Plain, Scan, Source, Var, While
+from mirrored._jax.jaxprs import Branch, Call, Kind, Literal, Plain, Scan, Source, Var, While
 from mirrored._jax.sources import source_line
 from mirrored.replicas.flows import ALWAYS, Flows, operands_in
 
@@ -98,10 +98,10 @@ class Spread:
             return
         for var, flow in zip(eqn.outvars, self._flows.of(eqn), strict=True):
             reached = _nearest(distances[i] for i in operands_in(flow.varies))
-            if flow.varies & ALWAYS:
-                self._distance[var] = 1
-            elif reached is not None:
+            if reached is not None:
                 self._distance[var] = reached + 1
+            elif flow.varies & ALWAYS:
+                self._distance[var] = 1
 
     def _producer(self, var: Any) -> tuple[Any, int]:
         if self._producers is None:
@@ -112,11 +112,9 @@ class Spread:
         distances = [self.distance(atom) for atom in eqn.invars]
         kind = self._flows.kind(eqn)
         match kind:
-            case Source(label):
-                return (Step(label), step_of(eqn, j)), None
             case Call(jaxpr):
                 trail = Spread(jaxpr, distances, self._flows).trail(jaxpr.outvars[j])
-                return trail.steps, trail.start
+                return _placed(trail, source_line(eqn)), trail.start
             case Scan(jaxpr, consts, carries):
                 steps, start = _Loop(jaxpr, distances, consts, carries, self._flows).way_to(j)
                 return (*steps, step_of(eqn, j)), start
@@ -125,14 +123,15 @@ class Spread:
             case Branch(branches):
                 return _enter_branch(branches, j, distances, step_of(eqn, j), self._flows)
             case _:
-                return self._pass(eqn, j, distances)
+                return self._pass(eqn, j, kind, distances)
 
-    def _pass(self, eqn: Any, j: int, distances: Sequence[int | None]) -> _Way:
-        flow = self._flows.of(eqn)[j]
-        if flow.varies & ALWAYS:
-            return (Step(f"something inside {eqn.primitive.name}"), step_of(eqn, j)), None
-        differing = [(distance, i) for i in operands_in(flow.varies) if (distance := distances[i]) is not None]
-        return (step_of(eqn, j),), min(differing)[1]
+    def _pass(self, eqn: Any, j: int, kind: Kind, distances: Sequence[int | None]) -> _Way:
+        operands = operands_in(self._flows.of(eqn)[j].varies)
+        differing = [(distance, i) for i in operands if (distance := distances[i]) is not None]
+        if differing:
+            return (step_of(eqn, j),), min(differing)[1]
+        label = kind.label if isinstance(kind, Source) else f"something inside {eqn.primitive.name}"
+        return (Step(label), step_of(eqn, j)), None
 
 
 _Way = tuple[Sequence[Step], int | None]
@@ -146,30 +145,38 @@ class _Loop:
         self._body = body
         self._initial = distances
         self._carried = range(consts, consts + carries)
-        self.entering = list(distances)
+        self._entering = list(distances)
+        self._turns: dict[int, Spread] = {}  # by carry: the turn in which it came to differ
         growing = True
         while growing:
-            self._turn = Spread(body, self.entering, flows)
-            growing = False
-            for i, left in zip(self._carried, body.outvars, strict=False):
-                reached = self._turn.distance(left)
-                if self.entering[i] is None and reached is not None:
-                    self.entering[i], growing = reached + 1, True
+            self._last = Spread(body, self._entering, flows)
+            growing = self._turn()
 
     def carries(self) -> list[int | None]:
         """The distances of the carries."""
-        return [self.entering[i] for i in self._carried]
+        return [self._entering[i] for i in self._carried]
 
     def way_to(self, j: int) -> _Way:
-        """The way to output `j` of the body; distances fall along it, so that it ends."""
+        """The way to output `j` of the loop. It goes back turn by turn, so that it ends."""
         steps: tuple[Step, ...] = ()
-        while self._turn.distance(self._body.outvars[j]) is not None:
-            trail = self._turn.trail(self._body.outvars[j])
+        turn = self._turns.get(j, self._last)
+        while turn.distance(self._body.outvars[j]) is not None:
+            trail = turn.trail(self._body.outvars[j])
             steps = (*trail.steps, *steps)
             if trail.start is None or self._initial[trail.start] is not None:
                 return steps, trail.start
             j = trail.start - self._carried.start
+            turn = self._turns[j]
         return steps, self._carried[j]
+
+    def _turn(self) -> bool:
+        """Marks the carries that came to differ in the last turn; whether there are any."""
+        reached = [self._last.distance(left) for left in self._body.outvars[: len(self._carried)]]
+        fresh = [j for j, i in enumerate(self._carried) if self._entering[i] is None and reached[j] is not None]
+        for j in fresh:
+            self._entering[self._carried[j]] = reached[j]
+            self._turns[j] = self._last
+        return bool(fresh)
 
 
 def _enter_while(loop: While, j: int, distances: Sequence[int | None], step: Step, flows: Flows) -> _Way:
@@ -195,6 +202,13 @@ def _enter_branch(branches: Sequence[Any], j: int, distances: Sequence[int | Non
             trail = inside.trail(jaxpr.outvars[j])
             return (*trail.steps, step), None if trail.start is None else trail.start + 1
     raise AssertionError("an output of cond differs only by its index or by a branch")
+
+
+def _placed(trail: Trail, line: str | None) -> Sequence[Step]:
+    """The steps of a call, where they know no line with that of the call: JAX's own helpers are traced once for all."""
+    origins = 1 if trail.start is None else 0
+    placed = (dataclasses.replace(step, where=step.where or line) for step in trail.steps[origins:])
+    return *trail.steps[:origins], *placed
 
 
 def step_of(eqn: Any, j: int) -> Step:

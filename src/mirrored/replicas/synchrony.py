@@ -66,8 +66,7 @@ class Analysis:
 
     @functools.cached_property
     def _spread(self) -> Spread:
-        across = self._flows.axis is not None
-        entering = [0 if across and origin.varies else None for origin in self._inputs]
+        entering = [0 if origin.varies else None for origin in self._inputs]
         return Spread(self._jaxpr, entering, self._flows, self._variables)
 
     @functools.cached_property
@@ -77,7 +76,7 @@ class Analysis:
 
     def varies(self, atom: Any) -> bool:
         """Whether a variable (or literal) of the body may differ between devices."""
-        return self._spread.distance(atom) is not None
+        return self._flows.axis is not None and self._spread.distance(atom) is not None
 
     def same(self, atoms: Sequence[Any]) -> bool:
         """Whether the local replicas' values are one value, and that the same on all devices."""
@@ -151,7 +150,7 @@ def shorten(steps: Sequence[Step]) -> list[Step]:
 
 
 def _join(steps: Sequence[Step]) -> Step:
-    names = list(dict.fromkeys(step.what for step in steps))
+    names = list(dict.fromkeys(step.what for step in reversed(steps)))[::-1]
     if len(names) > _NAMES_PER_LINE:
         names = [names[0], "...", names[-1]]
     return dataclasses.replace(steps[-1], what=", ".join(names))
