@@ -12,6 +12,10 @@
     ├── TransformError (TypeError)         a variable read or written under a JAX transform that cannot see it
     ├── TapeError (RuntimeError)           a tape used outside its rules
     ├── ValuesError (TypeError)            a per-replica value used as if it were one array
+    ├── InputError (RuntimeError)          an input pipeline that failed, stalled or was used after it was closed
+    │   ├── DataFileError (OSError)        a data file that is missing, truncated or damaged
+    │   ├── EndOfDataError (IndexError)    asked for an element after the last one
+    │   └── TransformationError (AttributeError)  a distributed dataset asked for another transformation
     └── MissingExtraError (ImportError)    an optional dependency that is not installed
 
 Every message says what was called, what was found, the rule, and the remedy.
@@ -88,6 +92,22 @@ class TapeError(MirroredError, RuntimeError):
 
 class ValuesError(MirroredError, TypeError):
     """A per-replica value was used as if it were one array."""
+
+
+class InputError(MirroredError, RuntimeError):
+    """An input pipeline failed, stalled or was used after it was closed."""
+
+
+class DataFileError(InputError, OSError):
+    """A data file is missing, truncated or damaged."""
+
+
+class EndOfDataError(InputError, IndexError):
+    """An element was asked for after the last one."""
+
+
+class TransformationError(InputError, AttributeError):
+    """A distributed dataset was asked for another transformation."""
 
 
 class MissingExtraError(MirroredError, ImportError):

@@ -1,1 +1,15 @@
 """Input: datasets over Grain, and their distribution over replicas."""
+
+from __future__ import annotations
+
+from mirrored.data.dataset import Dataset as Dataset
+from mirrored.data.dataset import TextLineDataset as TextLineDataset
+from mirrored.data.dataset import TFRecordDataset as TFRecordDataset
+from mirrored.data.iterators import DatasetIterator as DatasetIterator
+from mirrored.data.options import AUTOTUNE as AUTOTUNE
+from mirrored.data.options import INFINITE_CARDINALITY as INFINITE_CARDINALITY
+from mirrored.data.options import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
+from mirrored.data.options import AutoShardPolicy as AutoShardPolicy
+from mirrored.data.options import DistributeOptions as DistributeOptions
+from mirrored.data.options import Options as Options
+from mirrored.data.specs import ArraySpec as ArraySpec

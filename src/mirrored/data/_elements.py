@@ -1,0 +1,234 @@
+"""Elements of a dataset: pytrees of NumPy arrays (or bytes), how they are made, stacked and padded.
+
+Buffers are 64-byte aligned: `jax.device_put` to a CPU device then takes them over instead of copying them
+(measured: 20,500 against 3,500 batches/s of ``f32[512, 784]``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+import jax
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mirrored.errors import StructureError
+
+Element: TypeAlias = Any
+
+ALIGNMENT_BYTES: Final = 64
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """An uninitialised array whose data begins at a multiple of 64 bytes."""
+    kind = np.dtype(dtype)
+    if kind.hasobject:
+        return np.empty(shape, kind)
+    size_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    raw = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
+    offset = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[offset : offset + size_bytes].view(kind).reshape(shape)
+
+
+def is_aligned(array: np.ndarray) -> bool:
+    """Whether the array is contiguous and begins at a multiple of 64 bytes."""
+    return bool(array.flags.c_contiguous) and array.ctypes.data % ALIGNMENT_BYTES == 0
+
+
+def snapshot(array: np.ndarray) -> np.ndarray:
+    """A source array as a dataset keeps it: an aligned copy of its own.
+
+    Arrays that nobody can write to and memory-mapped files are used in place.
+    """
+    if isinstance(array, np.memmap) or (not array.flags.writeable and array.flags.c_contiguous):
+        return array
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+def as_element(value: Any, called: str) -> Element:
+    """What user code returned, as an element: arrays and numbers become NumPy arrays, lists too.
+
+    Python floats become float32 and ints int32, as in TensorFlow and JAX; strings become UTF-8 bytes.
+
+    Raises:
+        StructureError: A leaf is no array.
+    """
+    if isinstance(value, np.ndarray | np.generic | bytes):
+        return value
+    if value is None:
+        raise StructureError(
+            called,
+            found="the element is None",
+            rule="an element is a pytree of arrays",
+            remedy="return the arrays; use .filter(predicate) to leave elements out",
+        )
+    return jax.tree.map(lambda leaf: _leaf(leaf, called), value, is_leaf=lambda part: isinstance(part, list))
+
+
+def _leaf(leaf: Any, called: str) -> Any:
+    if isinstance(leaf, np.ndarray | np.generic | bytes) or getattr(leaf, "is_dataset", False):
+        return leaf
+    if isinstance(leaf, str):
+        return leaf.encode()
+    if isinstance(leaf, bool | int | float | complex | list):
+        return narrowed(_array(leaf, called))
+    return _array(leaf, called)
+
+
+def _array(leaf: Any, called: str) -> np.ndarray:
+    try:
+        array = np.asarray(leaf)
+    except ValueError as error:
+        raise StructureError(
+            called,
+            found=f"a ragged list: {error}",
+            rule="a list in an element becomes one array",
+            remedy="use a tuple for a structure, or pad the rows to one length",
+        ) from error
+    if array.dtype.kind in "US":
+        return np.array([_encoded(text) for text in array.ravel()], object).reshape(array.shape)
+    if array.dtype.kind == "O" and not all(isinstance(item, bytes) for item in array.ravel()):
+        raise StructureError(
+            called,
+            found=f"a leaf of type {type(leaf).__name__}: {leaf!r}",
+            rule="the leaves of an element are arrays, numbers, strings or bytes",
+            remedy="convert it with numpy.asarray in the function that returns it",
+        )
+    return array
+
+
+def _encoded(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else str(text).encode()
+
+
+def narrowed(array: np.ndarray) -> np.ndarray:
+    """Python's 64-bit numbers as TensorFlow and JAX take them: float32, and int32 where the values fit."""
+    if array.dtype == np.float64:
+        return array.astype(np.float32)
+    if array.dtype == np.complex128:
+        return array.astype(np.complex64)
+    limits = np.iinfo(np.int32)
+    if array.dtype == np.int64 and (array.size == 0 or (array.min() >= limits.min and array.max() <= limits.max)):
+        return array.astype(np.int32)
+    return array
+
+
+def stack(elements: Sequence[Element], called: str = "Dataset.batch") -> Element:
+    """One batch from elements of one structure: every leaf gets a leading dim.
+
+    Raises:
+        StructureError: Structures, shapes or dtypes differ; the message names the element and the leaf.
+    """
+    treedef: Any
+    other: Any
+    first, treedef = jax.tree_util.tree_flatten(elements[0])
+    columns: list[list[Any]] = [[leaf] for leaf in first]
+    for index, element in enumerate(elements[1:], 1):
+        leaves, other = jax.tree_util.tree_flatten(element)
+        if other != treedef:
+            raise StructureError(
+                called,
+                found=f"element 0 of the batch is {treedef}, element {index} is {other}",
+                rule="all elements of a dataset have one structure",
+                remedy="return the same keys and lengths for every element",
+            )
+        for column, leaf in zip(columns, leaves, strict=True):
+            column.append(leaf)
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(elements[0])]
+    return jax.tree.unflatten(
+        treedef, [_stacked(column, name, called) for column, name in zip(columns, names, strict=True)]
+    )
+
+
+def _stacked(column: list[Any], name: str, called: str) -> np.ndarray:
+    first = column[0]
+    if isinstance(first, bytes):
+        return np.array(column, object)
+    shape, dtype = np.shape(first), first.dtype
+    for index, leaf in enumerate(column):
+        if np.shape(leaf) != shape or getattr(leaf, "dtype", None) != dtype:
+            raise StructureError(
+                called,
+                found=f"the leaf element{name} is {described(first)} in element 0 of the batch "
+                f"and {described(leaf)} in element {index}",
+                rule="elements are stacked only if their shapes and dtypes agree",
+                remedy="pad them with .padded_batch(...), or map them to one shape and dtype before .batch(...)",
+            )
+    out = aligned_empty((len(column), *shape), dtype)
+    return np.stack(column, out=out)
+
+
+def described(leaf: Any) -> str:
+    """``float32[3, 2]``."""
+    if isinstance(leaf, bytes):
+        return "bytes"
+    return f"{getattr(leaf, 'dtype', type(leaf).__name__)}[{', '.join(map(str, np.shape(leaf)))}]"
+
+
+def take(batch: np.ndarray, positions: range | np.ndarray) -> np.ndarray:
+    """Rows of an array: a view for a range, an aligned copy for other positions."""
+    if isinstance(positions, range):
+        stop: int | None = positions.stop
+        if positions.step < 0 and positions.stop < 0:
+            stop = None
+        return batch[positions.start : stop : positions.step]
+    out = aligned_empty((len(positions), *batch.shape[1:]), batch.dtype)
+    # mode="clip" lets NumPy write straight into `out`; the positions are in range by construction.
+    np.take(batch, positions, axis=0, out=out, mode="clip")
+    return out
+
+
+def pad_and_stack(elements: Sequence[Element], shapes: Any, values: Any, called: str) -> Element:
+    """One batch from elements whose leaves differ in shape: each leaf padded to the longest of the batch.
+
+    Args:
+        elements: The elements of the batch.
+        shapes: A pytree of padded shapes (None or -1 in a shape: the longest of the batch), or None for all.
+        values: A pytree of padding values, one value for all leaves, or None for zeros and empty strings.
+        called: For messages.
+    """
+    treedef = jax.tree.structure(elements[0])
+    columns = list(zip(*(jax.tree.leaves(element) for element in elements), strict=True))
+    padded_shapes = _per_leaf(shapes, treedef, is_leaf=_is_shape)
+    padding = _per_leaf(values, treedef)
+    stacked = [
+        _pad_column([np.asarray(leaf) for leaf in column], shape, value, called)
+        for column, shape, value in zip(columns, padded_shapes, padding, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, stacked)
+
+
+def _is_shape(part: Any) -> bool:
+    return part is None or (isinstance(part, list | tuple) and all(n is None or isinstance(n, int) for n in part))
+
+
+def _per_leaf(tree: Any, treedef: Any, is_leaf: Any = None) -> list[Any]:
+    if tree is None or (is_leaf is None and np.ndim(tree) == 0 and not isinstance(tree, dict | tuple)):
+        return [tree] * treedef.num_leaves
+    leaves = jax.tree.leaves(tree, is_leaf=is_leaf or (lambda part: part is None))
+    return leaves * treedef.num_leaves if len(leaves) == 1 else leaves
+
+
+def _pad_column(column: list[np.ndarray], shape: Any, value: Any, called: str) -> np.ndarray:
+    if shape is None:
+        shape = (None,) * column[0].ndim
+    longest = [max(leaf.shape[axis] for leaf in column) for axis in range(column[0].ndim)]
+    full = tuple(found if want in (None, -1) else want for want, found in zip(shape, longest, strict=True))
+    for index, leaf in enumerate(column):
+        if any(have > room for have, room in zip(leaf.shape, full, strict=True)):
+            raise StructureError(
+                called,
+                found=f"element {index} of the batch is {described(leaf)}, the padded shape is {list(full)}",
+                rule="an element fits into the padded shape",
+                remedy="give None for that dim in padded_shapes, or a larger number",
+            )
+    dtype = column[0].dtype
+    out = aligned_empty((len(column), *full), dtype)
+    out[...] = value if value is not None else (b"" if dtype.hasobject else 0)
+    for row, leaf in enumerate(column):
+        corner: tuple[Any, ...] = (row, *(slice(0, n) for n in leaf.shape))
+        out[corner] = leaf
+    return out

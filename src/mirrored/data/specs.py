@@ -1,0 +1,137 @@
+"""What is known of a dataset's elements before they are read: shapes with None for dims that vary."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirrored.errors import StructureError
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of an array; None in the shape stands for a dim that may vary.
+
+    Args:
+        shape: The dims.
+        dtype: The dtype; `object` for bytes.
+
+    Example:
+        >>> ArraySpec((None, 3), np.dtype("float32"))
+        ArraySpec(float32[None, 3])
+
+    TensorFlow: `tf.TensorSpec`.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype[Any]
+
+    def __repr__(self) -> str:
+        return f"ArraySpec({'bytes' if self.dtype.hasobject else self.dtype}[{', '.join(map(str, self.shape))}])"
+
+    def accepts(self, array: Any) -> bool:
+        """Whether an array has this shape and dtype."""
+        shape = np.shape(array)
+        return len(shape) == len(self.shape) and all(
+            want is None or want == have for want, have in zip(self.shape, shape, strict=True)
+        )
+
+    def batched(self, size: int | None) -> ArraySpec:
+        """With a leading dim."""
+        return ArraySpec((size, *self.shape), self.dtype)
+
+    def unbatched(self) -> ArraySpec:
+        """Without its leading dim."""
+        return ArraySpec(self.shape[1:], self.dtype)
+
+
+def spec_of(element: Any) -> Any:
+    """The spec of one element, as a pytree of `ArraySpec`."""
+
+    def leaf_spec(leaf: Any) -> ArraySpec:
+        if isinstance(leaf, bytes):
+            return ArraySpec((), np.dtype(object))
+        return ArraySpec(tuple(np.shape(leaf)), np.dtype(getattr(leaf, "dtype", object)))
+
+    return jax.tree.map(leaf_spec, element)
+
+
+def map_specs(function: Any, spec: Any) -> Any:
+    """Applies `function` to every `ArraySpec` of a pytree."""
+    return jax.tree.map(function, spec, is_leaf=lambda part: isinstance(part, ArraySpec))
+
+
+def after_map(parent: Any, sample: Any, mapped: Any) -> Any:
+    """The spec of a mapped element: leading dims that varied in the parent still vary if they have the same size.
+
+    Args:
+        parent: The spec of the elements before the map.
+        sample: One of them.
+        mapped: What the function made of it.
+    """
+    varying = {
+        np.shape(leaf)[0]
+        for spec, leaf in zip(_leaves(parent), jax.tree.leaves(sample), strict=True)
+        if spec.shape and spec.shape[0] is None
+    }
+
+    def loosened(spec: ArraySpec) -> ArraySpec:
+        return ArraySpec((None, *spec.shape[1:]), spec.dtype) if spec.shape and spec.shape[0] in varying else spec
+
+    return map_specs(loosened, spec_of(mapped))
+
+
+def merged(first: Any, second: Any) -> Any:
+    """The spec that accepts the elements of both; dims that differ become None."""
+
+    def merge(a: ArraySpec, b: ArraySpec) -> ArraySpec:
+        if len(a.shape) != len(b.shape):
+            raise ValueError("ranks differ")
+        return ArraySpec(tuple(m if m == n else None for m, n in zip(a.shape, b.shape, strict=True)), a.dtype)
+
+    return jax.tree.map(merge, first, second, is_leaf=lambda part: isinstance(part, ArraySpec))
+
+
+def as_spec(signature: Any) -> Any:
+    """A pytree of `ArraySpec` from anything with a shape and a dtype at its leaves."""
+
+    def convert(leaf: Any) -> ArraySpec:
+        dtype = getattr(leaf, "dtype", None)
+        name = getattr(dtype, "name", dtype)
+        text = name in ("string", "bytes")
+        return ArraySpec(tuple(leaf.shape), np.dtype(object) if text else np.dtype(name))
+
+    return jax.tree.map(convert, signature, is_leaf=lambda part: hasattr(part, "shape"))
+
+
+def check(spec: Any, element: Any, called: str) -> Any:
+    """Casts an element to the dtypes of `spec`, and refuses other structures and shapes."""
+    wanted, given = _leaves(spec), jax.tree.leaves(element)
+    structure: Any = jax.tree.structure(map_specs(lambda _: 0, spec))
+    if structure != jax.tree.structure(element):
+        raise StructureError(
+            called,
+            found=f"the structure {jax.tree.structure(element)}",
+            rule=f"output_signature promises {structure}",
+            remedy="yield what output_signature says, or change output_signature",
+        )
+    for want, have in zip(wanted, given, strict=True):
+        if not want.accepts(have):
+            raise StructureError(
+                called,
+                found=f"an array of shape {np.shape(have)}",
+                rule=f"output_signature promises {want!r}",
+                remedy="yield what output_signature says, or put None for the dims that vary",
+            )
+    cast = [
+        have if want.dtype.hasobject or have.dtype == want.dtype else have.astype(want.dtype)
+        for want, have in zip(wanted, given, strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(element), cast)
+
+
+def _leaves(spec: Any) -> list[ArraySpec]:
+    return jax.tree.leaves(spec, is_leaf=lambda part: isinstance(part, ArraySpec))

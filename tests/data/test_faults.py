@@ -1,0 +1,132 @@
+"""What goes wrong in a pipeline arrives as an error that names the element; nothing hangs, nothing is left running."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.readings import read
+from mirrored.data import ArraySpec, Dataset
+from mirrored.errors import InputError, MissingExtraError, StructureError
+
+pytestmark = pytest.mark.timeout(30)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + 5
+    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left
+
+
+def failing(at: int) -> Iterator[Any]:
+    for number in range(at):
+        yield np.int64(number)
+    raise KeyError("broken sensor")
+
+
+def notes(error: BaseException) -> str:
+    return "\n".join(getattr(error, "__notes__", []))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_generator_that_raises_keeps_its_error_and_traceback(prefetch: int) -> None:
+    dataset = Dataset.from_generator(lambda: failing(3)).prefetch(prefetch)
+    with pytest.raises(KeyError, match="broken sensor") as caught, dataset.iterator(lambda x: x) as reading:
+        for _ in reading:
+            pass
+    assert "Dataset.from_generator: at element 3" in notes(caught.value)
+    assert "failing" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+
+
+@pytest.mark.parametrize("build", [Dataset.range, lambda n: Dataset.range(n).filter(lambda x: True)])
+@pytest.mark.parametrize("threads", [None, 3])
+def test_a_map_that_raises_names_the_element(build: Any, threads: int | None) -> None:
+    dataset = build(10).map(lambda x: 1 // int(x - 4), num_parallel_calls=threads)
+    with pytest.raises(ZeroDivisionError, match="by zero") as caught:
+        read(dataset)
+    assert "Dataset.map: at element 4" in notes(caught.value)
+
+
+def test_a_predicate_that_raises_names_the_element() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nope'") as caught:
+        read(Dataset.range(10).filter(lambda x: x < 7 or x.nope))
+    assert "Dataset.filter: at element 7" in notes(caught.value)
+
+
+def test_a_stop_iteration_of_user_code_does_not_end_the_data() -> None:
+    with pytest.raises(RuntimeError, match="StopIteration at element 0"):
+        read(Dataset.range(3).map(lambda x: next(iter(()))))
+
+
+def test_ragged_elements_are_refused_with_both_shapes() -> None:
+    ragged = Dataset.range(1, 4).map(lambda n: {"x": np.zeros(n)})
+    with pytest.raises(
+        StructureError, match=r"element\['x'\] is float64\[1\] in element 0 .* float64\[2\] in element 1"
+    ):
+        read(ragged.batch(3))
+
+
+def test_elements_of_two_structures_are_refused() -> None:
+    with pytest.raises(StructureError, match="one structure"):
+        read(Dataset.from_generator(lambda: iter([{"a": 1}, {"b": 1}])).batch(2))
+
+
+def test_a_broken_promise_of_the_signature_names_the_element() -> None:
+    signature = ArraySpec((2,), np.dtype("float32"))
+    dataset = Dataset.from_generator(lambda: iter([[1, 2], [1, 2, 3]]), output_signature=signature)
+    with pytest.raises(StructureError, match=r"shape \(3,\)") as caught:
+        read(dataset)
+    assert "at element 1" in notes(caught.value)
+
+
+def test_a_function_that_returns_nothing_is_refused() -> None:
+    with pytest.raises(StructureError, match="the element is None"):
+        read(Dataset.range(3).map(lambda x: None))
+
+
+def test_flat_map_refuses_what_is_no_dataset() -> None:
+    with pytest.raises(StructureError, match="returned ndarray for element 0"):
+        read(Dataset.range(3).flat_map(lambda x: np.zeros(2)))
+
+
+@pytest.mark.parametrize("wanted", [0, 2])
+def test_an_abandoned_reading_leaves_no_thread(wanted: int) -> None:
+    reading = iter(Dataset.range(1000).map(lambda x: x, num_parallel_calls=2).batch(2).prefetch(3))
+    for _ in range(wanted):
+        next(reading)
+    del reading
+
+
+def test_a_closed_reading_says_so() -> None:
+    reading = iter(Dataset.range(3))
+    reading.close()
+    with pytest.raises(InputError, match=r"after close\(\)"):
+        next(reading)
+
+
+def test_an_empty_dataset_ends_at_once() -> None:
+    for dataset in (Dataset.range(0), Dataset.range(0).batch(2), Dataset.range(0).repeat(), Dataset.range(3).take(0)):
+        assert read(dataset) == []
+    assert read(Dataset.from_generator(lambda: iter(())).repeat()) == []
+
+
+def test_without_grain_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mirrored.data import _extra
+
+    monkeypatch.setattr(_extra.importlib, "import_module", _refuse)
+    with pytest.raises(MissingExtraError, match=r"grain(.|\n)*mirrored\[data\]"):
+        _extra.load("mirrored.data._engine", "grain", "Dataset")
+
+
+def _refuse(name: str) -> None:
+    raise ImportError(f"No module named {name}")

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from pathlib import Path
+
+import pytest
+
+from data.readings import assert_resumes_everywhere, read
+from mirrored.data import Dataset
+from mirrored.data._files import masked_crc, write_tfrecords
+from mirrored.errors import DataFileError
+
+RECORDS = [b"one", b"", b"three\x00\x00", bytes(range(256))]
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    path = tmp_path / "records.tfrecord"
+    write_tfrecords(path, RECORDS)
+    return path
+
+
+def test_lines_come_without_their_ends(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\n\nfour")
+    (tmp_path / "b.txt").write_bytes(b"five\n")
+    dataset = Dataset.from_text_lines([tmp_path / "a.txt", str(tmp_path / "b.txt")])
+    assert read(dataset) == [b"one", b"two", b"", b"four", b"five"]
+    assert_resumes_everywhere(dataset.batch(2))
+
+
+def test_packed_files(tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"x\ny\n"))
+    (tmp_path / "a.z").write_bytes(zlib.compress(b"x\ny\n"))
+    for name, compression in (("a.gz", "GZIP"), ("a.z", "ZLIB")):
+        dataset = Dataset.from_text_lines(tmp_path / name, compression)
+        assert read(dataset) == [b"x", b"y"]
+        assert_resumes_everywhere(dataset)
+
+
+def test_records_come_back_byte_for_byte(records: Path) -> None:
+    dataset = Dataset.from_tfrecords(records)
+    assert read(dataset) == RECORDS
+    assert read(dataset.batch(4)) == [RECORDS]
+    assert_resumes_everywhere(dataset)
+
+
+def test_the_masked_crc_is_that_of_the_format() -> None:
+    # 0xE3069283 is the check value of CRC32C; readers unmask by the inverse rotation.
+    rotated = (masked_crc(b"123456789") - 0xA282EAD8) & 0xFFFFFFFF
+    assert (rotated >> 17 | rotated << 15) & 0xFFFFFFFF == 0xE3069283
+
+
+def test_files_of_a_list_are_interleaved(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name}{i}\n" for i in range(2)))
+    names = Dataset.list_files(str(tmp_path / "*.txt"), shuffle=False)
+    dataset = names.interleave(Dataset.from_text_lines, cycle_length=2)
+    assert read(dataset) == [b"a0", b"b0", b"a1", b"b1", b"c0", b"c1"]
+    assert_resumes_everywhere(dataset)
+    assert read(Dataset.from_text_lines(names)) == [b"a0", b"a1", b"b0", b"b1", b"c0", b"c1"]
+
+
+def test_listed_files_are_shuffled_unless_told_otherwise(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / f"{number}").touch()
+    orders = {tuple(read(Dataset.list_files(str(tmp_path / "*"), seed=seed))) for seed in range(5)}
+    assert len(orders) > 1
+    assert {tuple(sorted(order)) for order in orders} == {
+        tuple(sorted(os.fsencode(tmp_path / str(number)) for number in range(8)))
+    }
+
+
+class TestFaults:
+    def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(DataFileError, match=r"gone\.txt cannot be opened"):
+            read(Dataset.from_text_lines(tmp_path / "gone.txt"))
+
+    def test_a_file_that_vanishes_before_its_turn_is_named(self, tmp_path: Path) -> None:
+        for name in "ab":
+            (tmp_path / f"{name}.txt").write_text(name)
+        reading = iter(Dataset.from_text_lines([tmp_path / "a.txt", tmp_path / "b.txt"]))
+        assert next(reading) == b"a"
+        (tmp_path / "b.txt").unlink()
+        with pytest.raises(DataFileError, match=r"b\.txt cannot be opened"):
+            next(reading)
+
+    @pytest.mark.parametrize("keep", [5, 13, 30, 33, 60])
+    def test_a_truncated_record_is_named(self, records: Path, keep: int) -> None:
+        records.write_bytes(records.read_bytes()[:keep])
+        with pytest.raises(DataFileError, match=r"record \d+ of .*records\.tfrecord: (its header|the file ends)"):
+            read(Dataset.from_tfrecords(records))
+
+    @pytest.mark.parametrize(("place", "what"), [(0, "length"), (13, "data")])
+    def test_a_damaged_record_is_named(self, records: Path, place: int, what: str) -> None:
+        damaged = bytearray(records.read_bytes())
+        damaged[place] ^= 1
+        records.write_bytes(bytes(damaged))
+        with pytest.raises(DataFileError, match=f"record 0 of .*the CRC of its {what} is wrong"):
+            read(Dataset.from_tfrecords(records))
+
+    def test_a_damaged_archive_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "a.gz").write_bytes(b"not an archive")
+        (tmp_path / "a.z").write_bytes(b"not an archive")
+        with pytest.raises(DataFileError, match=r"a\.gz: it cannot be read"):
+            read(Dataset.from_text_lines(tmp_path / "a.gz", "GZIP"))
+        with pytest.raises(DataFileError, match=r"a\.z cannot be opened"):
+            read(Dataset.from_text_lines(tmp_path / "a.z", "ZLIB"))
