@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,3 +45,13 @@ def stage(
     """
     closed: ClosedJaxpr = jax.make_jaxpr(flat_function, axis_env=list(axes))(*shapes)
     return Staged(closed.jaxpr, tuple(closed.consts))
+
+
+def has_callbacks(jaxpr: Any) -> bool:
+    """Whether Python is called back while it runs (so that it may fail half-way)."""
+    for equation in jaxpr.eqns:
+        if "callback" in equation.primitive.name:
+            return True
+        if any(has_callbacks(inner) for inner in jaxprs_in_params(equation.params)):
+            return True
+    return False

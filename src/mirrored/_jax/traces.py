@@ -11,8 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+from jax._src import config as _config
 from jax._src import core as _core
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax.extend.core import set_current_trace as set_current_trace
+
+from mirrored._jax.boxes import payload_of
 
 ShapedArray = jax.core.ShapedArray
 Trace = jax.core.Trace
@@ -44,3 +48,65 @@ def belongs_to(value: Any, trace: Any) -> bool:
 def is_tracer(value: Any) -> bool:
     """Whether `value` stands for something that is not known yet (or is boxed by a tape)."""
     return isinstance(value, Tracer)
+
+
+def is_eval(trace: Any) -> bool:
+    """Whether primitives run at once under `trace`."""
+    return trace is None or isinstance(trace, _core.EvalTrace)
+
+
+def recording_parent(trace: Any) -> Any:
+    """`trace`, or what lies under it if it is a tape's (or several)."""
+    while hasattr(trace, "process_merge"):
+        trace = trace.parent
+    return trace
+
+
+def trace_settings() -> Any:
+    """All of JAX's settings that a trace depends on (x64, matmul precision, mesh, ...), as one hashable value."""
+    return _config.config_ext.trace_context()
+
+
+def canonical_dtype(dtype: Any) -> Any:
+    """The dtype that JAX gives an array made from NumPy data of `dtype`."""
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def swap_trace(trace: Any) -> Any:
+    """Makes `trace` current in this thread; returns what was."""
+    previous = _core.trace_ctx.trace
+    _core.trace_ctx.set_trace(trace)
+    return previous
+
+
+put_trace = _core.trace_ctx.set_trace
+
+
+def parent_of(trace: Any) -> Any:
+    """The trace under `trace`, None if there is none or it is not known."""
+    return trace.parent if hasattr(trace, "process_merge") else getattr(trace, "parent_trace", None)
+
+
+def is_staging(trace: Any) -> bool:
+    """Whether `trace` writes down a program instead of computing values."""
+    return isinstance(trace, _partial_eval.DynamicJaxprTrace)
+
+
+def is_eval_below(trace: Any) -> bool:
+    """Whether `trace` rests on evaluation: no trace from here down writes down a program."""
+    while not is_eval(trace):
+        if is_staging(trace):
+            return False
+        trace = parent_of(trace)
+    return trace is not None
+
+
+def is_staging_above(trace: Any, base: Any) -> bool | None:
+    """Whether a program is being written down on top of `base`; None if `trace` does not rest on `base`."""
+    staging = False
+    while trace is not base:
+        if trace is None:
+            return None
+        staging = staging or is_staging(trace)
+        trace = parent_of(trace)
+    return staging

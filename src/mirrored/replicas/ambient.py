@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mirrored.replicas.frames import Frame
-    from mirrored.replicas.merging import Runner
+    from mirrored.replicas.merging import Session
     from mirrored.replicas.reads import ReadListener
 
 
@@ -27,14 +27,14 @@ class Ambient:
         replica: The replica context, None in cross-replica context and outside any strategy.
         frame: Where variables are read from and written to; None is the root frame: their storage.
         listeners: Who is told of reads and writes, innermost last.
-        runner: The lock-step runner of the `run` that surrounds this code, if any.
+        runner: The session of the `run` that surrounds this code, if any.
     """
 
     strategies: tuple[Any, ...] = ()
     replica: Any = None
     frame: Frame | None = None
     listeners: tuple[ReadListener, ...] = ()
-    runner: Runner | None = None
+    runner: Session | None = None
 
     def fork(self, **changes: Any) -> Ambient:
         """A copy for another thread or a nested context, with some fields changed."""

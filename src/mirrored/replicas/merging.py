@@ -6,13 +6,17 @@ arrived, the merge runs once over all payloads and gives each its result.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mirrored._jax.traces import current_trace
 from mirrored.errors import MergeError
 from mirrored.replicas.ambient import ambient
+
+if TYPE_CHECKING:
+    from mirrored.replicas.layout import Layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,35 +42,70 @@ class RecordsMerges(Protocol):
         ...
 
 
-class Runner(Protocol):
-    """What runs the local replicas of one `run` in lock-step."""
+class Session(abc.ABC):
+    """One `run` in progress: its local replicas, how they meet, and how values cross between the contexts.
 
-    @property
-    def base_trace(self) -> Any:
-        """The JAX trace that was current when the replicas started."""
-        ...
+    Attributes:
+        layout: Which replica lives on which device.
+        num_local: How many replicas run in this session: all in eager mode, one device's in compiled mode.
+        in_place: One local replica and no threads: merges run where they are called.
+        base_trace: The JAX trace that was current when the replicas started.
+        letters: What each local replica sends beside the arrays of a merge, by local index.
+        reply: What the newest merge sends to all beside the arrays.
+    """
 
+    layout: Layout
+    num_local: int
+    in_place: bool
+    base_trace: Any
+    letters: dict[int, Any]
+    reply: Any
+
+    @abc.abstractmethod
     def meet(self, merge: Merge, payload: Any) -> Any:
-        """Blocks this replica until all have arrived and the merge has run."""
-        ...
+        """Blocks this replica until all have arrived and the merge has run; its own result."""
+
+    @abc.abstractmethod
+    def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
+        """Reduces arrays over all replicas; per array one component per local replica. Cross-replica context."""
+
+    @abc.abstractmethod
+    def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
+        """Concatenates arrays of all replicas along `axis`. Cross-replica context."""
+
+    @abc.abstractmethod
+    def group(self, components: Sequence[Any]) -> Any:
+        """The cross-replica value that one component per local replica makes."""
+
+    @abc.abstractmethod
+    def is_shared(self, components: Sequence[Any]) -> bool:
+        """Whether one component per local replica is one and the same object on all replicas."""
+
+    @abc.abstractmethod
+    def component(self, value: Any, local: int) -> Any:
+        """What a local replica sees of a cross-replica value."""
+
+    @abc.abstractmethod
+    def reduced_component(self, value: Any, local: int) -> Any:
+        """A local replica's own copy of the result of a collective: per replica, though equal on all."""
 
 
 def meet(merge: Merge, payload: list[Any]) -> list[Any]:
     """Meets the other local replicas at `merge` and returns this replica's result.
 
-    Context: replica context. With one local replica (no runner) the merge runs in place, so that surrounding tapes see
+    Context: replica context. With one local replica the merge runs in place, so that surrounding tapes see
     its operations as ordinary ones.
 
     Raises:
         MergeError: The call sits under a JAX transform (`jit`, `scan`, `cond`, `vmap`, ...) inside the replica function,
             where replicas of one process cannot meet.
     """
-    runner = ambient().runner
-    if runner is None:
-        return list(merge.run([payload])[0])
+    session = ambient().runner
+    if session is None or session.in_place:
+        return list(merge.run([payload])[0]) if session is None else list(session.meet(merge, payload))
     trace = current_trace()
-    if trace is runner.base_trace:
-        return list(runner.meet(merge, payload))
+    if trace is session.base_trace:
+        return list(session.meet(merge, payload))
     if isinstance(trace, RecordsMerges):
         return trace.process_merge(merge, payload)
     raise MergeError(

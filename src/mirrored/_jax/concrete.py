@@ -1,0 +1,56 @@
+"""The concrete value of a tracer that depends on constants only.
+
+Serves JAX 0.10 to 0.12: a `DynamicJaxprTracer` knows the equation that made it (`parent`), which knows its inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax._src import core as _core
+from jax._src.interpreters import partial_eval as _partial_eval
+
+
+class NotConstant(Exception):
+    """The value depends on an argument of the trace, or on a captured value."""
+
+
+def evaluate(value: Any) -> Any:
+    """Computes `value` now, from the constants that it was made of.
+
+    Raises:
+        NotConstant: It depends on something that is not known while tracing.
+    """
+    if not isinstance(value, _core.Tracer):
+        return value
+    with _core.eval_context():
+        return _Evaluation().value_of(value)
+
+
+class _Evaluation:
+    def __init__(self) -> None:
+        self._known: dict[int, Any] = {}
+
+    def value_of(self, tracer: Any) -> Any:
+        if not isinstance(tracer, _core.Tracer):
+            return tracer
+        if not isinstance(tracer, _partial_eval.DynamicJaxprTracer):
+            raise NotConstant
+        if isinstance(tracer.val, _core.Literal):
+            return tracer.val.val
+        if id(tracer.val) in self._known:
+            return self._known[id(tracer.val)]
+        if tracer.parent is None:
+            constant = tracer._trace.get_const(tracer)
+            if constant is None:
+                raise NotConstant
+            return self.value_of(constant)
+        self._apply(tracer.parent)
+        return self._known[id(tracer.val)]
+
+    def _apply(self, equation: Any) -> None:
+        inputs = [self.value_of(tracer) for tracer in equation.in_tracers]
+        outputs = equation.primitive.bind(*inputs, **equation.params)
+        outputs = outputs if equation.primitive.multiple_results else [outputs]
+        for variable, output in zip(equation.outvars, outputs, strict=True):
+            self._known[id(variable)] = output

@@ -1,0 +1,85 @@
+"""Reducing and gathering stacked values ``[replicas, ...]`` that lie over a layout's devices, outside a run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from mirrored._jax.traces import is_tracer
+from mirrored.collectives.group import Group
+from mirrored.replicas.layout import AXIS, Layout
+
+
+def group_of(layout: Layout) -> Group:
+    """How a layout's replicas lie: over how many devices, how many on each."""
+    devices = len(layout.devices)
+    return Group(axis=AXIS if devices > 1 else None, devices=devices, local=layout.local)
+
+
+def over_devices(body: Callable[..., Any], layout: Layout, num_inputs: int, *, equal: bool) -> Callable[..., Any]:
+    """Runs `body` on every device over its local part ``[local, ...]`` of stacked inputs.
+
+    Args:
+        body: From the local parts to a list of arrays.
+        layout: The devices.
+        num_inputs: How many stacked inputs there are.
+        equal: Whether the results are equal on all devices (else they are local parts of stacked results).
+    """
+    if len(layout.devices) == 1:
+        return body
+    sharded = PartitionSpec(AXIS)
+    return jax.shard_map(
+        body,
+        mesh=layout.mesh,
+        in_specs=(sharded,) * num_inputs,
+        out_specs=PartitionSpec() if equal else sharded,
+        check_vma=False,
+    )
+
+
+def _reduction(algorithm: Any, op: Any, layout: Layout, num_inputs: int) -> Callable[..., Any]:
+    group = group_of(layout)
+
+    def body(*locals_: Any) -> Any:
+        return algorithm.reduce(op, [[local[k] for k in range(layout.local)] for local in locals_], group)
+
+    return over_devices(body, layout, num_inputs, equal=True)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled_reduction(algorithm: Any, op: Any, layout: Layout, num_inputs: int) -> Callable[..., Any]:
+    return jax.jit(_reduction(algorithm, op, layout, num_inputs), out_shardings=layout.replicated)
+
+
+def reduce_stacked(algorithm: Any, op: Any, arrays: Sequence[Any], layout: Layout) -> list[Any]:
+    """Reduces each ``[replicas, ...]`` over its first axis, by `algorithm`.
+
+    Context: cross-replica, eager or traced. All arrays go into one program.
+    """
+    if not arrays:
+        return []
+    if any(is_tracer(array) for array in arrays):
+        return list(_reduction(algorithm, op, layout, len(arrays))(*arrays))
+    placed = [jax.device_put(array, layout.sharded) for array in arrays]
+    return list(_compiled_reduction(algorithm, op, layout, len(placed))(*placed))
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled_gather(axis: int, layout: Layout) -> Callable[..., Any]:
+    return jax.jit(lambda array: _concatenated(array, axis), out_shardings=layout.replicated)
+
+
+def _concatenated(stacked: Any, axis: int) -> Any:
+    return jnp.concatenate([stacked[i] for i in range(stacked.shape[0])], axis=axis)
+
+
+def gather_stacked(array: Any, axis: int, layout: Layout) -> Any:
+    """Concatenates the components of ``[replicas, ...]`` along `axis`, in replica order."""
+    if is_tracer(array):
+        return _concatenated(array, axis)
+    return _compiled_gather(axis, layout)(jax.device_put(array, layout.sharded))

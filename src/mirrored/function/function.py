@@ -1,0 +1,230 @@
+"""`function`: compiles a Python function that reads and assigns variables."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, overload
+
+import jax
+
+from mirrored._jax.traces import trace_settings
+from mirrored.function.program import Program
+from mirrored.function.signature import Arguments, Ragged, difference, take_apart
+from mirrored.function.specs import check_signature
+from mirrored.replicas.ambient import ambient
+
+_DECISIONS = (
+    "mirrored.function: Python decided by a value that is known only when the compiled program runs (an `if`, `while`, `float()` "
+    "or `int()` on an array or on replica_id_in_sync_group).\n"
+    "  rule:   a function is traced once; its Python runs while tracing, with stand-ins for values\n"
+    "  remedy: jnp.where or jax.lax.cond for `if`, jax.lax.while_loop for `while`; or run eagerly "
+    "(mirrored.run_functions_eagerly(True), or without the function)"
+)
+_log = logging.getLogger("mirrored")
+
+
+class _Mode:
+    eager = False
+
+
+def run_functions_eagerly(run_eagerly: bool) -> None:
+    """Makes every `function` run as plain Python, for debugging (True), or compile again (False).
+
+    Context: any. TensorFlow: `tf.config.run_functions_eagerly`.
+    """
+    _Mode.eager = bool(run_eagerly)
+
+
+def functions_run_eagerly() -> bool:
+    """Whether functions run as plain Python."""
+    return _Mode.eager
+
+
+class Function:
+    """A compiled function. Made by `function`.
+
+    Attributes:
+        python_function: The function that it compiles.
+        trace_count: How often it has been traced.
+        retrace_reason: In one line, why it was traced the last time; None before the second trace.
+    """
+
+    def __init__(
+        self,
+        python_function: Callable[..., Any],
+        *,
+        donate: bool = True,
+        input_signature: Sequence[Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        functools.update_wrapper(self, python_function)
+        self.python_function = python_function
+        self._traces = 0
+        self.retrace_reason: str | None = None
+        self._donate = donate
+        self._input_signature = input_signature
+        self._name = name or getattr(python_function, "__name__", "function")
+        self._programs: dict[Hashable, Program] = {}
+        self._last: Arguments | None = None
+        self._by_strategy: dict[int, Function] = {}
+        self._by_instance: weakref.WeakKeyDictionary[Any, Function] = weakref.WeakKeyDictionary()
+
+    @property
+    def trace_count(self) -> int:
+        """How often it has been traced, by itself and inside runs."""
+        return self._traces + sum(made.trace_count for made in self._by_strategy.values())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program for these arguments, tracing and compiling it first if there is none."""
+        here = ambient()
+        if here.frame is not None or here.runner is not None or _Mode.eager:
+            return self.python_function(*args, **kwargs)
+        if self._input_signature is not None:
+            args, kwargs = check_signature(self.python_function, self._input_signature, args, kwargs)
+        strategies = here.strategies
+        try:
+            arguments = take_apart(args, kwargs, strategies[-1].layout if strategies else None)
+        except Ragged:
+            self._notice_ragged()
+            return self.python_function(*args, **kwargs)
+        return self._program(arguments, strategies)(arguments)
+
+    def _program(self, arguments: Arguments, strategies: tuple[Any, ...]) -> Program:
+        key = (arguments.key, tuple(map(id, strategies)), ambient().replica is None, trace_settings())
+        program = self._programs.get(key)
+        if program is None:
+            program = self._traced(arguments)
+            self._programs[key] = program
+        return program
+
+    def _traced(self, arguments: Arguments) -> Program:
+        if self._last is not None:
+            self.retrace_reason = f"{self._name} is traced again: {difference(self._last, arguments)}"
+            _log.info(self.retrace_reason)
+        try:
+            program = Program(self.python_function, arguments, donate=self._donate)
+        except jax.errors.ConcretizationTypeError as error:
+            error.add_note(_DECISIONS)
+            raise
+        self._traces += 1
+        self._last = arguments
+        return program
+
+    @functools.cached_property
+    def _notice_ragged(self) -> Callable[[], None]:
+        @functools.cache
+        def notice() -> None:
+            _log.warning(
+                "%s got a batch whose shares differ in shape, so this step runs eagerly, replica by replica; "
+                "distribute the dataset with last_batch='pad' (or 'drop') to keep every step compiled",
+                self._name,
+            )
+
+        return notice
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """JAX's lowering of the program for these arguments (`.compile().as_text()` is its HLO). Nothing is run."""
+        strategies = ambient().strategies
+        arguments = take_apart(args, kwargs, strategies[-1].layout if strategies else None)
+        return self._program(arguments, strategies).lower(arguments)
+
+    def around(self, strategy: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Function:
+        """This function inside a run of `strategy`, compiled as a whole; made once.
+
+        Args:
+            strategy: Whose run.
+            make: From the Python function to one that runs it on the strategy's replicas.
+        """
+        made = self._by_strategy.get(id(strategy))
+        if made is None:
+            made = Function(make(self.python_function), donate=self._donate, name=f"run({self._name})")
+            made._keeps = strategy  # type: ignore[attr-defined]
+            self._by_strategy[id(strategy)] = made
+        return made
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Function:
+        """As a method: one compiled function per instance."""
+        if instance is None:
+            return self
+        try:
+            bound = self._by_instance.get(instance)
+        except TypeError:
+            return self._bound(instance)
+        if bound is None:
+            bound = self._by_instance[instance] = self._bound(instance)
+        return bound
+
+    def _bound(self, instance: Any) -> Function:
+        reference = weakref.ref(instance)
+        python_function = self.python_function
+
+        @functools.wraps(python_function)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return python_function(reference(), *args, **kwargs)
+
+        return Function(method, donate=self._donate, input_signature=self._input_signature, name=self._name)
+
+    def __repr__(self) -> str:
+        return f"<function {self._name}, traced {self.trace_count} times>"
+
+
+@overload
+def function(func: Callable[..., Any]) -> Function: ...
+
+
+@overload
+def function(
+    func: None = None, *, donate: bool = ..., input_signature: Sequence[Any] | None = ..., **options: Any
+) -> Callable[[Callable[..., Any]], Function]: ...
+
+
+def function(
+    func: Callable[..., Any] | None = None,
+    *,
+    donate: bool = True,
+    input_signature: Sequence[Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Compiles a function that reads and assigns variables; a decorator, with or without arguments.
+
+    It is traced once for each combination of structure, shapes, dtypes and static values (Python numbers, strings, other
+    objects) of its arguments; Python side effects happen while tracing only. Variables that it reads and assigns are found
+    in that trace. Errors while tracing leave every variable as it was.
+
+    Context: cross-replica, or none. Inside a replica, or another function, it is ordinary code of the caller.
+
+    Args:
+        func: The function. Inside it, `strategy.run` runs on all replicas in one program.
+        donate: Reuse the memory of assigned variables for their new values. An error while the program runs then loses
+            them; False keeps them, at the cost of their memory.
+        input_signature: Shapes and dtypes that arguments must have (objects with `shape`, None for any size, and `dtype`).
+        **options: `reduce_retracing`, `autograph`, `jit_compile`, `experimental_...`: accepted for TensorFlow's sake.
+
+    Returns:
+        A `Function`.
+
+    Raises:
+        ArgumentError: Arguments do not fit `input_signature`.
+
+    Example:
+        >>> import mirrored as mr
+        >>> v = mr.Variable(1.0)
+        >>> @mr.function
+        ... def double():
+        ...     return v.assign(2 * v)
+        >>> float(double()), float(double()), double.trace_count
+        (2.0, 4.0, 1)
+
+    TensorFlow: `tf.function`. Python `if` on a traced value is an error that names `lax.cond` (the facade's `tf.function` can
+    convert it).
+    """
+    known = {"reduce_retracing", "autograph", "jit_compile", "name"}
+    unknown = [option for option in options if option not in known and not option.startswith("experimental_")]
+    if unknown:
+        raise TypeError(f"function() got an unexpected keyword argument {unknown[0]!r}")
+    if func is None:
+        return lambda decorated: function(decorated, donate=donate, input_signature=input_signature, **options)
+    return Function(func, donate=donate, input_signature=input_signature, name=options.get("name"))

@@ -1,0 +1,207 @@
+"""One compiled program of a function: traced once, with the variables that it reads and assigns as arguments and results."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax import jit_key
+from mirrored._jax.capture import CaptureTracer
+from mirrored._jax.staging import Staged, has_callbacks, stage
+from mirrored._jax.boxes import payload_of
+from mirrored._jax.traces import current_trace, is_eval, is_tracer
+from mirrored.function import in_flight
+from mirrored.function.signature import Arguments
+from mirrored.replicas import structures
+from mirrored.replicas.ambient import within
+from mirrored.replicas.frames import FunctionFrame
+from mirrored.replicas.reads import announce_read
+from mirrored.replicas.values import Mirrored, PerReplica
+
+# References to a variable's array that are ours while a call gathers it: the variable's, the local name, getrefcount's argument.
+_OUR_REFERENCES = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class _Result:
+    """One leaf of the result: a static object, or an array and what to wrap it in."""
+
+    static: Any = None
+    is_array: bool = False
+    wrap: Callable[[Any], Any] | None = None
+
+
+class Program:
+    """A function compiled for one signature.
+
+    Args:
+        function: The Python function.
+        arguments: The call that it is traced for.
+        donate: Whether the variables' old buffers are reused.
+
+    Attributes:
+        created: The variables made while tracing.
+    """
+
+    def __init__(self, function: Callable[..., Any], arguments: Arguments, *, donate: bool) -> None:
+        self._arguments = arguments
+        self._donate = donate
+        self._frame = FunctionFrame()
+        self._results: list[_Result] = []
+        self._out_treedef: Any = None
+        staged = self._stage(function)
+        self.created = self._frame.new
+        self._compile(staged)
+
+    def _stage(self, function: Callable[..., Any]) -> Staged:
+        def flat(*arrays: Any) -> list[Any]:
+            self._frame.base_trace = current_trace()
+            args, kwargs = self._arguments.rebuilt(arrays)
+            with within(frame=self._frame, listeners=(self._frame,)):
+                out = function(*args, **kwargs)
+            leaves, self._out_treedef = structures.flatten(out)
+            flat_out = [array for leaf in leaves if (array := self._take_result(leaf)) is not None]
+            return [*(jnp.asarray(value) for _, value in self._frame.staged.values()), *flat_out]
+
+        shapes = [
+            jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=getattr(array, "weak_type", False))
+            for array in self._arguments.arrays
+        ]
+        with jit_key.fresh():
+            return stage(flat, shapes)
+
+    def _take_result(self, leaf: Any) -> Any:
+        """Notes what a leaf of the result is; its array, or None if it is static."""
+        if isinstance(leaf, PerReplica) and leaf.layout is not None:
+            layout = leaf.layout
+            self._results.append(_Result(is_array=True, wrap=lambda array: PerReplica.from_stacked(array, layout)))
+            return leaf.stacked(layout)
+        if isinstance(leaf, Mirrored):
+            count = len(leaf)
+            self._results.append(_Result(is_array=True, wrap=lambda array: Mirrored(array, count)))
+            return leaf.value
+        if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+            self._results.append(_Result(is_array=True))
+            return jnp.asarray(leaf)
+        self._results.append(_Result(static=leaf))
+        return None
+
+    def _compile(self, staged: Staged) -> None:
+        assigned = [variable for variable, _ in self._frame.staged.values()]
+        assigned_ids = {id(variable) for variable in assigned}
+        read = [variable for variable, _ in self._frame.captured.values()]
+        self._donated = [v for v in read if id(v) in assigned_ids] if self._donate else []
+        donated_ids = {id(variable) for variable in self._donated}
+        self._kept = [v for v in read if id(v) not in donated_ids]
+        self._assigned = assigned
+        self._synchronous = has_callbacks(staged.jaxpr)
+        self._outer = [c for c in staged.constants if _is_outer(c)]
+        self._token = not any(result.is_array for result in self._results)
+        places = {id(v): i for i, v in enumerate([*self._donated, *self._kept])}
+        num_state, num_outer, token = len(places), len(self._outer), self._token
+        sources = [_place(constant, places) for constant in staged.constants]
+
+        def program(*operands: Any) -> list[Any]:
+            outer = iter(operands[num_state : num_state + num_outer])
+            constants = [
+                operands[place] if place is not None else next(outer) if _is_outer(constant) else constant
+                for place, constant in zip(sources, staged.constants, strict=True)
+            ]
+            outs = staged(constants, operands[num_state + num_outer :])
+            return [*outs, jnp.zeros((), jnp.int32)] if token else outs
+
+        shardings = [_sharding(variable) for variable in assigned]
+        rest: list[Any] = [None] * (sum(result.is_array for result in self._results) + token)
+        pinned = [*shardings, *rest] if any(sharding is not None for sharding in shardings) else None
+        self._plain = jax.jit(program, out_shardings=pinned)
+        self._donating = jax.jit(program, donate_argnums=tuple(range(len(self._donated))), out_shardings=pinned)
+
+    def lower(self, arguments: Arguments) -> Any:
+        """JAX's lowering of the program for these arguments, for looking at its HLO."""
+        state = [variable.stored() for variable in (*self._donated, *self._kept)]
+        return self._donating.lower(*state, *self._outer, *arguments.arrays)
+
+    def __call__(self, arguments: Arguments) -> Any:
+        """Runs it on the variables as they are now, and assigns what it assigns."""
+        if not is_eval(current_trace()):
+            return self._call_recorded(arguments)
+        donated = [_donatable(variable) for variable in self._donated]
+        kept = [variable.stored() for variable in self._kept]
+        try:
+            outs = self._donating(*donated, *kept, *self._outer, *arguments.arrays)
+            if self._synchronous:
+                jax.block_until_ready(outs)
+        except Exception as error:
+            self._mark_lost(donated, error)
+            raise
+        count = len(self._assigned)
+        for variable, value in zip(self._assigned, outs, strict=False):
+            variable.store(value)
+        rest = outs[count:]
+        try:
+            in_flight.launched(rest[-1])
+        except Exception as error:
+            self._mark_lost(donated, error)
+            raise
+        return self._wrapped(rest)
+
+    def _call_recorded(self, arguments: Arguments) -> Any:
+        """Under a tape (or a bare transform): nothing is donated, reads are announced, results recorded."""
+        state = [_announced(variable) for variable in (*self._donated, *self._kept)]
+        for variable in self._assigned:
+            variable.check_assignable("function")
+        outs = self._plain(*state, *self._outer, *arguments.arrays)
+        for variable, value in zip(self._assigned, outs, strict=False):
+            variable.store(payload_of(value))
+        return self._wrapped(outs[len(self._assigned) :])
+
+    def _wrapped(self, arrays: Sequence[Any]) -> Any:
+        remaining = iter(arrays)
+        leaves = []
+        for result in self._results:
+            if not result.is_array:
+                leaves.append(result.static)
+            else:
+                array = next(remaining)
+                leaves.append(array if result.wrap is None else result.wrap(array))
+        return structures.unflatten(self._out_treedef, leaves)
+
+    def _mark_lost(self, donated: Sequence[Any], error: Exception) -> None:
+        for variable, array in zip(self._donated, donated, strict=True):
+            if array.is_deleted() or variable.stored_or_lost() is not array:
+                variable.lose(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+
+
+def _is_outer(constant: Any) -> bool:
+    """Whether a constant is a value of a trace around the call (a bare `jax.jit`), to be passed as an operand."""
+    return is_tracer(constant) and not isinstance(constant, CaptureTracer)
+
+
+def _place(constant: Any, places: dict[int, int]) -> int | None:
+    if not isinstance(constant, CaptureTracer):
+        return None
+    return places.get(id(constant.source))
+
+
+def _sharding(variable: Any) -> Any:
+    if variable.layout is None:
+        return None
+    return variable.layout.sharded if variable.per_replica else variable.layout.replicated
+
+
+def _donatable(variable: Any) -> Any:
+    """The variable's array, copied first if somebody else holds it."""
+    array = variable.stored()
+    if variable.is_shared or sys.getrefcount(array) > _OUR_REFERENCES:
+        return jnp.array(array, copy=True)
+    return array
+
+
+def _announced(variable: Any) -> Any:
+    return variable.stored() if variable.per_replica else announce_read(variable, variable.checked_value())

@@ -1,0 +1,140 @@
+"""What a compiled function's arguments are, as far as the program depends on it: the key of its cache."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirrored._jax.traces import canonical_dtype
+from mirrored.replicas import structures
+from mirrored.replicas.values import DistributedValues, Mirrored, PerReplica
+
+
+class Ragged(Exception):
+    """A per-replica argument's components have different shapes: there is no one program for all replicas."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """A call's arguments, taken apart.
+
+    Attributes:
+        treedef: Their structure.
+        leaves: Their leaves.
+        dynamic: Which leaves are arrays.
+        arrays: These leaves as arrays; of per-replica values, the stacked one.
+        key: What a program is traced for: structure, shapes and dtypes, static values.
+    """
+
+    treedef: Any
+    leaves: list[Any]
+    dynamic: list[int]
+    arrays: list[Any]
+    key: tuple[Hashable, ...]
+
+    def rebuilt(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with these arrays in place of their own."""
+        leaves = list(self.leaves)
+        for place, array in zip(self.dynamic, arrays, strict=True):
+            old = leaves[place]
+            if isinstance(old, PerReplica):
+                assert old.layout is not None
+                leaves[place] = PerReplica.from_stacked(array, old.layout)
+            elif isinstance(old, Mirrored):
+                leaves[place] = Mirrored(array, len(old))
+            else:
+                leaves[place] = array
+        return structures.unflatten(self.treedef, leaves)  # type: ignore[no-any-return]
+
+
+def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any], layout: Any) -> Arguments:
+    """Takes a call's arguments apart.
+
+    Raises:
+        Ragged: A per-replica argument has components of different shapes.
+    """
+    leaves, treedef = structures.flatten((args, kwargs))
+    dynamic: list[int] = []
+    arrays: list[Any] = []
+    key: list[Hashable] = [treedef]
+    for place, leaf in enumerate(leaves):
+        array = _array_of(leaf, layout)
+        if array is None:
+            key.append(_static_key(leaf))
+            continue
+        dynamic.append(place)
+        arrays.append(array)
+        key.append((type(leaf) is PerReplica, array.shape, *_type_of(array)))
+    return Arguments(treedef, leaves, dynamic, arrays, tuple(key))
+
+
+def _array_of(leaf: Any, layout: Any) -> Any:
+    """The leaf as an array, None if it is static."""
+    if isinstance(leaf, jax.Array):
+        return leaf
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return np.asarray(leaf)
+    if isinstance(leaf, PerReplica):
+        where = leaf.layout or layout
+        if where is None:
+            return None
+        if not leaf.is_stacked and leaf.component_shape is None:
+            raise Ragged
+        return leaf.stacked(where)
+    if isinstance(leaf, Mirrored) and isinstance(leaf.value, (jax.Array, np.ndarray)):
+        return leaf.value
+    return None
+
+
+def _type_of(array: Any) -> tuple[Hashable, ...]:
+    if isinstance(array, jax.Array):
+        return (array.dtype, array.weak_type)
+    return (canonical_dtype(array.dtype), False)
+
+
+def _static_key(leaf: Any) -> Hashable:
+    if leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes)):
+        return (type(leaf), leaf)
+    if isinstance(leaf, DistributedValues):
+        return (type(leaf), id(leaf))
+    try:
+        hash(leaf)
+    except TypeError:
+        return (type(leaf), id(leaf))
+    return (type(leaf), leaf)
+
+
+def difference(old: Arguments, new: Arguments) -> str:
+    """In one line, what in the arguments made another program necessary."""
+    if old.treedef != new.treedef:
+        return f"the structure of the arguments changed from {old.treedef} to {new.treedef}"
+    paths = jax.tree_util.tree_flatten_with_path(
+        structures.unflatten(new.treedef, list(range(len(new.leaves)))), is_leaf=structures.is_leaf
+    )[0]
+    for (path, _), before, after, leaf in zip(paths, old.key[1:], new.key[1:], new.leaves, strict=True):
+        if before != after:
+            name = _argument_name(path)
+            if isinstance(leaf, (bool, int, float, complex, str)):
+                hint = (
+                    ""
+                    if isinstance(leaf, str)
+                    else f"; a Python number is part of the program: pass jnp.asarray({leaf!r})"
+                )
+                return f"{name} changed from {_told(before)} to {_told(after)}{hint}"
+            return f"{name} changed from {_told(before)} to {_told(after)}"
+    return "the surrounding strategy or JAX configuration changed"
+
+
+def _argument_name(path: Sequence[Any]) -> str:
+    inside = "".join(str(key) for key in path[1:])
+    return f"argument {inside}"
+
+
+def _told(key: Any) -> str:
+    if isinstance(key, tuple) and len(key) == 4:
+        return f"{key[2]}{list(key[1])}{' per replica' if key[0] else ''}"
+    return repr(key[1]) if isinstance(key, tuple) and len(key) == 2 else repr(key)

@@ -1,0 +1,263 @@
+"""Values that are different on each replica, and values that are the same on all.
+
+A `PerReplica` has one component per replica. It is held in one of three ways:
+
+- *stacked*: one array ``[replicas, ...]`` laid over the devices (what compiled steps take and give);
+- *components*: one object per replica (what eager runs give; shapes may differ);
+- *local*: inside a compiled run, the components of the replicas that share a device, the same program standing for all devices.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.traces import is_tracer
+from mirrored.errors import ValuesError
+
+if TYPE_CHECKING:
+    from mirrored.replicas.layout import Layout
+
+
+class DistributedValues(abc.ABC):
+    """A value with one component per replica. The base of `PerReplica`, `Mirrored` and distributed variables."""
+
+    @property
+    @abc.abstractmethod
+    def values(self) -> tuple[Any, ...]:
+        """The components, in replica order."""
+
+    def __repr__(self) -> str:
+        return distributed_repr(type(self).__name__, self.values)
+
+
+def distributed_repr(name: str, components: Sequence[Any]) -> str:
+    """``Name:{`` one line per replica ``}``."""
+    lines = ",\n".join(f"  {i}: {component!r}" for i, component in enumerate(components))
+    return f"{name}:{{\n{lines}\n}}"
+
+
+def _refuse(operation: str) -> Callable[..., NoReturn]:
+    def method(self: Any, *_args: object, **_kwargs: object) -> NoReturn:
+        raise ValuesError(
+            f"{type(self).__name__}.{operation}",
+            found=f"a value with {len(self)} components was used as if it were one array",
+            rule="a per-replica value has no arithmetic: it is several arrays",
+            remedy="reduce it (strategy.reduce(ReduceOp.SUM, value, axis=None)), take its components "
+            "(strategy.experimental_local_results(value) or value.values), or compute inside strategy.run",
+        )
+
+    return method
+
+
+class _NotAnArray(DistributedValues):
+    """Refuses, with an explanation, what only an array can do."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    for _operation in (
+        *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod"),
+        *("pow", "rpow", "matmul", "rmatmul", "neg", "pos", "abs", "lt", "le", "gt", "ge", "invert"),
+        *("and", "rand", "or", "ror", "xor", "rxor", "float", "int", "bool", "complex", "index"),
+        *("array", "iter", "getitem", "contains", "round"),
+    ):
+        locals()[f"__{_operation}__"] = _refuse(f"__{_operation}__")
+    del _operation
+
+
+class PerReplica(_NotAnArray):
+    """One component per replica; components may differ, also in shape.
+
+    Args:
+        values: The components, in replica order.
+        layout: Which replica lives on which device, where that is known.
+
+    Example:
+        >>> PerReplica((1.0, 2.0))
+        PerReplica:{
+          0: 1.0,
+          1: 2.0
+        }
+
+    TensorFlow: `tf.distribute.DistributedValues` with `.values`. The same outline is printed.
+    """
+
+    __slots__ = ("_components", "_layout", "_stacked", "_unstack")
+
+    def __init__(self, values: Sequence[Any], layout: Layout | None = None) -> None:
+        self._components: tuple[Any, ...] | None = tuple(values)
+        self._stacked: jax.Array | None = None
+        self._layout = layout
+        self._unstack: Callable[[], Sequence[Any]] | None = None
+
+    @classmethod
+    def from_stacked(cls, stacked: jax.Array, layout: Layout) -> PerReplica:
+        """A value held as one array ``[replicas, ...]``, laid over `layout`'s devices."""
+        value = cls.__new__(cls)
+        value._components, value._stacked, value._layout, value._unstack = None, stacked, layout, None
+        return value
+
+    @property
+    def layout(self) -> Layout | None:
+        """Which replica lives on which device, where that is known."""
+        return self._layout
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether it is held as one array over all devices."""
+        return self._stacked is not None
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components, each on its replica's device."""
+        if self._components is None:
+            assert self._stacked is not None
+            self._components = _unstacked(self._stacked, self._layout)
+        return self._components
+
+    def __len__(self) -> int:
+        if self._components is not None:
+            return len(self._components)
+        assert self._stacked is not None
+        return int(self._stacked.shape[0])
+
+    @property
+    def component_shape(self) -> tuple[int, ...] | None:
+        """The shape that all components share, None if they differ or are no arrays."""
+        if self._stacked is not None:
+            return tuple(self._stacked.shape[1:])
+        shapes = {getattr(component, "shape", None) for component in self.values}
+        return shapes.pop() if len(shapes) == 1 else None
+
+    def stacked(self, layout: Layout) -> jax.Array:
+        """The components as one array ``[replicas, ...]`` laid over `layout`'s devices.
+
+        Raises:
+            ValuesError: The components are no arrays, or their shapes or dtypes differ.
+        """
+        if self._stacked is None:
+            self._stacked = stack_components(self.values, layout)
+            self._layout = layout
+        return self._stacked
+
+
+def stack_components(components: Sequence[Any], layout: Layout) -> jax.Array:
+    """One array ``[replicas, ...]`` over `layout`'s devices from one component per replica."""
+    shapes = {np.shape(component) for component in components}
+    if len(shapes) > 1:
+        raise ValuesError(
+            "PerReplica.stacked",
+            found=f"components of shapes {', '.join(str(np.shape(component)) for component in components)}",
+            rule="only components of one shape can be laid out as one array",
+            remedy="use them in eager code, or pad them to one shape (last_batch='pad')",
+        )
+    if any(is_tracer(component) for component in components):
+        return jnp.stack([jnp.asarray(component) for component in components])
+    if len(layout.devices) == 1:
+        return jax.device_put(jnp.stack([jnp.asarray(component) for component in components]), layout.sharded)
+    per_device = []
+    for index, device in enumerate(layout.devices):
+        mine = components[index * layout.local : (index + 1) * layout.local]
+        on_device = [jax.device_put(jnp.asarray(component), device) for component in mine]
+        per_device.append(on_device[0][None] if len(on_device) == 1 else jnp.stack(on_device))
+    shape = (len(components), *per_device[0].shape[1:])
+    return jax.make_array_from_single_device_arrays(shape, layout.sharded, per_device)
+
+
+def _unstacked(stacked: jax.Array, layout: Layout | None) -> tuple[Any, ...]:
+    if is_tracer(stacked) or layout is None or len(stacked.addressable_shards) != len(layout.devices):
+        return tuple(stacked[i] for i in range(stacked.shape[0]))
+    shards = sorted(stacked.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    return tuple(shard.data[k] for shard in shards for k in range(shard.data.shape[0]))
+
+
+class LocalPerReplica(PerReplica):
+    """Inside a compiled run: the components of one device's replicas, standing for those of every device.
+
+    Args:
+        local: This device's components.
+        unstack: Gathers the components of all replicas, when somebody asks for them one by one.
+        layout: Which replica lives on which device.
+    """
+
+    __slots__ = ("local",)
+
+    def __init__(self, local: Sequence[Any], unstack: Callable[[], Sequence[Any]], layout: Layout) -> None:
+        self.local = tuple(local)
+        self._components, self._stacked, self._layout, self._unstack = None, None, layout, unstack
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components of all replicas (gathered on first use)."""
+        if self._components is None:
+            assert self._unstack is not None
+            self._components = tuple(self._unstack())
+        return self._components
+
+    def __len__(self) -> int:
+        assert self._layout is not None
+        return self._layout.num_replicas
+
+    @property
+    def component_shape(self) -> tuple[int, ...] | None:
+        """The shape that all components share."""
+        shapes = {getattr(component, "shape", None) for component in self.local}
+        return shapes.pop() if len(shapes) == 1 else None
+
+
+class Mirrored(_NotAnArray):
+    """One value that is equal on every replica.
+
+    Args:
+        value: The value.
+        num_replicas: On how many replicas it is.
+    """
+
+    __slots__ = ("_value", "_num_replicas")
+
+    def __init__(self, value: Any, num_replicas: int) -> None:
+        self._value = value
+        self._num_replicas = num_replicas
+
+    @property
+    def value(self) -> Any:
+        """The value itself."""
+        return self._value
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The value, once per replica."""
+        return (self._value,) * self._num_replicas
+
+    def __len__(self) -> int:
+        return self._num_replicas
+
+
+def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], tuple[str, Layout | None]]:
+    if isinstance(value, LocalPerReplica):
+        return value.values, ("components", value.layout)
+    if value.is_stacked:
+        return (value._stacked,), ("stacked", value.layout)
+    return value.values, ("components", value.layout)
+
+
+def _unflatten(how: tuple[str, Layout | None], children: Sequence[Any]) -> PerReplica:
+    kind, layout = how
+    if kind == "stacked":
+        made = PerReplica.__new__(PerReplica)
+        made._components, made._stacked, made._layout, made._unstack = None, children[0], layout, None
+        return made
+    return PerReplica(children, layout)
+
+
+jax.tree_util.register_pytree_node(PerReplica, _flatten, _unflatten)
+jax.tree_util.register_pytree_node(LocalPerReplica, _flatten, _unflatten)
+jax.tree_util.register_pytree_node(
+    Mirrored, lambda m: ((m.value,), len(m)), lambda count, children: Mirrored(children[0], count)
+)

@@ -1,0 +1,394 @@
+"""Running a function on every replica inside a compiled program: one trace, one `shard_map`.
+
+The function is traced once per *local* replica (once, if replicas are not folded) into a body jaxpr. What it read from
+outside comes back among the body's constants and becomes an operand; what it assigned is proved to be equal on all
+replicas, or refused; then the body is bound with `shard_map(check_vma=False)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from mirrored._jax.capture import CaptureTracer
+from mirrored._jax.staging import Staged as Body
+from mirrored._jax.staging import stage
+from mirrored._jax.traces import belongs_to, current_trace, is_tracer, recording_parent
+from mirrored.collectives.stacked import group_of
+from mirrored.errors import StructureError, SynchronyError
+from mirrored.replicas import structures
+from mirrored.replicas.ambient import ambient, within
+from mirrored.replicas.frames import ReplicaFrame
+from mirrored.replicas.frames import Staged as Assigned
+from mirrored.replicas.layout import AXIS
+from mirrored.replicas.lockstep import LockStep
+from mirrored.replicas.merging import Merge, Session
+from mirrored.replicas.reads import announce_read
+from mirrored.replicas.synchrony import Origin, analyse
+from mirrored.replicas.values import LocalPerReplica, Mirrored, PerReplica
+from mirrored.strategies.context import ReplicaContext
+
+if TYPE_CHECKING:
+    from mirrored.strategies.strategy import Strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class Captured:
+    """What a capture tracer of the body stands for: a variable, or one local replica's component of it."""
+
+    variable: Any
+    local: int | None
+
+    def __str__(self) -> str:
+        return f"variable {self.variable.name!r}"
+
+
+class BodySession(Session):
+    """The local replicas of one device, traced together; the program stands for all devices."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        assert strategy.layout is not None
+        self.strategy = strategy
+        self.layout = strategy.layout
+        self.num_local = self.layout.local
+        self.in_place = self.num_local == 1
+        self.base_trace: Any = None
+        self.letters: dict[int, Any] = {}
+        self.reply: Any = None
+        self.group_info = group_of(self.layout)
+        self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
+        self._lockstep = LockStep("Strategy.run")
+        self.frame = ReplicaFrame(
+            self.num_local,
+            captures=True,
+            base=self._base,
+            whole_base=self._whole_base,
+            join=self._join,
+            split=self.component,
+        )
+
+    def run_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+        """Traces ``fn`` once per local replica, in lock-step; results regrouped."""
+        return structures.regroup(
+            self.trace_replicas(fn, args, kwargs), "Strategy.run", self.group, is_shared=self.is_shared
+        )
+
+    def trace_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> list[Any]:
+        """Traces ``fn`` once per local replica, in lock-step; one result per local replica."""
+
+        def body(local: int) -> Callable[[], Any]:
+            def call() -> Any:
+                mine = structures.map_leaves(lambda leaf: self.component(leaf, local), (tuple(args), kwargs))
+                return fn(*mine[0], **mine[1])
+
+            return call
+
+        with within(frame=self.frame, runner=self, replica=None) as here:
+            contexts = [here.fork(replica=self._context(local)) for local in range(self.num_local)]
+            if self.in_place:
+                with within(replica=contexts[0].replica):
+                    return [body(0)()]
+            previous, self._lockstep = self._lockstep, LockStep("Strategy.run")
+            try:
+                return self._lockstep.run([body(local) for local in range(self.num_local)], contexts)
+            finally:
+                self._lockstep = previous
+
+    def _context(self, local: int) -> ReplicaContext:
+        def replica_id() -> Any:
+            return lax.axis_index(AXIS) * self.num_local + local
+
+        return ReplicaContext(self.strategy, replica_id, local)
+
+    # Session
+
+    def meet(self, merge: Merge, payload: Any) -> Any:
+        if not self.in_place:
+            return self._lockstep.meet(merge, payload)
+        with within(replica=None):
+            return merge.run([payload])[0]
+
+    def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
+        return list(self.strategy.cross_device_ops.reduce(op, arrays, self.group_info))
+
+    def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
+        return [jnp.concatenate(self._all_components(components), axis) for components in arrays]
+
+    def group(self, components: Sequence[Any]) -> Any:
+        return LocalPerReplica(components, lambda: self._all_components(components), self.layout)
+
+    def is_shared(self, components: Sequence[Any]) -> bool:
+        first = components[0]
+        if not structures.identical(components):
+            return (
+                not is_tracer(first) and isinstance(first, (bool, int, float, complex, str)) and _all_equal(components)
+            )
+        if self.num_local > 1:
+            return True
+        # One local replica stands for those of all devices: what was computed here is theirs, what came from outside is shared.
+        return not (is_tracer(first) and (self._is_inside(first) or self._is_component(first)))
+
+    def component(self, value: Any, local: int) -> Any:
+        if isinstance(value, LocalPerReplica):
+            return value.local[local]
+        if isinstance(value, Mirrored):
+            return value.value
+        if isinstance(value, PerReplica):
+            return lax.dynamic_index_in_dim(
+                value.stacked(self.layout), lax.axis_index(AXIS) * self.num_local + local, keepdims=False
+            )
+        return value
+
+    def reduced_component(self, value: Any, local: int) -> Any:
+        return value
+
+    def _is_inside(self, tracer: Any) -> bool:
+        return recording_parent(tracer._trace) is self.base_trace
+
+    def _is_component(self, tracer: Any) -> bool:
+        return isinstance(tracer, CaptureTracer) and isinstance(tracer.source, Captured)
+
+    def _all_components(self, components: Sequence[Any]) -> list[Any]:
+        """The components of all replicas, in replica order, from this device's."""
+        stacked = jnp.stack([jnp.asarray(component) for component in components])
+        if len(self.layout.devices) > 1:
+            stacked = lax.all_gather(stacked, AXIS, axis=0, tiled=True)
+        return [stacked[i] for i in range(self.layout.num_replicas)]
+
+    # Variables
+
+    def _base(self, variable: Any, local: int) -> Any:
+        return self._capture(variable, local if variable.per_replica else None)
+
+    def _whole_base(self, variable: Any) -> Any:
+        if not variable.per_replica:
+            return self._capture(variable, None)
+        return jnp.stack(self._all_components([self._capture(variable, k) for k in range(self.num_local)]))
+
+    def _capture(self, variable: Any, local: int | None) -> CaptureTracer:
+        key = (id(variable), local)
+        if key not in self._captured:
+            self._captured[key] = CaptureTracer(variable.shape, variable.dtype, Captured(variable, local))
+        return self._captured[key]
+
+    def _join(self, variable: Any, components: Sequence[Any], where: Sequence[str]) -> Any:
+        if variable.per_replica:
+            return jnp.stack(self._all_components(components))
+        return components[0]
+
+
+def _all_equal(components: Sequence[Any]) -> bool:
+    return all(type(one) is type(components[0]) and one == components[0] for one in components)
+
+
+def run_compiled(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+    """One run inside a trace. Context: cross-replica, while a `function` is traced."""
+    return _Run(strategy).result(fn, args, kwargs)
+
+
+@dataclasses.dataclass
+class _Output:
+    """One leaf of the result: a shared object, or the place of its components among the body's outputs."""
+
+    shared: Any = None
+    start: int | None = None
+
+
+class _Run:
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._session = BodySession(strategy)
+        self._layout = self._session.layout
+        self._local = self._session.num_local
+        self._inputs: list[tuple[str, Any]] = []
+        self._outputs: list[_Output] = []
+        self._out_treedef: Any = None
+        self._assigned: list[Assigned] = []
+
+    def result(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+        leaves, treedef = structures.flatten((tuple(args), kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
+        self._inputs = [(f"the per-replica argument {i} of run", leaves[i].stacked(self._layout)) for i in places]
+        shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for _, x in self._inputs for _ in range(self._local)]
+
+        def flat_body(*parts: Any) -> list[Any]:
+            return self._trace(fn, leaves, treedef, places, parts)
+
+        with within(listeners=(self._session.frame,)):
+            body = stage(flat_body, shapes, axes=[(AXIS, len(self._layout.devices))])
+        self._prove(body)
+        return self._bind(body)
+
+    def _trace(
+        self, fn: Any, leaves: Sequence[Any], treedef: Any, places: Sequence[int], parts: Sequence[Any]
+    ) -> list[Any]:
+        session = self._session
+        session.base_trace = session.frame.base_trace = current_trace()
+        mine = list(leaves)
+        for i, place in enumerate(places):
+            mine[place] = session.group(parts[i * self._local : (i + 1) * self._local])
+        args, kwargs = structures.unflatten(treedef, mine)
+        results = session.trace_replicas(fn, args, kwargs)
+        columns, self._out_treedef = structures.transpose(results, "Strategy.run")
+        flat: list[Any] = []
+        for column in columns:
+            self._outputs.append(self._place(column, flat))
+        for entry in session.frame.staged.values():
+            self._assigned.append(entry)
+            flat.extend(session.frame.local(entry.variable, k) for k in range(self._local))
+        return [jnp.asarray(leaf) for leaf in flat]
+
+    def _place(self, column: Sequence[Any], flat: list[Any]) -> _Output:
+        if self._session.is_shared(column) and not any(belongs_to(leaf, self._session.base_trace) for leaf in column):
+            return _Output(shared=column[0])
+        if not all(isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)) for leaf in column):
+            raise StructureError(
+                "Strategy.run",
+                found=f"results of types {', '.join(type(leaf).__name__ for leaf in column)} in one place",
+                rule="inside a compiled function replicas return arrays, or the very same object",
+                remedy="return arrays of one shape on every replica, or run eagerly",
+            )
+        start = len(flat)
+        flat.extend(column)
+        return _Output(start=start)
+
+    # The proof
+
+    def _prove(self, body: Body) -> None:
+        outvars = body.jaxpr.outvars
+        first = len(outvars) - self._local * len(self._assigned)
+        mirrored = [
+            (entry, outvars[first + i * self._local : first + (i + 1) * self._local])
+            for i, entry in enumerate(self._assigned)
+            if not entry.variable.per_replica
+        ]
+        if not mirrored:
+            return
+        origins = [_origin(constant) for constant in body.constants]
+        origins += [Origin(label, varies=True) for label, _ in self._inputs for _ in range(self._local)]
+        analysis = analyse(body.jaxpr, origins, axis=AXIS if len(self._layout.devices) > 1 else None)
+        for entry, atoms in mirrored:
+            if not analysis.same(atoms):
+                raise _would_differ(entry, analysis.explain(atoms))
+
+    # Binding
+
+    def _bind(self, body: Body) -> Any:
+        operands, sources = self._operands(body)
+        operands += [stacked for _, stacked in self._inputs]
+        sharded, equal = PartitionSpec(AXIS), PartitionSpec()
+        in_specs = [sharded if source.per_replica else equal for source in sources] + [sharded] * len(self._inputs)
+
+        def on_device(*parts: Any) -> tuple[list[Any], list[Any]]:
+            constants = [source.local_value(parts) for source in self._constant_sources]
+            inputs = [part[k] for part in parts[len(sources) :] for k in range(self._local)]
+            return self._sorted(body(constants, inputs))
+
+        bound = jax.shard_map(
+            on_device,
+            mesh=self._layout.mesh,
+            in_specs=tuple(in_specs),
+            out_specs=(sharded, equal),
+            check_vma=False,
+        )
+        stacked, mirrored = bound(*operands)
+        return self._finish(list(stacked), list(mirrored))
+
+    def _operands(self, body: Body) -> tuple[list[Any], list[_Source]]:
+        """One operand per captured variable or outer value (several constants may come from one per-replica variable)."""
+        operands: list[Any] = []
+        sources: list[_Source] = []
+        places: dict[int, int] = {}
+        self._constant_sources: list[_Component] = []
+        for constant in body.constants:
+            captured = constant.source if isinstance(constant, CaptureTracer) else None
+            variable = captured.variable if isinstance(captured, Captured) else None
+            key = id(constant) if variable is None else id(variable)
+            if key not in places:
+                places[key] = len(operands)
+                sources.append(_Source(variable is not None and variable.per_replica))
+                operands.append(constant if variable is None else _outer_value(variable))
+            local = captured.local if isinstance(captured, Captured) else None
+            self._constant_sources.append(_Component(places[key], local))
+        return operands, sources
+
+    def _sorted(self, outs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The body's flat outputs as stacked parts ``[local, ...]`` and mirrored values."""
+        local = self._local
+        stacked = [
+            jnp.stack(outs[place.start : place.start + local]) for place in self._outputs if place.start is not None
+        ]
+        first = len(outs) - local * len(self._assigned)
+        mirrored = []
+        for i, entry in enumerate(self._assigned):
+            components = outs[first + i * local : first + (i + 1) * local]
+            if entry.variable.per_replica:
+                stacked.append(jnp.stack(components))
+            else:
+                mirrored.append(components[0])
+        return stacked, mirrored
+
+    def _finish(self, stacked: list[Any], mirrored: list[Any]) -> Any:
+        parts, wholes = iter(stacked), iter(mirrored)
+        leaves = [
+            place.shared if place.start is None else PerReplica.from_stacked(next(parts), self._layout)
+            for place in self._outputs
+        ]
+        frame = ambient().frame
+        assert frame is not None
+        for entry in self._assigned:
+            value = next(parts) if entry.variable.per_replica else next(wholes)
+            frame.set_whole(entry.variable, value, entry.where[0])
+        return structures.unflatten(self._out_treedef, leaves)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    per_replica: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Component:
+    place: int
+    local: int | None
+
+    def local_value(self, parts: Sequence[Any]) -> Any:
+        return parts[self.place] if self.local is None else parts[self.place][self.local]
+
+
+def _outer_value(variable: Any) -> Any:
+    frame = ambient().frame
+    assert frame is not None
+    return announce_read(variable, frame.whole(variable))
+
+
+def _origin(constant: Any) -> Origin:
+    source = constant.source if isinstance(constant, CaptureTracer) else None
+    if isinstance(source, Captured):
+        varies = source.variable.per_replica
+        label = f"sync-on-read {source}" if varies else str(source)
+        return Origin(label, varies=varies)
+    if is_tracer(constant):
+        return Origin("a value from outside run", varies=False)
+    return Origin.constant(constant)
+
+
+def _would_differ(entry: Assigned, path: str) -> SynchronyError:
+    name = entry.variable.name
+    lines = sorted({line for line in entry.where if line}) or ["one replica only"]
+    return SynchronyError(
+        f"{name}.assign",
+        found=f"mirrored variable {name!r}, assigned at {', '.join(lines)}, would differ between replicas. "
+        f"How its value came to differ:\n{path}\n",
+        rule="a mirrored variable is equal on all replicas at all times; a value that depends on a replica's share of the "
+        "batch, its id or its own state is not, until it is reduced",
+        remedy="reduce it first (get_replica_context().all_reduce(ReduceOp.MEAN, value)), create the variable with "
+        "aggregation=VariableAggregation.MEAN, or make it sync-on-read",
+    )

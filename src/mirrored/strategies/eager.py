@@ -1,0 +1,195 @@
+"""Running a function on every replica at once, for real: each replica in turn, on its own device.
+
+Print, pdb, Python branches and shapes that differ between replicas all work here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.boxes import has_payload, payload_of
+from mirrored._jax.traces import current_trace, is_tracer
+from mirrored.collectives.group import Group
+from mirrored.collectives.stacked import reduce_stacked
+from mirrored.errors import SynchronyError
+from mirrored.replicas import structures
+from mirrored.replicas.ambient import ambient, within
+from mirrored.replicas.frames import ReplicaFrame
+from mirrored.replicas.lockstep import LockStep
+from mirrored.replicas.merging import Merge, Session
+from mirrored.replicas.values import Mirrored, PerReplica, stack_components
+from mirrored.strategies.context import ReplicaContext
+
+if TYPE_CHECKING:
+    from mirrored.strategies.strategy import Strategy
+
+
+class EagerSession(Session):
+    """All replicas of a strategy, run one after another between merges."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        assert strategy.layout is not None
+        self.strategy = strategy
+        self.layout = strategy.layout
+        self.num_local = self.layout.num_replicas
+        self.in_place = False
+        self.base_trace = current_trace()
+        self.letters: dict[int, Any] = {}
+        self.reply: Any = None
+        self.frame = ReplicaFrame(
+            self.num_local,
+            captures=False,
+            base=lambda variable, replica: variable.stored_component(replica),
+            whole_base=lambda variable: variable.stored(),
+            join=self._join,
+            split=self.component,
+        )
+        self._lockstep = LockStep("Strategy.run")
+        # Components of plain values that were handed to replicas, with the value: handed back by all, it is that value again.
+        self._handed: dict[int, tuple[Any, Any]] = {}
+
+    def run_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+        """Runs ``fn`` once per replica, in lock-step; results regrouped."""
+
+        def body(replica: int) -> Callable[[], Any]:
+            def call() -> Any:
+                mine = structures.map_leaves(lambda leaf: self.component(leaf, replica), (tuple(args), kwargs))
+                with jax.default_device(self.layout.device_of(replica)):
+                    return fn(*mine[0], **mine[1])
+
+            return call
+
+        replicas = range(self.num_local)
+        with within(frame=self.frame, runner=self, replica=None) as here:
+            contexts = [here.fork(replica=ReplicaContext(self.strategy, replica, replica)) for replica in replicas]
+            previous, self._lockstep = self._lockstep, LockStep("Strategy.run")
+            try:
+                results = self._lockstep.run([body(replica) for replica in replicas], contexts)
+            finally:
+                self._lockstep = previous
+        return structures.regroup(results, "Strategy.run", self.group)
+
+    def commit(self) -> None:
+        """Moves what the replicas assigned into the variables: all of it, or nothing."""
+        entries = list(self.frame.staged.values())
+        wholes = [self.frame.whole(entry.variable) for entry in entries]
+        for entry, whole in zip(entries, wholes, strict=True):
+            sharding = self.layout.sharded if entry.variable.per_replica else self.layout.replicated
+            entry.variable.store(jax.device_put(whole, sharding))
+            entry.variable.mark_shared()
+
+    # Session
+
+    def meet(self, merge: Merge, payload: Any) -> Any:
+        return self._lockstep.meet(merge, payload)
+
+    def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
+        algorithm = self.strategy.cross_device_ops
+        if any(_is_recorded(component) for components in arrays for component in components):
+            # A tape outside `run` records the reduction: one device, ordinary operations.
+            near = [[self._near(component) for component in components] for components in arrays]
+            return list(algorithm.reduce(op, near, Group(axis=None, devices=1, local=self.num_local)))
+        stacked = [stack_components(components, self.layout) for components in arrays]
+        return reduce_stacked(algorithm, op, stacked, self.layout)
+
+    def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
+        return [jnp.concatenate([self._near(component) for component in components], axis) for components in arrays]
+
+    def group(self, components: Sequence[Any]) -> Any:
+        wholes = [self._handed.get(id(component), (None, None))[1] for component in components]
+        if wholes[0] is not None and structures.identical(wholes):
+            return wholes[0]
+        return PerReplica(components, self.layout)
+
+    def is_shared(self, components: Sequence[Any]) -> bool:
+        return structures.identical(components)
+
+    def component(self, value: Any, local: int) -> Any:
+        if isinstance(value, PerReplica):
+            return value.values[local]
+        if isinstance(value, Mirrored):
+            value = value.value
+        if not isinstance(value, jax.Array) or len(self.layout.devices) == 1:
+            return value
+        moved = self._moved(value, self.layout.device_of(local))
+        if moved is not value:
+            self._handed[id(moved)] = (moved, value)
+        return moved
+
+    def reduced_component(self, value: Any, local: int) -> Any:
+        return (
+            self._moved(value, self.layout.device_of(local))
+            if _is_recorded(value)
+            else _own_view(value, self.layout.device_of(local))
+        )
+
+    def _near(self, component: Any) -> Any:
+        return component if len(self.layout.devices) == 1 else self._moved(component, self.layout.devices[0])
+
+    def _moved(self, value: Any, device: jax.Device) -> Any:
+        if _is_recorded(value):
+            return jax.device_put(value, device)
+        if len(value.sharding.device_set) > 1 and value.is_fully_replicated:
+            return _own_view(value, device)
+        return value if not value.committed or value.device == device else jax.device_put(value, device)
+
+    def _join(self, variable: Any, components: Sequence[Any], where: Sequence[str]) -> Any:
+        components = [payload_of(component) for component in components]
+        if variable.per_replica:
+            return stack_components(components, self.layout)
+        if not structures.identical(components):
+            _check_equal(variable, components, where)
+        firsts = components[:: self.layout.local]
+        placed = [jax.device_put(one, device) for one, device in zip(firsts, self.layout.devices, strict=True)]
+        return jax.make_array_from_single_device_arrays(variable.shape, self.layout.replicated, placed)
+
+
+def _own_view(value: jax.Array, device: jax.Device) -> jax.Array:
+    """The copy of a replicated array on one device, as an array object of its own."""
+    if len(value.sharding.device_set) == 1:
+        # A new array object over the same buffer: each replica gets one of its own.
+        return value.addressable_data(0) if value.device == device else jax.device_put(value, device)
+    return next((shard.data for shard in value.addressable_shards if shard.device == device), value)
+
+
+def _is_recorded(value: Any) -> bool:
+    return is_tracer(value) or has_payload(value)
+
+
+def _check_equal(variable: Any, components: Sequence[Any], where: Sequence[str]) -> None:
+    bits = [np.asarray(component).tobytes() for component in components]
+    if all(one == bits[0] for one in bits):
+        return
+    lines = sorted({line for line in where if line})
+    found = ", ".join(
+        f"replica {i}: {np.array2string(np.asarray(c), threshold=4)}" for i, c in enumerate(components[:4])
+    )
+    missing = [i for i, line in enumerate(where) if not line]
+    raise SynchronyError(
+        f"{variable.name}.assign",
+        found=f"mirrored variable {variable.name!r} would differ between replicas after {', '.join(lines)}: {found}"
+        + (f"; replicas {missing} did not assign it" if missing else ""),
+        rule="a mirrored variable is equal on all replicas at all times",
+        remedy="reduce the value first (get_replica_context().all_reduce(ReduceOp.MEAN, value)), create the variable with "
+        "aggregation=, or make it sync-on-read (synchronization=VariableSynchronization.ON_READ)",
+    )
+
+
+def run_eager(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+    """One eager run: all that the replicas assign is kept if it ends well, and dropped otherwise."""
+    session = EagerSession(strategy)
+    result = session.run_replicas(fn, args, kwargs)
+    with within(runner=session):
+        session.commit()
+    return result
+
+
+def nested_run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+    """A run inside a merge of another: the same replicas, the same staged values."""
+    session: Any = ambient().runner
+    return session.run_replicas(fn, args, kwargs)

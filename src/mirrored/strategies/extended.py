@@ -1,0 +1,202 @@
+"""`StrategyExtended`: the lower-level half of a strategy, for merge functions and library code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from mirrored.errors import ArgumentError
+from mirrored.replicas import structures
+from mirrored.replicas.values import Mirrored
+from mirrored.strategies import reducing
+from mirrored.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from mirrored.strategies.strategy import Strategy
+
+
+class StrategyExtended:
+    """What `strategy.extended` offers, to be used in cross-replica context, often inside `merge_call`.
+
+    Example:
+        >>> import mirrored as mr
+        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+        >>> with strategy.scope():
+        ...     v = mr.Variable(1.0)
+        >>> def merge(strategy, update):
+        ...     total = strategy.extended.reduce_to("SUM", update, v)
+        ...     strategy.extended.update(v, lambda v, t: v.assign_add(t), args=(total,))
+        >>> strategy.run(lambda: mr.get_replica_context().merge_call(merge, args=(mr.stop_gradient(2.0),)))
+        >>> float(v)
+        5.0
+
+    TensorFlow: `tf.distribute.StrategyExtended`.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+
+    # Reductions
+
+    def reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any = None) -> Any:
+        """Reduces a per-replica value; the result is on every replica, wherever `destinations` are.
+
+        Args:
+            reduce_op: `ReduceOp.SUM` or `MEAN`, a `VariableAggregation` of that name, or a custom reduction.
+            value: A per-replica value, or a structure of such.
+            destinations: A variable, a value, or a device name: accepted, since a result lives on all replicas anyway.
+            options: Accepted for TensorFlow's sake.
+        """
+        self._strategy._refuse_in_replica("extended.reduce_to")
+        reduced = reducing.reduce_structure(self._strategy, reduce_op, value, None, "StrategyExtended.reduce_to")
+        if isinstance(destinations, str):
+            return reduced
+        return structures.map_leaves(self._mirrored, reduced)
+
+    def batch_reduce_to(
+        self, reduce_op: Any, value_destination_pairs: Sequence[tuple[Any, Any]], options: Any = None
+    ) -> list[Any]:
+        """`reduce_to` for many values at once: one collective for all of them."""
+        values = [value for value, _ in value_destination_pairs]
+        return list(self.reduce_to(reduce_op, values, None, options))
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """The same value on all replicas."""
+        return self._mirrored(tensor)
+
+    def _mirrored(self, value: Any) -> Any:
+        return value if value is None else Mirrored(value, self._strategy.num_replicas_in_sync)
+
+    # Variables
+
+    def update(
+        self, var: Variable, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None, group: bool = True
+    ) -> Any:
+        """Calls ``fn(var, *args, **kwargs)`` to update a variable on all replicas.
+
+        Context: cross-replica. A mirrored variable is updated once for all replicas, since its copies are one variable; for a
+        sync-on-read variable `fn` is called with the variable and arguments likewise.
+
+        Args:
+            var: The variable.
+            fn: Assigns it. Mirrored arguments arrive as their value.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            group: False returns what `fn` returned once per replica, as a tuple; True returns it as one.
+
+        Raises:
+            ArgumentError: `var` is no variable of this strategy.
+        """
+        self._strategy._refuse_in_replica("extended.update")
+        if not isinstance(var, Variable) or (self._strategy.layout is not None and var.strategy is not self._strategy):
+            raise ArgumentError(
+                "StrategyExtended.update",
+                found=f"{var!r}",
+                rule="a strategy updates variables made in its scope",
+                remedy="create the variable inside `with strategy.scope():`",
+            )
+        mine = structures.map_leaves(
+            lambda leaf: leaf.value if isinstance(leaf, Mirrored) else leaf, (tuple(args), kwargs or {})
+        )
+        result = fn(var, *mine[0], **mine[1])
+        if group:
+            return result
+        return (result,) * self._strategy.num_replicas_in_sync
+
+    def update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Any = None,
+        group: bool = True,
+    ) -> Any:
+        """Calls ``fn(*args, **kwargs)`` once for all replicas."""
+        result = fn(*args, **(kwargs or {}))
+        return result if group else (result,) * self._strategy.num_replicas_in_sync
+
+    def read_var(self, v: Any) -> Any:
+        """Reads a variable in cross-replica context."""
+        return v.read_value()
+
+    def value_container(self, value: Any) -> Any:
+        """The variable that a component belongs to, or `value` itself."""
+        return getattr(value, "container", value)
+
+    def variable_created_in_scope(self, v: Any) -> bool:
+        """Whether `v` was made in this strategy's scope."""
+        return isinstance(v, Variable) and v.strategy is self._strategy
+
+    @contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+        """Variables made inside live where `colocate_with_variable` does: on all replicas of this strategy.
+
+        Raises:
+            ArgumentError: It is no variable of this strategy.
+        """
+        container = self.value_container(colocate_with_variable)
+        if not self.variable_created_in_scope(container):
+            raise ArgumentError(
+                "StrategyExtended.colocate_vars_with",
+                found=f"{colocate_with_variable!r}",
+                rule="variables are colocated with variables of the same strategy",
+                remedy="give a variable made inside `with strategy.scope():`",
+            )
+        with self._strategy.scope():
+            yield
+
+    def non_slot_devices(self, var_list: Any) -> Any:
+        """Where variables that belong to no other live: on all replicas' devices."""
+        return self.parameter_devices
+
+    # Places
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """One device name per replica, as TensorFlow writes them."""
+        layout = self._strategy.layout
+        if layout is None:
+            device = jax.devices()[0]
+            return (f"/job:localhost/replica:0/task:0/device:{device.platform.upper()}:{device.id}",)
+        return tuple(layout.name_of(replica) for replica in range(layout.num_replicas))
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """Where variables live: on every replica."""
+        return self.worker_devices
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        """Whether shapes must be known while compiling. They need not be equal on all replicas: such steps run eagerly."""
+        return False
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Whether each worker runs its own program: only in jobs of several processes."""
+        return False
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this process writes checkpoints."""
+        return True
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this process writes summaries."""
+        return True
+
+    # Running
+
+    def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        """The same as `Strategy.run`."""
+        return self._strategy.run(fn, args=tuple(args), kwargs=kwargs)
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """The same as `Strategy.local_results`."""
+        return self._strategy.experimental_local_results(value)
+
+    def __repr__(self) -> str:
+        return f"StrategyExtended({self._strategy!r})"

@@ -1,0 +1,194 @@
+"""`Strategy.reduce` and `Strategy.gather`: from per-replica values to one, in cross-replica context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
+from mirrored.collectives.stacked import gather_stacked, reduce_stacked
+from mirrored.errors import ArgumentError
+from mirrored.replicas import structures
+from mirrored.replicas.ambient import ambient
+from mirrored.replicas.merging import Session
+from mirrored.replicas.values import DistributedValues, LocalPerReplica, Mirrored, PerReplica
+
+if TYPE_CHECKING:
+    from mirrored.strategies.strategy import Strategy
+
+
+def reduce_structure(strategy: Strategy, reduce_op: Any, value: Any, axis: Any, called: str = "Strategy.reduce") -> Any:
+    """Reduces every leaf; all per-replica leaves go into one collective."""
+    op = as_reduce_op(reduce_op)
+    axes = _axes(called, axis)
+    leaves, treedef = structures.flatten(value)
+    prepared = [as_per_replica(strategy, leaf) for leaf in leaves]
+    places = [i for i, leaf in enumerate(prepared) if isinstance(leaf, PerReplica)]
+    reduced = iter(_reduce_all(strategy, called, op, [prepared[i] for i in places], axes))
+    out = [
+        next(reduced) if isinstance(leaf, PerReplica) else _reduce_plain(strategy, called, op, leaf, axes)
+        for leaf in prepared
+    ]
+    return structures.unflatten(treedef, out)
+
+
+def as_per_replica(strategy: Strategy, leaf: Any) -> Any:
+    """A leaf as a per-replica value where it is one (sync-on-read variables are)."""
+    if isinstance(leaf, PerReplica) or leaf is None:
+        return leaf
+    if isinstance(leaf, Mirrored):
+        return leaf.value
+    if isinstance(leaf, DistributedValues) and getattr(leaf, "per_replica", False):
+        return variable_components(strategy, leaf)
+    return leaf
+
+
+def variable_components(strategy: Strategy, variable: Any) -> PerReplica:
+    """A sync-on-read variable's components, as they are in this context."""
+    here = ambient()
+    if here.runner is not None and here.frame is not None:
+        frame = here.frame
+        locals_ = [frame.local(variable, k) for k in range(here.runner.num_local)]
+        return here.runner.group(locals_)  # type: ignore[no-any-return]
+    stacked = variable.stored() if here.frame is None else here.frame.whole(variable)
+    return PerReplica.from_stacked(stacked, strategy.layout)  # type: ignore[arg-type]
+
+
+def _axes(called: str, axis: Any) -> tuple[int, ...] | None:
+    if axis is None:
+        return None
+    axes = tuple(axis) if isinstance(axis, (list, tuple)) else (axis,)
+    if all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in axes):
+        return tuple(int(one) for one in axes)
+    raise ArgumentError(
+        called, found=f"axis={axis!r}", rule="an axis is None, an int, or several ints", remedy="axis=None or axis=0"
+    )
+
+
+def _reduce_plain(strategy: Strategy, called: str, op: Any, leaf: Any, axes: tuple[int, ...] | None) -> Any:
+    if leaf is None:
+        return None
+    array = jnp.asarray(leaf)
+    if strategy.num_replicas_in_sync > 1 and op is not ReduceOp.MEAN:
+        raise ArgumentError(
+            called,
+            found=f"{op} of a value that is not per replica (shape {array.shape}) on {strategy.num_replicas_in_sync} replicas",
+            rule="only what differs between replicas can be summed over them",
+            remedy="reduce what run returned; a value that is equal on all replicas is already reduced "
+            "(MEAN gives it back; multiply by num_replicas_in_sync for a sum)",
+        )
+    if axes is None:
+        return array
+    _check_axes(called, array.shape, axes)
+    return jnp.mean(_floating(array), axes) if op is ReduceOp.MEAN else jnp.sum(array, axes)
+
+
+def _reduce_all(
+    strategy: Strategy, called: str, op: Any, values: Sequence[PerReplica], axes: tuple[int, ...] | None
+) -> list[Any]:
+    if not values:
+        return []
+    if axes is None:
+        return _reduce_components(strategy, op, values)
+    counts = [_map_components(value, lambda x: jnp.asarray(_count(called, x, axes), jnp.float32)) for value in values]
+    summed = [_map_components(value, lambda x: jnp.sum(_floating_if(x, op), axes)) for value in values]
+    if op is not ReduceOp.MEAN:
+        return _reduce_components(strategy, op, summed)
+    totals = _reduce_components(strategy, ReduceOp.SUM, [*summed, *counts])
+    sums, elements = totals[: len(values)], totals[len(values) :]
+    return [total / count.astype(total.dtype) for total, count in zip(sums, elements, strict=True)]
+
+
+def _map_components(value: PerReplica, function: Any) -> PerReplica:
+    if isinstance(value, LocalPerReplica):
+        session = ambient().runner
+        assert session is not None
+        return session.group([function(component) for component in value.local])  # type: ignore[no-any-return]
+    if value.is_stacked:
+        assert value.layout is not None
+        return PerReplica.from_stacked(jax.vmap(function)(value.stacked(value.layout)), value.layout)
+    return PerReplica([function(component) for component in value.values], value.layout)
+
+
+def _reduce_components(strategy: Strategy, op: Any, values: Sequence[PerReplica]) -> list[Any]:
+    if strategy.layout is None or len(values[0]) == 1:
+        return [jnp.asarray(value.values[0]) for value in values]
+    session = ambient().runner
+    if session is not None:
+        return session.reduce(op, [_locals(session, value) for value in values])
+    return reduce_stacked(strategy.cross_device_ops, op, [v.stacked(strategy.layout) for v in values], strategy.layout)
+
+
+def _locals(session: Session, value: PerReplica) -> list[Any]:
+    return [session.component(value, k) for k in range(session.num_local)]
+
+
+def _check_axes(called: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    for axis in axes:
+        if not -len(shape) <= axis < len(shape):
+            raise ArgumentError(
+                called,
+                found=f"axis={axis} for components of shape {shape}",
+                rule="an axis is a dimension of every component",
+                remedy="axis=None reduces the components with each other as they are",
+            )
+
+
+def _count(called: str, component: Any, axes: tuple[int, ...]) -> int:
+    shape = np.shape(component)
+    _check_axes(called, shape, axes)
+    return int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
+
+
+def _floating(array: Any) -> Any:
+    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)
+
+
+def _floating_if(component: Any, op: Any) -> Any:
+    array = jnp.asarray(component)
+    return _floating(array) if op is ReduceOp.MEAN else array
+
+
+def gather_leaf(strategy: Strategy, leaf: Any, axis: int) -> Any:
+    """Concatenates one value's components.
+
+    Raises:
+        ArgumentError: The components cannot be concatenated along `axis`.
+    """
+    value = as_per_replica(strategy, leaf)
+    if not isinstance(value, PerReplica):
+        return value if value is None else jnp.asarray(value)
+    session = ambient().runner
+    if isinstance(value, LocalPerReplica) and session is not None:
+        _check_gather([value.local[0]], axis)
+        return session.gather([_locals(session, value)], axis)[0]
+    if value.is_stacked and strategy.layout is not None:
+        _check_gather([jax.ShapeDtypeStruct(value.component_shape or (), jnp.float32)], axis)
+        normal = axis if axis >= 0 else axis + len(value.component_shape or ())
+        return gather_stacked(value.stacked(strategy.layout), normal, strategy.layout)
+    components = [jnp.asarray(component) for component in value.values]
+    _check_gather(components, axis)
+    if strategy.layout is not None and len(strategy.layout.devices) > 1:
+        components = [jax.device_put(component, strategy.layout.devices[0]) for component in components]
+    return jnp.concatenate(components, axis)
+
+
+def _check_gather(components: Sequence[Any], axis: int) -> None:
+    shapes = [tuple(component.shape) for component in components]
+    rank = len(shapes[0])
+    fits = rank > 0 and -rank <= axis < rank and all(len(shape) == rank for shape in shapes)
+    if fits:
+        rest = {shape[: axis % rank] + shape[axis % rank + 1 :] for shape in shapes}
+        fits = len(rest) == 1
+    if fits:
+        return
+    raise ArgumentError(
+        "Strategy.gather",
+        found=f"axis={axis} for components of shapes {', '.join(map(str, shapes))}",
+        rule="components have the same number of dimensions (at least one), and agree in all but the gathered one",
+        remedy="gather value[None] for scalars; pad components that differ in other dimensions",
+    )

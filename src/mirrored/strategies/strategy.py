@@ -1,0 +1,323 @@
+"""`Strategy`: one program, N replicas in lock-step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.traces import is_tracer
+from mirrored.collectives.cross_device_ops import CrossDeviceOps
+from mirrored.errors import ArgumentError, ContextError
+from mirrored.function.function import Function, functions_run_eagerly
+from mirrored.replicas import structures
+from mirrored.replicas.ambient import ambient, within
+from mirrored.replicas.layout import Layout
+from mirrored.replicas.values import DistributedValues, PerReplica
+from mirrored.strategies import distribution, reducing
+from mirrored.strategies.compiled import run_compiled
+from mirrored.strategies.context import ReplicaContext
+from mirrored.strategies.eager import nested_run, run_eager
+from mirrored.strategies.extended import StrategyExtended
+
+
+class Strategy:
+    """Runs functions on replicas and keeps their variables equal. Made as `MirroredStrategy` and its kin.
+
+    Args:
+        layout: Which replica lives on which device; None is the default strategy: one replica, wherever JAX puts it.
+        cross_device_ops: How values of several replicas become one.
+
+    TensorFlow: `tf.distribute.Strategy`.
+    """
+
+    def __init__(self, layout: Layout | None, cross_device_ops: CrossDeviceOps) -> None:
+        self._layout = layout
+        self._cross_device_ops = cross_device_ops
+        self._extended = StrategyExtended(self)
+
+    @property
+    def layout(self) -> Layout | None:
+        """Which replica lives on which device."""
+        return self._layout
+
+    @property
+    def cross_device_ops(self) -> CrossDeviceOps:
+        """How values of several replicas become one."""
+        return self._cross_device_ops
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas there are."""
+        return 1 if self._layout is None else self._layout.num_replicas
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """The lower-level half: `reduce_to`, `update`, `broadcast_to`, ..."""
+        return self._extended
+
+    @property
+    def cluster_resolver(self) -> None:
+        """None: one process."""
+        return None
+
+    # Contexts
+
+    @contextmanager
+    def scope(self) -> Iterator[Strategy]:
+        """Makes this the current strategy: variables made inside are mirrored on its replicas.
+
+        Context: cross-replica. May be nested in itself.
+
+        Raises:
+            ContextError: Inside `run`, or inside the scope of another strategy.
+        """
+        self._refuse_in_replica("scope")
+        self._refuse_mixing("scope")
+        with within(strategies=(*ambient().strategies, self)):
+            yield self
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
+        """Calls `fn` on every replica, in lock-step.
+
+        Context: cross-replica. Outside `function` the replicas really run one after another, each on its own device; inside
+        (or if `fn` itself is a `function`) one compiled program runs on all devices at once.
+
+        Args:
+            fn: The function. A `function` is compiled around the whole run.
+            args: Positional arguments, a list or tuple; of per-replica values at any depth, each replica gets its component.
+            kwargs: Keyword arguments, likewise.
+            options: Accepted for TensorFlow's sake.
+
+        Returns:
+            The structure that `fn` returns, with per-replica leaves; an object that is the very same on all replicas (None, a
+            variable) stays itself. With one replica: exactly what `fn` returns.
+
+        Raises:
+            ContextError: Inside another run's replica, or in another strategy's scope.
+            ArgumentError: `args` is no list or tuple.
+            SynchronyError: A mirrored variable would differ between replicas.
+            MergeError: The replicas do not meet at the same merges.
+
+        Example:
+            >>> import mirrored as mr
+            >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+            >>> strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group * 10)
+            PerReplica:{
+              0: 0,
+              1: 10
+            }
+        """
+        if not isinstance(args, (list, tuple)):
+            raise ArgumentError(
+                "Strategy.run",
+                found=f"args={args!r}, a {type(args).__name__}",
+                rule="args is a list or tuple of the function's positional arguments",
+                remedy="run(fn, args=(x,)) for a single argument x",
+            )
+        self._refuse_in_replica("run")
+        self._refuse_mixing("run")
+        kwargs = kwargs or {}
+        if isinstance(fn, Function):
+            here = ambient()
+            if here.frame is None and here.runner is None and not functions_run_eagerly():
+                return fn.around(self, self._runs)(*args, **kwargs)
+            fn = fn.python_function
+        with within(strategies=(*ambient().strategies, self)):
+            return self._run(fn, args, kwargs)
+
+    def _runs(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self.run(fn, args, kwargs)
+
+    def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        here = ambient()
+        if self._layout is None or self.num_replicas_in_sync == 1:
+            mine_args, mine_kwargs = structures.select((tuple(args), kwargs), 0)
+            with within(replica=ReplicaContext(self, 0, 0), runner=None):
+                return fn(*mine_args, **mine_kwargs)
+        if here.runner is not None:
+            return nested_run(self, fn, args, kwargs)
+        if here.frame is not None:
+            return run_compiled(self, fn, args, kwargs)
+        return run_eager(self, fn, args, kwargs)
+
+    # Results
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
+        """Reduces a per-replica value to one value, as it is on every replica.
+
+        Context: cross-replica, eager or compiled.
+
+        Args:
+            reduce_op: `ReduceOp.SUM` or `MEAN`, their names in any case, or a custom reduction.
+            value: A per-replica value, or a structure of such.
+            axis: None: the components are reduced with each other. An int or several: each component is also reduced
+                along these dimensions; MEAN then weights by the true number of elements, also of uneven or empty shares.
+
+        Returns:
+            Arrays in the structure of `value`.
+
+        Raises:
+            ArgumentError: `reduce_op` is none, an axis is out of range, or SUM of a value that is not per replica.
+            ContextError: Inside a replica.
+
+        Example:
+            >>> import mirrored as mr
+            >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+            >>> ids = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group + 1.0)
+            >>> float(strategy.reduce("SUM", ids, axis=None))
+            3.0
+        """
+        self._refuse_in_replica("reduce")
+        return reducing.reduce_structure(self, reduce_op, value, axis)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Concatenates a per-replica value's components along `axis`, in replica order; sizes along it may differ.
+
+        Context: cross-replica, eager or compiled.
+
+        Raises:
+            ArgumentError: Scalars, an axis out of range, or other dimensions that differ.
+            ContextError: Inside a replica.
+        """
+        self._refuse_in_replica("gather")
+        return structures.map_leaves(lambda leaf: reducing.gather_leaf(self, leaf, axis), value)
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """The components of a value on this process's replicas, always a tuple.
+
+        Context: cross-replica. A structure gives a tuple of structures; a plain value a tuple of one.
+        """
+        if isinstance(value, DistributedValues):
+            return tuple(value.values)
+        leaves, treedef = structures.flatten(value)
+        if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
+            return (value,)
+        counts = [len(leaf.values) if isinstance(leaf, DistributedValues) else 0 for leaf in leaves]
+        return tuple(
+            structures.unflatten(
+                treedef, [leaf.values[i] if isinstance(leaf, DistributedValues) else leaf for leaf in leaves]
+            )
+            for i in range(max(counts))
+        )
+
+    local_results = experimental_local_results
+
+    # Input
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Cuts each global batch of `dataset` into one contiguous share per replica.
+
+        Context: cross-replica.
+
+        Args:
+            dataset: Any re-iterable of batches (pytrees of arrays with a common first dimension).
+            options: See `mirrored.data.InputOptions`.
+
+        Returns:
+            A re-iterable of per-replica batches. A batch of m rows over n replicas gives ceil(m / n) rows each; the last
+            replicas get fewer, or none.
+        """
+        self._refuse_in_replica("experimental_distribute_dataset")
+        return distribution.distribute_dataset(self, dataset, options)
+
+    distribute_dataset = experimental_distribute_dataset
+
+    def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: Any = None) -> Any:
+        """A distributed dataset whose batches are already per replica: each element goes to one replica in turn.
+
+        Context: cross-replica.
+
+        Args:
+            dataset_fn: From an `InputContext` to a dataset of per-replica batches.
+            options: See `mirrored.data.InputOptions`.
+        """
+        self._refuse_in_replica("distribute_datasets_from_function")
+        return distribution.distribute_from_function(self, dataset_fn, options)
+
+    def experimental_distribute_values_from_function(self, value_fn: Callable[[Any], Any]) -> Any:
+        """A per-replica value whose components `value_fn` makes from each replica's `ValueContext`.
+
+        Context: cross-replica.
+
+        Args:
+            value_fn: From a context with `replica_id_in_sync_group` and `num_replicas_in_sync` to a value or structure.
+        """
+        self._refuse_in_replica("experimental_distribute_values_from_function")
+        results = [
+            value_fn(ValueContext(replica, self.num_replicas_in_sync)) for replica in range(self.num_replicas_in_sync)
+        ]
+        columns, treedef = structures.transpose(results, "Strategy.experimental_distribute_values_from_function")
+        return structures.unflatten(treedef, [PerReplica(self._on_devices(column), self._layout) for column in columns])
+
+    distribute_values_from_function = experimental_distribute_values_from_function
+
+    def _on_devices(self, column: Sequence[Any]) -> list[Any]:
+        if self._layout is None or any(is_tracer(one) for one in column):
+            return list(column)
+        arrays = [jnp.asarray(one) if _is_number(one) else one for one in column]
+        return [
+            jax.device_put(one, self._layout.device_of(replica)) if isinstance(one, jax.Array) else one
+            for replica, one in enumerate(arrays)
+        ]
+
+    # Rules
+
+    def _refuse_in_replica(self, method: str) -> None:
+        if ambient().replica is None:
+            return
+        raise ContextError(
+            f"Strategy.{method}",
+            found="it was called inside a replica",
+            rule="it needs the cross-replica context, where all replicas are seen at once",
+            remedy="call it outside the function given to run, or inside get_replica_context().merge_call(fn)",
+        )
+
+    def _refuse_mixing(self, method: str) -> None:
+        strategies = ambient().strategies
+        if not strategies or strategies[-1] is self:
+            return
+        raise ContextError(
+            f"Strategy.{method}",
+            found=f"{self!r} inside the scope of {strategies[-1]!r}",
+            rule="one strategy at a time: scopes and runs of different strategies are not mixed",
+            remedy="leave the other strategy's scope first, or use one strategy for both",
+        )
+
+    def __repr__(self) -> str:
+        where = "one replica, wherever JAX puts it" if self._layout is None else repr(self._layout)
+        return f"{type(self).__name__}({where})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+        # A strategy is a place, not a value: copies of models keep living where they were.
+        return self
+
+
+class ValueContext:
+    """Which replica a value is made for.
+
+    Attributes:
+        replica_id_in_sync_group: Which replica, from 0.
+        num_replicas_in_sync: How many there are.
+
+    TensorFlow: `tf.distribute.experimental.ValueContext`.
+    """
+
+    def __init__(self, replica_id_in_sync_group: int = 0, num_replicas_in_sync: int = 1) -> None:
+        self.replica_id_in_sync_group = replica_id_in_sync_group
+        self.num_replicas_in_sync = num_replicas_in_sync
+
+
+def _is_number(value: Any) -> bool:
+
+    return isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, list))

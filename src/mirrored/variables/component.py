@@ -1,0 +1,85 @@
+"""One replica's copy of a variable, to be looked at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mirrored._jax.array_protocol import register_array_like
+from mirrored._jax.traces import ShapedArray
+from mirrored.variables.operators import ArrayOperators
+
+if TYPE_CHECKING:
+    import jax
+
+    from mirrored.variables.variable import Variable
+
+
+class VariableComponent(ArrayOperators):
+    """One replica's copy of a variable: its own buffer, on its own device.
+
+    Reading it does not aggregate. `assign` refuses for a mirrored variable, whose copies change together only.
+    """
+
+    __slots__ = ("_replica", "_variable")
+
+    def __init__(self, variable: Variable, replica: int) -> None:
+        self._variable = variable
+        self._replica = replica
+
+    @property
+    def name(self) -> str:
+        """The variable's name, with ``/replica_1`` and so on for all but the first copy."""
+        base = self._variable.name
+        if self._replica == 0:
+            return base
+        stem, colon, suffix = base.partition(":")
+        return f"{stem}/replica_{self._replica}{colon}{suffix}"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The copy's shape."""
+        return self._variable.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The copy's dtype."""
+        return self._variable.dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions it has."""
+        return len(self.shape)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether tapes watch the variable."""
+        return self._variable.trainable
+
+    @property
+    def device(self) -> str:
+        """Where the copy lives, as TensorFlow writes it."""
+        return self._variable.device_of(self._replica)
+
+    def read_value(self) -> jax.Array:
+        """The copy, on its own device."""
+        return self._variable.component_value(self._replica)
+
+    value = read_value
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The copy as a NumPy array of its own."""
+        return np.array(self.read_value())
+
+    def __repr__(self) -> str:
+        return (
+            f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype} device={self.device} value={self.numpy()}>"
+        )
+
+
+register_array_like(
+    VariableComponent,
+    read=VariableComponent.read_value,
+    shape_of=lambda component: ShapedArray(component.shape, component.dtype),
+)

@@ -1,0 +1,47 @@
+"""Initial values: an array, a number, a list, a callable; also inside a trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mirrored._jax.concrete import NotConstant, evaluate
+from mirrored._jax.traces import eager
+from mirrored.errors import ArgumentError, ValuesError
+from mirrored.replicas.values import PerReplica
+
+
+def evaluate_initial(initial_value: Any, dtype: Any, name: str | None) -> jax.Array:
+    """The initial value as an array of its own, computed at once whatever is being traced.
+
+    Raises:
+        ArgumentError: There is no value, or it depends on an argument of the function being traced.
+    """
+    if initial_value is None:
+        raise ArgumentError(
+            "Variable",
+            found=f"no initial value for variable {name!r}",
+            rule="a variable is created with a value, which gives its shape and dtype",
+            remedy="Variable(jnp.zeros(shape)), Variable(0.0) or Variable(lambda: jnp.zeros(shape))",
+        )
+    with eager():
+        value = initial_value() if callable(initial_value) and not hasattr(initial_value, "dtype") else initial_value
+        if isinstance(value, PerReplica):
+            raise ValuesError(
+                "Variable",
+                found=f"a per-replica initial value for variable {name!r}",
+                rule="an initial value is one array, the same for all replicas",
+                remedy="reduce it first, or create a sync-on-read variable and assign each component inside run",
+            )
+        try:
+            value = evaluate(value)
+        except NotConstant:
+            raise ArgumentError(
+                "Variable",
+                found=f"the initial value of variable {name!r} depends on a value that is being traced",
+                rule="a variable made inside a function gets its initial value once, before the function runs",
+                remedy="give a callable that computes it from constants: Variable(lambda: jnp.zeros(shape))",
+            ) from None
+        return jnp.array(value, dtype=dtype, copy=True)

@@ -1,0 +1,104 @@
+"""What makes a variable usable like an array in an expression: every operator reads it first."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+
+def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda self, other: function(self.read_value(), _read(other))
+
+
+def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda self, other: function(_operand(other), self.read_value())
+
+
+def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda self: function(self.read_value())
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.read_value(), name)(*args, **kwargs)
+
+    method.__name__, method.__doc__ = name, f"`jax.Array.{name}` of the value."
+    return method
+
+
+def _read(value: Any) -> Any:
+    return value.read_value() if isinstance(value, ArrayOperators) else value
+
+
+def _operand(value: Any) -> Any:
+    return jnp.asarray(value) if isinstance(value, (list, np.ndarray)) else _read(value)
+
+
+class ArrayOperators:
+    """Arithmetic from both sides, comparison (elementwise), indexing and conversion, over `read_value()`."""
+
+    __slots__ = ()
+    # NumPy leaves `array + variable` to the variable.
+    __array_ufunc__ = None
+    __array_priority__ = 1000
+
+    def read_value(self) -> Any:
+        """The value, as the context sees it."""
+        raise NotImplementedError(type(self).__name__)
+
+    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor"):
+        _function = getattr(operator, _name)
+        _plain = _name.rstrip("_")
+        locals()[f"__{_plain}__"] = _binary(_function)
+        locals()[f"__r{_plain}__"] = _reflected(_function)
+    for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+        locals()[f"__{_name}__"] = _binary(getattr(operator, _name))
+    for _name in ("neg", "pos", "abs", "invert"):
+        locals()[f"__{_name}__"] = _unary(getattr(operator, _name))
+    del _function, _plain
+    for _name in ("sum", "mean", "max", "min", "prod", "std", "var", "argmax", "argmin", "any", "all", "dot"):
+        locals()[_name] = _method(_name)
+    for _name in ("astype", "reshape", "transpose", "ravel", "flatten", "squeeze", "item", "tolist"):
+        locals()[_name] = _method(_name)
+    del _name
+    T = property(lambda self: self.read_value().T)
+    at = property(lambda self: self.read_value().at)
+    # As for arrays: equality is elementwise, so a variable is no dictionary key (use `ref()`).
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.read_value()[index]
+
+    def __len__(self) -> int:
+        return len(self.read_value())
+
+    def __iter__(self) -> Any:
+        return iter(self.read_value())
+
+    def __float__(self) -> float:
+        return float(self.read_value())
+
+    def __int__(self) -> int:
+        return int(self.read_value())
+
+    def __index__(self) -> int:
+        return operator.index(self.read_value())
+
+    def __bool__(self) -> bool:
+        return bool(self.read_value())
+
+    def __complex__(self) -> complex:
+        return complex(self.read_value())
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.read_value(), digits or 0)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self.read_value(), dtype=dtype)
+
+    def __jax_array__(self) -> Any:
+        return self.read_value()

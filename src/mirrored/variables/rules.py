@@ -1,0 +1,129 @@
+"""When a variable's copies are brought together, and how: one table.
+
+| synchronization | context | read | assign |
+|---|---|---|---|
+| ON_WRITE (AUTO) | cross-replica | the value | the value, for all replicas |
+| ON_WRITE (AUTO) | replica | the value | NONE: as it is, if proven equal on all replicas; else aggregated over replicas |
+| ON_READ | cross-replica | aggregated over replicas | SUM: divided among replicas; else the value for each |
+| ON_READ | replica | this replica's component | this replica's component |
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mirrored.collectives.reduce_op import ReduceOp, check_reduction
+from mirrored.errors import ArgumentError
+
+
+class VariableAggregation(enum.Enum):
+    """How values that differ between replicas become one.
+
+    TensorFlow: `tf.VariableAggregation`. A `ReduceOp` subclass, or any callable from ``[replicas, ...]`` to ``[...]``, is
+    accepted wherever one of these is.
+    """
+
+    NONE = 0
+    SUM = 1
+    MEAN = 2
+    ONLY_FIRST_REPLICA = 3
+
+    def __repr__(self) -> str:
+        return f"VariableAggregation.{self.name}"
+
+    __str__ = __repr__
+
+
+class VariableSynchronization(enum.Enum):
+    """When the copies of a variable are brought together.
+
+    TensorFlow: `tf.VariableSynchronization`; AUTO is ON_WRITE here as there.
+    """
+
+    AUTO = 0
+    NONE = 1
+    ON_WRITE = 2
+    ON_READ = 3
+
+    def __repr__(self) -> str:
+        return f"VariableSynchronization.{self.name}"
+
+    __str__ = __repr__
+
+
+def as_synchronization(value: Any, name: str | None) -> VariableSynchronization:
+    """ON_WRITE or ON_READ from what the user gave.
+
+    Raises:
+        ArgumentError: NONE, or nothing of the kind.
+    """
+    if value is None or value is VariableSynchronization.AUTO:
+        return VariableSynchronization.ON_WRITE
+    if isinstance(value, str):
+        value = VariableSynchronization.__members__.get(value.upper(), value)
+        value = VariableSynchronization.ON_WRITE if value is VariableSynchronization.AUTO else value
+    if value in (VariableSynchronization.ON_WRITE, VariableSynchronization.ON_READ):
+        return value  # type: ignore[no-any-return]
+    raise ArgumentError(
+        "Variable",
+        found=f"synchronization={value!r} for variable {name!r}",
+        rule="a variable of a strategy is synchronized ON_WRITE (AUTO) or ON_READ",
+        remedy="leave synchronization away, or give VariableSynchronization.ON_READ",
+    )
+
+
+def as_aggregation(value: Any, name: str | None) -> Any:
+    """A `VariableAggregation` or a custom reduction from what the user gave.
+
+    Raises:
+        ArgumentError: Nothing of the kind.
+    """
+    if value is None:
+        return VariableAggregation.NONE
+    if isinstance(value, VariableAggregation):
+        return value
+    key = value.upper() if isinstance(value, str) else getattr(value, "name", None)
+    if isinstance(key, str) and key in VariableAggregation.__members__:
+        return VariableAggregation[key]
+    if not isinstance(value, str) and callable(value):
+        return value
+    raise ArgumentError(
+        "Variable",
+        found=f"aggregation={value!r} for variable {name!r}",
+        rule="an aggregation is NONE, SUM, MEAN, ONLY_FIRST_REPLICA, a ReduceOp, or a callable over stacked values",
+        remedy="give VariableAggregation.MEAN, for instance",
+    )
+
+
+def reduction_of(aggregation: Any) -> Any:
+    """The reduction that an aggregation stands for (not for NONE and ONLY_FIRST_REPLICA)."""
+    if aggregation is VariableAggregation.SUM:
+        return ReduceOp.SUM
+    if aggregation is VariableAggregation.MEAN:
+        return ReduceOp.MEAN
+    return aggregation
+
+
+def check_aggregation(
+    aggregation: Any, shape: tuple[int, ...], dtype: Any, name: str | None, num_replicas: int
+) -> None:
+    """Refuses an aggregation that does not suit the variable's dtype, or does not keep its shape and dtype.
+
+    Raises:
+        ArgumentError: MEAN of integers, or a custom reduction that changes shape or dtype.
+    """
+    if isinstance(aggregation, VariableAggregation):
+        if aggregation is VariableAggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
+            raise ArgumentError(
+                "Variable",
+                found=f"aggregation=MEAN for variable {name!r} of dtype {dtype}",
+                rule="the mean of integers is no integer",
+                remedy="use a floating dtype, or aggregation SUM or ONLY_FIRST_REPLICA",
+            )
+        return
+    if aggregation is not ReduceOp.SUM and aggregation is not ReduceOp.MEAN:
+        check_reduction(aggregation, jax.ShapeDtypeStruct(shape, dtype), num_replicas)

@@ -1,0 +1,349 @@
+"""`Variable`: one logical variable, mirrored on every replica or with one component per replica."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirrored._jax.array_protocol import register_array_like
+from mirrored._jax.frames import user_line
+from mirrored._jax.boxes import payload_of
+from mirrored._jax.traces import ShapedArray
+from mirrored.errors import ArgumentError, LostStateError
+from mirrored.replicas.ambient import ambient
+from mirrored.replicas.reads import announce_read, announce_write
+from mirrored.replicas.values import DistributedValues, distributed_repr
+from mirrored.variables import access
+from mirrored.variables.component import VariableComponent
+from mirrored.variables.creation import VariableMeta
+from mirrored.variables.initial import evaluate_initial
+from mirrored.variables.operators import ArrayOperators
+from mirrored.variables.rules import (
+    VariableAggregation,
+    VariableSynchronization,
+    as_aggregation,
+    as_synchronization,
+    check_aggregation,
+)
+
+_unnamed = itertools.count()
+
+
+class Variable(ArrayOperators, DistributedValues, metaclass=VariableMeta):
+    """A variable: mirrored on every replica of the strategy whose scope it is made in, equal on all at all times.
+
+    Context: made anywhere. In a strategy's scope (or inside `run`, where all replicas make one together) it belongs to that
+    strategy; elsewhere it is a plain variable. Inside `function` it may be made on the first call.
+
+    Args:
+        initial_value: An array, a number, a list, or a callable that gives one.
+        trainable: Whether tapes watch it by themselves. Default: True, but False for ON_READ.
+        name: For messages and checkpoints. Default: ``Variable``.
+        dtype: Default: the initial value's.
+        synchronization: `VariableSynchronization`: AUTO and ON_WRITE make it mirrored, ON_READ gives every replica a
+            component of its own that is aggregated when read in cross-replica context.
+        aggregation: `VariableAggregation`, a `ReduceOp`, or a callable from stacked components ``[replicas, ...]`` to one:
+            how assignments of replicas (mirrored) or components (ON_READ) become one.
+
+    Raises:
+        ArgumentError: No initial value, or options that do not fit.
+
+    Example:
+        >>> v = Variable([1.0, 2.0], name="v")
+        >>> v.assign_add([1.0, 1.0])
+        Array([2., 3.], dtype=float32)
+        >>> v * 2
+        Array([4., 6.], dtype=float32)
+
+    TensorFlow: `tf.Variable`. Assigning values that differ between replicas with aggregation NONE is refused where
+    TensorFlow lets the copies drift; `assign` returns the new value.
+    """
+
+    def __init__(
+        self,
+        initial_value: Any = None,
+        trainable: bool | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        *,
+        synchronization: Any = VariableSynchronization.AUTO,
+        aggregation: Any = VariableAggregation.NONE,
+        shape: Any = None,
+    ) -> None:
+        self._synchronization = as_synchronization(synchronization, name)
+        self._aggregation = as_aggregation(aggregation, name)
+        here = ambient()
+        self._strategy = here.strategies[-1] if here.strategies else None
+        self._layout = getattr(self._strategy, "layout", None)
+        value = evaluate_initial(initial_value, dtype, name)
+        if shape is not None and tuple(shape) != value.shape:
+            raise ArgumentError(
+                "Variable",
+                found=f"shape={tuple(shape)} for an initial value of shape {value.shape} (variable {name!r})",
+                rule="the initial value has the variable's shape",
+                remedy="leave shape away, or give an initial value of that shape",
+            )
+        check_aggregation(self._aggregation, value.shape, value.dtype, name, self.num_replicas)
+        self.name = name or f"Variable{'' if (number := next(_unnamed)) == 0 else f'_{number}'}"
+        self._shape, self._dtype = value.shape, value.dtype
+        self._trainable = not self.per_replica if trainable is None else bool(trainable)
+        self._lost: str | None = None
+        self._shared = False
+        self._components: tuple[Any, ...] | None = None
+        self._array: Any = None
+        self.store(access.placed(value, self._layout, self.per_replica))
+        if here.frame is not None:
+            here.frame.created(self)
+
+    # What it is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one copy."""
+        return self._shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype."""
+        return self._dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions it has."""
+        return len(self._shape)
+
+    @property
+    def size(self) -> int:
+        """How many elements one copy has."""
+        return int(np.prod(self._shape, dtype=np.int64))
+
+    @property
+    def trainable(self) -> bool:
+        """Whether tapes watch it by themselves."""
+        return self._trainable
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        """ON_WRITE (mirrored) or ON_READ."""
+        return self._synchronization
+
+    @property
+    def aggregation(self) -> Any:
+        """How values of several replicas become one."""
+        return self._aggregation
+
+    @property
+    def per_replica(self) -> bool:
+        """Whether every replica has a component of its own (ON_READ)."""
+        return self._synchronization is VariableSynchronization.ON_READ
+
+    @property
+    def layout(self) -> Any:
+        """Which replica lives on which device; None for a plain variable."""
+        return self._layout
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy that it belongs to, None for a plain variable."""
+        return self._strategy
+
+    @property
+    def num_replicas(self) -> int:
+        """On how many replicas it is."""
+        return 1 if self._layout is None else int(self._layout.num_replicas)
+
+    @property
+    def device(self) -> str:
+        """Where the first copy lives."""
+        return self.device_of(0)
+
+    def device_of(self, replica: int) -> str:
+        """Where one replica's copy lives, as TensorFlow writes it."""
+        if self._layout is not None:
+            return str(self._layout.name_of(replica))
+        device = next(iter(self.stored().devices()))
+        return f"/job:localhost/replica:0/task:0/device:{device.platform.upper()}:{device.id}"
+
+    @property
+    def values(self) -> tuple[VariableComponent, ...]:
+        """The copies, one per replica."""
+        return tuple(VariableComponent(self, replica) for replica in range(self.num_replicas))
+
+    # Reading
+
+    def read_value(self) -> jax.Array:
+        """The value: the mirrored one, this replica's component, or (ON_READ in cross-replica context) the aggregate.
+
+        Context: any; inside `function` and tapes also under nested `jit`, `scan`, `cond`, `checkpoint`, `vmap`.
+
+        Returns:
+            ``dtype[shape]``. It stays valid after later assignments and steps.
+
+        Raises:
+            TransformError: Under a bare `jax.jit`, `grad`, `vmap`, ..., where the value would be baked in.
+            LostStateError: The value went with a failed step.
+        """
+        return announce_read(self, access.read(self))
+
+    def value(self) -> jax.Array:
+        """The same as `read_value`."""
+        return self.read_value()
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The value as a NumPy array of its own (not while tracing)."""
+        return np.array(self.read_value())
+
+    # Writing
+
+    def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
+        """Replaces the value by `value`, by the rules of `synchronization` and `aggregation`.
+
+        Context: any, but not under a nested transform.
+
+        Args:
+            value: ``dtype[shape]``: an array, a number, another variable, or a per-replica value.
+            use_locking: Accepted for TensorFlow's sake; writes never race here.
+            name: Accepted for TensorFlow's sake.
+            read_value: Whether to return the new value.
+
+        Returns:
+            The new value (this replica's, in replica context), or None.
+
+        Raises:
+            VariableError: Shape or dtype do not fit, or the rules refuse.
+            SynchronyError: A mirrored variable without aggregation would differ between replicas.
+            TransformError: Under a nested transform.
+        """
+        return self._update("assign", lambda old, new: new, value, read_value)
+
+    def assign_add(
+        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
+        """Adds `delta` (aggregated first, where the variable has an aggregation). See `assign`."""
+        return self._update("assign_add", lambda old, new: old + new, delta, read_value)
+
+    def assign_sub(
+        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
+        """Subtracts `delta` (aggregated first, where the variable has an aggregation). See `assign`."""
+        return self._update("assign_sub", lambda old, new: old - new, delta, read_value)
+
+    def _update(self, called: str, combine: Callable[[Any, Any], Any], value: Any, read_value: bool) -> Any:
+        announce_write(self)
+        new = access.write(self, f"{self.name}.{called}", combine, payload_of(value), user_line())
+        return new if read_value else None
+
+    # Storage: used by frames and compiled functions only
+
+    def stored(self) -> Any:
+        """The whole value in storage: mirrored, or stacked ``[replicas, ...]``."""
+        if self._lost is not None:
+            raise LostStateError(
+                f"reading {self.name}",
+                found=f"its value was donated to a step that failed: {self._lost}",
+                rule="a compiled step reuses its variables' memory, so an error while it runs takes the values along",
+                remedy="restore a checkpoint (or assign a new value); function(donate=False) keeps the old values",
+            )
+        return self._array
+
+    def stored_or_lost(self) -> Any:
+        """The whole value in storage, for an assignment; a lost value may be assigned over."""
+        return self._array if self._lost is not None else self.stored()
+
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of the whole value in storage."""
+        return (self.num_replicas, *self._shape) if self.per_replica else self._shape
+
+    def stored_component(self, replica: int) -> Any:
+        """One replica's component in storage, on that replica's device."""
+        whole = self.stored()
+        if self._layout is None:
+            return whole
+        if self._components is None:
+            self._components = access.components(whole, self._layout, self.per_replica)
+            self._shared = True
+        return self._components[replica]
+
+    def component_value(self, replica: int) -> Any:
+        """One replica's component, as the current context has it."""
+        return access.component(self, replica)
+
+    def store(self, value: Any) -> None:
+        """Replaces the whole value in storage."""
+        self._array, self._components, self._shared, self._lost = value, None, False, None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others may hold this value's buffers."""
+        return self._shared
+
+    def checked_value(self) -> Any:
+        """The value, after checking that it may be read here; not announced."""
+        return access.read(self)
+
+    def check_assignable(self, called: str) -> None:
+        """Refuses an assignment under a bare transform."""
+        access.check_assignable(self, called)
+
+    def mark_shared(self) -> None:
+        """Notes that others hold this value's buffers: a step that donates it must copy it first."""
+        self._shared = True
+
+    def lose(self, why: str) -> None:
+        """Marks the value as lost with a failed step."""
+        self._lost, self._components = why, None
+
+    # The rest
+
+    def ref(self) -> Reference:
+        """A hashable reference, for use as a dictionary key; `deref()` gives the variable."""
+        return Reference(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        for name, attribute in vars(self).items():
+            setattr(made, name, attribute if name in ("_strategy", "_layout") else copy.copy(attribute))
+        made.store(jax.tree.map(lambda array: array.copy(), self.stored()))
+        return made
+
+    def __repr__(self) -> str:
+        if ambient().frame is not None or self._lost is not None:
+            state = "lost" if self._lost is not None else "being traced"
+            return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} ({state})>"
+        if self._layout is None:
+            return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} value={np.asarray(self.stored())}>"
+        kind = "SyncOnReadVariable" if self.per_replica else "MirroredVariable"
+        return distributed_repr(kind, self.values)
+
+
+class Reference:
+    """A variable by identity."""
+
+    __slots__ = ("_variable",)
+
+    def __init__(self, variable: Variable) -> None:
+        self._variable = variable
+
+    def deref(self) -> Variable:
+        """The variable."""
+        return self._variable
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reference) and other._variable is self._variable
+
+    def __hash__(self) -> int:
+        return id(self._variable)
+
+    def __repr__(self) -> str:
+        return f"<Reference to {self._variable.name!r}>"
+
+
+register_array_like(
+    Variable, read=Variable.read_value, shape_of=lambda variable: ShapedArray(variable.shape, variable.dtype)
+)
