@@ -81,7 +81,7 @@ class _CacheCursor:
 
     def _fill(self, count: int) -> None:
         if self._reading is None:
-            self._reading = iter(self._node.parent.stream(self._run))
+            self._reading = self._node.parent.cursor(self._run)
         while len(self._read) < count:
             try:
                 self._read.append(next(self._reading))

@@ -385,5 +385,9 @@ class Prefetched(OneParent):
     def open(self, run: Run) -> Rows:
         return self.parent.open(run)
 
+    @property
+    def wants_threads(self) -> bool:
+        return True
+
     def stream(self, run: Run) -> Any:
         return engine().thread_prefetch(self.parent.stream(run), self.size)

@@ -95,6 +95,11 @@ class Node(abc.ABC):
     def stream(self, run: Run) -> Any:
         """A Grain `IterDataset` that reads it."""
 
+    def cursor(self, run: Run) -> Cursor:
+        """A reading of it."""
+        reading: Cursor = iter(self.stream(run))
+        return reading
+
 
 class IndexedNode(Node):
     """A step whose elements are found by position."""
@@ -107,6 +112,43 @@ class IndexedNode(Node):
         """A Grain `IterDataset` over positions."""
         rows = self.open(run)
         return engine().by_position(rows.item, rows.length, parallel_calls(self))
+
+    def cursor(self, run: Run) -> Cursor:
+        """A reading of it: by itself where no threads are asked for.
+
+        Grain's iterator takes 25 us per element for its statistics, as long as placing a batch on its devices.
+        """
+        return super().cursor(run) if self.wants_threads else PositionCursor(self.open(run))
+
+    @property
+    def wants_threads(self) -> bool:
+        """Whether reading it takes Grain's threads."""
+        return parallel_calls(self) > 0
+
+
+class PositionCursor:
+    """Reads rows one by one. Its state is that of Grain's iterator over positions."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._item, self._length, self._next = rows.item, rows.length, 0
+
+    def __next__(self) -> Element:
+        if self._next >= self._length:
+            raise StopIteration
+        element = self._item(self._next)
+        self._next += 1
+        return element
+
+    def get_state(self) -> Any:
+        """The next position."""
+        return {"next_index": self._next}
+
+    def set_state(self, state: Any) -> None:
+        """Goes there."""
+        self._next = state["next_index"]
+
+    def close(self) -> None:
+        """There is nothing to give up."""
 
 
 class StreamNode(Node):
@@ -147,8 +189,8 @@ def first_element(node: Node) -> Element:
     Raises:
         StopIteration: There is none.
     """
-    iterator = iter(node.stream(Run()))
+    cursor = node.cursor(Run())
     try:
-        return next(iterator)
+        return next(cursor)
     finally:
-        iterator.close()
+        cursor.close()

@@ -201,8 +201,7 @@ class Strided(StreamStep):
         return len(range(self.start, known, self.step)) if known >= 0 else known
 
     def stream(self, run: Run) -> Any:
-        parent = self.parent.stream(run)
-        return engine().by_cursor(lambda: StrideCursor(iter(parent), self.start, self.step), "skip")
+        return engine().by_cursor(lambda: StrideCursor(self.parent.cursor(run), self.start, self.step), "skip")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -222,8 +221,7 @@ class StreamRepeated(StreamStep):
         def epoch(number: int) -> Cursor | None:
             if 0 <= self.count <= number:
                 return None
-            cursor: Cursor = iter(self.parent.stream(run.epoch(number)))
-            return cursor
+            return self.parent.cursor(run.epoch(number))
 
         return engine().by_cursor(lambda: SequenceCursor(epoch, needs_elements=True), "repeat")
 
@@ -279,7 +277,7 @@ class StreamConcatenated(StreamNode):
 
     def stream(self, run: Run) -> Any:
         def part(number: int) -> Cursor | None:
-            return iter(self.members[number].stream(run)) if number < len(self.members) else None
+            return self.members[number].cursor(run) if number < len(self.members) else None
 
         return engine().by_cursor(lambda: SequenceCursor(part), "concatenate")
 
@@ -378,11 +376,11 @@ class Interleaved(StreamStep):
 
     def stream(self, run: Run) -> Any:
         def opened(element: Element, number: int) -> Cursor:
-            cursor: Cursor = iter(self.open_input(element, number).stream(run.epoch(number)))
-            return cursor
+            return self.open_input(element, number).cursor(run.epoch(number))
 
-        inputs = self.parent.stream(run)
-        return engine().by_cursor(lambda: InterleaveCursor(iter(inputs), opened, self.cycle, self.block), "interleave")
+        return engine().by_cursor(
+            lambda: InterleaveCursor(self.parent.cursor(run), opened, self.cycle, self.block), "interleave"
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -408,10 +406,8 @@ class Windowed(StreamStep):
         return specs.spec_of(first_element(self))
 
     def stream(self, run: Run) -> Any:
-        parent = self.parent.stream(run)
-
         def cursor() -> Cursor:
-            return WindowCursor(iter(parent), self.size, self.shift, self.stride, self.drop_remainder)
+            return WindowCursor(self.parent.cursor(run), self.size, self.shift, self.stride, self.drop_remainder)
 
         windows = engine().by_cursor(cursor, "window")
         return engine().map_with_index(windows, lambda _, elements: self.make(elements))

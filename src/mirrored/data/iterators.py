@@ -121,7 +121,7 @@ class DatasetIterator:
                 remedy="make a new one with iter(dataset)",
             )
         if self._reading is None:
-            self._reading = iter(self._node.stream(Run((self._iteration,), self._seeds)))
+            self._reading = self._node.cursor(Run((self._iteration,), self._seeds))
             close_at_exit(self)
         return self._reading
 
