@@ -5,6 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from mirrored import config
+
+config.set_from_environment()
+
 _MODULES = ("collectives", "config", "data", "errors", "losses", "optimizers", "testing", "tf")
 _NAMES = {
     "DistributedValues": "mirrored.replicas.values",
