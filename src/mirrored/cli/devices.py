@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mirrored.config import KINDS, set_virtual_devices, virtual_kind
-from mirrored.replicas.devices import devices_of_kind, full_name, kind_of, name_device
+from mirrored.replicas.devices import devices_of_kind, kind_of, name_device
 from mirrored.replicas.layout import Layout, make_layout
 
 _GIB = 2**30
@@ -30,22 +30,20 @@ def show_devices(names: list[str], *, num_replicas: int | None, virtual: int | N
     layout = make_layout(names, num_replicas, called="mirrored devices")
     console = Console()
     console.print(device_table(layout))
-    console.print(layout_sentence(layout))
+    console.print(layout_sentence(layout), soft_wrap=True)
 
 
 def device_table(layout: Layout) -> Table:
     """One row per device of this process; those of the layout with their replicas."""
     table = Table(title=f"Devices (JAX {jax.__version__}, process {jax.process_index()} of {jax.process_count()})")
-    for column in ("device", "kind", "hardware", "memory", "replicas", "TensorFlow's name"):
+    for column in ("device", "kind", "hardware", "memory", "replicas"):
         table.add_column(column, no_wrap=True)
     for device in _all_devices():
         taken = device in layout.devices
         replicas = " ".join(map(str, layout.replicas_on(device))) if taken else "-"
         style = None if taken else "dim"
         name = str(name_device(device))
-        table.add_row(
-            name, _kind(device), device.device_kind, _memory(device), replicas, full_name(device), style=style
-        )
+        table.add_row(name, _kind(device), device.device_kind, _memory(device), replicas, style=style)
     return table
 
 
