@@ -8,7 +8,7 @@ from mirrored.cli import main
 
 
 def run(*arguments: str):
-    return CliRunner().invoke(main, ["devices", *arguments], env={"COLUMNS": "160"})
+    return CliRunner().invoke(main, ["devices", *arguments], env={"COLUMNS": "80"})
 
 
 @pytest.fixture
@@ -25,14 +25,7 @@ def row(output: str, device: str) -> list[str]:
 def test_shows_every_device_with_its_replica():
     done = run()
     assert done.exit_code == 0, done.output
-    assert row(done.output, "CPU:3") == [
-        "CPU:3",
-        "CPU",
-        "cpu",
-        "-",
-        "3",
-        "/job:localhost/replica:0/task:0/device:CPU:3",
-    ]
+    assert row(done.output, "CPU:3") == ["CPU:3", "CPU", "cpu", "-", "3"]
     assert "8 replicas on 8 devices, one on each: MirroredStrategy([" in done.output
 
 
