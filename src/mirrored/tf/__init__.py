@@ -1,0 +1,19 @@
+"""TensorFlow's names for training with `tf.distribute` and `tf.GradientTape`, over JAX.
+
+    import mirrored.tf as tf
+
+A tensor is a `jax.Array`; importing this module gives arrays the method `numpy()` and patches nothing else. The names
+are made from tables (`mirrored.tf._names`); one that is not there says so and names the nearest.
+"""
+
+from __future__ import annotations
+
+from mirrored.tf._names import LAZY as _LAZY
+from mirrored.tf._names import NAMES as _NAMES
+from mirrored.tf._namespaces import build as _build
+from mirrored.tf._namespaces import lookup as _lookup
+from mirrored.tf._tensors import add_numpy_method as _add_numpy_method
+
+_add_numpy_method()
+__getattr__ = _lookup(_NAMES, _LAZY)
+globals().update(_build(_NAMES))

@@ -1,0 +1,453 @@
+"""Making arrays and changing their shape: `zeros`, `reshape`, `concat`, `pad`, `transpose` and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.traces import Tracer, is_eager
+from mirrored.tf._dtypes import array_dtype
+from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._shapes import TensorShape
+from mirrored.tf._static import StaticTensor, static_axis, static_int, static_ints, static_tensor
+from mirrored.tf._table import hosted, op, reported, tensors
+from mirrored.tf._tensors import as_tensor, constant, convert_to_tensor, is_tensor
+
+op("constant")(hosted(constant))
+op("convert_to_tensor")(hosted(convert_to_tensor))
+op("is_tensor")(is_tensor)
+
+
+@op("zeros")
+def zeros(shape: Any, dtype: Any = "float32", name: str | None = None, layout: Any = None) -> jax.Array:
+    """A tensor of zeros."""
+    del name, layout
+    return jnp.zeros(static_ints(shape, called="tf.zeros", argument="shape"), array_dtype(dtype))
+
+
+@op("ones")
+def ones(shape: Any, dtype: Any = "float32", name: str | None = None, layout: Any = None) -> jax.Array:
+    """A tensor of ones."""
+    del name, layout
+    return jnp.ones(static_ints(shape, called="tf.ones", argument="shape"), array_dtype(dtype))
+
+
+@op("zeros_like")
+def zeros_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> jax.Array:
+    """Zeros of the same shape and dtype (or another dtype)."""
+    del name, layout
+    value = as_tensor(input)
+    return jnp.zeros_like(value, dtype=value.dtype if dtype is None else array_dtype(dtype))
+
+
+@op("ones_like")
+def ones_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> jax.Array:
+    """Ones of the same shape and dtype (or another dtype)."""
+    del name, layout
+    value = as_tensor(input)
+    return jnp.ones_like(value, dtype=value.dtype if dtype is None else array_dtype(dtype))
+
+
+@op("fill")
+def fill(dims: Any, value: Any, name: str | None = None, layout: Any = None) -> jax.Array:
+    """A tensor full of one value."""
+    del name, layout
+    return jnp.broadcast_to(as_tensor(value), static_ints(dims, called="tf.fill", argument="dims"))
+
+
+@op("eye linalg.eye")
+def eye(
+    num_rows: Any, num_columns: Any = None, batch_shape: Any = None, dtype: Any = "float32", name: str | None = None
+) -> jax.Array:
+    """Identity matrices."""
+    del name
+    rows = static_int(num_rows, called="tf.eye", argument="num_rows")
+    columns = rows if num_columns is None else static_int(num_columns, called="tf.eye", argument="num_columns")
+    batch = () if batch_shape is None else static_ints(batch_shape, called="tf.eye", argument="batch_shape")
+    return jnp.broadcast_to(jnp.eye(rows, columns, dtype=array_dtype(dtype)), (*batch, rows, columns))
+
+
+@op("range")
+@hosted
+def range_(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str | None = None) -> jax.Array:
+    """Numbers from `start` (0 with one argument) up to, not including, `limit`.
+
+    Raises:
+        InvalidArgumentError: A bound is traced: the length would not be known.
+    """
+    del name
+    first, last = (0, start) if limit is None else (start, limit)
+    bounds = [np.asarray(_host(one)) for one in (first, last, delta)]
+    if dtype is None and any(one.dtype.kind == "f" for one in bounds):
+        wanted = np.result_type(*[one.dtype for one in bounds if one.dtype.kind == "f"])
+        dtype = "float32" if wanted == np.float64 else wanted
+    elif dtype is None:
+        given = [one.dtype for one, raw in zip(bounds, (first, last, delta), strict=True) if not isinstance(raw, int)]
+        dtype = np.result_type(*given) if given else "int32"
+    return as_tensor(np.arange(*[one.item() for one in bounds]).astype(array_dtype(dtype)))
+
+
+def _host(value: Any) -> Any:
+    try:
+        return np.asarray(as_tensor(value)) if not isinstance(value, (int, float, np.ndarray)) else value
+    except jax.errors.TracerArrayConversionError:
+        raise InvalidArgumentError.of(
+            "tf.range",
+            found="a bound that is being traced",
+            rule="the length of a range is a shape, known while code is traced",
+            remedy="compute the bound from x.shape or tf.shape(x), or use tf.while_loop",
+        ) from None
+
+
+@op("linspace lin_space")
+def linspace(start: Any, stop: Any, num: Any, name: str | None = None, axis: Any = 0) -> jax.Array:
+    """`num` evenly spaced values from `start` to `stop`, both included."""
+    del name
+    low, high = tensors(start, stop)
+    count = static_int(num, called="tf.linspace", argument="num")
+    return jnp.linspace(
+        low, high, count, axis=axis, dtype=jnp.result_type(low, jnp.float32) if low.dtype.kind in "iu" else None
+    )
+
+
+@op("shape")
+def shape(input: Any, out_type: Any = "int32", name: str | None = None) -> StaticTensor:
+    """The shape, as a static tensor (see `mirrored.tf._static`)."""
+    del name
+    return static_tensor(np.asarray(_shape_of(input), array_dtype(out_type)))
+
+
+@op("shape_n")
+def shape_n(input: Any, out_type: Any = "int32", name: str | None = None) -> list[StaticTensor]:
+    """The shapes of several tensors."""
+    del name
+    return [shape(one, out_type) for one in input]
+
+
+@op("size")
+def size(input: Any, out_type: Any = "int32", name: str | None = None) -> StaticTensor:
+    """The number of elements, as a static tensor."""
+    del name
+    return static_tensor(np.asarray(int(np.prod(_shape_of(input), dtype=np.int64)), array_dtype(out_type)))
+
+
+@op("rank")
+def rank(input: Any, name: str | None = None) -> StaticTensor:
+    """The number of dimensions, as a static tensor."""
+    del name
+    return static_tensor(np.asarray(len(_shape_of(input)), np.int32))
+
+
+def _shape_of(value: Any) -> tuple[int, ...]:
+    return tuple(value.shape) if hasattr(value, "shape") else tuple(as_tensor(value).shape)
+
+
+@op("identity")
+@hosted
+def identity(input: Any, name: str | None = None) -> jax.Array:
+    """The same values in a tensor of its own."""
+    del name
+    return jnp.copy(as_tensor(input))
+
+
+@op("identity_n")
+def identity_n(input: Any, name: str | None = None) -> list[jax.Array]:
+    """`identity` of each tensor of a list."""
+    del name
+    return [identity(one) for one in input]
+
+
+@op("ensure_shape")
+def ensure_shape(x: Any, shape: Any, name: str | None = None) -> jax.Array:
+    """The tensor itself, if it has the shape.
+
+    Raises:
+        InvalidArgumentError: It does not.
+    """
+    del name
+    value = as_tensor(x)
+    if not TensorShape(value.shape).is_compatible_with(shape):
+        raise InvalidArgumentError.of(
+            "tf.ensure_shape",
+            found=f"a tensor of shape {value.shape}",
+            rule=f"its shape is compatible with {TensorShape(shape)}",
+            remedy="reshape the tensor, or give None for the dimensions that may vary",
+        )
+    return value
+
+
+@op("reshape manip.reshape")
+@hosted
+def reshape(tensor: Any, shape: Any, name: str | None = None) -> jax.Array:
+    """The same elements in another shape; one dimension may be -1."""
+    del name
+    value = as_tensor(tensor)
+    with reported("tf.reshape", [value]):
+        return value.reshape(static_ints(shape, called="tf.reshape", argument="shape"))
+
+
+@op("transpose")
+def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str | None = None) -> jax.Array:
+    """Dimensions in the order `perm`, reversed by default."""
+    del name
+    value = as_tensor(a)
+    value = jnp.conj(value) if conjugate else value
+    with reported("tf.transpose", [value]):
+        return jnp.transpose(value, None if perm is None else static_ints(perm, called="tf.transpose", argument="perm"))
+
+
+@op("squeeze")
+@hosted
+def squeeze(input: Any, axis: Any = None, name: str | None = None) -> jax.Array:
+    """Without the dimensions of size 1 (those in `axis`, or all)."""
+    del name
+    value, where = as_tensor(input), static_axis(axis, called="tf.squeeze")
+    with reported("tf.squeeze", [value]):
+        return jnp.squeeze(value, None if where == () else where)
+
+
+@op("expand_dims")
+@hosted
+def expand_dims(input: Any, axis: Any, name: str | None = None) -> jax.Array:
+    """With a dimension of size 1 at `axis`."""
+    del name
+    value = as_tensor(input)
+    with reported("tf.expand_dims", [value]):
+        return jnp.expand_dims(value, static_int(axis, called="tf.expand_dims", argument="axis"))
+
+
+@op("concat")
+@hosted
+def concat(values: Any, axis: Any, name: str | None = None) -> jax.Array:
+    """Tensors one after the other along an existing axis."""
+    del name
+    parts = tensors(*values) if isinstance(values, (list, tuple)) else [as_tensor(values)]
+    with reported("tf.concat", parts):
+        return jnp.concatenate(parts, axis=static_int(axis, called="tf.concat", argument="axis"))
+
+
+@op("stack parallel_stack")
+@hosted
+def stack(values: Any, axis: Any = 0, name: str | None = None) -> jax.Array:
+    """Tensors of one shape along a new axis."""
+    del name
+    parts = tensors(*values)
+    with reported("tf.stack", parts):
+        return jnp.stack(parts, axis=static_int(axis, called="tf.stack", argument="axis"))
+
+
+@op("unstack")
+@hosted
+def unstack(value: Any, num: int | None = None, axis: Any = 0, name: str | None = None) -> list[jax.Array]:
+    """The slices along an axis, as a list."""
+    del name
+    tensor = as_tensor(value)
+    where = static_int(axis, called="tf.unstack", argument="axis")
+    if num is not None and tensor.shape[where] != num:
+        raise InvalidArgumentError.of(
+            "tf.unstack",
+            found=f"num={num} for a tensor of shape {tensor.shape} along axis {where}",
+            rule="`num` is the size of the axis",
+            remedy="leave `num` out",
+        )
+    return [jax.lax.index_in_dim(tensor, i, where, keepdims=False) for i in range(tensor.shape[where])]
+
+
+@op("split")
+@hosted
+def split(
+    value: Any, num_or_size_splits: Any, axis: Any = 0, num: Any = None, name: str | None = None
+) -> list[jax.Array]:
+    """Equal parts along an axis (given their number), or parts of given sizes (one may be -1)."""
+    del num, name
+    tensor = as_tensor(value)
+    where = static_int(axis, called="tf.split", argument="axis")
+    sizes = _split_sizes(tensor, num_or_size_splits, where)
+    edges = np.cumsum([0, *sizes])
+    return [
+        jax.lax.slice_in_dim(tensor, int(low), int(high), axis=where)
+        for low, high in zip(edges[:-1], edges[1:], strict=True)
+    ]
+
+
+def _split_sizes(tensor: jax.Array, wanted: Any, where: int) -> list[int]:
+    length = tensor.shape[where]
+    if np.ndim(wanted) == 0:
+        parts = static_int(wanted, called="tf.split", argument="num_or_size_splits")
+        sizes = [length // parts] * parts
+    else:
+        sizes = list(static_ints(wanted, called="tf.split", argument="num_or_size_splits"))
+        sizes = [length - (sum(sizes) + 1) if one == -1 else one for one in sizes]
+    if sum(sizes) != length:
+        raise InvalidArgumentError.of(
+            "tf.split",
+            found=f"{wanted} for the size {length} of axis {where}",
+            rule="the parts make up the axis; a number of parts divides its size",
+            remedy="give a list of sizes that sum up to it, -1 for the rest",
+        )
+    return sizes
+
+
+@op("tile manip.tile")
+@hosted
+def tile(input: Any, multiples: Any, name: str | None = None) -> jax.Array:
+    """Repeated `multiples[i]` times along dimension i."""
+    del name
+    return jnp.tile(as_tensor(input), static_ints(multiples, called="tf.tile", argument="multiples"))
+
+
+@op("repeat")
+def repeat(input: Any, repeats: Any, axis: Any = None, name: str | None = None) -> jax.Array:
+    """Every element (or slice along `axis`) repeated."""
+    del name
+    counts = static_ints(repeats, called="tf.repeat", argument="repeats")
+    how_often: Any = counts[0] if len(counts) == 1 else np.asarray(counts)
+    total = None if len(counts) == 1 else sum(counts)
+    return jnp.repeat(
+        as_tensor(input),
+        how_often,
+        None if axis is None else static_int(axis, called="tf.repeat", argument="axis"),
+        total_repeat_length=total,
+    )
+
+
+@op("pad")
+def pad(
+    tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0, name: str | None = None
+) -> jax.Array:
+    """Padded by ``paddings[i] = (before, after)`` along dimension i; modes CONSTANT, REFLECT and SYMMETRIC."""
+    del name
+    value = as_tensor(tensor)
+    modes = {"CONSTANT": "constant", "REFLECT": "reflect", "SYMMETRIC": "symmetric"}
+    if mode.upper() not in modes:
+        raise ValueError(f"Value of argument `mode` expected to be one of {', '.join(modes)}. Received: {mode}")
+    widths = [static_ints(one, called="tf.pad", argument="paddings") for one in paddings]
+    with reported("tf.pad", [value]):
+        if mode.upper() == "CONSTANT":
+            return jnp.pad(value, widths, constant_values=constant_values)
+        return jnp.pad(value, widths, mode=modes[mode.upper()])
+
+
+@op("reverse")
+@hosted
+def reverse(tensor: Any, axis: Any, name: str | None = None) -> jax.Array:
+    """Reversed along the axes."""
+    del name
+    return jnp.flip(as_tensor(tensor), static_axis(axis, called="tf.reverse"))
+
+
+@op("roll")
+def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> jax.Array:
+    """Rolled along the axes."""
+    del name
+    by = shift if isinstance(shift, (int, tuple)) else tuple(shift) if isinstance(shift, list) else as_tensor(shift)
+    return jnp.roll(as_tensor(input), by, static_axis(axis, called="tf.roll"))
+
+
+@op("meshgrid")
+def meshgrid(*args: Any, indexing: str = "xy", name: str | None = None) -> list[jax.Array]:
+    """Coordinate grids."""
+    del name
+    return list(jnp.meshgrid(*[as_tensor(one) for one in args], indexing=indexing))
+
+
+@op("broadcast_to")
+@hosted
+def broadcast_to(input: Any, shape: Any, name: str | None = None) -> jax.Array:
+    """Broadcast to a shape."""
+    del name
+    value = as_tensor(input)
+    with reported("tf.broadcast_to", [value]):
+        return jnp.broadcast_to(value, static_ints(shape, called="tf.broadcast_to", argument="shape"))
+
+
+@op("broadcast_static_shape")
+def broadcast_static_shape(shape_x: Any, shape_y: Any) -> TensorShape:
+    """The shape that two shapes broadcast to."""
+    return TensorShape(np.broadcast_shapes(tuple(TensorShape(shape_x)), tuple(TensorShape(shape_y))))  # type: ignore[arg-type]
+
+
+@op("broadcast_dynamic_shape")
+def broadcast_dynamic_shape(shape_x: Any, shape_y: Any) -> StaticTensor:
+    """The shape that two shapes broadcast to, as a static tensor."""
+    sides = [static_ints(one, called="tf.broadcast_dynamic_shape", argument="shape") for one in (shape_x, shape_y)]
+    return static_tensor(np.broadcast_shapes(*sides))
+
+
+@op("one_hot")
+def one_hot(
+    indices: Any,
+    depth: Any,
+    on_value: Any = None,
+    off_value: Any = None,
+    axis: Any = None,
+    dtype: Any = None,
+    name: str | None = None,
+) -> jax.Array:
+    """`on_value` (1) at each index along a new axis (the last), `off_value` (0) elsewhere, also for indices outside."""
+    del name
+    if dtype is None:
+        given = [as_tensor(one).dtype for one in (on_value, off_value) if one is not None]
+        dtype = given[0] if given else "float32"
+    place = -1 if axis is None else static_int(axis, called="tf.one_hot", argument="axis")
+    size_of = static_int(depth, called="tf.one_hot", argument="depth")
+    hot = jax.nn.one_hot(as_tensor(indices), size_of, dtype=jnp.bool_, axis=place)
+    on = as_tensor(1 if on_value is None else on_value).astype(array_dtype(dtype))
+    off = as_tensor(0 if off_value is None else off_value).astype(array_dtype(dtype))
+    return jnp.where(hot, on, off)
+
+
+@op("sequence_mask")
+def sequence_mask(lengths: Any, maxlen: Any = None, dtype: Any = "bool", name: str | None = None) -> jax.Array:
+    """True for the first `lengths` positions of a last axis of size `maxlen` (the longest, eagerly)."""
+    del name
+    counts = as_tensor(lengths)
+    limit = jnp.max(counts) if maxlen is None else maxlen
+    positions = jnp.arange(static_int(limit, called="tf.sequence_mask", argument="maxlen"))
+    return (positions < counts[..., None]).astype(array_dtype(dtype))
+
+
+@op("reverse_sequence")
+def reverse_sequence(
+    input: Any, seq_lengths: Any, seq_axis: int | None = None, batch_axis: int | None = None, name: str | None = None
+) -> jax.Array:
+    """The first ``seq_lengths[i]`` elements of batch row i reversed along `seq_axis`."""
+    del name
+    value, lengths = as_tensor(input), as_tensor(seq_lengths)
+    along, batch = int(seq_axis or 0), int(batch_axis or 0)
+    moved = jnp.moveaxis(value, (batch, along), (0, 1))
+    positions = jnp.arange(moved.shape[1])
+    order = jnp.where(positions < lengths[:, None], lengths[:, None] - 1 - positions, positions)
+    picked = jnp.take_along_axis(moved, order.reshape(order.shape + (1,) * (moved.ndim - 2)), axis=1)
+    return jnp.moveaxis(picked, (0, 1), (batch, along))
+
+
+@op("no_op")
+def no_op(name: str | None = None) -> None:
+    """Nothing."""
+    del name
+
+
+@op("group")
+def group(*inputs: Any, name: str | None = None) -> None:
+    """Nothing is left to do: operations run in the order of the program."""
+    del inputs, name
+
+
+@op("tuple")
+def tuple_(tensors: Sequence[Any], control_inputs: Any = None, name: str | None = None) -> list[jax.Array]:
+    """The tensors themselves, as a list."""
+    del control_inputs, name
+    return [as_tensor(one) for one in tensors]
+
+
+@op("executing_eagerly")
+def executing_eagerly() -> bool:
+    """Whether operations run at once: false while `tf.function` (or any transform of JAX's) traces."""
+    if is_eager():
+        return True
+    return not isinstance(jnp.add(np.int32(0), np.int32(0)), Tracer)

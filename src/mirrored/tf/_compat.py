@@ -1,0 +1,62 @@
+"""`tf.compat`: what programs written for both versions of TensorFlow still call."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from mirrored.tf._errors import UnimplementedError
+from mirrored.tf._generator import set_seed
+
+
+def as_bytes(bytes_or_text: Any, encoding: str = "utf-8") -> bytes:
+    """Bytes of text."""
+    return bytes_or_text.encode(encoding) if isinstance(bytes_or_text, str) else bytes(bytes_or_text)
+
+
+def as_text(bytes_or_text: Any, encoding: str = "utf-8") -> str:
+    """Text of bytes."""
+    return bytes_or_text if isinstance(bytes_or_text, str) else bytes(bytes_or_text).decode(encoding)
+
+
+def enable_v2() -> None:
+    """Nothing to do: this is version 2's behaviour."""
+
+
+def disable_v2() -> None:
+    """Raises: there are no graphs and sessions.
+
+    Raises:
+        UnimplementedError: Always.
+    """
+    raise UnimplementedError.of(
+        "tf.compat.v1",
+        found="a switch to the behaviour of TensorFlow 1",
+        rule="mirrored.tf runs eagerly or compiled by tf.function; there are no graphs and sessions",
+        remedy="take the call out, and call functions where the program ran a session",
+    )
+
+
+def set_verbosity(level: Any) -> None:
+    """Sets the level of mirrored's logger."""
+    names = {"DEBUG": 10, "INFO": 20, "WARN": 30, "ERROR": 40, "FATAL": 50}
+    logging.getLogger("mirrored").setLevel(names.get(level, level) if isinstance(level, str) else int(level))
+
+
+_LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "ERROR": 40, "FATAL": 50}
+
+NAMES: dict[str, Any] = {
+    "compat.as_bytes": as_bytes,
+    "compat.as_text": as_text,
+    "compat.as_str": as_text,
+    "compat.as_str_any": str,
+    "compat.v1.enable_eager_execution": enable_v2,
+    "compat.v1.enable_v2_behavior": enable_v2,
+    "compat.v1.enable_resource_variables": enable_v2,
+    "compat.v1.enable_v2_tensorshape": enable_v2,
+    "compat.v1.disable_eager_execution": disable_v2,
+    "compat.v1.disable_v2_behavior": disable_v2,
+    "compat.v1.set_random_seed": set_seed,
+    "compat.v1.logging.set_verbosity": set_verbosity,
+    **{f"compat.v1.logging.{name}": level for name, level in _LEVELS.items()},
+}

@@ -1,0 +1,312 @@
+"""`tf.config`: devices, their visibility and memory, and switches."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+from typing import Any, NamedTuple
+
+import jax
+
+from mirrored import config as settings
+from mirrored.errors import ContextError, DeviceError
+from mirrored.replicas.devices import devices_of_kind, resolve_device
+
+_KINDS = ("CPU", "GPU", "TPU")
+
+
+class PhysicalDevice(NamedTuple):
+    """A device of the machine."""
+
+    name: str
+    device_type: str
+
+
+class LogicalDevice(NamedTuple):
+    """A device that tensors can be on."""
+
+    name: str
+    device_type: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LogicalDeviceConfiguration:
+    """One logical device of a physical one.
+
+    Attributes:
+        memory_limit: Megabytes of a GPU; accepted, and not enforced.
+        experimental_priority: Accepted.
+        experimental_device_ordinal: Accepted.
+    """
+
+    memory_limit: int | None = None
+    experimental_priority: int | None = None
+    experimental_device_ordinal: int | None = None
+
+
+@dataclasses.dataclass
+class _State:
+    logical: dict[PhysicalDevice, list[LogicalDeviceConfiguration]] = dataclasses.field(default_factory=dict)
+    visible: dict[str, list[PhysicalDevice]] = dataclasses.field(default_factory=dict)
+    growth: dict[PhysicalDevice, bool] = dataclasses.field(default_factory=dict)
+    soft_placement: bool = True
+    intra_op_threads: int = 0
+    inter_op_threads: int = 0
+
+
+_state = _State()
+
+
+def _has_accelerator_plugin() -> bool:
+    """Whether JAX could have devices other than CPUs. Does not start it: virtual devices come before that."""
+    platforms = os.environ.get("JAX_PLATFORMS") or getattr(jax.config, "jax_platforms", None) or ""
+    if platforms and set(platforms.split(",")) <= {"cpu"}:
+        return False
+    plugins = (
+        "jax_cuda12_plugin",
+        "jax_cuda13_plugin",
+        "jax_rocm7_plugin",
+        "jax_rocm60_plugin",
+        "libtpu",
+        "jax_plugins",
+    )
+    return any(importlib.util.find_spec(one) is not None for one in plugins)
+
+
+def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice]:
+    """The devices of the machine: one CPU, and its accelerators.
+
+    Context: also before JAX has started; on a machine without accelerators it does not start it.
+
+    Args:
+        device_type: Only those of one kind: ``"CPU"``, ``"GPU"``, ``"TPU"``.
+    """
+    found = [PhysicalDevice("/physical_device:CPU:0", "CPU")]
+    for kind in ("GPU", "TPU"):
+        stands_in = settings.virtual_kind() == kind
+        count = len(devices_of_kind(kind)) if stands_in or _has_accelerator_plugin() else 0
+        found += [PhysicalDevice(f"/physical_device:{kind}:{i}", kind) for i in range(count)]
+    return [one for one in found if device_type in (None, one.device_type)]
+
+
+def get_visible_devices(device_type: str | None = None) -> list[PhysicalDevice]:
+    """The physical devices that may be used."""
+    found = []
+    for one in list_physical_devices():
+        visible = _state.visible.get(one.device_type)
+        if visible is None or one in visible:
+            found.append(one)
+    return [one for one in found if device_type in (None, one.device_type)]
+
+
+def set_visible_devices(devices: Any, device_type: str | None = None) -> None:
+    """Hides all other accelerators of the kind from this process.
+
+    Context: before JAX has started.
+
+    Raises:
+        ValueError: A device that the machine does not have.
+        ContextError: JAX has started with other devices.
+    """
+    chosen = (
+        list(devices) if isinstance(devices, (list, tuple)) and not isinstance(devices, PhysicalDevice) else [devices]
+    )
+    kinds = [device_type] if device_type else sorted({one.device_type for one in chosen} | set(_KINDS))
+    for kind in kinds:
+        mine = [one for one in chosen if one.device_type == kind]
+        existing = list_physical_devices(kind)
+        unknown = [one for one in mine if one not in existing]
+        if unknown:
+            raise ValueError(f"Unrecognized device: {unknown[0]!r}; this machine has {existing}")
+        if kind == "GPU" and existing and mine != existing:
+            _hide_gpus(mine)
+        _state.visible[kind] = mine
+
+
+def _hide_gpus(kept: list[PhysicalDevice]) -> None:
+    try:
+        if kept:
+            jax.config.update("jax_cuda_visible_devices", ",".join(one.name.rpartition(":")[2] for one in kept))
+        else:
+            jax.config.update("jax_platforms", "cpu")
+    except RuntimeError as error:
+        raise ContextError(
+            "tf.config.set_visible_devices",
+            found="JAX has started already",
+            rule="Visible devices cannot be modified after being initialized",
+            remedy="call it right after the imports, or start the program with CUDA_VISIBLE_DEVICES",
+        ) from error
+
+
+def set_logical_device_configuration(device: PhysicalDevice, logical_devices: Any) -> None:
+    """Splits a CPU into several logical devices.
+
+    Context: before JAX has started, or later with the number of devices that there are.
+
+    Args:
+        device: The CPU; or a ``PhysicalDevice("/physical_device:GPU:0", "GPU")`` on a machine without GPUs: the virtual
+            devices then stand for GPUs and are named so.
+        logical_devices: One `LogicalDeviceConfiguration` per logical device.
+
+    Raises:
+        ContextError: JAX has started with another number of devices.
+        DeviceError: The device is a real accelerator, which JAX does not split.
+    """
+    count = len(logical_devices)
+    kind = device.device_type.upper()
+    if kind != "CPU" and settings.virtual_kind() != kind and _has_accelerator_plugin() and devices_of_kind(kind):
+        if count > 1:
+            raise DeviceError(
+                "tf.config.set_logical_device_configuration",
+                found=f"{count} logical devices for {device.name}",
+                rule="JAX does not split an accelerator",
+                remedy=f"put several replicas on it: MirroredStrategy(['{kind}:0'], num_replicas={count})",
+            )
+    else:
+        settings.set_virtual_devices(count, kind=kind)
+    _state.logical[device] = list(logical_devices)
+
+
+def get_logical_device_configuration(device: PhysicalDevice) -> list[LogicalDeviceConfiguration] | None:
+    """What was set for a device, or None."""
+    return _state.logical.get(device)
+
+
+def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
+    """The devices that tensors can be on. Starts JAX."""
+    found = []
+    for kind in _KINDS:
+        if device_type in (None, kind):
+            found += [LogicalDevice(f"/device:{kind}:{i}", kind) for i in range(len(devices_of_kind(kind)))]
+    return found
+
+
+def set_memory_growth(device: PhysicalDevice, enable: bool) -> None:
+    """Lets JAX take GPU memory as needed instead of most of it at the start.
+
+    Context: before JAX has started; later it has no effect.
+    """
+    _state.growth[device] = bool(enable)
+    if device.device_type == "GPU":
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false" if enable else "true"
+
+
+def get_memory_growth(device: PhysicalDevice) -> bool | None:
+    """What was set for a device."""
+    return _state.growth.get(device)
+
+
+def get_memory_info(device: str) -> dict[str, int]:
+    """Bytes in use now and at most so far: ``{"current": ..., "peak": ...}``.
+
+    Raises:
+        ValueError: The device (a CPU) does not count its memory.
+    """
+    found = resolve_device(device, called="tf.config.experimental.get_memory_info").memory_stats()
+    if not found:
+        raise ValueError(f"Cannot get memory info: the device {device!r} does not count its memory")
+    return {"current": int(found["bytes_in_use"]), "peak": int(found["peak_bytes_in_use"])}
+
+
+def get_device_details(device: PhysicalDevice) -> dict[str, Any]:
+    """The name of an accelerator's model."""
+    if device.device_type == "CPU":
+        return {}
+    index = int(device.name.rpartition(":")[2])
+    return {"device_name": devices_of_kind(device.device_type)[index].device_kind}
+
+
+def set_soft_device_placement(enabled: bool) -> None:
+    """Kept: operations run where their operands are."""
+    _state.soft_placement = bool(enabled)
+
+
+def get_soft_device_placement() -> bool:
+    """What was set."""
+    return _state.soft_placement
+
+
+def set_intra_op_parallelism_threads(num_threads: int) -> None:
+    """Kept: XLA chooses its threads."""
+    _state.intra_op_threads = int(num_threads)
+
+
+def get_intra_op_parallelism_threads() -> int:
+    """What was set."""
+    return _state.intra_op_threads
+
+
+def set_inter_op_parallelism_threads(num_threads: int) -> None:
+    """Kept: XLA chooses its threads."""
+    _state.inter_op_threads = int(num_threads)
+
+
+def get_inter_op_parallelism_threads() -> int:
+    """What was set."""
+    return _state.inter_op_threads
+
+
+def set_jit(enabled: Any) -> None:
+    """Nothing to do: everything compiled is compiled by XLA."""
+    del enabled
+
+
+def get_optimizer_jit() -> str:
+    """Always on."""
+    return "autoclustering"
+
+
+def enable_op_determinism() -> None:
+    """Asks XLA for deterministic GPU kernels; CPU and TPU ones are. Before JAX has started."""
+    flag = "--xla_gpu_deterministic_ops=true"
+    present = os.environ.get("XLA_FLAGS", "")
+    if flag not in present and list_physical_devices("GPU"):
+        os.environ["XLA_FLAGS"] = f"{present} {flag}".strip()
+
+
+def is_gpu_available(cuda_only: bool = False, min_cuda_compute_capability: Any = None) -> bool:
+    """Whether there is a GPU."""
+    del cuda_only, min_cuda_compute_capability
+    return bool(list_physical_devices("GPU"))
+
+
+def gpu_device_name() -> str:
+    """``"/device:GPU:0"`` if there is a GPU, else ""."""
+    return "/device:GPU:0" if list_physical_devices("GPU") else ""
+
+
+NAMES: dict[str, Any] = {
+    "config.PhysicalDevice": PhysicalDevice,
+    "config.LogicalDevice": LogicalDevice,
+    "config.LogicalDeviceConfiguration": LogicalDeviceConfiguration,
+    "config.list_physical_devices": list_physical_devices,
+    "config.list_logical_devices": list_logical_devices,
+    "config.get_visible_devices": get_visible_devices,
+    "config.set_visible_devices": set_visible_devices,
+    "config.set_logical_device_configuration": set_logical_device_configuration,
+    "config.get_logical_device_configuration": get_logical_device_configuration,
+    "config.set_soft_device_placement": set_soft_device_placement,
+    "config.get_soft_device_placement": get_soft_device_placement,
+    "config.threading.set_intra_op_parallelism_threads": set_intra_op_parallelism_threads,
+    "config.threading.get_intra_op_parallelism_threads": get_intra_op_parallelism_threads,
+    "config.threading.set_inter_op_parallelism_threads": set_inter_op_parallelism_threads,
+    "config.threading.get_inter_op_parallelism_threads": get_inter_op_parallelism_threads,
+    "config.optimizer.set_jit": set_jit,
+    "config.optimizer.get_jit": get_optimizer_jit,
+    "config.experimental.enable_op_determinism": enable_op_determinism,
+    "config.experimental.get_device_details": get_device_details,
+    "config.experimental.get_memory_growth": get_memory_growth,
+    "config.experimental.get_memory_info": get_memory_info,
+    "config.experimental.set_memory_growth": set_memory_growth,
+    "config.experimental.list_physical_devices": list_physical_devices,
+    "config.experimental.list_logical_devices": list_logical_devices,
+    "config.experimental.set_visible_devices": set_visible_devices,
+    "config.experimental.get_visible_devices": get_visible_devices,
+    "config.experimental.set_virtual_device_configuration": set_logical_device_configuration,
+    "config.experimental.get_virtual_device_configuration": get_logical_device_configuration,
+    "config.experimental.VirtualDeviceConfiguration": LogicalDeviceConfiguration,
+    "test.is_gpu_available": is_gpu_available,
+    "test.is_built_with_cuda": is_gpu_available,
+    "test.gpu_device_name": gpu_device_name,
+}

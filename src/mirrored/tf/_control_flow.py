@@ -1,0 +1,430 @@
+"""`tf.cond`, `tf.while_loop`, `tf.case`, `tf.map_fn`, `tf.scan` and their kin.
+
+Eagerly they are Python: branches and iterations really run, with prints, variables and shapes of any kind. While
+`tf.function` traces they are `lax.cond`, `lax.while_loop` and `lax.scan`.
+
+A loop under tracing gets gradients (in JAX: becomes a scan) if its number of iterations is known: because its condition
+depends on constants and counters only, or because `maximum_iterations` is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from mirrored._jax.concrete import NotConstant, evaluate
+from mirrored._jax.slicing import dependencies, evaluate_outputs
+from mirrored._jax.traces import is_eager
+from mirrored.errors import TransformError
+from mirrored.tf._arrays import executing_eagerly
+from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._nest import assert_same_structure, flatten, is_nested, pack_sequence_as
+from mirrored.tf._static import static_int
+from mirrored.tf._table import op
+from mirrored.tf._tensors import as_tensor
+
+
+def _tensors_of(structure: Any) -> list[jax.Array]:
+    return [as_tensor(one) for one in flatten(structure) if one is not None]
+
+
+def _refilled(structure: Any, tensors: Sequence[jax.Array]) -> Any:
+    """The structure with new tensors; None stays None."""
+    iterator = iter(tensors)
+    return pack_sequence_as(structure, [None if one is None else next(iterator) for one in flatten(structure)])
+
+
+def known_bool(value: Any) -> bool | None:
+    """The truth of a scalar if it is known already, while tracing too."""
+    try:
+        return bool(as_tensor(value))
+    except jax.errors.ConcretizationTypeError:
+        pass
+    try:
+        return bool(evaluate(as_tensor(value)))
+    except NotConstant:
+        return None
+
+
+@op("cond")
+def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None) -> Any:
+    """What `true_fn()` or `false_fn()` gives.
+
+    Only one of them is called if `pred` is known; while tracing an unknown one both are traced, and return the same
+    structure.
+
+    Raises:
+        InvalidArgumentError: The branches give different structures, shapes or dtypes.
+    """
+    del name
+    known = known_bool(pred)
+    if known is not None:
+        return true_fn() if known else false_fn()
+    return _traced_branches("tf.cond", (as_tensor(pred) == 0).astype(jnp.int32), [true_fn, false_fn])
+
+
+def _traced_branches(called: str, index: jax.Array, branches: Sequence[Callable[[], Any]]) -> Any:
+    structures: list[Any] = []
+
+    def flat(branch: Callable[[], Any]) -> Callable[[], list[jax.Array]]:
+        def run() -> list[jax.Array]:
+            result = branch()
+            structures.append(result)
+            return _tensors_of(result)
+
+        return run
+
+    try:
+        tensors = lax.switch(index, [flat(one) for one in branches])
+    except TypeError as error:
+        if isinstance(error, (TransformError, jax.errors.JAXTypeError)):
+            raise
+        raise InvalidArgumentError.of(
+            called,
+            found=str(error).partition("\n")[0],
+            rule="all branches return the same structure, shapes and dtypes when the choice is made at run time",
+            remedy="cast and reshape what the branches return, or decide with a Python value",
+        ) from error
+    for other in structures[1:]:
+        assert_same_structure(structures[0], other)
+    return _refilled(structures[0], tensors)
+
+
+@op("switch_case")
+def switch_case(
+    branch_index: Any, branch_fns: Any, default: Callable[[], Any] | None = None, name: str | None = None
+) -> Any:
+    """What the branch of this number gives; `default` (else the last branch) for other numbers."""
+    del name
+    numbered = _numbered(branch_fns)
+    other = default if default is not None else numbered[-1][1]
+    keys = jnp.asarray([key for key, _ in numbered])
+    place = jnp.argmax(jnp.append(as_tensor(branch_index) == keys, True))
+    branches = [function for _, function in numbered] + [other]
+    try:
+        known = int(place) if executing_eagerly() else int(evaluate(place))
+    except (NotConstant, jax.errors.ConcretizationTypeError):
+        return _traced_branches("tf.switch_case", place, branches)
+    return branches[known]()
+
+
+def _numbered(branch_fns: Any) -> list[tuple[int, Callable[[], Any]]]:
+    if isinstance(branch_fns, Mapping):
+        return sorted(branch_fns.items())
+    if branch_fns and callable(branch_fns[0]):
+        return list(enumerate(branch_fns))
+    return sorted(branch_fns)
+
+
+@op("case")
+def case(
+    pred_fn_pairs: Any,
+    default: Callable[[], Any] | None = None,
+    exclusive: bool = False,
+    strict: bool = False,
+    name: str = "case",
+) -> Any:
+    """What the function of the first true condition gives, else `default` (else the last function).
+
+    Raises:
+        InvalidArgumentError: `exclusive`, and more than one condition holds (checked where they are known).
+    """
+    del strict, name
+    pairs = list(pred_fn_pairs.items()) if isinstance(pred_fn_pairs, Mapping) else list(pred_fn_pairs)
+    if exclusive and sum(known_bool(test) or False for test, _ in pairs) > 1:
+        raise InvalidArgumentError.of(
+            "tf.case",
+            found="more than one condition holds",
+            rule="with exclusive=True at most one does",
+            remedy="make the conditions disjoint, or leave `exclusive` out",
+        )
+    chosen = pairs[-1][1] if default is None else default
+    for test, function in reversed(pairs if default is not None else pairs[:-1]):
+        chosen = _chained(test, function, chosen)
+    return chosen()
+
+
+def _chained(test: Any, function: Callable[[], Any], otherwise: Callable[[], Any]) -> Callable[[], Any]:
+    return lambda: cond(test, function, otherwise)
+
+
+@op("while_loop")
+def while_loop(
+    cond: Callable[..., Any],
+    body: Callable[..., Any],
+    loop_vars: Any,
+    shape_invariants: Any = None,
+    parallel_iterations: int = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    maximum_iterations: Any = None,
+    name: str | None = None,
+) -> Any:
+    """Calls `body` as long as `cond` holds; both take the loop variables, `body` returns new ones.
+
+    Returns:
+        The loop variables as they are at the end, in the structure of `loop_vars`.
+
+    Raises:
+        InvalidArgumentError: While tracing, the body changes the structure, a shape or a dtype of the loop variables.
+    """
+    del shape_invariants, parallel_iterations, back_prop, swap_memory, name
+    limit = (
+        None
+        if maximum_iterations is None
+        else static_int(maximum_iterations, called="tf.while_loop", argument="maximum_iterations")
+    )
+    if executing_eagerly():
+        return _python_loop(cond, body, loop_vars, limit)
+    return _Loop(cond, body, loop_vars).run(limit)
+
+
+def _python_loop(cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Any, limit: int | None) -> Any:
+    state, count = loop_vars, 0
+    while (limit is None or count < limit) and bool(as_tensor(cond(*state))):
+        state, count = _like(loop_vars, body(*state)), count + 1
+    return pack_sequence_as(loop_vars, [None if one is None else as_tensor(one) for one in flatten(state)])
+
+
+def _like(loop_vars: Any, result: Any) -> Any:
+    if len(loop_vars) == 1 and not (
+        isinstance(result, (list, tuple)) and len(result) == 1 and not is_nested(loop_vars[0])
+    ):
+        return type(loop_vars)((result,)) if not is_nested(result) or is_nested(loop_vars[0]) else result
+    return type(loop_vars)(result) if isinstance(result, (list, tuple)) and type(loop_vars) in (list, tuple) else result
+
+
+class _Loop:
+    """A loop while tracing."""
+
+    def __init__(self, test: Callable[..., Any], body: Callable[..., Any], loop_vars: Any) -> None:
+        self._test, self._body, self._loop_vars = test, body, loop_vars
+        self._start = _tensors_of(loop_vars)
+
+    def holds(self, flat: Sequence[jax.Array]) -> jax.Array:
+        return as_tensor(self._test(*_refilled(self._loop_vars, flat))).astype(bool).reshape(())
+
+    def step(self, flat: Sequence[jax.Array]) -> list[jax.Array]:
+        return _tensors_of(_like(self._loop_vars, self._body(*_refilled(self._loop_vars, flat))))
+
+    def run(self, limit: int | None) -> Any:
+        try:
+            count = self._known_count(limit)
+            flat = self._scanned(count, masked=False) if count is not None else self._unknown(limit)
+        except TypeError as error:
+            if isinstance(error, (TransformError, jax.errors.JAXTypeError)):
+                raise
+            raise InvalidArgumentError.of(
+                "tf.while_loop",
+                found=str(error).partition("\n")[0],
+                rule="the body keeps the structure, shapes and dtypes of the loop variables while it is traced",
+                remedy="give loop variables the shape and dtype that the body returns (tf.cast), or run eagerly",
+            ) from error
+        return _refilled(self._loop_vars, flat)
+
+    def _unknown(self, limit: int | None) -> Sequence[jax.Array]:
+        if limit is not None:
+            return self._scanned(limit, masked=True)
+        result: Sequence[jax.Array] = lax.while_loop(self.holds, self.step, self._start)
+        return result
+
+    def _scanned(self, count: int, *, masked: bool) -> Sequence[jax.Array]:
+        def once(flat: list[jax.Array], _: None) -> tuple[list[jax.Array], None]:
+            if not masked:
+                return self.step(flat), None
+            return lax.cond(self.holds(flat), self.step, lambda same: list(same), flat), None
+
+        result, _ = lax.scan(once, self._start, None, length=count)
+        return result
+
+    def _known_count(self, limit: int | None) -> int | None:
+        """The number of iterations, if only counters decide it: they are run through on the host."""
+        test, body = jax.make_jaxpr(self.holds)(self._start), jax.make_jaxpr(self.step)(self._start)
+        deciding = sorted(_deciding(dependencies(test)[0], dependencies(body)))
+        count = 0
+        try:
+            known = {i: evaluate(self._start[i]) for i in deciding}
+            while (limit is None or count < limit) and bool(evaluate_outputs(test, known, [0])[0]):
+                known = dict(zip(deciding, evaluate_outputs(body, known, deciding), strict=True))
+                count += 1
+        except NotConstant:
+            return None
+        return count
+
+
+def _deciding(test: frozenset[int], body: Sequence[frozenset[int]]) -> frozenset[int]:
+    """The loop variables on which the condition depends, directly or through the body."""
+    while True:
+        more = test.union(*(body[i] for i in test))
+        if more == test:
+            return test
+        test = more
+
+
+def _row(elems: Any, index: int) -> Any:
+    return pack_sequence_as(elems, [as_tensor(one)[index] for one in flatten(elems)])
+
+
+def _stacked(rows: Sequence[Any]) -> Any:
+    columns = zip(*(flatten(one) for one in rows), strict=True)
+    return pack_sequence_as(rows[0], [jnp.stack([as_tensor(one) for one in column]) for column in columns])
+
+
+def _length(elems: Any) -> int:
+    return int(as_tensor(flatten(elems)[0]).shape[0])
+
+
+def _all_tensors(structure: Any) -> Any:
+    return pack_sequence_as(structure, [as_tensor(one) for one in flatten(structure)])
+
+
+@op("map_fn")
+def map_fn(
+    fn: Callable[[Any], Any],
+    elems: Any,
+    dtype: Any = None,
+    parallel_iterations: Any = None,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    infer_shape: bool = True,
+    name: str | None = None,
+    fn_output_signature: Any = None,
+) -> Any:
+    """`fn` of every row of `elems` (rows of a structure go together), stacked."""
+    del dtype, parallel_iterations, back_prop, swap_memory, infer_shape, name, fn_output_signature
+    if executing_eagerly() and _length(elems):
+        return _stacked([fn(_row(elems, i)) for i in range(_length(elems))])
+    return lax.map(lambda row: _all_tensors(fn(row)), _all_tensors(elems))
+
+
+@op("vectorized_map")
+def vectorized_map(fn: Callable[[Any], Any], elems: Any, fallback_to_while_loop: bool = True, warn: bool = True) -> Any:
+    """`fn` of every row of `elems`, all rows at once (`jax.vmap`).
+
+    Where `fn` reads a variable outside `tf.function` and tapes, the rows run one after another instead.
+    """
+    del warn
+    try:
+        return jax.vmap(lambda row: _all_tensors(fn(row)))(_all_tensors(elems))
+    except TransformError:
+        if not fallback_to_while_loop or not is_eager():
+            raise
+        return map_fn(fn, elems)
+
+
+def _fold(called: str, fn: Callable[[Any, Any], Any], elems: Any, initializer: Any, order: Sequence[int]) -> Any:
+    indices = list(order)
+    if initializer is None:
+        initializer = _row(elems, indices.pop(0))
+    if executing_eagerly():
+        total = initializer
+        for i in indices:
+            total = fn(total, _row(elems, i))
+        return _all_tensors(total)
+    taken = np.asarray(indices, np.int32)
+    rows = pack_sequence_as(elems, [as_tensor(one)[taken] for one in flatten(elems)])
+    final, _ = lax.scan(lambda total, row: (_all_tensors(fn(total, row)), None), _all_tensors(initializer), rows)
+    return final
+
+
+@op("foldl")
+def foldl(
+    fn: Callable[[Any, Any], Any],
+    elems: Any,
+    initializer: Any = None,
+    parallel_iterations: int = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    name: str | None = None,
+) -> Any:
+    """``fn(...fn(fn(initializer, row 0), row 1)...)``; without an initializer the first row is it."""
+    del parallel_iterations, back_prop, swap_memory, name
+    return _fold("tf.foldl", fn, elems, initializer, range(_length(elems)))
+
+
+@op("foldr")
+def foldr(
+    fn: Callable[[Any, Any], Any],
+    elems: Any,
+    initializer: Any = None,
+    parallel_iterations: int = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    name: str | None = None,
+) -> Any:
+    """As `foldl`, from the last row to the first."""
+    del parallel_iterations, back_prop, swap_memory, name
+    return _fold("tf.foldr", fn, elems, initializer, range(_length(elems) - 1, -1, -1))
+
+
+@op("scan")
+def scan(
+    fn: Callable[[Any, Any], Any],
+    elems: Any,
+    initializer: Any = None,
+    parallel_iterations: int = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    infer_shape: bool = True,
+    reverse: bool = False,
+    name: str | None = None,
+) -> Any:
+    """All intermediate results of `foldl`, stacked (in the order of `elems` also if `reverse`)."""
+    del parallel_iterations, back_prop, swap_memory, infer_shape, name
+    order = list(range(_length(elems)))
+    order = order[::-1] if reverse else order
+    results: list[Any] = []
+    total = initializer
+    if total is None:
+        total = _row(elems, order.pop(0))
+        results.append(_all_tensors(total))
+    if not executing_eagerly():
+        return _traced_scan(fn, elems, total, order, results, reverse)
+    for i in order:
+        total = fn(total, _row(elems, i))
+        results.append(total)
+    return _stacked(results[::-1] if reverse else results)
+
+
+def _traced_scan(
+    fn: Callable[[Any, Any], Any], elems: Any, start: Any, order: Sequence[int], first: Sequence[Any], reverse: bool
+) -> Any:
+    def once(total: Any, row: Any) -> tuple[Any, Any]:
+        new = _all_tensors(fn(total, row))
+        return new, new
+
+    taken = np.asarray(order, np.int32)
+    rows = pack_sequence_as(elems, [as_tensor(one)[taken] for one in flatten(elems)])
+    _, stacked = lax.scan(once, _all_tensors(start), rows)
+    if first:
+        leading = [one[None] for one in flatten(first[0])]
+        joined = [jnp.concatenate(pair) for pair in zip(leading, flatten(stacked), strict=True)]
+        stacked = pack_sequence_as(stacked, joined)
+    return pack_sequence_as(stacked, [one[::-1] for one in flatten(stacked)]) if reverse else stacked
+
+
+@op("recompute_grad")
+def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
+    """`f` whose intermediate values are computed again for the gradient instead of kept (`jax.checkpoint`)."""
+    checkpointed = jax.checkpoint(f)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return f(*args, **kwargs) if is_eager() else checkpointed(*args, **kwargs)
+
+    return run
+
+
+@op("grad_pass_through")
+def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
+    """`f` with the gradient of the identity: what flows back to the result flows on to the (first) argument."""
+
+    def run(x: Any, *args: Any, **kwargs: Any) -> Any:
+        value = as_tensor(x)
+        return value + lax.stop_gradient(f(value, *args, **kwargs) - value)
+
+    return run

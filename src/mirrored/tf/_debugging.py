@@ -1,0 +1,253 @@
+"""`tf.debugging`: assertions on values, shapes and types.
+
+Values are checked where they are known: eagerly, and while tracing for constants. In compiled code a failed check is
+logged at level ERROR when the program runs: raising there would leave the other devices waiting in a collective.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored.tf._dtypes import as_dtype
+from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._shapes import TensorShape
+from mirrored.tf._table import op, tensors
+from mirrored.tf._tensors import as_tensor, is_tensor
+
+_log = logging.getLogger("mirrored.tf.debugging")
+
+
+def _require(called: str, holds: jax.Array, message: str | None, rule: str, values: list[Any]) -> None:
+    try:
+        failed = not bool(holds)
+    except jax.errors.ConcretizationTypeError:
+        jax.debug.callback(functools.partial(_log_failure, called, message, rule), holds)
+        return
+    if failed:
+        raise InvalidArgumentError.of(
+            called,
+            found=(f"{message} " if message else "") + ", ".join(_short(one) for one in values),
+            rule=rule,
+            remedy="look at the values printed here",
+        )
+
+
+def _short(value: Any) -> str:
+    return np.array2string(np.asarray(value), threshold=10, separator=", ")
+
+
+def _log_failure(called: str, message: str | None, rule: str, holds: Any) -> None:
+    if not bool(np.asarray(holds)):
+        _log.error("%s failed in compiled code: %s%s", called, f"{message}: " if message else "", rule)
+
+
+_COMPARISONS: dict[str, tuple[Callable[[Any, Any], jax.Array], str]] = {
+    "equal": (jnp.equal, "x == y everywhere"),
+    "none_equal": (jnp.not_equal, "x != y everywhere"),
+    "less": (jnp.less, "x < y everywhere"),
+    "less_equal": (jnp.less_equal, "x <= y everywhere"),
+    "greater": (jnp.greater, "x > y everywhere"),
+    "greater_equal": (jnp.greater_equal, "x >= y everywhere"),
+}
+
+
+def _comparison(name: str, compare: Callable[[Any, Any], jax.Array], rule: str) -> Callable[..., None]:
+    called = f"tf.debugging.assert_{name}"
+
+    def check(x: Any, y: Any, message: str | None = None, summarize: Any = None, name: str | None = None) -> None:
+        del summarize, name
+        left, right = tensors(x, y)
+        _require(called, jnp.all(compare(left, right)), message, rule, [left, right])
+
+    check.__name__ = check.__qualname__ = f"assert_{name}"
+    check.__doc__ = f"Raises InvalidArgumentError unless {rule}."
+    return check
+
+
+for _name, (_compare, _rule) in _COMPARISONS.items():
+    _places = f"debugging.assert_{_name}" + (f" assert_{_name}" if _name in ("equal", "less", "greater") else "")
+    op(_places)(_comparison(_name, _compare, _rule))
+
+
+def _sign(name: str, test: Callable[[jax.Array], jax.Array]) -> Callable[..., None]:
+    def check(x: Any, message: str | None = None, summarize: Any = None, name: str | None = None) -> None:
+        del summarize, name
+        value = as_tensor(x)
+        _require(f"tf.debugging.assert_{kind}", jnp.all(test(value)), message, f"x is {kind} everywhere", [value])
+
+    kind = name.replace("_", "-")
+    check.__name__ = check.__qualname__ = f"assert_{name}"
+    check.__doc__ = f"Raises InvalidArgumentError unless every element is {kind}."
+    return check
+
+
+op("debugging.assert_positive")(_sign("positive", lambda x: x > 0))
+op("debugging.assert_negative")(_sign("negative", lambda x: x < 0))
+op("debugging.assert_non_negative")(_sign("non_negative", lambda x: x >= 0))
+op("debugging.assert_non_positive")(_sign("non_positive", lambda x: x <= 0))
+
+
+@op("debugging.assert_near")
+def assert_near(
+    x: Any,
+    y: Any,
+    rtol: Any = None,
+    atol: Any = None,
+    message: str | None = None,
+    summarize: Any = None,
+    name: str | None = None,
+) -> None:
+    """Raises InvalidArgumentError unless |x - y| <= atol + rtol |y|, each 10 epsilon by default."""
+    del summarize, name
+    left, right = tensors(x, y)
+    small = 10 * float(jnp.finfo(left.dtype).eps) if left.dtype.kind == "f" else 0.0  # type: ignore[no-untyped-call]
+    bound = (small if atol is None else atol) + (small if rtol is None else rtol) * jnp.abs(right)
+    rule = "x and y are equal within the tolerance"
+    _require("tf.debugging.assert_near", jnp.all(jnp.abs(left - right) <= bound), message, rule, [left, right])
+
+
+@op("debugging.Assert")
+def assert_(condition: Any, data: Any, summarize: Any = None, name: str | None = None) -> None:
+    """Raises InvalidArgumentError with `data` unless the condition holds everywhere."""
+    del summarize, name
+    _require("tf.debugging.Assert", jnp.all(as_tensor(condition)), None, "the condition holds", list(data))
+
+
+@op("debugging.check_numerics")
+def check_numerics(tensor: Any, message: str, name: str | None = None) -> jax.Array:
+    """The tensor, if it has neither NaN nor infinity; InvalidArgumentError otherwise."""
+    del name
+    value = as_tensor(tensor)
+    _require("tf.debugging.check_numerics", jnp.all(jnp.isfinite(value)), message, "no NaN and no Inf", [value])
+    return value
+
+
+@op("debugging.assert_all_finite")
+def assert_all_finite(x: Any, message: str, name: str | None = None) -> jax.Array:
+    """As `check_numerics`."""
+    return check_numerics(x, message, name)
+
+
+@op("debugging.enable_check_numerics")
+def enable_check_numerics(stack_height_limit: int = 30, path_length_limit: int = 50) -> None:
+    """Lets every operation raise FloatingPointError where a NaN appears (``jax_debug_nans``)."""
+    del stack_height_limit, path_length_limit
+    jax.config.update("jax_debug_nans", True)
+
+
+@op("debugging.disable_check_numerics")
+def disable_check_numerics() -> None:
+    """Undoes `enable_check_numerics`."""
+    jax.config.update("jax_debug_nans", False)
+
+
+@op("debugging.assert_rank assert_rank")
+def assert_rank(x: Any, rank: int, message: str | None = None, name: str | None = None) -> None:
+    """Raises ValueError unless the tensor has this rank."""
+    del name
+    _static("assert_rank", as_tensor(x).ndim == int(rank), message, f"rank {rank}", as_tensor(x))
+
+
+@op("debugging.assert_rank_at_least")
+def assert_rank_at_least(x: Any, rank: int, message: str | None = None, name: str | None = None) -> None:
+    """Raises ValueError unless the tensor has at least this rank."""
+    del name
+    _static("assert_rank_at_least", as_tensor(x).ndim >= int(rank), message, f"rank {rank} or more", as_tensor(x))
+
+
+@op("debugging.assert_rank_in")
+def assert_rank_in(x: Any, ranks: Any, message: str | None = None, name: str | None = None) -> None:
+    """Raises ValueError unless the tensor has one of these ranks."""
+    del name
+    _static("assert_rank_in", as_tensor(x).ndim in [int(r) for r in ranks], message, f"a rank of {ranks}", as_tensor(x))
+
+
+@op("debugging.assert_scalar")
+def assert_scalar(tensor: Any, message: str | None = None, name: str | None = None) -> jax.Array:
+    """The tensor, if it is a scalar; ValueError otherwise."""
+    del name
+    _static("assert_scalar", as_tensor(tensor).ndim == 0, message, "rank 0", as_tensor(tensor))
+    return as_tensor(tensor)
+
+
+@op("debugging.assert_same_float_dtype")
+def assert_same_float_dtype(tensors: Any = None, dtype: Any = None) -> Any:
+    """The dtype that all tensors have; ValueError if they differ or it is no floating type."""
+    found = {as_dtype(as_tensor(one).dtype) for one in tensors or ()} | (
+        {as_dtype(dtype)} if dtype is not None else set()
+    )
+    if len(found) > 1 or not all(one.is_floating for one in found):
+        raise InvalidArgumentError.of(
+            "tf.debugging.assert_same_float_dtype",
+            found=f"dtypes {sorted(one.name for one in found)}",
+            rule="all tensors have one floating dtype",
+            remedy="tf.cast them",
+        )
+    return found.pop() if found else as_dtype("float32")
+
+
+@op("debugging.assert_type")
+def assert_type(tensor: Any, tf_type: Any, message: str | None = None, name: str | None = None) -> None:
+    """Raises TypeError unless the tensor has this dtype."""
+    del name
+    found = as_dtype(as_tensor(tensor).dtype)
+    if found != as_dtype(tf_type):
+        raise TypeError(
+            f"{message or 'tf.debugging.assert_type'}: tensor is {found!r}, it must be {as_dtype(tf_type)!r}"
+        )
+
+
+@op("debugging.assert_integer")
+def assert_integer(x: Any, message: str | None = None, name: str | None = None) -> None:
+    """Raises TypeError unless the tensor holds integers."""
+    del name
+    if not as_dtype(as_tensor(x).dtype).is_integer:
+        raise TypeError(f"{message or 'tf.debugging.assert_integer'}: expected integers, found {as_tensor(x).dtype}")
+
+
+@op("debugging.assert_shapes")
+def assert_shapes(
+    shapes: Any, data: Any = None, summarize: Any = None, message: str | None = None, name: str | None = None
+) -> None:
+    """Raises ValueError unless shapes fit: pairs (tensor, dimensions), where letters stand for sizes that agree."""
+    del data, summarize, name
+    pairs = shapes.items() if isinstance(shapes, dict) else shapes
+    known: dict[str, int] = {}
+    for value, wanted in pairs:
+        shape = as_tensor(value).shape
+        dimensions = [wanted] if isinstance(wanted, (int, str)) else list(wanted)
+        _static("assert_shapes", len(dimensions) == len(shape), message, f"rank {len(dimensions)}", as_tensor(value))
+        for size, dimension in zip(shape, dimensions, strict=True):
+            fits = dimension in (None, ".") or _dimension_fits(size, dimension, known)
+            _static(
+                "assert_shapes", fits, message, f"shape {TensorShape(shape)} as {tuple(dimensions)}", as_tensor(value)
+            )
+
+
+def _dimension_fits(size: int, dimension: int | str, known: dict[str, int]) -> bool:
+    if isinstance(dimension, str) and not dimension.isdigit():
+        return known.setdefault(dimension, size) == size
+    return int(dimension) == size
+
+
+def _static(name: str, holds: bool, message: str | None, rule: str, value: jax.Array) -> None:
+    if not holds:
+        raise InvalidArgumentError.of(
+            f"tf.debugging.{name}",
+            found=f"{message + ': ' if message else ''}a tensor of shape {tuple(value.shape)}",
+            rule=rule,
+            remedy="reshape the tensor, or mend the assertion",
+        )
+
+
+@op("debugging.is_numeric_tensor")
+def is_numeric_tensor(tensor: Any) -> bool:
+    """Whether it is a tensor of numbers."""
+    return is_tensor(tensor) and as_tensor(tensor).dtype.kind != "b"

@@ -1,0 +1,225 @@
+"""Data types that print and compare as TensorFlow's and serve as JAX's.
+
+A `DType` has a `dtype` attribute, so that NumPy and JAX accept it wherever they accept a dtype; and NumPy's dtypes
+compare equal to it, so that ``x.dtype == tf.float32`` is true of a `jax.Array`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_CODES: Final = {
+    "float32": 1, "float64": 2, "int32": 3, "uint8": 4, "int16": 5, "int8": 6, "string": 7, "complex64": 8,
+    "int64": 9, "bool": 10, "bfloat16": 14, "uint16": 17, "complex128": 18, "float16": 19, "uint32": 22, "uint64": 23,
+}  # fmt: skip
+
+
+class DType:
+    """A data type of the facade: ``tf.float32`` and the others.
+
+    Context: any.
+
+    Args:
+        name: NumPy's (or `ml_dtypes`') name.
+
+    Example:
+        >>> import mirrored.tf as tf
+        >>> tf.float32, tf.float32.name, tf.float32.is_floating, tf.float32 == "float32"
+        (tf.float32, 'float32', True, True)
+
+    TensorFlow: `tf.DType`. Without JAX's 64-bit mode (``JAX_ENABLE_X64=1``) arrays asked for with a 64-bit type get the
+    32-bit type of the same kind.
+    """
+
+    __slots__ = ("_name", "dtype")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.dtype: np.dtype[Any] = np.dtype(getattr(jnp, "bool_" if name == "bool" else name))
+
+    @property
+    def name(self) -> str:
+        """The name without a prefix: ``"float32"``."""
+        return self._name
+
+    @property
+    def as_numpy_dtype(self) -> type[Any]:
+        """NumPy's scalar type."""
+        return self.dtype.type
+
+    @property
+    def as_datatype_enum(self) -> int:
+        """The number of the type in TensorFlow's files."""
+        return _CODES[self._name]
+
+    @property
+    def base_dtype(self) -> DType:
+        """The type itself (there are no reference types)."""
+        return self
+
+    @property
+    def real_dtype(self) -> DType:
+        """The type of the real part."""
+        return {"complex64": float32, "complex128": float64}.get(self._name, self)
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether it is a (not complex) floating type."""
+        return bool(jnp.issubdtype(self.dtype, jnp.floating))
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether it is complex."""
+        return self.dtype.kind == "c"
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether it is an integer type."""
+        return self.dtype.kind in "iu"
+
+    @property
+    def is_unsigned(self) -> bool:
+        """Whether it is an unsigned integer type."""
+        return self.dtype.kind == "u"
+
+    @property
+    def is_bool(self) -> bool:
+        """Whether it is the boolean type."""
+        return self.dtype.kind == "b"
+
+    @property
+    def is_numpy_compatible(self) -> bool:
+        """Whether NumPy has it: true of all of them here."""
+        return True
+
+    @property
+    def size(self) -> int:
+        """Bytes per element."""
+        return int(self.dtype.itemsize)
+
+    @property
+    def min(self) -> Any:
+        """The smallest finite value."""
+        return self._limits()[0]
+
+    @property
+    def max(self) -> Any:
+        """The largest finite value."""
+        return self._limits()[1]
+
+    @property
+    def limits(self) -> tuple[Any, Any]:
+        """(0, largest) as TensorFlow gives it for the types of images."""
+        return (0, self.max) if self.is_integer else (0, 1)
+
+    def is_compatible_with(self, other: Any) -> bool:
+        """Whether `other` is the same type."""
+        return self == as_dtype(other)
+
+    def _limits(self) -> tuple[Any, Any]:
+        if self.is_bool:
+            return False, True
+        info: Any = jnp.iinfo(self.dtype) if self.is_integer else jnp.finfo(self.dtype)  # type: ignore[no-untyped-call]
+        return self.as_numpy_dtype(info.min), self.as_numpy_dtype(info.max)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal to the same type of NumPy, JAX or TensorFlow, and to its name."""
+        if isinstance(other, DType):
+            return self._name == other._name
+        if other is None:
+            return False
+        try:
+            return bool(np.dtype(_unprefixed(other)) == self.dtype)
+        except TypeError:
+            return False
+
+    def __hash__(self) -> int:
+        """NumPy's hash, since the two compare equal."""
+        return hash(self.dtype)
+
+    def __repr__(self) -> str:
+        """As TensorFlow's."""
+        return f"tf.{self._name}"
+
+    def __str__(self) -> str:
+        """As TensorFlow's."""
+        return f"<dtype: '{self._name}'>"
+
+    def __int__(self) -> int:
+        """The number of the type in TensorFlow's files."""
+        return self.as_datatype_enum
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles by name."""
+        return as_dtype, (self._name,)
+
+
+def _unprefixed(name: Any) -> Any:
+    return name.removeprefix("tf.") if isinstance(name, str) else name
+
+
+float16 = DType("float16")
+half = float16
+bfloat16 = DType("bfloat16")
+float32 = DType("float32")
+float64 = DType("float64")
+double = float64
+int8 = DType("int8")
+int16 = DType("int16")
+int32 = DType("int32")
+int64 = DType("int64")
+uint8 = DType("uint8")
+uint16 = DType("uint16")
+uint32 = DType("uint32")
+uint64 = DType("uint64")
+bool_ = DType("bool")
+complex64 = DType("complex64")
+complex128 = DType("complex128")
+
+_BY_NAME: Final = {
+    one.name: one
+    for one in (
+        float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8, uint16, uint32, uint64, bool_,
+        complex64, complex128,
+    )
+}  # fmt: skip
+
+NAMES: Final = {**{name: one for name, one in _BY_NAME.items()}, "half": half, "double": double}
+
+
+def as_dtype(type_value: Any) -> DType:
+    """The `DType` for anything that says a type.
+
+    Args:
+        type_value: A `DType`, a name, a NumPy or JAX dtype, or a Python type (``float`` is float32, ``int`` int32).
+
+    Raises:
+        TypeError: There is no such type here (strings have none).
+    """
+    if isinstance(type_value, DType):
+        return type_value
+    if type_value in (float, int, complex) and isinstance(type_value, type):
+        return {float: float32, int: int32, complex: complex64}[type_value]
+    if type_value is None:
+        raise TypeError("Cannot convert the argument `type_value`: None to a TensorFlow DType.")
+    name = (
+        {"half": "float16", "double": "float64"}.get(_unprefixed(type_value), None)
+        if isinstance(type_value, str)
+        else None
+    )
+    try:
+        found = _BY_NAME.get(name or np.dtype(_unprefixed(type_value)).name)
+    except TypeError:
+        found = None
+    if found is None:
+        raise TypeError(f"Cannot convert the argument `type_value`: {type_value!r} to a TensorFlow DType.")
+    return found
+
+
+def array_dtype(dtype: Any) -> np.dtype[Any]:
+    """The dtype that arrays asked for with `dtype` have: 64-bit types become 32-bit ones without JAX's x64 mode."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(as_dtype(dtype).dtype))

@@ -1,0 +1,123 @@
+"""`tf.io.gfile`: files of this machine, under TensorFlow's names."""
+
+from __future__ import annotations
+
+import glob as globbing
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from mirrored.tf._errors import AlreadyExistsError, NotFoundError
+
+
+def open_file(name: Any, mode: str = "r") -> IO[Any]:
+    """A file, as `open` gives it.
+
+    Raises:
+        NotFoundError: It does not exist.
+    """
+    try:
+        return Path(name).open(mode)
+    except FileNotFoundError as error:
+        raise NotFoundError(None, None, f"{name}; No such file or directory") from error
+
+
+def exists(path: Any) -> bool:
+    """Whether it exists."""
+    return Path(path).exists()
+
+
+def isdir(path: Any) -> bool:
+    """Whether it is a folder."""
+    return Path(path).is_dir()
+
+
+def makedirs(path: Any) -> None:
+    """Makes a folder and those above it; fine if it exists."""
+    Path(path).mkdir(parents=True, exist_ok=True)
+
+
+def mkdir(path: Any) -> None:
+    """Makes one folder."""
+    Path(path).mkdir()
+
+
+def listdir(path: Any) -> list[str]:
+    """The names in a folder."""
+    return os.listdir(path)
+
+
+def glob(pattern: Any) -> list[str]:
+    """The paths that match a pattern, or any of several."""
+    patterns = pattern if isinstance(pattern, (list, tuple)) else [pattern]
+    return sorted(path for one in patterns for path in globbing.glob(str(one)))
+
+
+def copy(src: Any, dst: Any, overwrite: bool = False) -> None:
+    """Copies a file.
+
+    Raises:
+        AlreadyExistsError: The target exists, and `overwrite` is False.
+    """
+    _check_free(dst, overwrite)
+    shutil.copyfile(src, dst)
+
+
+def rename(src: Any, dst: Any, overwrite: bool = False) -> None:
+    """Renames a file or folder.
+
+    Raises:
+        AlreadyExistsError: The target exists, and `overwrite` is False.
+    """
+    _check_free(dst, overwrite)
+    os.replace(src, dst)
+
+
+def _check_free(path: Any, overwrite: bool) -> None:
+    if not overwrite and Path(path).exists():
+        raise AlreadyExistsError(None, None, f"file already exists: {path} (overwrite=True replaces it)")
+
+
+def remove(path: Any) -> None:
+    """Deletes a file."""
+    Path(path).unlink()
+
+
+def rmtree(path: Any) -> None:
+    """Deletes a folder and what is in it."""
+    shutil.rmtree(path)
+
+
+def stat(path: Any) -> os.stat_result:
+    """Size and times."""
+    return Path(path).stat()
+
+
+def walk(top: Any, topdown: bool = True, onerror: Any = None) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`."""
+    return os.walk(top, topdown, onerror)
+
+
+def join(path: Any, *paths: Any) -> str:
+    """As `os.path.join`."""
+    return str(os.path.join(path, *paths))
+
+
+NAMES: dict[str, Any] = {
+    "io.gfile.GFile": open_file,
+    "io.gfile.copy": copy,
+    "io.gfile.exists": exists,
+    "io.gfile.glob": glob,
+    "io.gfile.isdir": isdir,
+    "io.gfile.join": join,
+    "io.gfile.listdir": listdir,
+    "io.gfile.makedirs": makedirs,
+    "io.gfile.mkdir": mkdir,
+    "io.gfile.remove": remove,
+    "io.gfile.rename": rename,
+    "io.gfile.rmtree": rmtree,
+    "io.gfile.stat": stat,
+    "io.gfile.walk": walk,
+}

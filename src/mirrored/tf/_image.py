@@ -1,0 +1,408 @@
+"""`tf.image`: resizing, flipping, cropping, and colour, for [..., height, width, channels] images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored.tf._dtypes import array_dtype, as_dtype
+from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._generator import key_from_seed, next_key
+from mirrored.tf._static import static_ints
+from mirrored.tf._table import op, reported
+from mirrored.tf._tensors import as_tensor
+
+_METHODS = {
+    "bilinear": "linear",
+    "nearest": "nearest",
+    "bicubic": "cubic",
+    "lanczos3": "lanczos3",
+    "lanczos5": "lanczos5",
+}
+
+
+class ResizeMethod:
+    """Names of resizing methods."""
+
+    BILINEAR = "bilinear"
+    NEAREST_NEIGHBOR = "nearest"
+    BICUBIC = "bicubic"
+    LANCZOS3 = "lanczos3"
+    LANCZOS5 = "lanczos5"
+
+
+op("image.ResizeMethod")(ResizeMethod)
+
+
+@op("image.resize")
+def resize(
+    images: Any,
+    size: Any,
+    method: str = "bilinear",
+    preserve_aspect_ratio: bool = False,
+    antialias: bool = False,
+    name: str | None = None,
+) -> jax.Array:
+    """Resized to (height, width): float32, but the image's own dtype for "nearest"."""
+    del name
+    value = as_tensor(images)
+    if method not in _METHODS:
+        raise ValueError(f"Resize method {method!r} is not implemented: mirrored.tf has {', '.join(_METHODS)}")
+    height, width = static_ints(size, called="tf.image.resize", argument="size")
+    old_height, old_width = value.shape[-3:-1]
+    if preserve_aspect_ratio:
+        scale = min(height / old_height, width / old_width)
+        height, width = round(scale * old_height), round(scale * old_width)
+    if (height, width) == (old_height, old_width):
+        return value if method == "nearest" else value.astype(jnp.float32)
+    source = value if method == "nearest" else value.astype(jnp.float32)
+    shape = (*value.shape[:-3], height, width, value.shape[-1])
+    return jax.image.resize(source, shape, _METHODS[method], antialias=antialias)  # type: ignore[no-any-return]
+
+
+def _flipped(axis: int) -> Callable[..., jax.Array]:
+    def flip(image: Any, name: str | None = None) -> jax.Array:
+        """Mirrored along one axis."""
+        del name
+        return jnp.flip(as_tensor(image), axis)
+
+    return flip
+
+
+flip_left_right = op("image.flip_left_right")(_flipped(-2))
+flip_up_down = op("image.flip_up_down")(_flipped(-3))
+
+
+@op("image.transpose")
+def transpose(image: Any, name: str | None = None) -> jax.Array:
+    """Height and width swapped."""
+    del name
+    return jnp.swapaxes(as_tensor(image), -3, -2)
+
+
+@op("image.rot90")
+def rot90(image: Any, k: int = 1, name: str | None = None) -> jax.Array:
+    """Turned counter-clockwise by k quarters."""
+    del name
+    return jnp.rot90(as_tensor(image), k, axes=(-3, -2))
+
+
+@op("image.convert_image_dtype")
+def convert_image_dtype(image: Any, dtype: Any, saturate: bool = False, name: str | None = None) -> jax.Array:
+    """Another dtype with the range scaled: integers 0..max correspond to floats 0..1."""
+    del name
+    value, wanted = as_tensor(image), as_dtype(dtype)
+    source = as_dtype(value.dtype)
+    if source == wanted:
+        return value
+    if source.is_integer and wanted.is_integer:
+        return _between_integers(value, source.max, wanted)
+    if source.is_integer:
+        return value.astype(array_dtype(wanted)) * (1.0 / float(source.max))
+    if not wanted.is_integer:
+        return value.astype(array_dtype(wanted))
+    scaled = value * (float(wanted.max) + 0.5)
+    return (jnp.clip(scaled, float(wanted.min), float(wanted.max)) if saturate else scaled).astype(array_dtype(wanted))
+
+
+def _between_integers(value: jax.Array, largest: Any, wanted: Any) -> jax.Array:
+    if largest > wanted.max:
+        return (value // ((int(largest) + 1) // (int(wanted.max) + 1))).astype(array_dtype(wanted))
+    return value.astype(array_dtype(wanted)) * ((int(wanted.max) + 1) // (int(largest) + 1))
+
+
+def _in_float(image: Any, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    value = as_tensor(image)
+    changed = change(as_tensor(convert_image_dtype(value, "float32")))
+    return convert_image_dtype(changed, value.dtype, saturate=True)
+
+
+@op("image.rgb_to_grayscale")
+def rgb_to_grayscale(images: Any, name: str | None = None) -> jax.Array:
+    """One channel, weighted by the eye's sensitivity (0.2989, 0.5870, 0.1140)."""
+    del name
+    weights = jnp.asarray([0.2989, 0.5870, 0.1140], jnp.float32)
+    return _in_float(images, lambda value: jnp.sum(value * weights, axis=-1, keepdims=True))
+
+
+@op("image.grayscale_to_rgb")
+def grayscale_to_rgb(images: Any, name: str | None = None) -> jax.Array:
+    """Three equal channels."""
+    del name
+    return jnp.repeat(as_tensor(images), 3, axis=-1)
+
+
+@op("image.adjust_brightness")
+def adjust_brightness(image: Any, delta: Any) -> jax.Array:
+    """`delta` added, in the scale 0..1."""
+    value = as_tensor(image)
+    if value.dtype.kind == "f":
+        return value + as_tensor(delta).astype(value.dtype)
+    return _in_float(value, lambda one: one + delta)
+
+
+@op("image.adjust_contrast")
+def adjust_contrast(images: Any, contrast_factor: Any) -> jax.Array:
+    """Distances from each channel's mean multiplied."""
+
+    def change(value: jax.Array) -> jax.Array:
+        mean = jnp.mean(value, axis=(-3, -2), keepdims=True)
+        return (value - mean) * contrast_factor + mean  # type: ignore[no-any-return]
+
+    value = as_tensor(images)
+    return change(value) if value.dtype.kind == "f" else _in_float(value, change)
+
+
+@op("image.adjust_gamma")
+def adjust_gamma(image: Any, gamma: Any = 1, gain: Any = 1) -> jax.Array:
+    """Gain * image ** gamma, in the scale 0..1."""
+    value = as_tensor(image)
+    return gain * value**gamma if value.dtype.kind == "f" else _in_float(value, lambda one: gain * one**gamma)
+
+
+@op("image.rgb_to_hsv")
+def rgb_to_hsv(images: Any, name: str | None = None) -> jax.Array:
+    """Hue, saturation and value, each 0..1.
+
+    Source: A. R. Smith, "Color gamut transform pairs", SIGGRAPH 1978.
+    """
+    del name
+    value = as_tensor(images)
+    red, green, blue = value[..., 0], value[..., 1], value[..., 2]
+    high, low = jnp.max(value, axis=-1), jnp.min(value, axis=-1)
+    spread = high - low
+    safe = jnp.where(spread > 0, spread, 1)
+    hue = jnp.where(
+        high == red,
+        (green - blue) / safe,
+        jnp.where(high == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+    )
+    hue = jnp.where(spread > 0, jnp.mod(hue / 6, 1), 0)
+    saturation = jnp.where(high > 0, spread / jnp.where(high > 0, high, 1), 0)
+    return jnp.stack([hue, saturation, high], axis=-1)
+
+
+@op("image.hsv_to_rgb")
+def hsv_to_rgb(images: Any, name: str | None = None) -> jax.Array:
+    """Undoes `rgb_to_hsv`."""
+    del name
+    value = as_tensor(images)
+    hue, saturation, high = value[..., 0] * 6, value[..., 1], value[..., 2]
+    offsets = (jnp.abs(hue - 3) - 1, 2 - jnp.abs(hue - 2), 2 - jnp.abs(hue - 4))
+    return jnp.stack([high * (1 - saturation * (1 - jnp.clip(one, 0, 1))) for one in offsets], axis=-1)
+
+
+@op("image.adjust_hue")
+def adjust_hue(image: Any, delta: Any, name: str | None = None) -> jax.Array:
+    """Hue turned by `delta` (1 is the whole circle)."""
+    del name
+
+    def change(value: jax.Array) -> jax.Array:
+        hsv = rgb_to_hsv(value)
+        return hsv_to_rgb(hsv.at[..., 0].set(jnp.mod(hsv[..., 0] + delta, 1)))
+
+    return _in_float(image, change)
+
+
+@op("image.adjust_saturation")
+def adjust_saturation(image: Any, saturation_factor: Any, name: str | None = None) -> jax.Array:
+    """Saturation multiplied."""
+    del name
+
+    def change(value: jax.Array) -> jax.Array:
+        hsv = rgb_to_hsv(value)
+        return hsv_to_rgb(hsv.at[..., 1].set(jnp.clip(hsv[..., 1] * saturation_factor, 0, 1)))
+
+    return _in_float(image, change)
+
+
+@op("image.central_crop")
+def central_crop(image: Any, central_fraction: float) -> jax.Array:
+    """The middle part of each dimension."""
+    if not 0 < central_fraction <= 1:
+        raise ValueError("central_fraction must be within (0, 1]")
+    value = as_tensor(image)
+    height, width = value.shape[-3:-1]
+    top, left = int((height - height * central_fraction) / 2), int((width - width * central_fraction) / 2)
+    return value[..., top : height - top, left : width - left, :]
+
+
+@op("image.crop_to_bounding_box")
+def crop_to_bounding_box(
+    image: Any, offset_height: Any, offset_width: Any, target_height: Any, target_width: Any
+) -> jax.Array:
+    """A part given by its corner and size."""
+    called = "tf.image.crop_to_bounding_box"
+    value = as_tensor(image)
+    corner = (offset_height, offset_width, target_height, target_width)
+    top, left, height, width = static_ints(corner, called=called, argument="offset and target")
+    if min(top, left) < 0 or top + height > value.shape[-3] or left + width > value.shape[-2]:
+        raise InvalidArgumentError.of(
+            called,
+            found=f"rows {top}:{top + height} and columns {left}:{left + width} of an image of shape {value.shape}",
+            rule="the box lies within the image",
+            remedy="use tf.image.resize_with_crop_or_pad to go beyond it",
+        )
+    return value[..., top : top + height, left : left + width, :]
+
+
+@op("image.pad_to_bounding_box")
+def pad_to_bounding_box(
+    image: Any, offset_height: Any, offset_width: Any, target_height: Any, target_width: Any
+) -> jax.Array:
+    """Zeros around it, up to a size."""
+    called = "tf.image.pad_to_bounding_box"
+    value = as_tensor(image)
+    corner = (offset_height, offset_width, target_height, target_width)
+    top, left, height, width = static_ints(corner, called=called, argument="offset and target")
+    after = (height - top - value.shape[-3], width - left - value.shape[-2])
+    widths = [(0, 0)] * (value.ndim - 3) + [(top, after[0]), (left, after[1]), (0, 0)]
+    with reported(called, [value]):
+        return jnp.pad(value, widths)
+
+
+@op("image.resize_with_crop_or_pad")
+def resize_with_crop_or_pad(image: Any, target_height: Any, target_width: Any) -> jax.Array:
+    """Cut or padded around the middle to a size."""
+    value = as_tensor(image)
+    height, width = static_ints((target_height, target_width), called="tf.image", argument="target")
+    old_height, old_width = value.shape[-3:-1]
+    top, left = max((old_height - height) // 2, 0), max((old_width - width) // 2, 0)
+    cut = crop_to_bounding_box(value, top, left, min(height, old_height), min(width, old_width))
+    above, before = max((height - old_height) // 2, 0), max((width - old_width) // 2, 0)
+    return pad_to_bounding_box(cut, above, before, height, width)
+
+
+@op("image.resize_with_pad")
+def resize_with_pad(
+    image: Any, target_height: Any, target_width: Any, method: str = "bilinear", antialias: bool = False
+) -> jax.Array:
+    """Resized with its proportions kept, then padded with zeros."""
+    small = resize(image, (target_height, target_width), method, preserve_aspect_ratio=True, antialias=antialias)
+    return resize_with_crop_or_pad(small, target_height, target_width)
+
+
+@op("image.per_image_standardization")
+def per_image_standardization(image: Any) -> jax.Array:
+    """Mean 0 and variance 1 per image; the deviation is at least 1 / sqrt(pixels)."""
+    value = as_tensor(image).astype(jnp.float32)
+    axes = (-3, -2, -1)
+    least = 1 / np.sqrt(np.prod(value.shape[-3:]))
+    deviation = jnp.maximum(jnp.std(value, axis=axes, keepdims=True), least)
+    return (value - jnp.mean(value, axis=axes, keepdims=True)) / deviation
+
+
+@op("image.total_variation")
+def total_variation(images: Any, name: str | None = None) -> jax.Array:
+    """The sum of absolute differences between neighbouring pixels."""
+    del name
+    value = as_tensor(images)
+    down, across = jnp.abs(jnp.diff(value, axis=-3)), jnp.abs(jnp.diff(value, axis=-2))
+    return jnp.sum(down, axis=(-3, -2, -1)) + jnp.sum(across, axis=(-3, -2, -1))
+
+
+@op("image.psnr")
+def psnr(a: Any, b: Any, max_val: Any, name: str | None = None) -> jax.Array:
+    """The peak signal-to-noise ratio in decibels."""
+    del name
+    left, right = convert_image_dtype(a, "float32"), convert_image_dtype(b, "float32")
+    largest = float(max_val) / (float(as_dtype(as_tensor(a).dtype).max) if as_tensor(a).dtype.kind in "iu" else 1.0)
+    error = jnp.mean(jnp.square(left - right), axis=(-3, -2, -1))
+    return 20 * jnp.log10(largest) - 10 * jnp.log10(error)
+
+
+@op("image.image_gradients")
+def image_gradients(image: Any) -> tuple[jax.Array, jax.Array]:
+    """Differences to the next row and the next column, zero at the end."""
+    value = as_tensor(image)
+    down = jnp.pad(jnp.diff(value, axis=1), [(0, 0), (0, 1), (0, 0), (0, 0)])
+    across = jnp.pad(jnp.diff(value, axis=2), [(0, 0), (0, 0), (0, 1), (0, 0)])
+    return down, across
+
+
+def _draw(seed: Any, stateless: bool) -> jax.Array:
+    return key_from_seed(seed) if stateless else next_key(seed)
+
+
+def _random_flip(name: str, axis: int, stateless: bool) -> None:
+    def flip(image: Any, seed: Any = None) -> jax.Array:
+        """Flipped or not, each image with probability one half."""
+        value = as_tensor(image)
+        coin = jax.random.bernoulli(_draw(seed, stateless), 0.5, value.shape[:-3])
+        return jnp.where(coin[..., None, None, None], jnp.flip(value, axis), value)
+
+    flip.__name__ = flip.__qualname__ = name
+    op(f"image.{name}")(flip)
+
+
+def _random_adjust(name: str, adjust: Callable[..., jax.Array], stateless: bool) -> None:
+    def change(image: Any, lower: float, upper: float, seed: Any = None) -> jax.Array:
+        """Adjusted by a factor drawn from [lower, upper)."""
+        factor = jax.random.uniform(_draw(seed, stateless), (), minval=lower, maxval=upper)
+        return adjust(image, factor)
+
+    change.__name__ = change.__qualname__ = name
+    op(f"image.{name}")(change)
+
+
+def _random_shift(name: str, adjust: Callable[..., jax.Array], stateless: bool) -> None:
+    def change(image: Any, max_delta: float, seed: Any = None) -> jax.Array:
+        """Adjusted by a shift drawn from [-max_delta, max_delta)."""
+        shift = jax.random.uniform(_draw(seed, stateless), (), minval=-max_delta, maxval=max_delta)
+        return adjust(image, shift)
+
+    change.__name__ = change.__qualname__ = name
+    op(f"image.{name}")(change)
+
+
+for _prefix, _stateless in {"random": False, "stateless_random": True}.items():
+    _random_flip(f"{_prefix}_flip_left_right", -2, _stateless)
+    _random_flip(f"{_prefix}_flip_up_down", -3, _stateless)
+    _random_adjust(f"{_prefix}_contrast", adjust_contrast, _stateless)
+    _random_adjust(f"{_prefix}_saturation", adjust_saturation, _stateless)
+    _random_shift(f"{_prefix}_brightness", adjust_brightness, _stateless)
+    _random_shift(f"{_prefix}_hue", adjust_hue, _stateless)
+
+
+def _cropped(value: jax.Array, size: Any, key: jax.Array) -> jax.Array:
+    sizes = static_ints(size, called="tf.image.random_crop", argument="size")
+    room = jnp.asarray([old - new + 1 for old, new in zip(value.shape, sizes, strict=True)], jnp.int32)
+    corner = jax.random.randint(key, (len(sizes),), 0, room)
+    return jax.lax.dynamic_slice(value, list(corner), sizes)
+
+
+@op("image.random_crop")
+def random_crop(value: Any, size: Any, seed: Any = None, name: str | None = None) -> jax.Array:
+    """A part of the given size (for every dimension) at a random place."""
+    del name
+    return _cropped(as_tensor(value), size, next_key(seed))
+
+
+@op("image.stateless_random_crop")
+def stateless_random_crop(value: Any, size: Any, seed: Any, name: str | None = None) -> jax.Array:
+    """As `random_crop`, depending on the seed alone."""
+    del name
+    return _cropped(as_tensor(value), size, key_from_seed(seed))
+
+
+@op("image.extract_patches")
+def extract_patches(
+    images: Any, sizes: Any, strides: Any, rates: Any, padding: str, name: str | None = None
+) -> jax.Array:
+    """Patches of an image as channels: [n, rows, columns, height * width * channels]."""
+    del name
+    value = as_tensor(images)
+    called = "tf.image.extract_patches"
+    window = static_ints(sizes, called=called, argument="sizes")[1:3]
+    steps = static_ints(strides, called=called, argument="strides")[1:3]
+    holes = static_ints(rates, called=called, argument="rates")[1:3]
+    patches = jax.lax.conv_general_dilated_patches(
+        value, window, steps, padding, rhs_dilation=holes, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    channels = value.shape[-1]  # JAX gives channels first within a patch, TensorFlow last
+    split = patches.reshape(*patches.shape[:-1], channels, window[0] * window[1])
+    return jnp.swapaxes(split, -1, -2).reshape(patches.shape)

@@ -1,0 +1,272 @@
+"""Reading and writing by index: `gather`, `scatter_nd`, `slice`, `where`, `unique`, segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored.tf._dtypes import array_dtype
+from mirrored.tf._static import static_int, static_ints
+from mirrored.tf._table import hosted, op, reported, tensors
+from mirrored.tf._tensors import as_tensor
+
+
+@op("gather")
+@hosted
+def gather(
+    params: Any,
+    indices: Any,
+    validate_indices: Any = None,
+    axis: Any = None,
+    batch_dims: Any = 0,
+    name: str | None = None,
+) -> jax.Array:
+    """Slices of `params` along `axis` (the first after batch dimensions); indices outside give zeros, as on GPUs."""
+    del validate_indices, name
+    table, where = as_tensor(params), as_tensor(indices)
+    batch = batch_dims % max(where.ndim, 1) if batch_dims < 0 else batch_dims
+    along = batch if axis is None else static_int(axis, called="tf.gather", argument="axis") % table.ndim
+
+    def take(table: jax.Array, where: jax.Array) -> jax.Array:
+        return jnp.take(table, where, axis=along - batch, mode="fill", fill_value=0)
+
+    for _ in range(batch):
+        take = jax.vmap(take)
+    with reported("tf.gather", [table, where]):
+        return take(table, where)
+
+
+@op("gather_nd")
+def gather_nd(
+    params: Any, indices: Any, batch_dims: int = 0, name: str | None = None, bad_indices_policy: str = ""
+) -> jax.Array:
+    """The slices that the vectors in the last axis of `indices` point at."""
+    del name, bad_indices_policy
+
+    def pick(table: jax.Array, where: jax.Array) -> jax.Array:
+        return table.at[tuple(jnp.moveaxis(where, -1, 0))].get(mode="fill", fill_value=0)
+
+    for _ in range(batch_dims):
+        pick = jax.vmap(pick)
+    return pick(as_tensor(params), as_tensor(indices))
+
+
+def _scattered(called: str, method: str) -> Callable[..., jax.Array]:
+    def scatter(tensor: Any, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
+        del name
+        target, where, new = as_tensor(tensor), as_tensor(indices), as_tensor(updates)
+        with reported(called, [target, where, new]):
+            reference = target.at[tuple(jnp.moveaxis(where, -1, 0))]
+            result: jax.Array = getattr(reference, method)(new, mode="drop")
+            return result
+
+    scatter.__name__ = scatter.__qualname__ = called.rpartition(".")[2]
+    scatter.__doc__ = f"A copy of `tensor` with `updates` applied ({method}) at `indices`."
+    return scatter
+
+
+for _name, _method in {"update": "set", "add": "add", "max": "max", "min": "min"}.items():
+    op(f"tensor_scatter_nd_{_name}")(_scattered(f"tf.tensor_scatter_nd_{_name}", _method))
+op("tensor_scatter_nd_sub")(_scattered("tf.tensor_scatter_nd_sub", "subtract"))
+
+
+@op("scatter_nd")
+def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> jax.Array:
+    """Zeros of `shape` with `updates` added at `indices`."""
+    del name
+    new = as_tensor(updates)
+    target = jnp.zeros(static_ints(shape, called="tf.scatter_nd", argument="shape"), new.dtype)
+    with reported("tf.scatter_nd", [as_tensor(indices), new]):
+        return target.at[tuple(jnp.moveaxis(as_tensor(indices), -1, 0))].add(new, mode="drop")
+
+
+@op("where")
+def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> jax.Array:
+    """X where the condition holds, y elsewhere; with the condition alone, the indices where it holds (eagerly)."""
+    del name
+    test = as_tensor(condition)
+    if x is None and y is None:
+        return jnp.stack(jnp.nonzero(test), axis=-1).astype(array_dtype("int64"))
+    if x is None or y is None:
+        raise ValueError("x and y must both be non-None or both be None.")
+    yes, no = tensors(x, y)
+    with reported("tf.where", [test, yes, no]):
+        return jnp.where(test.astype(bool), yes, no)
+
+
+@op("boolean_mask")
+def boolean_mask(tensor: Any, mask: Any, axis: Any = None, name: str | None = None) -> jax.Array:
+    """The elements where the mask holds; eager only, since their number is a shape."""
+    del name
+    value, keep = as_tensor(tensor), np.asarray(as_tensor(mask))
+    along = 0 if axis is None else static_int(axis, called="tf.boolean_mask", argument="axis")
+    flat = value.reshape(value.shape[:along] + (-1,) + value.shape[along + keep.ndim :])
+    return jnp.take(flat, np.flatnonzero(keep), axis=along)
+
+
+@op("slice")
+@hosted
+def slice_(input_: Any, begin: Any, size: Any, name: str | None = None) -> jax.Array:
+    """`size[i]` elements (-1: all that follow) from `begin[i]` on, along dimension i. `begin` may be traced."""
+    del name
+    value = as_tensor(input_)
+    sizes = static_ints(size, called="tf.slice", argument="size")
+    starts = [
+        one if isinstance(one, int) else as_tensor(one)
+        for one in (begin if isinstance(begin, (list, tuple)) else as_tensor(begin))
+    ]
+    if -1 in sizes:
+        fixed = static_ints(begin, called="tf.slice", argument="begin")
+        sizes = tuple(value.shape[i] - fixed[i] if one == -1 else one for i, one in enumerate(sizes))
+    with reported("tf.slice", [value]):
+        return jax.lax.dynamic_slice(value, starts, sizes)
+
+
+@op("strided_slice")
+@hosted
+def strided_slice(
+    input_: Any,
+    begin: Any,
+    end: Any,
+    strides: Any = None,
+    begin_mask: int = 0,
+    end_mask: int = 0,
+    ellipsis_mask: int = 0,
+    new_axis_mask: int = 0,
+    shrink_axis_mask: int = 0,
+    var: Any = None,
+    name: str | None = None,
+) -> jax.Array:
+    """NumPy's slicing, spelled with bit masks."""
+    del var, name
+    first = static_ints(begin, called="tf.strided_slice", argument="begin")
+    last = static_ints(end, called="tf.strided_slice", argument="end")
+    steps = (
+        (1,) * len(first) if strides is None else static_ints(strides, called="tf.strided_slice", argument="strides")
+    )
+    index: list[Any] = []
+    for i in range(len(first)):
+        bit = 1 << i
+        if ellipsis_mask & bit:
+            index.append(...)
+        elif new_axis_mask & bit:
+            index.append(None)
+        elif shrink_axis_mask & bit:
+            index.append(first[i])
+        else:
+            index.append(slice(None if begin_mask & bit else first[i], None if end_mask & bit else last[i], steps[i]))
+    return as_tensor(input_)[tuple(index)]
+
+
+class Unique(NamedTuple):
+    """What `unique` returns."""
+
+    y: jax.Array
+    idx: jax.Array
+
+
+class UniqueWithCounts(NamedTuple):
+    """What `unique_with_counts` returns."""
+
+    y: jax.Array
+    idx: jax.Array
+    count: jax.Array  # type: ignore[assignment]
+
+
+@op("unique")
+def unique(x: Any, out_idx: Any = "int32", name: str | None = None) -> Unique:
+    """The distinct values in order of first appearance, and each element's position in them; eager only."""
+    del name
+    y, idx, _ = unique_with_counts(x, out_idx)
+    return Unique(y, idx)
+
+
+@op("unique_with_counts")
+def unique_with_counts(x: Any, out_idx: Any = "int32", name: str | None = None) -> UniqueWithCounts:
+    """As `unique`, with the number of occurrences; eager only."""
+    del name
+    host = np.asarray(as_tensor(x))
+    _, first, inverse, counts = np.unique(host, return_index=True, return_inverse=True, return_counts=True)
+    order = np.argsort(first, kind="stable")
+    place = np.argsort(order)
+    dtype = array_dtype(out_idx)
+    return UniqueWithCounts(
+        as_tensor(host[first[order]]),
+        as_tensor(place[inverse.reshape(-1)].astype(dtype)),
+        as_tensor(counts[order].astype(dtype)),
+    )
+
+
+@op("dynamic_partition")
+def dynamic_partition(data: Any, partitions: Any, num_partitions: int, name: str | None = None) -> list[jax.Array]:
+    """The elements of each partition; eager only."""
+    del name
+    value, parts = as_tensor(data), np.asarray(as_tensor(partitions))
+    flat = value.reshape((-1,) + value.shape[parts.ndim :])
+    return [flat[np.flatnonzero(parts == i)] for i in range(num_partitions)]
+
+
+@op("dynamic_stitch")
+def dynamic_stitch(indices: Any, data: Any, name: str | None = None) -> jax.Array:
+    """One tensor out of pieces: ``data[m][i]`` goes to ``indices[m][i]``, later pieces win."""
+    del name
+    places = [np.asarray(as_tensor(one)) for one in indices]
+    pieces = [as_tensor(one) for one in data]
+    flat = jnp.concatenate(
+        [piece.reshape((-1,) + piece.shape[place.ndim :]) for piece, place in zip(pieces, places, strict=True)]
+    )
+    order = np.concatenate([place.reshape(-1) for place in places])
+    last = np.full(int(order.max()) + 1, -1)
+    last[order] = np.arange(order.size)
+    return jnp.take(flat, last, axis=0, mode="fill", fill_value=0)
+
+
+def _segments(
+    called: str, reduce: Callable[..., jax.Array], *, sorted_ids: bool, empty: Any = None
+) -> Callable[..., jax.Array]:
+    def run(data: Any, segment_ids: Any, num_segments: Any = None, name: str | None = None) -> jax.Array:
+        del name
+        value, ids = as_tensor(data), as_tensor(segment_ids)
+        count = jnp.max(ids, initial=-1) + 1 if num_segments is None else num_segments
+        total = static_int(count, called=called, argument="num_segments")
+        flat = value.reshape((-1,) + value.shape[ids.ndim :])
+        result = reduce(flat, ids.reshape(-1), total, indices_are_sorted=sorted_ids)
+        if empty is None:
+            return result
+        filled = jax.ops.segment_sum(jnp.ones(ids.size, jnp.int32), ids.reshape(-1), total)
+        return jnp.where(
+            (filled > 0).reshape((-1,) + (1,) * (result.ndim - 1)), result, jnp.asarray(empty, result.dtype)
+        )
+
+    run.__name__ = run.__qualname__ = called.rpartition(".")[2]
+    run.__doc__ = f"`{called}`: a reduction over the rows that share a segment."
+    return run
+
+
+def _segment_mean(data: jax.Array, ids: jax.Array, count: int, indices_are_sorted: bool = False) -> jax.Array:
+    total = jax.ops.segment_sum(data, ids, count, indices_are_sorted=indices_are_sorted)
+    size = jax.ops.segment_sum(jnp.ones(ids.shape, data.dtype), ids, count)
+    return total / jnp.maximum(size, 1).reshape((-1,) + (1,) * (data.ndim - 1))
+
+
+def _segment_sqrt_n(data: jax.Array, ids: jax.Array, count: int, indices_are_sorted: bool = False) -> jax.Array:
+    total = jax.ops.segment_sum(data, ids, count, indices_are_sorted=indices_are_sorted)
+    size = jax.ops.segment_sum(jnp.ones(ids.shape, data.dtype), ids, count)
+    return total / jnp.sqrt(jnp.maximum(size, 1)).reshape((-1,) + (1,) * (data.ndim - 1))
+
+
+_REDUCERS: dict[str, tuple[Callable[..., jax.Array], Any]] = {
+    "sum": (jax.ops.segment_sum, None),
+    "prod": (jax.ops.segment_prod, None),
+    "mean": (_segment_mean, None),
+    "max": (jax.ops.segment_max, 0),
+    "min": (jax.ops.segment_min, 0),
+}
+for _name, (_reduce, _empty) in _REDUCERS.items():
+    op(f"math.segment_{_name}")(_segments(f"tf.math.segment_{_name}", _reduce, sorted_ids=True, empty=_empty))
+    op(f"math.unsorted_segment_{_name}")(_segments(f"tf.math.unsorted_segment_{_name}", _reduce, sorted_ids=False))
+op("math.unsorted_segment_sqrt_n")(_segments("tf.math.unsorted_segment_sqrt_n", _segment_sqrt_n, sorted_ids=False))

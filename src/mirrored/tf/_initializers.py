@@ -1,0 +1,182 @@
+"""Initializers: callables from a shape to a tensor, `tf.zeros_initializer` and `tf.initializers`."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mirrored.tf._dtypes import array_dtype
+from mirrored.tf._generator import next_key
+from mirrored.tf._static import static_ints
+from mirrored.tf._table import op
+from mirrored.tf._tensors import as_tensor
+
+
+class Initializer(abc.ABC):
+    """Makes the initial value of a variable: ``initializer(shape, dtype=tf.float32)``."""
+
+    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> jax.Array:
+        """A tensor of this shape."""
+        sizes = static_ints(shape, called=f"tf.{type(self).__name__}", argument="shape")
+        return self._made(sizes, array_dtype("float32" if dtype is None else dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments from which `from_config` makes an equal one."""
+        return {name.removeprefix("_"): value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Initializer:
+        """The initializer that gave this configuration."""
+        return cls(**config)
+
+    @abc.abstractmethod
+    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array: ...
+
+
+class Zeros(Initializer):
+    """Zeros."""
+
+    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        return jnp.zeros(shape, dtype)
+
+
+class Ones(Initializer):
+    """Ones."""
+
+    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        return jnp.ones(shape, dtype)
+
+
+class Constant(Initializer):
+    """One value, or an array of values of the shape."""
+
+    def __init__(self, value: Any = 0) -> None:
+        self._value = value
+
+    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        value = as_tensor(self._value).astype(dtype)
+        return jnp.broadcast_to(value, shape) if value.ndim == 0 or value.size == 1 else value.reshape(shape)
+
+
+class RandomNormal(Initializer):
+    """Normal numbers."""
+
+    def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
+        self._mean, self._stddev, self._seed = mean, stddev, seed
+
+    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        return self._mean + self._stddev * jax.random.normal(next_key(self._seed), shape, dtype)
+
+
+class TruncatedNormal(Initializer):
+    """Normal numbers within two standard deviations."""
+
+    def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
+        self._mean, self._stddev, self._seed = mean, stddev, seed
+
+    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        return self._mean + self._stddev * jax.random.truncated_normal(next_key(self._seed), -2, 2, shape, dtype)
+
+
+class RandomUniform(Initializer):
+    """Uniform numbers."""
+
+    def __init__(self, minval: float = -0.05, maxval: float = 0.05, seed: int | None = None) -> None:
+        self._minval, self._maxval, self._seed = minval, maxval, seed
+
+    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        return jax.random.uniform(next_key(self._seed), shape, dtype, self._minval, self._maxval)
+
+
+class VarianceScaling(Initializer):
+    """Random numbers with variance ``scale / n``, n counted by `mode`.
+
+    Source: X. Glorot and Y. Bengio, "Understanding the difficulty of training deep feedforward neural networks", 2010;
+    K. He et al., "Delving deep into rectifiers", 2015.
+    """
+
+    def __init__(
+        self,
+        scale: float = 1.0,
+        mode: str = "fan_in",
+        distribution: str = "truncated_normal",
+        seed: int | None = None,
+    ) -> None:
+        self._scale, self._mode, self._distribution, self._seed = scale, mode, distribution, seed
+
+    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        how: Any = "normal" if self._distribution == "untruncated_normal" else self._distribution
+        if len(shape) < 2:  # TensorFlow counts a vector as fan_in = fan_out = its length, JAX refuses it
+            size = shape[0] if shape else 1
+            flat = jax.nn.initializers.variance_scaling(self._scale, "fan_in", how)(
+                next_key(self._seed), (size, 1), dtype
+            )
+            return flat.reshape(shape)
+        make = jax.nn.initializers.variance_scaling(self._scale, self._mode, how)  # type: ignore[arg-type]
+        return make(next_key(self._seed), shape, dtype)
+
+
+def _scaling(name: str, scale: float, mode: str, distribution: str) -> type[Initializer]:
+    def __init__(self: VarianceScaling, seed: int | None = None) -> None:
+        VarianceScaling.__init__(self, scale, mode, distribution, seed)
+
+    def get_config(self: VarianceScaling) -> dict[str, Any]:
+        return {"seed": self._seed}
+
+    doc = f"`VarianceScaling` with scale {scale}, {mode}, {distribution}."
+    members = {"__init__": __init__, "get_config": get_config, "__doc__": doc, "__module__": __name__}
+    return type(name, (VarianceScaling,), members)
+
+
+GlorotNormal = _scaling("GlorotNormal", 1.0, "fan_avg", "truncated_normal")
+GlorotUniform = _scaling("GlorotUniform", 1.0, "fan_avg", "uniform")
+HeNormal = _scaling("HeNormal", 2.0, "fan_in", "truncated_normal")
+HeUniform = _scaling("HeUniform", 2.0, "fan_in", "uniform")
+LecunNormal = _scaling("LecunNormal", 1.0, "fan_in", "truncated_normal")
+LecunUniform = _scaling("LecunUniform", 1.0, "fan_in", "uniform")
+
+
+class Orthogonal(Initializer):
+    """An orthogonal matrix (rows or columns orthonormal), times `gain`."""
+
+    def __init__(self, gain: float = 1.0, seed: int | None = None) -> None:
+        self._gain, self._seed = gain, seed
+
+    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        return jax.nn.initializers.orthogonal(self._gain)(next_key(self._seed), shape, dtype)
+
+
+class Identity(Initializer):
+    """The identity matrix, times `gain`."""
+
+    def __init__(self, gain: float = 1.0) -> None:
+        self._gain = gain
+
+    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        if len(shape) != 2:
+            raise ValueError(f"Identity matrix initializer can only be used for 2D matrices. Received: shape={shape}")
+        return self._gain * jnp.eye(*shape, dtype=dtype)
+
+
+_PLACES: dict[type[Initializer], str] = {
+    Zeros: "zeros_initializer initializers.Zeros initializers.zeros",
+    Ones: "ones_initializer initializers.Ones initializers.ones",
+    Constant: "constant_initializer initializers.Constant initializers.constant",
+    RandomNormal: "random_normal_initializer initializers.RandomNormal initializers.random_normal",
+    RandomUniform: "random_uniform_initializer initializers.RandomUniform initializers.random_uniform",
+    TruncatedNormal: "initializers.TruncatedNormal initializers.truncated_normal",
+    VarianceScaling: "initializers.VarianceScaling initializers.variance_scaling",
+    GlorotNormal: "initializers.GlorotNormal initializers.glorot_normal",
+    GlorotUniform: "initializers.GlorotUniform initializers.glorot_uniform",
+    HeNormal: "initializers.HeNormal initializers.he_normal",
+    HeUniform: "initializers.HeUniform initializers.he_uniform",
+    LecunNormal: "initializers.LecunNormal initializers.lecun_normal",
+    LecunUniform: "initializers.LecunUniform initializers.lecun_uniform",
+    Orthogonal: "initializers.Orthogonal initializers.orthogonal",
+    Identity: "initializers.Identity initializers.identity",
+}
+for _class, _names in _PLACES.items():
+    op(_names)(_class)

@@ -1,0 +1,344 @@
+"""`tf.linalg`: products, decompositions, norms, and `tf.einsum`/`tf.tensordot`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.linalg as jsl
+import numpy as np
+
+from mirrored.tf._static import static_axis
+from mirrored.tf._table import op, reported, rows, tensors
+from mirrored.tf._tensors import as_tensor
+
+
+def _swap(x: jax.Array) -> jax.Array:
+    return jnp.swapaxes(x, -1, -2)
+
+
+def _adjoint(x: jax.Array) -> jax.Array:
+    return jnp.conj(_swap(x))
+
+
+def _lu(x: jax.Array) -> Any:
+    packed, pivots, permutation = jax.lax.linalg.lu(x)
+    del pivots
+    return packed, permutation
+
+
+rows(
+    {
+        "linalg.adjoint": ("matrix", _adjoint),
+        "linalg.cholesky": ("input", jnp.linalg.cholesky),
+        "linalg.cross": ("a b", jnp.cross),
+        "linalg.det": ("input", jnp.linalg.det),
+        "linalg.eigh": ("tensor", jnp.linalg.eigh),
+        "linalg.eigvalsh": ("tensor", jnp.linalg.eigvalsh),
+        "linalg.expm": ("input", jsl.expm),
+        "linalg.inv": ("input", jnp.linalg.inv),
+        "linalg.logdet": ("matrix", lambda matrix: jnp.linalg.slogdet(matrix)[1]),
+        "linalg.lu": ("input", _lu),
+        "linalg.slogdet": ("input", jnp.linalg.slogdet),
+    }
+)
+
+
+@op("matmul linalg.matmul")
+def matmul(
+    a: Any,
+    b: Any,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    adjoint_a: bool = False,
+    adjoint_b: bool = False,
+    a_is_sparse: bool = False,
+    b_is_sparse: bool = False,
+    output_type: Any = None,
+    grad_a: bool = False,
+    grad_b: bool = False,
+    name: str | None = None,
+) -> jax.Array:
+    """The matrix product over the last two axes; leading axes broadcast."""
+    del a_is_sparse, b_is_sparse, grad_a, grad_b, name
+    if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
+        raise ValueError("Only one of `transpose` and `adjoint` can be True for a side of tf.matmul.")
+    left, right = tensors(a, b)
+    with reported("tf.matmul", [left, right]):
+        if min(left.ndim, right.ndim) < 2:
+            raise ValueError("both sides have at least two dimensions (tf.linalg.matvec multiplies by a vector)")
+        left = _swap(left) if transpose_a else _adjoint(left) if adjoint_a else left
+        right = _swap(right) if transpose_b else _adjoint(right) if adjoint_b else right
+        product = jnp.matmul(left, right)
+    return product if output_type is None else product.astype(output_type)
+
+
+@op("linalg.matvec")
+def matvec(
+    a: Any,
+    b: Any,
+    transpose_a: bool = False,
+    adjoint_a: bool = False,
+    a_is_sparse: bool = False,
+    b_is_sparse: bool = False,
+    name: str | None = None,
+) -> jax.Array:
+    """The product of matrices with vectors."""
+    del a_is_sparse, b_is_sparse, name
+    return matmul(a, as_tensor(b)[..., None], transpose_a=transpose_a, adjoint_a=adjoint_a)[..., 0]
+
+
+@op("linalg.matrix_transpose")
+def matrix_transpose(a: Any, name: str | None = None, conjugate: bool = False) -> jax.Array:
+    """The last two axes swapped."""
+    del name
+    return _adjoint(as_tensor(a)) if conjugate else _swap(as_tensor(a))
+
+
+@op("einsum linalg.einsum")
+def einsum(equation: str, *inputs: Any, **kwargs: Any) -> jax.Array:
+    """Einstein summation."""
+    unknown = set(kwargs) - {"name", "optimize"}
+    if unknown:
+        raise TypeError(f"Invalid keyword arguments for this function: {', '.join(sorted(unknown))}")
+    values = tensors(*inputs)
+    with reported("tf.einsum", values):
+        return jnp.einsum(equation, *values)
+
+
+@op("tensordot linalg.tensordot")
+def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> jax.Array:
+    """The contraction over pairs of axes."""
+    del name
+    left, right = tensors(a, b)
+    pairs = np.asarray(axes).tolist() if not isinstance(axes, (int, list, tuple)) else axes
+    with reported("tf.tensordot", [left, right]):
+        return jnp.tensordot(left, right, axes=pairs)
+
+
+@op("linalg.diag")
+def diag(
+    diagonal: Any,
+    name: str | None = None,
+    k: int = 0,
+    num_rows: int = -1,
+    num_cols: int = -1,
+    padding_value: Any = 0,
+    align: str = "RIGHT_LEFT",
+) -> jax.Array:
+    """Matrices with the last axis as their diagonal (one diagonal, `k` above the main one)."""
+    del name, align
+    values = as_tensor(diagonal)
+    side = values.shape[-1] + abs(k)
+    rows_, columns = (side if num_rows < 0 else num_rows), (side if num_cols < 0 else num_cols)
+    index = np.arange(values.shape[-1])
+    out = jnp.full((*values.shape[:-1], rows_, columns), jnp.asarray(padding_value, values.dtype))
+    return out.at[..., index + max(-k, 0), index + max(k, 0)].set(values)
+
+
+@op("linalg.diag_part")
+def diag_part(
+    input: Any, name: str | None = None, k: int = 0, padding_value: Any = 0, align: str = "RIGHT_LEFT"
+) -> jax.Array:
+    """The diagonal of the last two axes."""
+    del name, padding_value, align
+    return jnp.diagonal(as_tensor(input), offset=k, axis1=-2, axis2=-1)  # type: ignore[no-any-return]
+
+
+@op("linalg.set_diag")
+def set_diag(input: Any, diagonal: Any, name: str | None = None, k: int = 0, align: str = "RIGHT_LEFT") -> jax.Array:
+    """The matrices with another diagonal."""
+    del name, align
+    value = as_tensor(input)
+    index = np.arange(as_tensor(diagonal).shape[-1])
+    return value.at[..., index + max(-k, 0), index + max(k, 0)].set(as_tensor(diagonal))
+
+
+@op("linalg.tensor_diag")
+def tensor_diag(diagonal: Any, name: str | None = None) -> jax.Array:
+    """A tensor of twice the rank with the values on its diagonal."""
+    del name
+    values = as_tensor(diagonal)
+    return jnp.diag(values.reshape(-1)).reshape(values.shape * 2)
+
+
+@op("linalg.band_part")
+def band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> jax.Array:
+    """The matrices with everything outside a band of diagonals set to zero (-1: keep that side)."""
+    del name
+    value = as_tensor(input)
+    row, column = np.indices(value.shape[-2:])
+    keep = ((num_lower < 0) | (row - column <= num_lower)) & ((num_upper < 0) | (column - row <= num_upper))
+    return jnp.where(keep, value, 0)
+
+
+@op("linalg.trace")
+def trace(x: Any, name: str | None = None) -> jax.Array:
+    """The sum of the diagonal of the last two axes."""
+    del name
+    return jnp.trace(as_tensor(x), axis1=-2, axis2=-1)
+
+
+@op("linalg.solve")
+def solve(matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None) -> jax.Array:
+    """X with matrix x = rhs."""
+    del name
+    left, right = tensors(matrix, rhs)
+    with reported("tf.linalg.solve", [left, right]):
+        return jnp.linalg.solve(_adjoint(left) if adjoint else left, right)  # type: ignore[no-any-return]
+
+
+@op("linalg.triangular_solve")
+def triangular_solve(
+    matrix: Any, rhs: Any, lower: bool = True, adjoint: bool = False, name: str | None = None
+) -> jax.Array:
+    """X with matrix x = rhs, for a triangular matrix."""
+    del name
+    left, right = tensors(matrix, rhs)
+    return jsl.solve_triangular(left, right, lower=lower, trans="C" if adjoint else "N")
+
+
+@op("linalg.cholesky_solve")
+def cholesky_solve(chol: Any, rhs: Any, name: str | None = None) -> jax.Array:
+    """X with A x = rhs, given the Cholesky factor of A."""
+    del name
+    factor, right = tensors(chol, rhs)
+    return jsl.cho_solve((factor, True), right)
+
+
+@op("linalg.lstsq")
+def lstsq(matrix: Any, rhs: Any, l2_regularizer: float = 0.0, fast: bool = True, name: str | None = None) -> jax.Array:
+    """The (regularised) least-squares solution, by the normal equations if `fast`."""
+    del name
+    left, right = tensors(matrix, rhs)
+    if not fast and not l2_regularizer:
+        return jnp.linalg.lstsq(left, right)[0]
+    gram = _adjoint(left) @ left + l2_regularizer * jnp.eye(left.shape[-1], dtype=left.dtype)
+    return jnp.linalg.solve(gram, _adjoint(left) @ right)  # type: ignore[no-any-return]
+
+
+@op("linalg.pinv")
+def pinv(a: Any, rcond: Any = None, validate_args: bool = False, name: str | None = None) -> jax.Array:
+    """The Moore-Penrose inverse."""
+    del validate_args, name
+    return jnp.linalg.pinv(as_tensor(a), rtol=rcond)
+
+
+class QR(NamedTuple):
+    """What `qr` returns."""
+
+    q: jax.Array
+    r: jax.Array
+
+
+@op("linalg.qr")
+def qr(input: Any, full_matrices: bool = False, name: str | None = None) -> QR:
+    """The QR decomposition."""
+    del name
+    return QR(*jnp.linalg.qr(as_tensor(input), mode="complete" if full_matrices else "reduced"))
+
+
+@op("linalg.svd")
+def svd(tensor: Any, full_matrices: bool = False, compute_uv: bool = True, name: str | None = None) -> Any:
+    """Singular values s, left vectors u, right vectors v (not their adjoint): ``(s, u, v)``, or s alone."""
+    del name
+    value = as_tensor(tensor)
+    if not compute_uv:
+        return jnp.linalg.svd(value, compute_uv=False)
+    u, s, vh = jnp.linalg.svd(value, full_matrices=full_matrices)
+    return s, u, _adjoint(vh)
+
+
+@op("linalg.matrix_rank")
+def matrix_rank(a: Any, tol: Any = None, validate_args: bool = False, name: str | None = None) -> jax.Array:
+    """The number of singular values above the tolerance."""
+    del validate_args, name
+    return jnp.linalg.matrix_rank(as_tensor(a), tol).astype(jnp.int32)  # type: ignore[no-any-return]
+
+
+@op("norm linalg.norm")
+def norm(
+    tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: bool | None = None, name: str | None = None
+) -> jax.Array:
+    """The norm of vectors (one axis), matrices (two) or of all elements (axis None)."""
+    del name
+    value, where = as_tensor(tensor), static_axis(axis, called="tf.norm")
+    keep = bool(keepdims)
+    if ord in ("euclidean", "fro") or (ord == 2 and not isinstance(where, tuple)):
+        return jnp.sqrt(jnp.sum(jnp.real(value * jnp.conj(value)), axis=where, keepdims=keep))
+    if isinstance(where, tuple) and len(where) == 2:
+        return jnp.linalg.norm(value, ord=ord, axis=where, keepdims=keep)  # type: ignore[no-any-return]
+    size = jnp.abs(value)
+    if ord == np.inf:
+        return jnp.max(size, axis=where, keepdims=keep)
+    return jnp.sum(size**ord, axis=where, keepdims=keep) ** (1.0 / ord)  # type: ignore[no-any-return]
+
+
+@op("linalg.normalize")
+def normalize(
+    tensor: Any, ord: Any = "euclidean", axis: Any = None, name: str | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """The tensor divided by its norm, and the norm."""
+    del name
+    length = norm(tensor, ord=ord, axis=axis, keepdims=True)
+    return as_tensor(tensor) / length, length
+
+
+@op("linalg.global_norm")
+def global_norm(t_list: Any, name: str | None = None) -> jax.Array:
+    """The Euclidean norm of all tensors of a list together, None left out."""
+    del name
+    squares = [jnp.sum(jnp.square(as_tensor(one))) for one in t_list if one is not None]
+    return jnp.sqrt(sum(squares[1:], squares[0])) if squares else as_tensor(0.0)
+
+
+@op("clip_by_value")
+def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> jax.Array:
+    """Every element brought into the range."""
+    del name
+    value = as_tensor(t)
+    low, high = as_tensor(clip_value_min).astype(value.dtype), as_tensor(clip_value_max).astype(value.dtype)
+    with reported("tf.clip_by_value", [value, low, high]):
+        return jnp.clip(value, low, high)
+
+
+@op("clip_by_norm")
+def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> jax.Array:
+    """Scaled down to the norm, if it is above it."""
+    del name
+    value = as_tensor(t)
+    square = jnp.sum(
+        jnp.square(value), axis=static_axis(axes, called="tf.clip_by_norm", argument="axes"), keepdims=True
+    )
+    positive = square > 0
+    length = jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), square)
+    return value * clip_norm / jnp.maximum(length, clip_norm)  # type: ignore[no-any-return]
+
+
+@op("clip_by_global_norm")
+def clip_by_global_norm(
+    t_list: Any, clip_norm: Any, use_norm: Any = None, name: str | None = None
+) -> tuple[list[jax.Array | None], jax.Array]:
+    """All tensors scaled down together to a common norm; returns them and the norm they had."""
+    del name
+    length = global_norm(t_list) if use_norm is None else as_tensor(use_norm)
+    scale = clip_norm * jnp.minimum(1.0 / length, 1.0 / clip_norm)
+    scale = jnp.where(jnp.isfinite(length), scale, jnp.nan)
+    return [None if one is None else as_tensor(one) * scale.astype(as_tensor(one).dtype) for one in t_list], length
+
+
+@op("linalg.tridiagonal_matmul")
+def tridiagonal_matmul(
+    diagonals: Any, rhs: Any, diagonals_format: str = "sequence", name: str | None = None
+) -> jax.Array:
+    """The product of a tridiagonal matrix, given as (upper, main, lower), with `rhs`."""
+    del name
+    if diagonals_format != "sequence":
+        raise ValueError("diagonals_format='sequence' is what mirrored.tf has: pass (superdiag, maindiag, subdiag)")
+    upper, main, lower = (as_tensor(one) for one in diagonals)
+    right = as_tensor(rhs)
+    zero = jnp.zeros_like(right[..., :1, :])
+    after = jnp.concatenate([right[..., 1:, :], zero], axis=-2)
+    before = jnp.concatenate([zero, right[..., :-1, :]], axis=-2)
+    return upper[..., None] * after + main[..., None] * right + lower[..., None] * before

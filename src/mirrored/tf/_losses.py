@@ -1,0 +1,80 @@
+"""`tf.nn`: losses from logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._table import op, reported, tensors
+from mirrored.tf._tensors import as_tensor
+
+
+@op("nn.softmax_cross_entropy_with_logits")
+def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1, name: str | None = None) -> jax.Array:
+    """Cross entropy between label distributions and the softmax of logits, along `axis`."""
+    del name
+    true, scores = tensors(labels, logits)
+    with reported("tf.nn.softmax_cross_entropy_with_logits", [true, scores]):
+        return -jnp.sum(true * jax.nn.log_softmax(scores, axis=axis), axis=axis)
+
+
+@op("nn.sparse_softmax_cross_entropy_with_logits")
+def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None = None) -> jax.Array:
+    """Cross entropy between class numbers and the softmax of logits. Class numbers outside give NaN.
+
+    Raises:
+        InvalidArgumentError: The shapes of labels and logits do not go together.
+    """
+    del name
+    true, scores = as_tensor(labels), as_tensor(logits)
+    if true.shape != scores.shape[:-1]:
+        raise InvalidArgumentError.of(
+            "tf.nn.sparse_softmax_cross_entropy_with_logits",
+            found=f"labels of shape {true.shape} and logits of shape {scores.shape}",
+            rule="the labels have the shape of the logits without the last axis",
+            remedy="squeeze the labels, or use softmax_cross_entropy_with_logits for one-hot labels",
+        )
+    own = jnp.take_along_axis(jax.nn.log_softmax(scores), true[..., None], axis=-1, mode="fill", fill_value=np.nan)
+    return -own[..., 0]
+
+
+@op("nn.sigmoid_cross_entropy_with_logits")
+def sigmoid_cross_entropy_with_logits(labels: Any = None, logits: Any = None, name: str | None = None) -> jax.Array:
+    """Cross entropy of independent yes/no labels, in a form that does not overflow.
+
+    Source: the documentation of `tf.nn.sigmoid_cross_entropy_with_logits`: max(x, 0) - x z + log(1 + exp(-|x|)).
+    """
+    del name
+    true, scores = tensors(labels, logits)
+    with reported("tf.nn.sigmoid_cross_entropy_with_logits", [true, scores]):
+        return jax.nn.relu(scores) - scores * true + jnp.log1p(jnp.exp(-jnp.abs(scores)))
+
+
+@op("nn.weighted_cross_entropy_with_logits")
+def weighted_cross_entropy_with_logits(labels: Any, logits: Any, pos_weight: Any, name: str | None = None) -> jax.Array:
+    """As `sigmoid_cross_entropy_with_logits`, with positives weighted.
+
+    Source: the documentation of `tf.nn.weighted_cross_entropy_with_logits`.
+    """
+    del name
+    true, scores = tensors(labels, logits)
+    weight = 1 + (as_tensor(pos_weight) - 1) * true
+    return (1 - true) * scores + weight * (jnp.log1p(jnp.exp(-jnp.abs(scores))) + jax.nn.relu(-scores))
+
+
+@op("nn.log_poisson_loss")
+def log_poisson_loss(
+    targets: Any, log_input: Any, compute_full_loss: bool = False, name: str | None = None
+) -> jax.Array:
+    """exp(c) - z c, plus Stirling's approximation of ln z! if the full loss is asked for."""
+    del name
+    true, scores = tensors(targets, log_input)
+    loss = jnp.exp(scores) - scores * true
+    if not compute_full_loss:
+        return loss
+    stirling = true * jnp.log(true) - true + 0.5 * jnp.log(2 * jnp.pi * true)
+    return loss + jnp.where((true >= 0) & (true <= 1), 0, stirling)

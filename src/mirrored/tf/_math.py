@@ -1,0 +1,283 @@
+"""`tf.math`: elementwise operations, and the reductions and scans that `_reductions` holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.special as special
+from jax import lax
+
+from mirrored.tf._dtypes import array_dtype, as_dtype
+from mirrored.tf._table import hosted, op, reported, rows, tensors
+from mirrored.tf._tensors import as_tensor
+
+rows(
+    {
+        "math.abs abs": ("x", jnp.abs),
+        "math.acos acos": ("x", jnp.arccos),
+        "math.acosh acosh": ("x", jnp.arccosh),
+        "math.add add": ("x y", jnp.add),
+        "math.angle": ("input", jnp.angle),
+        "math.asin asin": ("x", jnp.arcsin),
+        "math.asinh asinh": ("x", jnp.arcsinh),
+        "math.atan atan": ("x", jnp.arctan),
+        "math.atan2 atan2": ("y x", jnp.arctan2),
+        "math.atanh atanh": ("x", jnp.arctanh),
+        "math.bessel_i0 math.special.bessel_i0": ("x", special.i0),
+        "math.bessel_i0e math.special.bessel_i0e": ("x", special.i0e),
+        "math.bessel_i1 math.special.bessel_i1": ("x", special.i1),
+        "math.bessel_i1e math.special.bessel_i1e": ("x", special.i1e),
+        "math.betainc": ("a b x", special.betainc),
+        "math.ceil": ("x", jnp.ceil),
+        "math.conj": ("x", jnp.conj),
+        "math.cos cos": ("x", jnp.cos),
+        "math.cosh cosh": ("x", jnp.cosh),
+        "math.digamma": ("x", special.digamma),
+        "math.divide divide math.truediv truediv realdiv": ("x y", jnp.true_divide),
+        "math.equal equal": ("x y", jnp.equal),
+        "math.erf": ("x", special.erf),
+        "math.erfc": ("x", special.erfc),
+        "math.erfinv": ("x", special.erfinv),
+        "math.exp exp": ("x", jnp.exp),
+        "math.expm1": ("x", jnp.expm1),
+        "math.floor floor": ("x", jnp.floor),
+        "math.floordiv": ("x y", jnp.floor_divide),
+        "math.floormod math.mod": ("x y", jnp.mod),
+        "math.greater greater": ("x y", jnp.greater),
+        "math.greater_equal greater_equal": ("x y", jnp.greater_equal),
+        "math.igamma": ("a x", special.gammainc),
+        "math.igammac": ("a x", special.gammaincc),
+        "math.imag": ("input", jnp.imag),
+        "math.is_finite": ("x", jnp.isfinite),
+        "math.is_inf": ("x", jnp.isinf),
+        "math.is_nan": ("x", jnp.isnan),
+        "math.less less": ("x y", jnp.less),
+        "math.less_equal less_equal": ("x y", jnp.less_equal),
+        "math.lgamma": ("x", special.gammaln),
+        "math.log": ("x", jnp.log),
+        "math.log1p": ("x", jnp.log1p),
+        "math.logical_and logical_and": ("x y", jnp.logical_and),
+        "math.logical_not logical_not": ("x", jnp.logical_not),
+        "math.logical_or logical_or": ("x y", jnp.logical_or),
+        "math.logical_xor": ("x y", jnp.logical_xor),
+        "math.maximum maximum": ("x y", jnp.maximum),
+        "math.minimum minimum": ("x y", jnp.minimum),
+        "math.multiply multiply": ("x y", jnp.multiply),
+        "math.ndtri": ("x", special.ndtri),
+        "math.negative negative": ("x", jnp.negative),
+        "math.nextafter": ("x1 x2", jnp.nextafter),
+        "math.not_equal not_equal": ("x y", jnp.not_equal),
+        "math.pow pow": ("x y", jnp.power),
+        "math.real": ("input", jnp.real),
+        "math.rint": ("x", jnp.rint),
+        "math.round round": ("x", jnp.round),
+        "math.rsqrt": ("x", lax.rsqrt),
+        "math.scalar_mul scalar_mul": ("scalar x", jnp.multiply),
+        "math.sign sign": ("x", jnp.sign),
+        "math.sin sin": ("x", jnp.sin),
+        "math.sinh sinh": ("x", jnp.sinh),
+        "math.special.expint": ("x", special.expi),
+        "math.special.spence": ("x", special.spence),
+        "math.sqrt sqrt": ("x", jnp.sqrt),
+        "math.square square": ("x", jnp.square),
+        "math.subtract subtract": ("x y", jnp.subtract),
+        "math.tan tan": ("x", jnp.tan),
+        "math.tanh tanh nn.tanh": ("x", jnp.tanh),
+        "math.xlog1py": ("x y", special.xlog1py),
+        "math.xlogy": ("x y", special.xlogy),
+        "math.zeta": ("x q", special.zeta),
+        "bitwise.bitwise_and": ("x y", jnp.bitwise_and),
+        "bitwise.bitwise_or": ("x y", jnp.bitwise_or),
+        "bitwise.bitwise_xor": ("x y", jnp.bitwise_xor),
+        "bitwise.invert": ("x", jnp.bitwise_not),
+        "bitwise.left_shift": ("x y", jnp.left_shift),
+        "bitwise.right_shift": ("x y", jnp.right_shift),
+    }
+)
+
+
+@op("math.add_n add_n math.accumulate_n")
+def add_n(inputs: Any, name: str | None = None) -> jax.Array:
+    """The sum of a list of tensors of one shape.
+
+    Raises:
+        ValueError: The list is empty.
+    """
+    del name
+    values = tensors(*inputs) if isinstance(inputs, (list, tuple)) else [as_tensor(inputs)]
+    if not values:
+        raise ValueError(
+            "Inputs must be an iterable of at least one Tensor/IndexedSlices with the same dtype and shape."
+        )
+    total = values[0]
+    for one in values[1:]:
+        with reported("tf.add_n", [total, one]):
+            total = total + one
+    return total if len(values) > 1 else jnp.copy(total)
+
+
+@op("math.reciprocal")
+def reciprocal(x: Any, name: str | None = None) -> jax.Array:
+    """1 / x."""
+    del name
+    return jnp.reciprocal(as_tensor(x))
+
+
+@op("math.divide_no_nan")
+def divide_no_nan(x: Any, y: Any, name: str | None = None) -> jax.Array:
+    """X / y, and 0 where y is 0; gradients are 0 there too."""
+    del name
+    top, bottom = tensors(x, y)
+    zero = bottom == 0
+    return jnp.where(zero, 0, top / jnp.where(zero, 1, bottom))
+
+
+@op("math.multiply_no_nan")
+def multiply_no_nan(x: Any, y: Any, name: str | None = None) -> jax.Array:
+    """X * y, and 0 where y is 0 even if x is not finite."""
+    del name
+    left, right = tensors(x, y)
+    zero = right == 0
+    return jnp.where(zero, 0, jnp.where(zero, 0, left) * right)
+
+
+@op("math.reciprocal_no_nan")
+def reciprocal_no_nan(x: Any, name: str | None = None) -> jax.Array:
+    """1 / x, and 0 where x is 0."""
+    del name
+    return divide_no_nan(1.0, x)
+
+
+@op("math.xdivy")
+def xdivy(x: Any, y: Any, name: str | None = None) -> jax.Array:
+    """X / y, and 0 where x is 0 (even if y is)."""
+    del name
+    top, bottom = tensors(x, y)
+    zero = top == 0
+    return jnp.where(zero, 0, top / jnp.where(zero, 1, bottom))
+
+
+@op("math.squared_difference")
+def squared_difference(x: Any, y: Any, name: str | None = None) -> jax.Array:
+    """(x - y)²."""
+    del name
+    left, right = tensors(x, y)
+    with reported("tf.math.squared_difference", [left, right]):
+        return jnp.square(left - right)
+
+
+@op("truncatediv")
+def truncatediv(x: Any, y: Any, name: str | None = None) -> jax.Array:
+    """X / y rounded towards zero, for integers."""
+    del name
+    left, right = tensors(x, y)
+    return lax.div(*jnp.broadcast_arrays(left, right))
+
+
+@op("truncatemod")
+def truncatemod(x: Any, y: Any, name: str | None = None) -> jax.Array:
+    """The remainder of `truncatediv`: its sign is that of x."""
+    del name
+    left, right = tensors(x, y)
+    return lax.rem(*jnp.broadcast_arrays(left, right))
+
+
+@op("math.erfcinv")
+def erfcinv(x: Any, name: str | None = None) -> jax.Array:
+    """The inverse of `erfc`."""
+    del name
+    return -special.ndtri(as_tensor(x) * 0.5) * jnp.sqrt(0.5).astype(as_tensor(x).dtype)
+
+
+@op("math.polygamma")
+def polygamma(a: Any, x: Any, name: str | None = None) -> jax.Array:
+    """The derivatives of `digamma`: order a, at x."""
+    del name
+    return special.polygamma(as_tensor(a), as_tensor(x))
+
+
+@op("math.lbeta")
+def lbeta(x: Any, name: str | None = None) -> jax.Array:
+    """Ln |Beta(x)| over the last axis."""
+    del name
+    value = as_tensor(x)
+    return jnp.sum(special.gammaln(value), axis=-1) - special.gammaln(jnp.sum(value, axis=-1))
+
+
+@op("math.polyval")
+def polyval(coeffs: Any, x: Any, name: str | None = None) -> jax.Array:
+    """A polynomial at x, coefficients from the highest power on, by Horner's rule."""
+    del name
+    point = as_tensor(x)
+    total = jnp.zeros_like(point)
+    for one in coeffs:
+        total = total * point + as_tensor(one)
+    return total
+
+
+@op("complex dtypes.complex")
+def complex_(real: Any, imag: Any, name: str | None = None) -> jax.Array:
+    """The complex tensor of a real and an imaginary part."""
+    del name
+    return lax.complex(*jnp.broadcast_arrays(*tensors(real, imag)))
+
+
+@op("cast dtypes.cast")
+@hosted
+def cast(x: Any, dtype: Any, name: str | None = None) -> jax.Array:
+    """The same values in another dtype: towards zero from float to integer, the real part from complex."""
+    del name
+    value, wanted = as_tensor(x), array_dtype(dtype)
+    if value.dtype.kind == "c" and wanted.kind != "c":
+        value = jnp.real(value)
+    return value.astype(wanted)
+
+
+@op("dtypes.saturate_cast saturate_cast")
+def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> jax.Array:
+    """As `cast`, with values outside the new dtype's range set to its ends."""
+    del name
+    tensor, wanted = as_tensor(value), as_dtype(dtype)
+    source = as_dtype(tensor.dtype)
+    low, high = max(float(source.min), float(wanted.min)), min(float(source.max), float(wanted.max))
+    if source.is_integer:
+        return jnp.clip(tensor, int(low), int(high)).astype(array_dtype(wanted))
+    if wanted.is_integer:  # the largest float below the limit: int32's largest value has none of its own
+        high = float(jnp.nextafter(jnp.asarray(high, tensor.dtype), jnp.asarray(0, tensor.dtype)))
+    return jnp.where(
+        tensor > high,
+        jnp.asarray(wanted.max, array_dtype(wanted)),
+        jnp.clip(tensor, low, high).astype(array_dtype(wanted)),
+    )
+
+
+@op("bitcast")
+def bitcast(input: Any, type: Any, name: str | None = None) -> jax.Array:
+    """The same bits read as another dtype."""
+    del name
+    return lax.bitcast_convert_type(as_tensor(input), array_dtype(type))
+
+
+@op("math.invert_permutation")
+def invert_permutation(x: Any, name: str | None = None) -> jax.Array:
+    """The permutation that undoes this one."""
+    del name
+    return jnp.argsort(as_tensor(x)).astype(as_tensor(x).dtype)
+
+
+@op("math.is_non_decreasing")
+def is_non_decreasing(x: Any, name: str | None = None) -> jax.Array:
+    """Whether no element is less than the one before."""
+    del name
+    flat = as_tensor(x).reshape(-1)
+    return jnp.all(flat[1:] >= flat[:-1])
+
+
+@op("math.is_strictly_increasing")
+def is_strictly_increasing(x: Any, name: str | None = None) -> jax.Array:
+    """Whether every element is greater than the one before."""
+    del name
+    flat = as_tensor(x).reshape(-1)
+    return jnp.all(flat[1:] > flat[:-1])

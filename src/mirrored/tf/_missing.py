@@ -1,0 +1,115 @@
+"""What a name that is not here answers: that it is not, why, and what comes nearest."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Final
+
+from mirrored.tf._errors import MissingNameError
+
+_PARAMETER_SERVER: Final = (
+    "training here is synchronous and state is mirrored",
+    "use tf.distribute.MultiWorkerMirroredStrategy for several machines",
+)
+_TPU: Final = ("JAX drives TPUs like any other device", "use tf.distribute.MirroredStrategy, which takes all TPU cores")
+_RAGGED: Final = (
+    "arrays of JAX are rectangular",
+    "pad with tf.pad and mask, or use tf.math.segment_* over flat values",
+)
+_SPARSE: Final = ("gradients and tensors are dense", "use dense tensors, tf.gather and tf.math.segment_*")
+_STRINGS: Final = ("tensors hold numbers", "keep text in Python or NumPy and map it to integers before training")
+_GRAPHS: Final = ("there are no graphs and sessions", "call Python functions, compiled by tf.function")
+
+# What TensorFlow has and this facade does not, on purpose: (why, what to use).
+KNOWN: Final[dict[str, tuple[str, str]]] = {
+    "distribute.TPUStrategy": _TPU,
+    "distribute.experimental.TPUStrategy": _TPU,
+    "distribute.cluster_resolver.TPUClusterResolver": _TPU,
+    "tpu": _TPU,
+    "distribute.ParameterServerStrategy": _PARAMETER_SERVER,
+    "distribute.experimental.ParameterServerStrategy": _PARAMETER_SERVER,
+    "distribute.experimental.CentralStorageStrategy": (
+        "state is mirrored on every device",
+        "use tf.distribute.MirroredStrategy",
+    ),
+    "distribute.experimental.coordinator": _PARAMETER_SERVER,
+    "distribute.coordinator": _PARAMETER_SERVER,
+    "distribute.experimental.rpc": _PARAMETER_SERVER,
+    "distribute.Server": _PARAMETER_SERVER,
+    "distribute.experimental.PreemptionCheckpointHandler": (
+        "checkpointing is mirrored.checkpoint's",
+        "save every few steps with mirrored.checkpoint",
+    ),
+    "ragged": _RAGGED,
+    "RaggedTensor": _RAGGED,
+    "RaggedTensorSpec": _RAGGED,
+    "sparse": _SPARSE,
+    "SparseTensor": _SPARSE,
+    "SparseTensorSpec": _SPARSE,
+    "IndexedSlices": _SPARSE,
+    "IndexedSlicesSpec": _SPARSE,
+    "strings": _STRINGS,
+    "string": _STRINGS,
+    "as_string": _STRINGS,
+    "lookup": ("tables of strings have no place on devices", "use a Python dict or numpy.searchsorted on the host"),
+    "raw_ops": ("operations are JAX's primitives", "use the public function (tf.math.*, tf.nn.*) or jax.lax"),
+    "Graph": _GRAPHS,
+    "Operation": _GRAPHS,
+    "Session": _GRAPHS,
+    "placeholder": _GRAPHS,
+    "get_default_graph": _GRAPHS,
+    "graph_util": _GRAPHS,
+    "control_dependencies": ("operations run in the order of the program", "leave it out"),
+    "gradients": ("gradients are a tape's", "use tf.GradientTape"),
+    "hessians": ("gradients are a tape's", "use two nested tf.GradientTape or jax.hessian"),
+    "py_function": ("compiled code has no Python in it", "call the function eagerly, or use jax.pure_callback"),
+    "numpy_function": ("compiled code has no Python in it", "call the function eagerly, or use jax.pure_callback"),
+    "saved_model": ("programs are JAX's", "save variables with mirrored.checkpoint, export programs with jax.export"),
+    "lite": ("programs are JAX's", "export with jax.export"),
+    "estimator": ("removed from TensorFlow, too", "write the training loop, or use tf.keras"),
+    "feature_column": ("removed from Keras, too", "use Keras preprocessing layers on the host"),
+    "summary": ("writing event files needs TensorBoard's writer", "use tensorboardX, or torch.utils.tensorboard"),
+    "profiler": ("profiles are JAX's", "use jax.profiler.trace(directory)"),
+    "queue": ("there are no graphs and sessions", "use queue.Queue or a dataset"),
+    "TensorArray": ("arrays are immutable", "collect a Python list and tf.stack it, or use tf.scan"),
+    "Variable.SaveSliceInfo": _GRAPHS,
+    "qint8": ("no quantised types", "use int8"),
+    "variant": ("no opaque types", "keep Python objects on the host"),
+    "resource": ("no opaque types", "keep Python objects on the host"),
+}
+
+
+def missing(path: str, names: Iterable[str]) -> MissingNameError:
+    """The error for ``tf.<path>``.
+
+    Args:
+        path: The name below `tf`.
+        names: All public names below `tf`.
+    """
+    known = KNOWN.get(path)
+    if known is not None:
+        why, instead = known
+        return MissingNameError(f"tf.{path}", found="mirrored.tf leaves it out", rule=why, remedy=instead)
+    near = nearest(path, names)
+    return MissingNameError(
+        f"tf.{path}",
+        found="mirrored.tf has no such name",
+        rule="mirrored.tf has what training loops of tf.distribute and GradientTape use, not all of TensorFlow",
+        remedy=f"the nearest is tf.{near}" if near else "use jax.numpy, jax.nn or jax.lax: tensors are jax.Arrays",
+    )
+
+
+def nearest(path: str, names: Iterable[str]) -> str | None:
+    """The public name that comes nearest: the same word in another place, else the most alike spelling."""
+    everything = sorted(names)
+    word = path.rpartition(".")[2]
+    elsewhere = [one for one in everything if one.rpartition(".")[2] == word]
+    if elsewhere:
+        return min(elsewhere, key=len)
+    alike = difflib.get_close_matches(path, everything, n=1, cutoff=0.7)
+    if alike:
+        return alike[0]
+    words = {one.rpartition(".")[2]: one for one in reversed(everything)}
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.75)
+    return words[close[0]] if close else None

@@ -1,0 +1,198 @@
+"""`tf.Module`: a container of variables that finds them by itself, and `tf.name_scope`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import jax
+
+from mirrored.tf._nest import is_nested, with_paths
+from mirrored.variables.creation import variable_creator_scope
+from mirrored.variables.variable import Variable
+
+
+class _Scopes(threading.local):
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+
+
+_scopes = _Scopes()
+
+
+class name_scope:
+    """Puts a name before those of the variables made in the block, and of the operations in profiles.
+
+    Context: any. May be entered again, also while it is open.
+
+    Args:
+        name: One or more parts separated by slashes; "" leaves all scopes that are open.
+        default_name: Accepted for TensorFlow's sake.
+
+    Example:
+        >>> import mirrored.tf as tf
+        >>> with tf.name_scope("layer"):
+        ...     v = tf.Variable(1.0, name="w")
+        >>> v.name
+        'layer/w:0'
+
+    TensorFlow: `tf.name_scope`.
+    """
+
+    def __init__(self, name: str = "", default_name: str | None = None, values: Any = None) -> None:
+        del values
+        self._name = name or default_name or ""
+        self._open: list[contextlib.ExitStack] = []
+
+    @property
+    def name(self) -> str:
+        """The name as given."""
+        return self._name
+
+    def __enter__(self) -> str:
+        """Opens the scope and returns its full name, with a slash at the end."""
+        before = _scopes.names
+        mine = (*before, self._name.strip("/")) if self._name else ()
+        stack = contextlib.ExitStack()
+        stack.callback(_set_names, before)
+        _set_names(mine)
+        if mine:
+            stack.enter_context(jax.named_scope(mine[-1]))
+            stack.enter_context(variable_creator_scope(functools.partial(_prefixed, mine)))
+        self._open.append(stack)
+        return "/".join(mine) + "/" if mine else ""
+
+    def __exit__(self, *error: object) -> None:
+        """Closes it."""
+        self._open.pop().close()
+
+
+def _set_names(names: tuple[str, ...]) -> None:
+    _scopes.names = names
+
+
+def _prefixed(scope: tuple[str, ...], make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if _scopes.names is scope:  # the innermost scope knows the whole path
+        kwargs["name"] = "/".join([*scope, kwargs.get("name") or "Variable"])
+    return make(*args, **kwargs)
+
+
+class Module:
+    """A container of variables and of other modules.
+
+    Context: any. Variables are found in attributes, lists, tuples and dictionaries, at any depth.
+
+    Args:
+        name: A Python identifier; the class's name in snake case by default.
+
+    Example:
+        >>> import mirrored.tf as tf
+        >>> class Dense(tf.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.w = tf.Variable(tf.ones([2, 2]), name="w")
+        >>> Dense().name, len(Dense().trainable_variables)
+        ('dense', 1)
+
+    TensorFlow: `tf.Module`.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        chosen = name or _snake_case(type(self).__name__)
+        if not chosen.isidentifier():
+            raise ValueError(f"{chosen!r} is not a valid module name. Module names must be valid Python identifiers.")
+        self._name = chosen
+        self._name_scope = name_scope(chosen)
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return self._name
+
+    @property
+    def name_scope(self) -> name_scope:
+        """The scope in which its variables are named."""
+        return self._name_scope
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """All variables of this module and its submodules, in the order of attribute names."""
+        return tuple(self._flatten(predicate=_is_variable))
+
+    @property
+    def trainable_variables(self) -> tuple[Variable, ...]:
+        """Those that tapes watch by themselves."""
+        return tuple(one for one in self.variables if one.trainable)
+
+    @property
+    def non_trainable_variables(self) -> tuple[Variable, ...]:
+        """The others."""
+        return tuple(one for one in self.variables if not one.trainable)
+
+    @property
+    def submodules(self) -> tuple[Module, ...]:
+        """All modules below this one."""
+        return tuple(self._flatten(predicate=_is_module))
+
+    def _flatten(
+        self,
+        recursive: bool = True,
+        predicate: Callable[[Any], bool] | None = None,
+        attribute_traversal_key: Any = None,
+        with_path: bool = False,
+        expand_composites: bool = False,
+    ) -> Iterator[Any]:
+        """Every part for which the predicate holds, each once."""
+        del expand_composites
+        walk = _walk(self, (), {id(self)}, recursive, predicate or (lambda _: True), attribute_traversal_key)
+        return walk if with_path else (part for _, part in walk)
+
+    @classmethod
+    def with_name_scope(cls, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorates a method: variables made in it are named below the module."""
+
+        @functools.wraps(method)
+        def run(self: Self, *args: Any, **kwargs: Any) -> Any:
+            with self.name_scope:
+                return method(self, *args, **kwargs)
+
+        return run
+
+
+_HIDDEN = ("_name", "_name_scope", "_self_unconditional_checkpoint_dependencies")
+
+
+def _walk(
+    module: Any, path: tuple[Any, ...], seen: set[int], recursive: bool, predicate: Callable[[Any], bool], key: Any
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    attributes = {name: value for name, value in vars(module).items() if name not in _HIDDEN}
+    inner: list[tuple[tuple[Any, ...], Any]] = []
+    for name in sorted(attributes, key=key):
+        value = attributes[name]
+        for place, leaf in with_paths(value) if is_nested(value) else [((), value)]:
+            if id(leaf) in seen:
+                continue
+            if predicate(leaf):
+                seen.add(id(leaf))
+                yield (*path, name, *place), leaf
+            if recursive and _is_module(leaf):
+                inner.append(((*path, name, *place), leaf))
+    for place, leaf in inner:
+        seen.add(id(leaf))
+        yield from _walk(leaf, place, seen, recursive, predicate, key)
+
+
+def _is_variable(value: Any) -> bool:
+    return isinstance(value, Variable)
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, Module)
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"((?<=[a-z0-9])[A-Z]|(?!^)(?<!_)[A-Z](?=[a-z]))", r"_\1", name).lower()

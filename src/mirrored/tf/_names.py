@@ -1,0 +1,113 @@
+"""Every public name of the facade and what stands behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+
+from mirrored.tf import (
+    _activations,
+    _arrays,
+    _compat,
+    _config,
+    _control_flow,
+    _convolution,
+    _debugging,
+    _dtypes,
+    _errors,
+    _gfile,
+    _image,
+    _indexing,
+    _initializers,
+    _linalg,
+    _losses,
+    _math,
+    _nest,
+    _printing,
+    _random,
+    _reductions,
+    _signal,
+)
+from mirrored.tf._module import Module, name_scope
+from mirrored.tf._scopes import device, init_scope
+from mirrored.tf._shapes import TensorShape, TensorSpec
+from mirrored.tf._table import OPS
+from mirrored.variables.creation import variable_creator_scope
+from mirrored.variables.rules import VariableAggregation, VariableSynchronization
+from mirrored.variables.variable import Variable
+
+VERSION: Final = "2.21.0"  # the TensorFlow whose behaviour is followed
+
+# Imported for what they enter in the table of operations.
+_TABLES: Final = (
+    _activations, _arrays, _control_flow, _convolution, _debugging, _image, _indexing, _initializers, _linalg, _losses,
+    _math, _nest, _printing, _random, _reductions, _signal,
+)  # fmt: skip
+
+
+def _identity(value: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """The value itself."""
+    return value
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Nothing to do here."""
+
+
+def _exceptions() -> dict[str, Any]:
+    found = {name: value for name, value in vars(_errors).items() if isinstance(value, type)}
+    classes = {name: one for name, one in found.items() if issubclass(one, _errors.OpError)}
+    codes = {_code_name(name): one.code for name, one in classes.items() if one is not _errors.OpError}
+    return {f"errors.{name}": one for name, one in {**classes, **codes}.items()}
+
+
+def _code_name(name: str) -> str:
+    stem = name.removesuffix("Error")
+    return "".join(("_" if i and one.isupper() else "") + one.upper() for i, one in enumerate(stem))
+
+
+def _dtype_names() -> dict[str, Any]:
+    return {place: one for name, one in _dtypes.NAMES.items() for place in (name, f"dtypes.{name}")}
+
+
+_CORE: Final[dict[str, Any]] = {
+    "DType": _dtypes.DType,
+    "Module": Module,
+    "Tensor": jax.Array,
+    "TensorShape": TensorShape,
+    "TensorSpec": TensorSpec,
+    "Variable": Variable,
+    "VariableAggregation": VariableAggregation,
+    "VariableSynchronization": VariableSynchronization,
+    "__version__": VERSION,
+    "as_dtype": _dtypes.as_dtype,
+    "autograph.experimental.do_not_convert": _identity,
+    "autograph.set_verbosity": _nothing,
+    "device": device,
+    "dtypes.DType": _dtypes.DType,
+    "dtypes.as_dtype": _dtypes.as_dtype,
+    "experimental.numpy": jnp,
+    "init_scope": init_scope,
+    "name_scope": name_scope,
+    "newaxis": None,
+    "types.experimental.TensorLike": Any,
+    "variable_creator_scope": variable_creator_scope,
+    "version.COMPILER_VERSION": "XLA",
+    "version.GIT_VERSION": "mirrored",
+    "version.VERSION": VERSION,
+}
+
+NAMES: Final[dict[str, Any]] = {
+    **_CORE,
+    **_config.NAMES,
+    **_gfile.NAMES,
+    **_compat.NAMES,
+    **_exceptions(),
+    **_dtype_names(),
+    **{place: one.function for one in OPS.values() for place in one.places},
+}
+
+LAZY: Final[dict[str, Callable[[], Any]]] = {}

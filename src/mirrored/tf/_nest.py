@@ -1,0 +1,145 @@
+"""`tf.nest`: nested structures with TensorFlow's rules.
+
+Lists, tuples, named tuples and mappings are structures (mappings in the order of their sorted keys); everything else
+is a leaf, None included. JAX's trees differ: there None is an empty structure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mirrored.tf._table import op
+
+
+def is_nested(structure: Any) -> bool:
+    """Whether it has parts: a sequence or mapping that is no string."""
+    return isinstance(structure, (list, tuple, Mapping))
+
+
+def _keys(mapping: Mapping[Any, Any]) -> list[Any]:
+    try:
+        return sorted(mapping)
+    except TypeError:
+        raise TypeError(f"nest only supports dicts with sortable keys. Unsupported keys: {list(mapping)}") from None
+
+
+def children(structure: Any) -> list[tuple[Any, Any]]:
+    """The (key, part) pairs of one level, in order."""
+    if isinstance(structure, Mapping):
+        return [(key, structure[key]) for key in _keys(structure)]
+    return list(enumerate(structure))
+
+
+def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
+    """All leaves, in order; a leaf gives a list of itself."""
+    del expand_composites
+    return [leaf for _, leaf in with_paths(structure)]
+
+
+def with_paths(structure: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Pairs of (keys on the way, leaf)."""
+    if not is_nested(structure):
+        yield path, structure
+        return
+    for key, part in children(structure):
+        yield from with_paths(part, (*path, key))
+
+
+def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any], expand_composites: bool = False) -> Any:
+    """Puts leaves into a structure like the given one.
+
+    Raises:
+        ValueError: Another number of leaves.
+    """
+    del expand_composites
+    leaves = list(flat_sequence)
+    count = len(flatten(structure))
+    if count != len(leaves):
+        raise ValueError(
+            f"Could not pack sequence. Structure had {count} atoms, but flat_sequence had {len(leaves)} items. "
+            f"Structure: {structure}, flat_sequence: {flat_sequence}."
+        )
+    iterator = iter(leaves)
+    return _rebuilt(structure, lambda _: next(iterator))
+
+
+def _rebuilt(structure: Any, function: Callable[[Any], Any]) -> Any:
+    if not is_nested(structure):
+        return function(structure)
+    return remade(structure, [_rebuilt(part, function) for _, part in children(structure)])
+
+
+def remade(structure: Any, parts: Sequence[Any]) -> Any:
+    """One level of a structure with other parts, of the same type."""
+    if isinstance(structure, Mapping):
+        by_key = dict(zip(_keys(structure), parts, strict=True))
+        in_order = {key: by_key[key] for key in structure}
+        if type(structure) is dict:
+            return in_order
+        if hasattr(structure, "default_factory"):
+            return type(structure)(structure.default_factory, in_order)  # type: ignore[call-arg]
+        return type(structure)(in_order)  # type: ignore[call-arg]
+    if hasattr(structure, "_fields"):
+        return type(structure)(*parts)
+    return type(structure)(parts)
+
+
+def map_structure(func: Callable[..., Any], *structure: Any, **kwargs: Any) -> Any:
+    """Applies a function to the corresponding leaves of structures.
+
+    Raises:
+        ValueError, TypeError: The structures differ.
+    """
+    check_types = kwargs.pop("check_types", True)
+    kwargs.pop("expand_composites", None)
+    if kwargs:
+        raise ValueError(
+            f"Only valid keyword arguments are `check_types` and `expand_composites`, not: {sorted(kwargs)}"
+        )
+    if not callable(func):
+        raise TypeError(f"func must be callable, got: {func}")
+    if not structure:
+        raise ValueError("Must provide at least one structure")
+    for other in structure[1:]:
+        assert_same_structure(structure[0], other, check_types=check_types)
+    flat = zip(*(flatten(one) for one in structure), strict=True)
+    return pack_sequence_as(structure[0], [func(*leaves) for leaves in flat])
+
+
+def assert_same_structure(nest1: Any, nest2: Any, check_types: bool = True, expand_composites: bool = False) -> None:
+    """Does nothing if two structures are alike.
+
+    Raises:
+        ValueError: Another number or other names of parts.
+        TypeError: Other types of sequences or other keys, unless `check_types` is False.
+    """
+    del expand_composites
+    both = f"\n\nFirst structure: {nest1}\n\nSecond structure: {nest2}"
+    if is_nested(nest1) != is_nested(nest2):
+        raise ValueError(f"The two structures don't have the same nested structure.{both}")
+    if not is_nested(nest1):
+        return
+    if isinstance(nest1, Mapping) and isinstance(nest2, Mapping):
+        if set(nest1) != set(nest2):
+            raise ValueError(f"The two dictionaries don't have the same set of keys.{both}")
+    elif check_types and not _same_sequence(nest1, nest2):
+        raise TypeError(f"The two structures don't have the same sequence type.{both}")
+    first, second = children(nest1), children(nest2)
+    if len(first) != len(second):
+        raise ValueError(f"The two structures don't have the same number of elements.{both}")
+    for (_, one), (_, other) in zip(first, second, strict=True):
+        assert_same_structure(one, other, check_types=check_types)
+
+
+def _same_sequence(one: Any, other: Any) -> bool:
+    if hasattr(one, "_fields") and hasattr(other, "_fields"):
+        return type(one).__name__ == type(other).__name__ and one._fields == other._fields
+    return type(one) is type(other)
+
+
+op("nest.is_nested")(is_nested)
+op("nest.flatten")(flatten)
+op("nest.pack_sequence_as")(pack_sequence_as)
+op("nest.map_structure")(map_structure)
+op("nest.assert_same_structure")(assert_same_structure)

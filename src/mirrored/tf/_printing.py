@@ -1,0 +1,92 @@
+"""`tf.print`, with TensorFlow's way of writing tensors."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirrored.tf._table import op
+from mirrored.tf._tensors import is_tensor
+
+
+def tensor_text(array: np.ndarray[Any, Any], summarize: int) -> str:
+    """A tensor as TensorFlow prints it: blanks between elements, the middle of long dimensions left out."""
+    if array.ndim == 0:
+        return _number_text(array[()])
+    separator = " " if array.ndim == 1 else "\n" + (array.ndim > 2) * "\n" * (array.ndim - 2)
+    parts = [tensor_text(one, summarize) for one in array]
+    if 0 <= 2 * summarize < len(parts):
+        parts = [*parts[:summarize], "...", *parts[len(parts) - summarize :]]
+    body = separator.join(part.replace("\n", "\n ") if array.ndim > 1 else part for part in parts)
+    return "[" + (body.replace("\n[", "\n [") if array.ndim > 1 else body) + "]"
+
+
+def _number_text(value: Any) -> str:
+    if isinstance(value, np.bool_):
+        return str(int(value))
+    if np.issubdtype(type(value), np.integer):
+        return str(int(value))
+    if np.iscomplexobj(value):
+        return f"({value.real:g},{value.imag:g})"
+    return f"{float(value):.9g}" if float(f"{float(value):g}") != float(value) else f"{float(value):g}"
+
+
+def _text(value: Any, summarize: int, *, nested: bool = False) -> str:
+    if isinstance(value, (list, tuple)):
+        inner = ", ".join(_text(one, summarize, nested=True) for one in value)
+        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+    if isinstance(value, Mapping):
+        pairs = (f"{_text(k, summarize, nested=True)}: {_text(v, summarize, nested=True)}" for k, v in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, (np.ndarray, np.generic)) or is_tensor(value):
+        return tensor_text(np.asarray(value), summarize)
+    return repr(value) if nested and isinstance(value, str) else str(value)
+
+
+def _write(stream: Any, text: str) -> None:
+    if isinstance(stream, str):
+        with Path(stream.removeprefix("file://")).open("a", encoding="utf-8") as file:
+            file.write(text)
+        return
+    (stream or sys.stderr).write(text)
+
+
+@op("print")
+def print_(
+    *inputs: Any,
+    output_stream: Any = None,
+    summarize: int = 3,
+    sep: str = " ",
+    end: str = "\n",
+    name: str | None = None,
+) -> None:
+    """Prints to stderr (or another stream, or a file named ``file://...``), compiled code included.
+
+    Context: any. In compiled code each replica prints when the program runs, in no fixed order between replicas.
+    """
+    del name
+    leaves, treedef = jax.tree.flatten(inputs, is_leaf=lambda one: one is None or isinstance(one, str))
+    arrays = {i: one for i, one in enumerate(leaves) if is_tensor(one)}
+    write = functools.partial(
+        _print_now, leaves, treedef, sep, end, 10**9 if summarize == -1 else summarize, output_stream
+    )
+    try:
+        write({i: np.asarray(one) for i, one in arrays.items()})
+    except jax.errors.TracerArrayConversionError:
+        known = {i: None if i in arrays else one for i, one in enumerate(leaves)}
+        write = functools.partial(write.func, list(known.values()), *write.args[1:])
+        jax.debug.callback(write, {i: jax.numpy.asarray(one) for i, one in arrays.items()})
+
+
+def _print_now(
+    leaves: list[Any], treedef: Any, sep: str, end: str, summarize: int, stream: Any, arrays: Mapping[int, Any]
+) -> None:
+    filled = [np.asarray(arrays[i]) if i in arrays else one for i, one in enumerate(leaves)]
+    inputs = jax.tree.unflatten(treedef, filled)
+    _write(stream, sep.join(_text(one, summarize) for one in inputs) + end)

@@ -1,0 +1,240 @@
+"""`tf.random`: functions that draw from the global stream, and stateless ones that take a seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mirrored.tf import _samplers as samplers
+from mirrored.tf._generator import (
+    Generator,
+    get_global_generator,
+    key_from_seed,
+    next_key,
+    set_global_generator,
+    set_seed,
+)
+from mirrored.tf._static import static_ints
+from mirrored.tf._table import op
+from mirrored.tf._tensors import as_tensor
+
+op("random.Generator random.experimental.Generator")(Generator)
+op("random.set_seed")(set_seed)
+op("random.get_global_generator random.experimental.get_global_generator")(get_global_generator)
+op("random.set_global_generator random.experimental.set_global_generator")(set_global_generator)
+
+
+@op("random.normal")
+def normal(
+    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32", seed: Any = None, name: str | None = None
+) -> jax.Array:
+    """Normal numbers."""
+    del name
+    return samplers.normal(next_key(seed), shape, mean, stddev, dtype)
+
+
+@op("random.truncated_normal")
+def truncated_normal(
+    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32", seed: Any = None, name: str | None = None
+) -> jax.Array:
+    """Normal numbers within two standard deviations."""
+    del name
+    return samplers.truncated_normal(next_key(seed), shape, mean, stddev, dtype)
+
+
+@op("random.uniform")
+def uniform(
+    shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = "float32", seed: Any = None, name: str | None = None
+) -> jax.Array:
+    """Uniform numbers in [minval, maxval)."""
+    del name
+    return samplers.uniform(next_key(seed), shape, minval, maxval, dtype)
+
+
+@op("random.shuffle")
+def shuffle(value: Any, seed: Any = None, name: str | None = None) -> jax.Array:
+    """The rows in random order."""
+    del name
+    return samplers.shuffle(next_key(seed), value)
+
+
+@op("random.categorical")
+def categorical(
+    logits: Any, num_samples: Any, dtype: Any = "int64", seed: Any = None, name: str | None = None
+) -> jax.Array:
+    """Class numbers drawn from unnormalised log-probabilities: [batch, classes] to [batch, num_samples]."""
+    del name
+    return samplers.categorical(next_key(seed), logits, num_samples, dtype)
+
+
+@op("random.gamma")
+def gamma(
+    shape: Any, alpha: Any, beta: Any = None, dtype: Any = "float32", seed: Any = None, name: str | None = None
+) -> jax.Array:
+    """Gamma numbers: `shape` draws for every alpha and beta."""
+    del name
+    rate = 1.0 if beta is None else beta
+    each = jnp.broadcast_shapes(as_tensor(alpha).shape, as_tensor(rate).shape)
+    size = static_ints(shape, called="tf.random.gamma", argument="shape")
+    return samplers.gamma(next_key(seed), (*size, *each), alpha, beta, dtype)
+
+
+@op("random.poisson")
+def poisson(shape: Any, lam: Any, dtype: Any = "float32", seed: Any = None, name: str | None = None) -> jax.Array:
+    """Poisson numbers: `shape` draws for every rate."""
+    del name
+    size = static_ints(shape, called="tf.random.poisson", argument="shape")
+    return samplers.poisson(next_key(seed), (*size, *as_tensor(lam).shape), lam, dtype)
+
+
+@op("random.stateless_normal")
+def stateless_normal(
+    shape: Any,
+    seed: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = "float32",
+    name: str | None = None,
+    alg: Any = "auto_select",
+) -> jax.Array:
+    """Normal numbers that depend on the seed alone."""
+    del name, alg
+    return samplers.normal(key_from_seed(seed), shape, mean, stddev, dtype)
+
+
+@op("random.stateless_truncated_normal")
+def stateless_truncated_normal(
+    shape: Any,
+    seed: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = "float32",
+    name: str | None = None,
+    alg: Any = "auto_select",
+) -> jax.Array:
+    """Normal numbers within two standard deviations that depend on the seed alone."""
+    del name, alg
+    return samplers.truncated_normal(key_from_seed(seed), shape, mean, stddev, dtype)
+
+
+@op("random.stateless_uniform")
+def stateless_uniform(
+    shape: Any,
+    seed: Any,
+    minval: Any = 0,
+    maxval: Any = None,
+    dtype: Any = "float32",
+    name: str | None = None,
+    alg: Any = "auto_select",
+) -> jax.Array:
+    """Uniform numbers that depend on the seed alone; integers without bounds cover the whole range."""
+    del name, alg
+    if minval is None and maxval is None:
+        return samplers.full_int(key_from_seed(seed), shape, dtype)
+    return samplers.uniform(key_from_seed(seed), shape, minval, maxval, dtype)
+
+
+@op("random.stateless_categorical")
+def stateless_categorical(
+    logits: Any, num_samples: Any, seed: Any, dtype: Any = "int64", name: str | None = None
+) -> jax.Array:
+    """Class numbers that depend on the seed alone."""
+    del name
+    return samplers.categorical(key_from_seed(seed), logits, num_samples, dtype)
+
+
+@op("random.stateless_gamma")
+def stateless_gamma(
+    shape: Any, seed: Any, alpha: Any, beta: Any = None, dtype: Any = "float32", name: str | None = None
+) -> jax.Array:
+    """Gamma numbers of exactly `shape` that depend on the seed alone."""
+    del name
+    return samplers.gamma(key_from_seed(seed), shape, alpha, beta, dtype)
+
+
+@op("random.stateless_poisson")
+def stateless_poisson(shape: Any, seed: Any, lam: Any, dtype: Any = "int32", name: str | None = None) -> jax.Array:
+    """Poisson numbers of exactly `shape` that depend on the seed alone."""
+    del name
+    return samplers.poisson(key_from_seed(seed), shape, lam, dtype)
+
+
+@op("random.stateless_binomial")
+def stateless_binomial(
+    shape: Any, seed: Any, counts: Any, probs: Any, output_dtype: Any = "int32", name: str | None = None
+) -> jax.Array:
+    """Binomial numbers of exactly `shape` that depend on the seed alone."""
+    del name
+    return samplers.binomial(key_from_seed(seed), shape, counts, probs, output_dtype)
+
+
+@op("random.experimental.stateless_shuffle random.stateless_shuffle")
+def stateless_shuffle(value: Any, seed: Any, alg: Any = "auto_select", name: str | None = None) -> jax.Array:
+    """The rows in an order that depends on the seed alone."""
+    del name, alg
+    return samplers.shuffle(key_from_seed(seed), value)
+
+
+@op("random.split random.experimental.stateless_split")
+def split(seed: Any, num: int = 2, alg: Any = "auto_select", name: str | None = None) -> jax.Array:
+    """`num` seeds out of one: ``int32[num, 2]``."""
+    del name, alg
+    words = jax.random.key_data(jax.random.split(key_from_seed(seed), num))
+    return words.view(jnp.int32)
+
+
+@op("random.fold_in random.experimental.stateless_fold_in")
+def fold_in(seed: Any, data: Any, alg: Any = "auto_select", name: str | None = None) -> jax.Array:
+    """A new seed out of a seed and a number."""
+    del name, alg
+    words = jax.random.key_data(jax.random.fold_in(key_from_seed(seed), as_tensor(data).astype(jnp.uint32)))
+    return words.view(jnp.int32)
+
+
+@op("random.create_rng_state")
+def create_rng_state(seed: int, alg: Any = "auto_select") -> jax.Array:
+    """The state from which `Generator.from_state` starts."""
+    del alg
+    return jnp.asarray([0, int(seed) & 0xFFFFFFFF, 0], jnp.uint32)
+
+
+def _kept(value: jax.Array, rate: Any, noise_shape: Any, key: jax.Array) -> jax.Array:
+    shape = value.shape if noise_shape is None else _noise_shape(noise_shape, value.shape)
+    keep = jax.random.uniform(key, shape, jnp.float32) >= rate
+    return jnp.where(keep, value / (1 - as_tensor(rate).astype(value.dtype)), jnp.zeros((), value.dtype))
+
+
+def _noise_shape(noise_shape: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    given = [None if one is None else int(one) for one in noise_shape]
+    return tuple(size if one is None else one for one, size in zip(given, shape, strict=True))
+
+
+def _checked_rate(rate: Any) -> None:
+    if isinstance(rate, (int, float)) and not 0 <= rate < 1:
+        raise ValueError(f"`rate` must be a scalar tensor or a float in the range [0, 1). Received: rate={rate}")
+
+
+@op("nn.dropout")
+def dropout(x: Any, rate: Any, noise_shape: Any = None, seed: Any = None, name: str | None = None) -> jax.Array:
+    """Elements set to zero with probability `rate`, the others scaled up by 1 / (1 - rate)."""
+    del name
+    _checked_rate(rate)
+    value = as_tensor(x)
+    if isinstance(rate, (int, float)) and rate == 0:
+        return value
+    return _kept(value, rate, noise_shape, next_key(seed))
+
+
+@op("nn.experimental.stateless_dropout")
+def stateless_dropout(
+    x: Any, rate: Any, seed: Any, rng_alg: str = "auto_select", noise_shape: Any = None, name: str | None = None
+) -> jax.Array:
+    """As `dropout`, depending on the seed alone."""
+    del name, rng_alg
+    _checked_rate(rate)
+    value = as_tensor(x)
+    if isinstance(rate, (int, float)) and rate == 0:
+        return value
+    return _kept(value, rate, noise_shape, key_from_seed(seed))

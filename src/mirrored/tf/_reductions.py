@@ -1,0 +1,271 @@
+"""Reductions, scans and orderings: `reduce_*`, `cumsum`, `argmax`, `sort`, `top_k`, counting."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mirrored.tf._dtypes import array_dtype
+from mirrored.tf._static import static_axis, static_int
+from mirrored.tf._table import hosted, op, reported, rows
+from mirrored.tf._tensors import as_tensor
+
+
+def _sum(x: jax.Array, axis: Any, keepdims: bool) -> jax.Array:
+    return jnp.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
+
+
+def _prod(x: jax.Array, axis: Any, keepdims: bool) -> jax.Array:
+    return jnp.prod(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
+
+
+def _mean(x: jax.Array, axis: Any, keepdims: bool) -> jax.Array:
+    """Integers stay integers and are rounded towards zero, as in TensorFlow."""
+    if x.dtype.kind not in "iu":
+        return jnp.mean(x, axis=axis, keepdims=keepdims)
+    total = jnp.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
+    return lax.div(total, jnp.full_like(total, x.size // max(total.size, 1)))
+
+
+def _norm(x: jax.Array, axis: Any, keepdims: bool) -> jax.Array:
+    return jnp.sqrt(jnp.sum(jnp.real(x * jnp.conj(x)), axis=axis, keepdims=keepdims))
+
+
+_REDUCED = "input_tensor>a axis=None keepdims=False"
+_OWN = "input_tensor axis=None keepdims=False"
+
+rows(
+    {
+        "math.reduce_all reduce_all": (_REDUCED, jnp.all),
+        "math.reduce_any reduce_any": (_REDUCED, jnp.any),
+        "math.reduce_euclidean_norm": (_OWN, _norm),
+        "math.reduce_logsumexp reduce_logsumexp": (_REDUCED, jax.nn.logsumexp),
+        "math.reduce_max reduce_max": (_REDUCED, jnp.max),
+        "math.reduce_mean reduce_mean": (_OWN, _mean),
+        "math.reduce_min reduce_min": (_REDUCED, jnp.min),
+        "math.reduce_prod reduce_prod": (_OWN, _prod),
+        "math.reduce_std": (_REDUCED, jnp.std),
+        "math.reduce_sum reduce_sum": (_OWN, _sum),
+        "math.reduce_variance": (_REDUCED, jnp.var),
+    }
+)
+
+
+@op("math.argmax argmax")
+@hosted
+def argmax(input: Any, axis: Any = None, output_type: Any = "int64", name: str | None = None) -> jax.Array:
+    """The index of the (first) largest element along `axis`, 0 by default."""
+    del name
+    where = 0 if axis is None else static_int(axis, called="tf.argmax", argument="axis")
+    return jnp.argmax(as_tensor(input), axis=where).astype(array_dtype(output_type))
+
+
+@op("math.argmin argmin")
+@hosted
+def argmin(input: Any, axis: Any = None, output_type: Any = "int64", name: str | None = None) -> jax.Array:
+    """The index of the (first) smallest element along `axis`, 0 by default."""
+    del name
+    where = 0 if axis is None else static_int(axis, called="tf.argmin", argument="axis")
+    return jnp.argmin(as_tensor(input), axis=where).astype(array_dtype(output_type))
+
+
+@op("math.count_nonzero")
+def count_nonzero(
+    input: Any, axis: Any = None, keepdims: bool | None = None, dtype: Any = "int64", name: str | None = None
+) -> jax.Array:
+    """How many elements are not zero."""
+    del name
+    where = static_axis(axis, called="tf.math.count_nonzero")
+    return jnp.count_nonzero(as_tensor(input), axis=where, keepdims=bool(keepdims)).astype(array_dtype(dtype))
+
+
+def _scan(called: str, run: Any, neutral: Any, x: Any, axis: Any, exclusive: bool, reverse: bool) -> jax.Array:
+    value = as_tensor(x)
+    where = static_int(axis, called=called, argument="axis")
+    with reported(called, [value]):
+        value = jnp.flip(value, where) if reverse else value
+        if exclusive:
+            edge = jnp.full_like(lax.slice_in_dim(value, 0, 1, axis=where), neutral)
+            value = jnp.concatenate([edge, lax.slice_in_dim(value, 0, value.shape[where] - 1, axis=where)], axis=where)
+        value = run(value, axis=where)
+        return jnp.flip(value, where) if reverse else value
+
+
+def _cumulative_sum(value: jax.Array, axis: int) -> jax.Array:
+    return jnp.cumsum(value, axis=axis, dtype=value.dtype)
+
+
+def _cumulative_product(value: jax.Array, axis: int) -> jax.Array:
+    return jnp.cumprod(value, axis=axis, dtype=value.dtype)
+
+
+def _cumulative_logsumexp(value: jax.Array, axis: int) -> jax.Array:
+    return lax.cumlogsumexp(value, axis=axis % value.ndim)
+
+
+@op("math.cumsum cumsum")
+def cumsum(x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None) -> jax.Array:
+    """Running sums along `axis`."""
+    del name
+    return _scan("tf.cumsum", _cumulative_sum, 0, x, axis, exclusive, reverse)
+
+
+@op("math.cumprod")
+def cumprod(
+    x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
+) -> jax.Array:
+    """Running products along `axis`."""
+    del name
+    return _scan("tf.math.cumprod", _cumulative_product, 1, x, axis, exclusive, reverse)
+
+
+@op("math.cumulative_logsumexp")
+def cumulative_logsumexp(
+    x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
+) -> jax.Array:
+    """The logarithm of running sums of exponentials along `axis`."""
+    del name
+    return _scan("tf.math.cumulative_logsumexp", _cumulative_logsumexp, -jnp.inf, x, axis, exclusive, reverse)
+
+
+@op("sort")
+def sort(values: Any, axis: Any = -1, direction: str = "ASCENDING", name: str | None = None) -> jax.Array:
+    """Sorted along `axis`."""
+    del name
+    where = static_int(axis, called="tf.sort", argument="axis")
+    return jnp.sort(as_tensor(values), axis=where, descending=_descends(direction))
+
+
+@op("argsort")
+def argsort(
+    values: Any, axis: Any = -1, direction: str = "ASCENDING", stable: bool = False, name: str | None = None
+) -> jax.Array:
+    """The indices that sort along `axis` (always stable here)."""
+    del name, stable
+    where = static_int(axis, called="tf.argsort", argument="axis")
+    return jnp.argsort(as_tensor(values), axis=where, descending=_descends(direction)).astype(jnp.int32)
+
+
+def _descends(direction: str) -> bool:
+    if direction not in ("ASCENDING", "DESCENDING"):
+        raise ValueError(f"Argument `direction` should be one of 'ASCENDING' or 'DESCENDING'. Received: {direction!r}")
+    return direction == "DESCENDING"
+
+
+class TopK(NamedTuple):
+    """What `top_k` returns."""
+
+    values: jax.Array
+    indices: jax.Array
+
+
+@op("math.top_k nn.top_k")
+def top_k(input: Any, k: Any = 1, sorted: bool = True, index_type: Any = "int32", name: str | None = None) -> TopK:
+    """The `k` largest values of the last axis and their indices, largest first."""
+    del sorted, name
+    values, indices = lax.top_k(as_tensor(input), static_int(k, called="tf.math.top_k", argument="k"))
+    return TopK(values, indices.astype(array_dtype(index_type)))
+
+
+@op("math.in_top_k nn.in_top_k")
+def in_top_k(targets: Any, predictions: Any, k: Any, name: str | None = None) -> jax.Array:
+    """Whether each target class is among the `k` best predictions (ties count as within)."""
+    del name
+    scores, wanted = as_tensor(predictions), as_tensor(targets)
+    own = jnp.take_along_axis(scores, wanted[:, None], axis=1)
+    return jnp.isfinite(own[:, 0]) & (jnp.sum(scores > own, axis=1) < k)  # type: ignore[no-any-return]
+
+
+@op("math.bincount")
+def bincount(
+    arr: Any,
+    weights: Any = None,
+    minlength: Any = None,
+    maxlength: Any = None,
+    dtype: Any = "int32",
+    axis: Any = None,
+    binary_output: bool = False,
+    name: str | None = None,
+) -> jax.Array:
+    """How often each integer occurs (or the sum of its weights).
+
+    Inside `tf.function` give `minlength` and `maxlength` the same value: the length is a shape.
+    """
+    del name
+    values = as_tensor(arr)
+    length = None if minlength is None or minlength != maxlength else int(maxlength)
+    if length is None:
+        length = int(jnp.max(values, initial=-1)) + 1
+        length = max(length, int(minlength or 0))
+        length = length if maxlength is None else min(length, int(maxlength))
+    one = jax.nn.one_hot(values, length, dtype=array_dtype(dtype) if weights is None else as_tensor(weights).dtype)
+    if weights is not None:
+        one = one * as_tensor(weights)[..., None]
+    counted = one.reshape(-1, length).sum(0) if axis is None else jnp.sum(one, axis=-2)
+    return jnp.minimum(counted, 1) if binary_output else counted
+
+
+@op("math.confusion_matrix")
+def confusion_matrix(
+    labels: Any,
+    predictions: Any,
+    num_classes: Any = None,
+    weights: Any = None,
+    dtype: Any = "int32",
+    name: str | None = None,
+) -> jax.Array:
+    """Counts by (label, prediction). Inside `tf.function` give `num_classes`."""
+    del name
+    true, guessed = as_tensor(labels).reshape(-1), as_tensor(predictions).reshape(-1)
+    size = int(num_classes) if num_classes is not None else int(jnp.maximum(true.max(), guessed.max())) + 1
+    amount = (
+        jnp.ones(true.shape, array_dtype(dtype)) if weights is None else as_tensor(weights).astype(array_dtype(dtype))
+    )
+    return jnp.zeros((size, size), array_dtype(dtype)).at[true, guessed].add(amount)
+
+
+@op("math.zero_fraction nn.zero_fraction")
+def zero_fraction(value: Any, name: str | None = None) -> jax.Array:
+    """The share of elements that are zero."""
+    del name
+    return jnp.mean(as_tensor(value) == 0, dtype=jnp.float32)
+
+
+@op("histogram_fixed_width")
+def histogram_fixed_width(
+    values: Any, value_range: Any, nbins: Any = 100, dtype: Any = "int32", name: str | None = None
+) -> jax.Array:
+    """Counts in `nbins` equal bins of the range; values outside go to the first or last bin."""
+    del name
+    bins = histogram_fixed_width_bins(values, value_range, nbins).reshape(-1)
+    return jnp.zeros(int(nbins), array_dtype(dtype)).at[bins].add(1)
+
+
+@op("histogram_fixed_width_bins")
+def histogram_fixed_width_bins(
+    values: Any, value_range: Any, nbins: Any = 100, dtype: Any = "int32", name: str | None = None
+) -> jax.Array:
+    """The bin of each value."""
+    del name
+    tensor, (low, high) = as_tensor(values), as_tensor(value_range)
+    scaled = (tensor - low) / (high - low) * nbins
+    return jnp.clip(jnp.floor(scaled), 0, nbins - 1).astype(array_dtype(dtype))
+
+
+@op("searchsorted")
+def searchsorted(
+    sorted_sequence: Any, values: Any, side: str = "left", output_type: Any = "int32", name: str | None = None
+) -> jax.Array:
+    """Where the values would be inserted, along the last axis."""
+    del name
+    haystack, needles = as_tensor(sorted_sequence), as_tensor(values)
+
+    def search(a: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.searchsorted(a, v, side=side)
+
+    for _ in range(haystack.ndim - 1):
+        search = jax.vmap(search)
+    return search(haystack, needles).astype(array_dtype(output_type))

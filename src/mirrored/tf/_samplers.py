@@ -1,0 +1,90 @@
+"""Drawing from distributions, given a key: what `tf.random.*`, `stateless_*` and `Generator` share.
+
+The numbers are JAX's (threefry), not TensorFlow's: the same seed gives another sequence than in TensorFlow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mirrored.tf._dtypes import array_dtype
+from mirrored.tf._static import static_ints
+from mirrored.tf._tensors import as_tensor
+
+
+def _shape(shape: Any, called: str) -> tuple[int, ...]:
+    return static_ints(shape, called=f"tf.random.{called}", argument="shape")
+
+
+def normal(key: jax.Array, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32") -> jax.Array:
+    """Normal numbers."""
+    unit = jax.random.normal(key, _shape(shape, "normal"), array_dtype(dtype))
+    return _scaled(unit, mean, stddev)
+
+
+def truncated_normal(
+    key: jax.Array, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32"
+) -> jax.Array:
+    """Normal numbers within two standard deviations."""
+    unit = jax.random.truncated_normal(key, -2.0, 2.0, _shape(shape, "truncated_normal"), array_dtype(dtype))
+    return _scaled(unit, mean, stddev)
+
+
+def _scaled(unit: jax.Array, mean: Any, stddev: Any) -> jax.Array:
+    return unit * as_tensor(stddev).astype(unit.dtype) + as_tensor(mean).astype(unit.dtype)
+
+
+def uniform(key: jax.Array, shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = "float32") -> jax.Array:
+    """Uniform numbers in [minval, maxval); integers want `maxval`."""
+    wanted = array_dtype(dtype)
+    size = _shape(shape, "uniform")
+    if wanted.kind in "iu":
+        if maxval is None:
+            raise ValueError(f"Must specify maxval for integer dtype {wanted.name}")
+        return jax.random.randint(key, size, as_tensor(minval), as_tensor(maxval), wanted)
+    low = as_tensor(minval).astype(wanted)
+    high = as_tensor(1.0 if maxval is None else maxval).astype(wanted)
+    return low + (high - low) * jax.random.uniform(key, size, wanted)
+
+
+def full_int(key: jax.Array, shape: Any, dtype: Any = "int32") -> jax.Array:
+    """Integers over the whole range of the dtype."""
+    return jax.random.bits(key, _shape(shape, "uniform_full_int"), _unsigned(dtype)).view(array_dtype(dtype))
+
+
+def _unsigned(dtype: Any) -> Any:
+    return {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}[array_dtype(dtype).itemsize]
+
+
+def categorical(key: jax.Array, logits: Any, num_samples: Any, dtype: Any = "int64") -> jax.Array:
+    """Class numbers: [batch, classes] to [batch, num_samples]."""
+    scores = as_tensor(logits)
+    (count,) = static_ints(num_samples, called="tf.random.categorical", argument="num_samples")
+    drawn = jax.random.categorical(key, scores[:, None, :], axis=-1, shape=(scores.shape[0], count))
+    return drawn.astype(array_dtype(dtype))
+
+
+def shuffle(key: jax.Array, value: Any) -> jax.Array:
+    """The rows in random order."""
+    return jax.random.permutation(key, as_tensor(value), axis=0)
+
+
+def gamma(key: jax.Array, shape: Any, alpha: Any, beta: Any = None, dtype: Any = "float32") -> jax.Array:
+    """Gamma numbers of exactly `shape`."""
+    wanted = array_dtype(dtype)
+    drawn = jax.random.gamma(key, as_tensor(alpha).astype(wanted), _shape(shape, "gamma"), wanted)
+    return drawn if beta is None else drawn / as_tensor(beta).astype(wanted)
+
+
+def poisson(key: jax.Array, shape: Any, lam: Any, dtype: Any = "float32") -> jax.Array:
+    """Poisson numbers of exactly `shape`."""
+    return jax.random.poisson(key, as_tensor(lam), _shape(shape, "poisson")).astype(array_dtype(dtype))
+
+
+def binomial(key: jax.Array, shape: Any, counts: Any, probs: Any, dtype: Any = "int32") -> jax.Array:
+    """Binomial numbers of exactly `shape`."""
+    trials, chance = as_tensor(counts).astype(jnp.float32), as_tensor(probs).astype(jnp.float32)
+    return jax.random.binomial(key, trials, chance, shape=_shape(shape, "binomial")).astype(array_dtype(dtype))

@@ -1,0 +1,214 @@
+"""The table of operations: which TensorFlow name is which function.
+
+Two kinds of entries:
+
+- *rows* (`rows`): TensorFlow's name and parameters, and the JAX function that does the same. Parameters without a
+default
+  are tensors; ``axis=None`` is an option with its default; ``shape:`` an option without one; ``*`` before a name a
+  list of tensors. ``old>new=default`` is called `old` by TensorFlow and `new` by JAX.
+- *functions* (`op`): written out where TensorFlow's meaning is not one call of JAX.
+
+Every entry takes ``name=`` and ignores it. `tests/tf/` holds at least one case per entry, and a test says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from mirrored._jax.traces import is_eager
+from mirrored.errors import MirroredError
+from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._static import static_axis, static_tensor
+from mirrored.tf._tensors import as_tensor, has_static, is_host, operands
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_REQUIRED: Final = object()
+_DEPRECATED: Final = {
+    "keep_dims": "keepdims",
+    "reduction_indices": "axis",
+    "dimension": "axis",
+    "dim": "axis",
+    "concat_dim": "axis",
+    "axes": "axis",
+    "keep_prob": "rate (= 1 - keep_prob)",
+    "validate_indices": "nothing: indices are not checked",
+    "_sentinel": "nothing",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """One operation of the facade.
+
+    Attributes:
+        name: Its first public name, below ``tf``: ``"math.reduce_sum"``.
+        places: Every public name.
+        function: What is called.
+    """
+
+    name: str
+    places: tuple[str, ...]
+    function: Callable[..., Any]
+
+
+OPS: dict[str, Op] = {}
+
+
+def register(places: Iterable[str], function: Callable[..., Any]) -> None:
+    """Adds an operation under its public names."""
+    names = tuple(places)
+    if names[0] in OPS:
+        raise ValueError(f"the operation {names[0]} is in the table twice")
+    OPS[names[0]] = Op(names[0], names, function)
+
+
+def op(places: str) -> Callable[[_F], _F]:
+    """Enters a written-out function: ``@op("nn.conv2d")``, or several names separated by blanks."""
+
+    def enter(function: _F) -> _F:
+        register(places.split(), function)
+        return function
+
+    return enter
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parameter:
+    name: str
+    target: str
+    kind: str  # "tensor", "tensors" or "option"
+    default: Any = _REQUIRED
+
+
+def rows(table: Mapping[str, tuple[str, Callable[..., Any]]]) -> None:
+    """Enters rows: ``{"math.add add": ("x y", jnp.add)}``."""
+    for places, (signature, target) in table.items():
+        names = places.split()
+        parameters = tuple(_parameter(token) for token in signature.split())
+        register(names, _row(f"tf.{names[0]}", parameters, target))
+
+
+def _parameter(token: str) -> _Parameter:
+    head, equals, default = token.partition("=")
+    name, _, target = head.rstrip(":").lstrip("*").partition(">")
+    kind = "tensors" if head.startswith("*") else "option" if equals or head.endswith(":") else "tensor"
+    return _Parameter(name, target or name, kind, ast.literal_eval(default) if equals else _REQUIRED)
+
+
+def _row(called: str, parameters: tuple[_Parameter, ...], target: Callable[..., Any]) -> Callable[..., Any]:
+    tensors = [index for index, one in enumerate(parameters) if one.kind == "tensor"]
+    lists = [index for index, one in enumerate(parameters) if one.kind == "tensors"]
+    options = [(index, one.target) for index, one in enumerate(parameters) if one.kind == "option"]
+
+    def run(*args: Any, name: str | None = None, **kwargs: Any) -> Any:
+        values = bind(called, parameters, args, kwargs)
+        keywords = {target_name: _option(called, values[index]) for index, target_name in options}
+        positional = operands([values[index] for index in tensors])
+        positional += [operands(list(values[index])) for index in lists]
+        with reported(called, positional):
+            return target(*positional, **keywords)
+
+    run.__name__ = run.__qualname__ = called.rpartition(".")[2]
+    run.__doc__ = f"`{called}({', '.join(one.name for one in parameters)})`: {_first_line(target)}"
+    return hosted(run)
+
+
+def _first_line(target: Callable[..., Any]) -> str:
+    return (target.__doc__ or "").strip().partition("\n")[0]
+
+
+def _option(called: str, value: Any) -> Any:
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    return value if plain else static_axis(value, called=called)
+
+
+def bind(called: str, parameters: tuple[_Parameter, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The values of all parameters, in order.
+
+    Raises:
+        TypeError: Too many, unknown or missing arguments.
+    """
+    if len(args) > len(parameters):
+        raise TypeError(f"{called}() takes {len(parameters)} positional arguments but {len(args)} were given")
+    values = list(args)
+    for parameter in parameters[len(args) :]:
+        value = kwargs.pop(parameter.name, parameter.default)
+        if value is _REQUIRED:
+            raise TypeError(f"{called}() missing a required argument: '{parameter.name}'")
+        values.append(value)
+    if kwargs:
+        raise unexpected(called, next(iter(kwargs)), [one.name for one in parameters])
+    return values
+
+
+def unexpected(called: str, name: str, known: list[str]) -> TypeError:
+    """The error for an argument that an operation does not have."""
+    if name in known:
+        return TypeError(f"{called}() got multiple values for argument '{name}'")
+    hint = f": TensorFlow 2 has `{_DEPRECATED[name]}` for it" if name in _DEPRECATED else ""
+    taken = ", ".join([*known, "name"])
+    return TypeError(f"{called}() got an unexpected keyword argument '{name}'{hint} (it takes {taken})")
+
+
+class reported:
+    """Turns JAX's complaints about shapes and dtypes into `InvalidArgumentError`s that name the operation."""
+
+    def __init__(self, called: str, values: Iterable[Any]) -> None:
+        self._called = called
+        self._values = values
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        """Replaces a TypeError or ValueError of JAX's."""
+        if not isinstance(error, (TypeError, ValueError)) or isinstance(error, MirroredError):
+            return
+        if isinstance(error, jax.errors.JAXTypeError):
+            return
+        shapes = ", ".join(_described(one) for one in self._values)
+        raise InvalidArgumentError.of(
+            self._called,
+            found=f"{shapes}: {error}",
+            rule="shapes and dtypes of the operands fit each other",
+            remedy="print the shapes of the operands; tf.reshape, tf.transpose and tf.cast change them",
+        ) from error
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_described(one) for one in value) + "]"
+    if isinstance(value, jax.Array):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    return repr(value)
+
+
+def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes arithmetic on shapes stay on the host while tracing: ``tf.reduce_prod(tf.shape(x)[1:])`` is known."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_eager() or not (has_static(args) or (kwargs and has_static(tuple(kwargs.values())))):
+            return function(*args, **kwargs)
+        if not is_host(args):
+            return function(*args, **kwargs)
+        with jax.ensure_compile_time_eval():
+            result = function(*args, **kwargs)
+        return jax.tree.map(lambda one: static_tensor(one) if one.dtype.kind in "iub" else one, result)
+
+    return call
+
+
+def tensors(*values: Any) -> list[jax.Array]:
+    """The values as tensors; Python numbers take the dtype of the tensors beside them."""
+    found = operands(values)
+    arrays = [one for one in found if isinstance(one, jax.Array)]
+    common = jnp.result_type(*found) if arrays else None
+    return [one if isinstance(one, jax.Array) else as_tensor(one, common) for one in found]

@@ -1,0 +1,209 @@
+"""Making tensors: `as_tensor`, `constant`, `convert_to_tensor`, and `numpy()` on arrays.
+
+A tensor is a `jax.Array`. Python's floats become float32, its ints int32, whatever JAX's 64-bit mode; NumPy arrays keep
+their type as far as JAX has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.traces import Tracer, is_eager
+from mirrored.tf._dtypes import DType, array_dtype, as_dtype
+from mirrored.tf._errors import InvalidArgumentError, TracedValueError
+from mirrored.tf._static import StaticTensor, static_ints
+
+Tensor = jax.Array
+
+
+def as_tensor(value: Any, dtype: Any = None) -> jax.Array:
+    """A tensor for anything that TensorFlow would take for one.
+
+    Args:
+        value: A tensor, variable, NumPy array, Python number, or a list of any of them (lists of tensors are stacked).
+        dtype: Wanted for values that are not tensors yet; None keeps or infers it.
+
+    Raises:
+        TypeError: It cannot be made an array (strings, objects, per-replica values in cross-replica context).
+        ValueError: Nested lists of uneven lengths.
+    """
+    if isinstance(value, jax.Array):
+        return value
+    if hasattr(type(value), "__jax_array__"):
+        return value.__jax_array__()  # type: ignore[no-any-return]
+    if isinstance(value, (list, tuple)) and _has_tensors(value):
+        return _stacked(value, dtype)
+    return from_host(_host_array(value, dtype))
+
+
+def from_host(array: np.ndarray[Any, Any]) -> jax.Array:
+    """A concrete array on the default device, also while tracing (where `jnp.asarray` would give a traced literal)."""
+    if is_eager():
+        return jnp.asarray(array)
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(array)
+
+
+def _host_array(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufcV" or array.dtype.fields:
+        raise TypeError(
+            f"Attempt to convert a value ({value!r}) with an unsupported type ({type(value)}) to a Tensor: "
+            "tensors are of numbers and booleans (strings and objects stay on the host, as NumPy arrays)"
+        )
+    if dtype is not None:
+        return _checked_cast(array, array_dtype(dtype), from_python=not isinstance(value, (np.ndarray, np.generic)))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return array.astype(array_dtype(array.dtype), copy=False)
+    return array.astype(_PYTHON_DTYPES.get(array.dtype.name, array.dtype), copy=False)
+
+
+_PYTHON_DTYPES = {"float64": np.float32, "int64": np.int32, "complex128": np.complex64}
+
+
+def _checked_cast(array: np.ndarray[Any, Any], dtype: np.dtype[Any], *, from_python: bool) -> np.ndarray[Any, Any]:
+    integral = dtype.kind in "iub"
+    if from_python and array.size and integral and array.dtype.kind in "fc":
+        raise TypeError(f"Cannot convert {array.tolist()!r} to EagerTensor of dtype {as_dtype(dtype).name}")
+    return array.astype(dtype)
+
+
+def _has_tensors(value: Sequence[Any]) -> bool:
+    return any(
+        isinstance(one, jax.Array)
+        or hasattr(type(one), "__jax_array__")
+        or (isinstance(one, (list, tuple)) and _has_tensors(one))
+        for one in value
+    )
+
+
+def _stacked(value: Sequence[Any], dtype: Any) -> jax.Array:
+    parts = [one if _is_number(one) else as_tensor(one, dtype) for one in value]
+    tensors = [one for one in parts if not _is_number(one)]
+    if not tensors:
+        return as_tensor(value, dtype)
+    common = array_dtype(dtype) if dtype is not None else jnp.result_type(*tensors)
+    return jnp.stack([jnp.asarray(one, common) for one in parts])
+
+
+def _is_number(value: Any) -> TypeGuard[bool | int | float | complex]:
+    return type(value) in (bool, int, float, complex)
+
+
+def operands(values: Sequence[Any]) -> list[Any]:
+    """The operands of one operation: tensors, with Python numbers left to take the type of the tensors beside them."""
+    numbers = [_is_number(one) for one in values]
+    if all(numbers) or not any(numbers):
+        return [as_tensor(one) for one in values]
+    return [one if number else as_tensor(one) for one, number in zip(values, numbers, strict=True)]
+
+
+def is_host(value: Any) -> bool:
+    """Whether a value, or every member of a list, is known on the host: a static tensor, number, name or dtype."""
+    if isinstance(value, (list, tuple)):
+        return all(is_host(one) for one in value)
+    return value is None or isinstance(value, (StaticTensor, np.integer, str, DType)) or _is_number(value)
+
+
+def has_static(value: Any) -> bool:
+    """Whether a value is a static tensor, or a list with one in it."""
+    if isinstance(value, (list, tuple)):
+        return any(has_static(one) for one in value)
+    return isinstance(value, StaticTensor)
+
+
+def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None = None) -> jax.Array:
+    """A tensor of a constant value.
+
+    Context: any; concrete also while tracing.
+
+    Args:
+        value: A number, list or NumPy array.
+        dtype: float32 for Python floats, int32 for ints, NumPy's own for arrays, unless given.
+        shape: The value is reshaped to it; a single value fills it.
+        name: Accepted and ignored.
+
+    Raises:
+        TypeError: A value that is no number, or a float for an integer type.
+        InvalidArgumentError: The value does not have as many elements as `shape`.
+    """
+    del name
+    tensor = as_tensor(value, dtype)
+    if dtype is not None and tensor.dtype != array_dtype(dtype):
+        tensor = tensor.astype(array_dtype(dtype))
+    if shape is None:
+        return tensor
+    wanted = static_ints(shape, called="tf.constant", argument="shape")
+    if tensor.size != 1 and tensor.size != int(np.prod(wanted)):
+        raise InvalidArgumentError.of(
+            "tf.constant",
+            found=f"{tensor.size} values for the shape {wanted}",
+            rule="a constant has as many values as its shape, or one",
+            remedy="leave `shape` out, or give all values",
+        )
+    return jnp.broadcast_to(tensor.reshape(()), wanted) if tensor.size == 1 else tensor.reshape(wanted)
+
+
+def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, name: str | None = None) -> jax.Array:
+    """A tensor for a tensor-like value.
+
+    Args:
+        value: A tensor, variable, NumPy array, Python number, or a (nested) list of any of them.
+        dtype: Required dtype; a tensor of another one is refused, as in TensorFlow.
+        dtype_hint: Preferred dtype for values that are no tensors; ignored where it does not fit.
+        name: Accepted and ignored.
+
+    Raises:
+        InvalidArgumentError: The value is a tensor of another dtype.
+        TypeError: It cannot be made an array.
+    """
+    del name
+    if dtype is None and dtype_hint is not None:
+        try:
+            return as_tensor(value, dtype_hint)
+        except TypeError:
+            return as_tensor(value)
+    tensor = as_tensor(value, dtype)
+    if dtype is not None and tensor.dtype != array_dtype(dtype):
+        raise InvalidArgumentError.of(
+            "tf.convert_to_tensor",
+            found=f"Tensor conversion requested dtype {as_dtype(dtype).name} for Tensor with dtype {tensor.dtype}",
+            rule="a conversion does not change the dtype of a tensor",
+            remedy="use tf.cast(value, dtype)",
+        )
+    return tensor
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether a value is a tensor: an array of JAX's, a static shape, or a variable."""
+    return isinstance(x, (jax.Array, StaticTensor)) or hasattr(type(x), "__jax_array__")
+
+
+def _array_numpy(self: jax.Array) -> Any:
+    """The value as a NumPy array of its own, or a NumPy scalar for a scalar."""
+    return np.array(self)[()]
+
+
+def _tracer_numpy(self: Any) -> Any:
+    """The value of a concrete traced array; an error for one that has no value yet."""
+    try:
+        return np.array(np.asarray(self))[()]
+    except jax.errors.TracerArrayConversionError:
+        raise TracedValueError(
+            "numpy()",
+            found=f"the value of type {self.aval.str_short()} is being traced: it has no numbers yet",
+            rule="numpy() is only available when code runs eagerly",
+            remedy="call it on the result outside tf.function, print with tf.print, or switch compilation off with "
+            "tf.config.run_functions_eagerly(True)",
+        ) from None
+
+
+def add_numpy_method() -> None:
+    """Gives `jax.Array`, and the values that stand for arrays while tracing, TensorFlow's `numpy()`."""
+    jax.Array.numpy = _array_numpy  # type: ignore[attr-defined]
+    Tracer.numpy = _tracer_numpy  # type: ignore[attr-defined]
