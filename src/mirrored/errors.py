@@ -6,6 +6,7 @@
     ├── DeviceError (ValueError)           a device that does not exist, twice, of mixed kinds; a layout that does not fit
     ├── StructureError (ValueError)        structures, shapes or dtypes that do not agree
     ├── ArgumentError (ValueError)         any other argument outside its rule
+    ├── ArgumentTypeError (TypeError)      an argument of a kind that cannot be used there
     ├── SynchronyError (ValueError)        a mirrored value that would differ between replicas
     ├── VariableError (ValueError)         an assignment or read that the variable's rules refuse
     │   └── LostStateError (RuntimeError)  the variable's buffer went with a failed step
@@ -68,6 +69,10 @@ class StructureError(MirroredError, ValueError):
 
 class ArgumentError(MirroredError, ValueError):
     """An argument outside its rule."""
+
+
+class ArgumentTypeError(MirroredError, TypeError):
+    """An argument of a kind that cannot be used there."""
 
 
 class SynchronyError(MirroredError, ValueError):

@@ -62,6 +62,11 @@ def recording_parent(trace: Any) -> Any:
     return trace
 
 
+def unboxed(value: Any) -> Any:
+    """`value` without the box that an eager tape put around it."""
+    return payload_of(value)
+
+
 def trace_settings() -> Any:
     """All of JAX's settings that a trace depends on (x64, matmul precision, mesh, ...), as one hashable value."""
     return _config.config_ext.trace_context()

@@ -1,0 +1,271 @@
+"""Boxes: arrays that an eager tape tracks.
+
+A box is a `jax.Array` with a payload (the concrete array) and the key under which its tape knows it. It is not a tracer: JAX
+asks us, through its table of value handlers, what stands for it wherever a primitive meets it:
+
+- under its own tape (or another one): the box itself, which the tape's trace unwraps and records;
+- under a nested transform inside the tape: a `BoxTracer`, a constant of no running trace, which JAX hoists through `jit`,
+  `scan`, `cond`, `checkpoint` and hands back to the tape (a bare array would be baked in and its gradient lost);
+- anywhere else: the payload.
+
+So whatever treats arrays specially (`device_put`, ahead-of-time compiled calls, pickle, dlpack, `jax.device_get`, NumPy, ...)
+sees an array.
+
+A `ReadTracer` stands for "the variable's value when this runs": what a variable read gives inside a nested transform under an
+eager tape. JAX may keep the traced helper for good; each call of it reads the variable anew.
+
+Serves JAX 0.10 to 0.12: a subclass of `jax.Array`, with the attributes of `ArrayImpl` and JAX's table of array methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import core as _core
+from jax._src import dtypes as _dtypes
+from jax._src.array import ArrayImpl
+from jax._src.interpreters import pxla as _pxla
+from jax._src.numpy import array_methods as _array_methods
+
+from mirrored._jax import evicting
+
+Array = ArrayImpl
+_trace_now = _core.trace_ctx
+
+
+class _StandInTrace(jax.core.Trace):  # type: ignore[misc]
+    """Owns stand-in tracers and runs nothing."""
+
+    def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+        raise AssertionError("the stand-ins' trace is never current")
+
+
+_stand_in_trace = _StandInTrace()
+
+
+class Box(jax.Array):
+    """An array that a tape tracks.
+
+    Attributes:
+        payload: The concrete array.
+        owner: The tape's trace.
+        key: What the owner knows it by.
+    """
+
+    __slots__ = ("_stand_in", "key", "owner", "payload")
+    __array_priority__ = 100
+
+    payload: Any
+    owner: Any
+    key: int
+
+    def __init__(self, owner: Any, payload: Any, key: int) -> None:
+        self.owner = owner
+        self.payload = payload
+        self.key = key
+
+    # What JAX looks at
+
+    @property
+    def aval(self) -> Any:
+        return self.payload.aval
+
+    @property
+    def dimension_as_value(self) -> Callable[[], Any]:
+        """Asked for by a trace that takes the box for a constant of its own, without asking the handlers."""
+        return lambda: stand_in(self) if self.owner.recorder is not None else self.payload
+
+    # What the box does by itself
+
+    def block_until_ready(self) -> Box:
+        self.payload.block_until_ready()
+        return self
+
+    def __reduce__(self) -> Any:
+        return self.payload.__reduce__()
+
+    def __repr__(self) -> str:
+        return repr(self.payload)
+
+    def __str__(self) -> str:
+        return str(self.payload)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.payload, spec)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.payload.__array__(*args, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.payload.__deepcopy__(memo)
+
+    def __iter__(self) -> Any:
+        if self.ndim == 0:
+            raise TypeError("iteration over a 0-d array")
+        return (self[i] for i in range(self.shape[0]))
+
+    def __reversed__(self) -> Any:
+        if self.ndim == 0:
+            raise TypeError("iteration over a 0-d array")
+        return (self[i] for i in reversed(range(self.shape[0])))
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self.payload
+
+
+class BoxTracer(jax.core.Tracer):  # type: ignore[misc]
+    """Stands for a box inside a nested transform."""
+
+    __slots__ = ("box",)
+
+    def __init__(self, box: Box) -> None:
+        super().__init__(_stand_in_trace, box.aval)
+        self.box = box
+
+    def resolved(self) -> Any:
+        """What it stands for."""
+        return self.box
+
+    def full_lower(self) -> Any:
+        return self.box.payload
+
+    def to_concrete_value(self) -> Any:
+        return self.box.payload
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.box.__array__(*args, **kwargs)
+
+
+class ReadTracer(jax.core.Tracer):  # type: ignore[misc]
+    """Stands for the value of a variable when the program that captured it runs."""
+
+    __slots__ = ("variable",)
+
+    def __init__(self, variable: Any, aval: Any) -> None:
+        super().__init__(_stand_in_trace, aval)
+        self.variable = variable
+
+    def resolved(self) -> Any:
+        """The variable's value now, announced to whoever listens."""
+        return self.variable.read_value()
+
+    def full_lower(self) -> Any:
+        return self.resolved()
+
+    def _short_repr(self) -> str:
+        return f"Read({self.aval.str_short()} of {getattr(self.variable, 'name', 'a variable')})"
+
+
+STAND_INS = frozenset({BoxTracer, ReadTracer})
+
+
+def stand_in(box: Box) -> BoxTracer:
+    """The tracer that stands for `box` inside the transform that is current."""
+    box.owner.captured(evicting.functions_being_traced())
+    try:
+        return box._stand_in
+    except AttributeError:
+        box._stand_in = BoxTracer(box)
+        return box._stand_in
+
+
+def _value_for_jax(box: Box) -> Any:
+    trace = _trace_now.trace
+    if hasattr(trace, "process_merge"):
+        return box
+    if box.owner.recorder is None or trace is None or trace is _core.eval_trace:
+        return box.payload
+    return stand_in(box)
+
+
+def _shard(boxes: Any, *args: Any, **kwargs: Any) -> Any:
+    return _pxla.shard_arg_handlers[ArrayImpl]([box.payload for box in boxes], *args, **kwargs)
+
+
+# Attributes
+
+_OF_JAX_METHODS = {
+    **{f"__{name}__": f for name, f in _array_methods._array_operators.items()},
+    **_array_methods._array_methods,
+    **_array_methods._impl_only_array_methods,
+    **{name: property(f) for name, f in _array_methods._array_properties.items()},
+}
+_OWN = frozenset(vars(Box)) | {
+    "__deepcopy__",
+    "__class__",
+    "__dict__",
+    "__doc__",
+    "__weakref__",
+    "__module__",
+    "__slots__",
+}
+
+
+def _from_payload(name: str) -> Any:
+    return property(lambda box: getattr(box.payload, name), doc=f"`jax.Array.{name}`.")
+
+
+def _special_from_payload(name: str) -> Any:
+    def method(box: Box, *args: Any, **kwargs: Any) -> Any:
+        return getattr(box.payload, name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+_SPECIAL = (
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__complex__",
+    "__index__",
+    "__hex__",
+    "__oct__",
+    "__len__",
+    "__dlpack__",
+)
+_SPECIAL += ("__dlpack_device__", "__buffer__", "__release_buffer__")
+
+
+def _fill_in() -> None:
+    for name, attribute in _OF_JAX_METHODS.items():
+        if name not in _OWN:
+            setattr(Box, name, attribute)
+    for name in _SPECIAL:
+        if name not in _OWN and hasattr(ArrayImpl, name):
+            setattr(Box, name, _special_from_payload(name))
+    Box.__array_module__ = ArrayImpl.__array_module__  # type: ignore[attr-defined]
+    for name in vars(ArrayImpl):
+        if not name.startswith("__") and name not in _OWN and name not in _OF_JAX_METHODS:
+            setattr(Box, name, _from_payload(name))
+
+
+def has_payload(value: Any) -> bool:
+    """Whether `value` is a box."""
+    return type(value) is Box
+
+
+def payload_of(value: Any) -> Any:
+    """`value` as a concrete array, if a tape has boxed it."""
+    if type(value) is Box:
+        return value.payload
+    if type(value) is BoxTracer:
+        return value.box.payload
+    return value
+
+
+def is_eval_trace(trace: Any) -> bool:
+    """Whether `trace` runs primitives at once."""
+    return trace is None or trace is _core.eval_trace
+
+
+_fill_in()
+_core.pytype_aval_mappings[Box] = lambda box: box.payload.aval
+_core.pytype_aval_mappings[BoxTracer] = lambda tracer: tracer.aval
+_core.pytype_aval_mappings[ReadTracer] = lambda tracer: tracer.aval
+_dtypes.register_canonicalize_value_handler(Box, _value_for_jax)
+_pxla.shard_arg_handlers[Box] = _shard
+np_float0 = np.dtype(_dtypes.float0)

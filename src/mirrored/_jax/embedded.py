@@ -1,0 +1,159 @@
+"""Arrays embedded in a primitive's parameters, and calling the primitive with other arrays in their place.
+
+A function given to `jit` (or `scan`, `cond`, ...) may close over an array that the user watches. The object itself sits in
+the traced jaxpr: among the constants of a closed jaxpr, or, if it has no dimensions, as a literal. To differentiate with
+respect to it, it has to become an input.
+
+Serves JAX 0.10 to 0.12.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax._src.array import ArrayImpl
+from jax.extend.core import Literal, primitives
+
+_found: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
+
+
+def embedded_arrays(params: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The concrete arrays inside the jaxprs among `params`, however deep."""
+    arrays: tuple[Any, ...] = ()
+    for value in params.values():
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(one, "eqns"):
+                arrays += _arrays_of(one)
+    return arrays
+
+
+def _arrays_of(jaxpr: Any) -> tuple[Any, ...]:
+    """Of a jaxpr, open or closed."""
+    arrays = _found.get(jaxpr)
+    if arrays is None:
+        arrays = tuple({id(array): array for array in _search(jaxpr)}.values())
+        _found[jaxpr] = arrays
+    return arrays
+
+
+def _search(jaxpr: Any) -> list[Any]:
+    found = [one for one in getattr(jaxpr, "consts", ()) if isinstance(one, ArrayImpl)]
+    open_jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    for equation in open_jaxpr.eqns:
+        found += _literals(equation.invars)
+        if equation.primitive not in _OPAQUE:
+            found += embedded_arrays(equation.params)
+    return found + _literals(open_jaxpr.outvars)
+
+
+def _literals(atoms: Sequence[Any]) -> list[Any]:
+    return [atom.val for atom in atoms if isinstance(atom, Literal) and isinstance(atom.val, ArrayImpl)]
+
+
+class Lifted:
+    """A primitive whose embedded arrays have become leading arguments.
+
+    Args:
+        primitive: The primitive.
+        params: Its parameters.
+        arrays: The embedded arrays to replace.
+    """
+
+    def __init__(self, primitive: Any, params: Mapping[str, Any], arrays: Sequence[Any]) -> None:
+        self._primitive = primitive
+        self._params = dict(params)
+        self._ids = [id(array) for array in arrays]
+        self._arrays = tuple(arrays)
+
+    def __call__(self, *args: Any) -> list[Any]:
+        """Applies the primitive to values for `arrays`, followed by its arguments."""
+        count = len(self._ids)
+        return _bind(self._primitive, self._params, args[count:], dict(zip(self._ids, args[:count], strict=True)))
+
+
+def _bind(primitive: Any, params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+    """Applies a primitive with the embedded arrays in `instead` replaced."""
+    if primitive in _OPAQUE or not any(id(array) in instead for array in embedded_arrays(params)):
+        results = primitive.bind(*args, **primitive.get_bind_params(params))
+        return list(results) if primitive.multiple_results else [results]
+    rebuild = _REBUILD.get(primitive)
+    if rebuild is None:
+        raise NotImplementedError(f"{primitive} with a watched array closed over")
+    return list(rebuild(params, args, instead))
+
+
+def _evaluate(jaxpr: Any, args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+    """Runs a closed (or constant-free) jaxpr with embedded arrays replaced."""
+    open_jaxpr, constants = getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+    environment: dict[Any, Any] = dict(zip(open_jaxpr.invars, args, strict=True))
+    for variable, constant in zip(open_jaxpr.constvars, constants, strict=True):
+        environment[variable] = instead.get(id(constant), constant)
+
+    def value_of(atom: Any) -> Any:
+        return instead.get(id(atom.val), atom.val) if isinstance(atom, Literal) else environment[atom]
+
+    for equation in open_jaxpr.eqns:
+        inputs = [value_of(atom) for atom in equation.invars]
+        results = _bind(equation.primitive, equation.params, inputs, instead)
+        environment.update(zip(equation.outvars, results, strict=True))
+    return [value_of(atom) for atom in open_jaxpr.outvars]
+
+
+def _jit(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+    return _evaluate(params["jaxpr"], args, instead)
+
+
+def _scan(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+    split = params.get("num_consts", 0), params.get("num_carry", 0)
+    constants, carry, xs = args[: split[0]], args[split[0] : sum(split)], args[sum(split) :]
+
+    def body(carry: Any, x: Any) -> Any:
+        results = _evaluate(params["jaxpr"], [*constants, *carry, *x], instead)
+        return results[: split[1]], results[split[1] :]
+
+    last, ys = jax.lax.scan(
+        body, list(carry), list(xs), length=params["length"], reverse=params["reverse"], unroll=params["unroll"]
+    )
+    return [*last, *ys]
+
+
+def _cond(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+    def branch(jaxpr: Any) -> Callable[..., list[Any]]:
+        return lambda *operands: _evaluate(jaxpr, operands, instead)
+
+    return list(jax.lax.switch(args[0], [branch(jaxpr) for jaxpr in params["branches"]], *args[1:]))
+
+
+def _while(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+    in_cond, in_body = params["cond_nconsts"], params["body_nconsts"]
+    for_cond, for_body, carry = args[:in_cond], args[in_cond : in_cond + in_body], args[in_cond + in_body :]
+    return list(
+        jax.lax.while_loop(
+            lambda state: _evaluate(params["cond_jaxpr"], [*for_cond, *state], instead)[0],
+            lambda state: _evaluate(params["body_jaxpr"], [*for_body, *state], instead),
+            list(carry),
+        )
+    )
+
+
+def _checkpoint(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+    wrapped = jax.checkpoint(
+        lambda *inputs: _evaluate(params["jaxpr"], inputs, instead),
+        prevent_cse=params["prevent_cse"],
+        policy=params["policy"],
+    )
+    return list(wrapped(*args))
+
+
+_REBUILD = {
+    primitives.jit_p: _jit,
+    primitives.scan_p: _scan,
+    primitives.cond_p: _cond,
+    primitives.while_p: _while,
+    primitives.remat_p: _checkpoint,
+}
+# What a function with a derivative of its own closes over has no derivative, as in JAX.
+_OPAQUE = (primitives.custom_jvp_call_p, primitives.custom_vjp_call_p)

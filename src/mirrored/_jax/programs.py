@@ -1,0 +1,116 @@
+"""Flat functions of arrays as jaxprs that can be looked at, cut and run.
+
+Serves JAX 0.10 to 0.12 (`jax.make_jaxpr`, `jax.core.eval_jaxpr`; jaxprs know their variables, equations and constants).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import dtypes as _dtypes
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+float0 = np.dtype(_dtypes.float0)
+
+
+class Program:
+    """A traced flat function: `jaxpr` with `constants` for its leading constvars."""
+
+    __slots__ = ("__name__", "__weakref__", "constants", "jaxpr")
+
+    def __init__(self, jaxpr: Any, constants: Sequence[Any], name: str = "program") -> None:
+        self.jaxpr = jaxpr
+        self.constants = list(constants)
+        self.__name__ = name
+
+    def __call__(self, *args: Any) -> list[Any]:
+        """Applies every equation under the current trace."""
+        return list(jax.core.eval_jaxpr(self.jaxpr, self.constants, *args))
+
+    @property
+    def out_avals(self) -> list[Any]:
+        """The abstract values of its results."""
+        return [atom.aval for atom in self.jaxpr.outvars]
+
+    def keeping(self, positions: Sequence[int]) -> Program:
+        """The same program with only these results."""
+        outvars = [self.jaxpr.outvars[i] for i in positions]
+        return Program(_used_part(self.jaxpr, outvars), self.constants, self.__name__)
+
+    def source_of(self, atom: Any) -> tuple[str, Any] | None:
+        """Where a result comes from, if no equation computes it: an input's position, or a constant."""
+        if isinstance(atom, Literal):
+            return "constant", atom.val
+        for position, variable in enumerate(self.jaxpr.invars):
+            if variable is atom:
+                return "input", position
+        for variable, constant in zip(self.jaxpr.constvars, self.constants, strict=True):
+            if variable is atom:
+                return "constant", constant
+        return None
+
+    def depends(self, inputs: Sequence[int]) -> list[bool]:
+        """For each result, whether it depends on any of these inputs, by the structure of the equations."""
+        reached = {self.jaxpr.invars[i] for i in inputs}
+        for equation in self.jaxpr.eqns:
+            if any(not isinstance(atom, Literal) and atom in reached for atom in equation.invars):
+                reached.update(equation.outvars)
+        return [not isinstance(atom, Literal) and atom in reached for atom in self.jaxpr.outvars]
+
+    @property
+    def captured(self) -> bool:
+        """Whether it closed over something that lives for one trace only."""
+        return any(isinstance(constant, _core.Tracer) or hasattr(constant, "payload") for constant in self.constants)
+
+
+def _used_part(jaxpr: Any, outvars: Sequence[Any]) -> Any:
+    """`jaxpr` with these results, without the equations that only the others needed."""
+    needed = {atom for atom in outvars if not isinstance(atom, Literal)}
+    equations = []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or any(variable in needed for variable in equation.outvars):
+            equations.append(equation)
+            needed.update(atom for atom in equation.invars if not isinstance(atom, Literal))
+    return jaxpr.replace(outvars=list(outvars), eqns=equations[::-1])
+
+
+def program_of(function: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Program:
+    """Traces `function(*arrays) -> sequence of arrays` at these abstract values."""
+    closed: ClosedJaxpr = jax.make_jaxpr(lambda *args: list(function(*args)))(*avals)
+    return Program(_open(closed), closed.consts)
+
+
+def _open(closed: Any) -> Jaxpr:
+    """The jaxpr with its constants as constvars (from JAX 0.12 on a jaxpr may hold its constants itself)."""
+    return closed.jaxpr
+
+
+def as_function(closed: Any) -> Callable[..., list[Any]]:
+    """A closed jaxpr as a function of its inputs."""
+    return lambda *args: list(jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *args))
+
+
+def aval_of(value: Any) -> Any:
+    """The abstract value of an array, a tracer, a NumPy array or a Python number."""
+    return _core.typeof(_dtypes.canonicalize_value(value) if isinstance(value, (np.ndarray, np.generic)) else value)
+
+
+def is_inexact(aval: Any) -> bool:
+    """Whether values of this type can have gradients: float or complex."""
+    dtype = getattr(aval, "dtype", None)
+    return dtype is not None and dtype != float0 and _dtypes.issubdtype(dtype, np.inexact)
+
+
+def zero_tangent(aval: Any) -> Any:
+    """The cotangent of an integer or bool result."""
+    return np.zeros(aval.shape, float0)
+
+
+def context_key() -> Any:
+    """Everything besides the arguments that a trace depends on: x64, matmul precision, mesh, axis environment, ..."""
+    return _config.trace_context()

@@ -1,0 +1,10 @@
+"""Primitives that tapes treat one by one.
+
+Serves JAX 0.10 to 0.12: `jax.extend.core.primitives`.
+"""
+
+from __future__ import annotations
+
+from jax.extend.core import primitives
+
+while_p = primitives.while_p

@@ -1,0 +1,83 @@
+"""Walking a tape's records backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mirrored._jax import jit_key
+from mirrored._jax.traces import current_trace, is_eval
+from mirrored.tape import _catalogue as catalogue
+from mirrored.tape._operation import Operation
+from mirrored.tape._record import Key, Record
+from mirrored.tape._recorder import Recorder
+from mirrored.tape._trace import TapeTrace, run_under
+
+
+class Walk:
+    """One way back through a tape's records.
+
+    Args:
+        owner: The tape's trace.
+        recorder: Its memory.
+        recorded: Whether the tape records the way back too, as it does inside its own block if it is persistent.
+        forget: Whether each record is dropped once it has been used.
+    """
+
+    def __init__(self, owner: TapeTrace, recorder: Recorder, *, recorded: bool, forget: bool) -> None:
+        self._owner = owner
+        self._recorder = recorder
+        self._recorded = recorded
+        self._forget = forget
+        self._trace = current_trace()
+        # Residuals of a tape without another one around it are plain arrays.
+        self._direct = is_eval(self._trace) and owner.eager
+
+    def again(self) -> Walk:
+        """The same way back under the trace that is current now, keeping the records."""
+        return Walk(self._owner, self._recorder, recorded=self._recorded, forget=False)
+
+    def pull(self, seeds: dict[Key, Any], wanted: Iterable[Key]) -> dict[Key, Any]:
+        """Cotangents of the wanted keys, of those that one reaches.
+
+        Args:
+            seeds: Cotangents of the targets.
+            wanted: Keys of the sources.
+        """
+        cotangents, keep = dict(seeds), frozenset(wanted)
+        token = jit_key.swap(None) if is_eval(self._trace) else None
+        try:
+            for record in self._records():
+                self._step(record, cotangents, keep)
+        finally:
+            if is_eval(self._trace):
+                jit_key.put(token)
+        return {key: cotangents[key] for key in keep if key in cotangents}
+
+    def _records(self) -> Iterable[Record]:
+        records = self._recorder.records
+        if not self._forget:
+            yield from reversed(records[:])
+            return
+        while records:
+            yield records.pop()
+
+    def _step(self, record: Record, cotangents: dict[Key, Any], keep: frozenset[Key]) -> None:
+        arrived = [None if key is None else _take(cotangents, key, keep) for key in record.out_keys]
+        step = record.step
+        if not step.meets and all([cotangent is None for cotangent in arrived]):
+            return
+        pull = step.pull_recorded if self._recorded else step.pull
+        for position, cotangent in pull(record, arrived, self._run):
+            key = record.in_keys[position]
+            before = cotangents.get(key)
+            cotangents[key] = cotangent if before is None else self._run(catalogue.ADD, [before, cotangent])[0]
+
+    def _run(self, operation: Operation, values: Sequence[Any]) -> Sequence[Any]:
+        if self._direct:
+            return operation.jitted(*values)
+        return run_under(self._trace, operation, values)
+
+
+def _take(cotangents: dict[Key, Any], key: Key, keep: frozenset[Key]) -> Any:
+    return cotangents.get(key) if key in keep else cotangents.pop(key, None)

@@ -1,0 +1,268 @@
+"""Functions with a gradient of their own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.boxes import Array, Box
+from mirrored._jax.programs import aval_of, is_inexact
+from mirrored._jax.traces import current_trace, is_eval
+from mirrored.errors import ArgumentError, ArgumentTypeError
+from mirrored.replicas.reads import listen, unlisten
+from mirrored.tape._record import Key, Pulled, Record, Runner, Step, no_cotangent
+from mirrored.tape._structure import is_variable
+from mirrored.tape._trace import TapeTrace
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def stop_gradient(value: T) -> T:
+    """`value` as a constant: no gradient goes back through it.
+
+    Args:
+        value: An array, a variable, or a structure of them.
+
+    Example:
+        >>> from mirrored.tape import GradientTape
+        >>> x = jnp.array(3.0)
+        >>> with GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     y = stop_gradient(x) * x
+        >>> float(tape.gradient(y, x))
+        3.0
+
+    TensorFlow: `tf.stop_gradient`.
+    """
+    stopped: T = jax.tree.map(
+        lambda leaf: jax.lax.stop_gradient(leaf.read_value() if is_variable(leaf) else leaf), value, is_leaf=is_variable
+    )
+    return stopped
+
+
+def custom_gradient(function: F) -> F:
+    """Gives a function a gradient of its own.
+
+    Args:
+        function: Takes arrays (keyword arguments are not differentiated), returns a pair: the result, an array or a structure
+            of them, and a function of the results' gradients that returns one gradient for each positional argument. If
+            `function` reads trainable variables, the gradient function must accept ``variables=``, a list of them, and return
+            a pair: the arguments' gradients, and a list of the variables' gradients.
+
+    Returns:
+        The function of the same arguments that returns the result.
+
+    Example:
+        >>> from mirrored.tape import GradientTape
+        >>> @custom_gradient
+        ... def clipped(x):
+        ...     return x, lambda upstream: jnp.clip(upstream, -1.0, 1.0)
+        >>> x = jnp.array(2.0)
+        >>> with GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     y = 5.0 * clipped(x)
+        >>> float(tape.gradient(y, x))
+        1.0
+
+    TensorFlow: `tf.custom_gradient`. Under `jax.grad` and inside a nested `jit` or `lax.scan` the gradient is honoured too,
+    for functions that read no variables.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        trace = current_trace()
+        if is_eval(trace):
+            return function(*args, **kwargs)[0]
+        call = _Call(function, args, kwargs)
+        return call.on_tapes(trace) if isinstance(trace, TapeTrace) else call.under_transform()
+
+    return wrapped  # type: ignore[return-value]
+
+
+class _Call:
+    """One call of a function with a gradient of its own."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._function = function
+        self._kwargs = kwargs
+        leaves, self._tree = jax.tree.flatten(args, is_leaf=is_variable)
+        self._leaves = [_as_array(leaf) for leaf in leaves]
+        self._arrays = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, jax.Array)]
+
+    def on_tapes(self, innermost: TapeTrace) -> Any:
+        """Runs the function unrecorded, then records the call as one operation of every tape around."""
+        tapes = list(_tapes_from(innermost))
+        operands = [self._leaves[i] for i in self._arrays]
+        sorted_operands = [tape.sort(operands) for tape in tapes]
+        with _paused(tapes), _collected_reads() as read:
+            result, gradient = self._function(*self._tree.unflatten(self._leaves), **self._kwargs)
+            leaves, tree = jax.tree.flatten(result, is_leaf=is_variable)
+            outputs = [_untracked(_as_array(leaf), tapes) for leaf in leaves]
+        variables = list(read.values())
+        takes_variables = _takes_variables(gradient)
+        if variables and not takes_variables:
+            raise _needs_variables(self._function, variables)
+        avals = [aval_of(output) for output in outputs]
+        tracked = [is_inexact(aval) for aval in avals]
+        for tape, (_, keys, watched) in reversed(list(zip(tapes, sorted_operands, strict=True))):
+            step = CustomStep(gradient, avals, watched, len(operands), variables)
+            in_keys, step.reached = _with_variables(tape, keys, variables)
+            outputs = tape.record(step, in_keys, outputs, tracked) if in_keys else outputs
+        return tree.unflatten(outputs)
+
+    def under_transform(self) -> Any:
+        """Hands the call to JAX, which knows such functions too."""
+        structure: list[Any] = []
+
+        @jax.custom_gradient
+        def of_arrays(*arrays: Any) -> Any:
+            leaves = list(self._leaves)
+            for position, array in zip(self._arrays, arrays, strict=True):
+                leaves[position] = array
+            result, gradient = self._function(*self._tree.unflatten(leaves), **self._kwargs)
+            outputs, tree = jax.tree.flatten(result)
+            structure[:] = [tree]
+            return outputs, lambda cotangents: tuple(_listed(gradient(*cotangents), len(arrays)))
+
+        outputs = of_arrays(*[self._leaves[i] for i in self._arrays])
+        return structure[0].unflatten(outputs)
+
+
+class CustomStep(Step):
+    """By the user's gradient function."""
+
+    __slots__ = ("avals", "gradient", "num_operands", "reached", "variables", "watched")
+
+    def __init__(
+        self,
+        gradient: Callable[..., Any],
+        avals: list[Any],
+        watched: tuple[int, ...],
+        num_operands: int,
+        variables: list[Any],
+    ) -> None:
+        self.gradient = gradient
+        self.avals = avals
+        self.watched = watched
+        self.num_operands = num_operands
+        self.variables = variables
+        self.reached: list[int] = []
+
+    def pull(self, record: Record, cotangents: list[Any], run: Runner) -> Pulled:
+        full = [
+            no_cotangent(aval) if cotangent is None else cotangent
+            for cotangent, aval in zip(cotangents, self.avals, strict=True)
+        ]
+        of_variables: Sequence[Any] = ()
+        if self.variables:
+            given, of_variables = self.gradient(*full, variables=self.variables)
+        else:
+            given = self.gradient(*full)
+        gradients = _listed(given, self.num_operands)
+        pulled = [gradients[i] for i in self.watched]
+        pulled += [_listed(of_variables, len(self.variables))[i] for i in self.reached]
+        return [(i, gradient) for i, gradient in enumerate(pulled) if gradient is not None]
+
+
+def _tapes_from(innermost: TapeTrace) -> Iterator[TapeTrace]:
+    trace: Any = innermost
+    while isinstance(trace, TapeTrace):
+        if trace.recorder is not None:
+            yield trace
+        trace = trace.parent
+
+
+@contextmanager
+def _paused(tapes: Sequence[TapeTrace]) -> Iterator[None]:
+    recorders = [tape.recorder for tape in tapes]
+    for tape in tapes:
+        tape.recorder = None
+    try:
+        yield
+    finally:
+        for tape, recorder in zip(tapes, recorders, strict=True):
+            tape.recorder = recorder
+
+
+class _Collector:
+    """A listener that remembers which trainable variables are read."""
+
+    def __init__(self) -> None:
+        self.variables: dict[int, Any] = {}
+
+    def on_read(self, variable: Any, value: Any) -> Any:
+        if variable.trainable:
+            self.variables[id(variable)] = variable
+        return value
+
+    def on_write(self, variable: Any) -> None:
+        pass
+
+
+@contextmanager
+def _collected_reads() -> Iterator[dict[int, Any]]:
+    collector = _Collector()
+    listen(collector)
+    try:
+        yield collector.variables
+    finally:
+        unlisten(collector)
+
+
+def _with_variables(tape: TapeTrace, keys: list[Key], variables: list[Any]) -> tuple[list[Key], list[int]]:
+    assert tape.recorder is not None
+    reached = [i for i, variable in enumerate(variables) if tape.recorder.watches(variable)]
+    return [*keys, *(tape.recorder.variable_key(variables[i]) for i in reached)], reached
+
+
+def _untracked(value: Any, tapes: Sequence[TapeTrace]) -> Any:
+    for tape in tapes:
+        if type(value) is Box and value.owner is tape:
+            value = value.payload
+    return value if type(value) is Array else tapes[-1].copied(value)
+
+
+def _as_array(leaf: Any) -> Any:
+    if is_variable(leaf):
+        return leaf.read_value()
+    if isinstance(leaf, (bool, int, float, complex, np.ndarray, np.generic)):
+        return jnp.asarray(leaf)
+    return leaf
+
+
+def _takes_variables(gradient: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(gradient).parameters.values()
+    return any(one.name == "variables" or one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+
+
+def _listed(given: Any, expected: int) -> list[Any]:
+    gradients = (
+        jax.tree.leaves(given, is_leaf=lambda x: x is None) if isinstance(given, (list, tuple, dict)) else [given]
+    )
+    if len(gradients) != expected:
+        raise ArgumentError(
+            "custom_gradient",
+            found=f"custom_gradient function expected to return {expected} gradients, but returned {len(gradients)} instead.",
+            rule="the gradient function returns one gradient for each positional argument",
+            remedy="return a list with a gradient (or None) for each of them",
+        )
+    return gradients
+
+
+def _needs_variables(function: Callable[..., Any], variables: Sequence[Any]) -> ArgumentTypeError:
+    names = ", ".join(repr(getattr(variable, "name", "a variable")) for variable in variables)
+    return ArgumentTypeError(
+        "custom_gradient",
+        found=f"{getattr(function, '__name__', function)!r} reads the variables {names}, "
+        "and its gradient function does not accept 'variables'",
+        rule="grad_fn must accept a keyword argument 'variables' if the function reads trainable variables",
+        remedy="def grad(*upstream, variables=None): return argument_gradients, [gradient for each variable]",
+    )

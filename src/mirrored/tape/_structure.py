@@ -1,0 +1,117 @@
+"""Sources and targets: structures of arrays and variables."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import DictKey, SequenceKey
+
+from mirrored.errors import ArgumentError, ArgumentTypeError
+
+
+class UnconnectedGradients(enum.Enum):
+    """What the gradient of a target with respect to a source is when the target does not depend on the source.
+
+    Example:
+        >>> UnconnectedGradients("zero") is UnconnectedGradients.ZERO
+        True
+
+    TensorFlow: `tf.UnconnectedGradients`; as there, the values `"none"` and `"zero"` are accepted wherever it is.
+    """
+
+    NONE = "none"
+    ZERO = "zero"
+
+    @classmethod
+    def of(cls, value: UnconnectedGradients | str) -> UnconnectedGradients:
+        """The member that `value` is or names.
+
+        Raises:
+            ArgumentError: There is none.
+        """
+        try:
+            return cls(value)
+        except ValueError:
+            raise ArgumentError(
+                "GradientTape.gradient",
+                found=f"Unknown value for unconnected_gradients: {value!r}",
+                rule="it is UnconnectedGradients.NONE (or 'none') or UnconnectedGradients.ZERO (or 'zero')",
+                remedy="leave it out to get None for sources that the target does not depend on",
+            ) from None
+
+
+def is_variable(value: Any) -> bool:
+    """Whether `value` is a variable: something that is read, and knows whether it is trainable."""
+    return hasattr(value, "trainable") and hasattr(value, "read_value")
+
+
+def is_array(value: Any) -> bool:
+    """Whether `value` is an array that a tape can track."""
+    return isinstance(value, jax.Array)
+
+
+def flatten_sources(sources: Any, called: str) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """The arrays and variables of a structure, and how to put results in their places.
+
+    Inside a registered class (an Equinox module, an optax state) leaves that are not arrays get None. In lists, tuples and
+    dicts that the user wrote they are mistakes.
+    """
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(sources, is_leaf=lambda x: x is None or is_variable(x))
+    positions = []
+    for position, (path, leaf) in enumerate(leaves):
+        if is_variable(leaf) or is_array(leaf):
+            positions.append(position)
+        elif all(isinstance(step, (SequenceKey, DictKey)) for step in path):
+            raise _not_a_source(leaf, path, called)
+
+    def rebuild(results: Sequence[Any]) -> Any:
+        full: list[Any] = [None] * len(leaves)
+        for position, result in zip(positions, results, strict=True):
+            full[position] = result
+        return treedef.unflatten(full)
+
+    return [leaves[position][1] for position in positions], rebuild
+
+
+def flatten_targets(target: Any, called: str) -> list[Any]:
+    """The arrays and variables of a structure of targets."""
+    if target is None:
+        raise ArgumentTypeError(
+            called,
+            found="the target is None",
+            rule="a target is an array, a variable or a structure of them, computed in the tape's block",
+            remedy="check that the function that computes the target returns it",
+        )
+    leaves = jax.tree.leaves(target, is_leaf=lambda x: x is None or is_variable(x))
+    for leaf in leaves:
+        if not (is_variable(leaf) or is_array(leaf)):
+            raise ArgumentTypeError(
+                called,
+                found=f"a target is {_shown(leaf)}",
+                rule="targets are arrays and variables, or structures of them",
+                remedy="compute the target with jax.numpy in the tape's block",
+            )
+    return leaves
+
+
+def zeros_like_source(source: Any) -> jax.Array:
+    """Zeros of a source's shape and dtype."""
+    return jnp.zeros(source.shape, source.dtype)
+
+
+def _not_a_source(leaf: Any, path: Any, called: str) -> ArgumentTypeError:
+    where = jax.tree_util.keystr(path)
+    return ArgumentTypeError(
+        called,
+        found=f"the source{' at ' + where if where else ''} is {_shown(leaf)}",
+        rule="sources are arrays and variables, or structures of them",
+        remedy="pass the array that the tape watches, or the variable; leave out what has no gradient",
+    )
+
+
+def _shown(leaf: Any) -> str:
+    return "None" if leaf is None else f"{leaf!r} of type {type(leaf).__name__!r}"

@@ -1,0 +1,344 @@
+"""The tape as a JAX trace: every primitive applied in a tape's block arrives here.
+
+If no operand is watched, the primitive runs under the parent trace and is forgotten. Otherwise its operation runs under the
+parent by its rule, which also leaves what the way back needs, and a record is made.
+
+Under a parent that runs at once, results are boxed. Under any other parent (a compiled function, a surrounding tape, `vmap`)
+results are the parent's own values, and identity says which of them are tracked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from mirrored._jax import evicting, jit_key
+from mirrored._jax.boxes import STAND_INS, Array, Box, payload_of
+from mirrored._jax.custom_calls import binder, is_from_jax, reset_stores, with_stores_filled
+from mirrored._jax.embedded import Lifted, embedded_arrays
+from mirrored._jax.programs import aval_of, context_key, is_inexact, program_of
+from mirrored._jax.traces import Trace, is_eval, is_eval_below, is_tracer, put_trace, swap_trace
+from mirrored.tape import _catalogue as catalogue
+from mirrored.tape import _loops as loops
+from mirrored.tape import _merging as merging
+from mirrored.tape._operation import Operation, linearize
+from mirrored.tape._record import FailedStep, Key, PullbackStep, Record, RuleStep, Step, new_key
+
+if TYPE_CHECKING:
+    from mirrored.replicas.merging import Merge
+    from mirrored.tape._recorder import Recorder
+
+
+class TapeTrace(Trace):  # type: ignore[misc]
+    """The trace of one tape, kept when the tape is entered again.
+
+    Attributes:
+        parent: The trace that was current when the tape was entered.
+        outer_token: The token of `jit_key` that was in force then.
+        recorder: Where to record; None while the tape is not recording: then everything passes through.
+    """
+
+    __slots__ = ("_stale", "eager", "outer_token", "parent", "recorder")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parent: Any = None
+        self.outer_token: Any = None
+        self.recorder: Recorder | None = None
+        self.eager = False
+        self._stale: list[Any] = []
+
+    # Life
+
+    def enter(self, parent: Any, outer_token: Any, recorder: Recorder) -> None:
+        """Starts recording on top of `parent`."""
+        self.parent = parent
+        self.outer_token = outer_token
+        self.eager = is_eval(parent)
+        self.recorder = recorder
+
+    def leave(self) -> None:
+        """Stops recording."""
+        self.recorder = None
+        self._forget_stale()
+
+    def captured(self, functions: list[Any]) -> None:
+        """A box was closed over by functions that JAX is tracing: those traces must not be reused."""
+        self._stale += functions
+
+    def _forget_stale(self) -> None:
+        if self._stale:
+            stale, self._stale = self._stale, []
+            evicting.forget_traces(stale)
+
+    # What JAX calls
+
+    def stage_value(self, value: Any) -> Any:
+        """NumPy arrays become device arrays here, as they do without a tape."""
+        with self.under_parent():
+            return self.parent.stage_value(value)
+
+    def process_primitive(self, primitive: Any, args: Sequence[Any], params: dict[str, Any], /) -> Any:
+        """Runs `primitive`, recorded if an operand is watched."""
+        if self._stale:
+            self._forget_stale()
+        values, keys, watched = self.sort(args)
+        if self.recorder is not None and self.recorder.known:
+            lifted = self._watched_inside(params)
+            if lifted:
+                return self._process_lifted(primitive, values, keys, watched, params, lifted)
+        if not watched:
+            with self.under_parent():
+                return primitive.bind(*values, **params)
+        unrolled = loops.UNROLLED.get(primitive)
+        if unrolled is not None and self.eager:
+            return unrolled(self, args, params)
+        results = self.perform(catalogue.of_primitive(primitive, params), values, keys, watched)
+        return results if primitive.multiple_results else results[0]
+
+    def process_custom_jvp_call(
+        self, primitive: Any, function: Any, jvp: Any, args: Sequence[Any], /, *, symbolic_zeros: bool
+    ) -> Any:
+        """A function with a forward rule of its own."""
+        params = {"symbolic_zeros": symbolic_zeros}
+        values, keys, watched = self.sort(args)
+        bind = binder(primitive, (function, jvp), params)
+        if watched and is_from_jax(function) and not any(is_tracer(value) for value in values):
+            known = self._library_call((primitive, function, symbolic_zeros), function, bind, values)
+            if known is not None:
+                results = self.perform(known, values, keys, watched)
+                reset_stores(jvp)
+                return results
+        return self._process_call(bind, values, keys, watched)
+
+    def process_custom_vjp_call(
+        self,
+        primitive: Any,
+        function: Any,
+        forward: Any,
+        backward: Any,
+        args: Sequence[Any],
+        /,
+        *,
+        out_trees: Any,
+        symbolic_zeros: bool,
+    ) -> Any:
+        """A function with a gradient of its own."""
+        params = {"out_trees": out_trees, "symbolic_zeros": symbolic_zeros}
+        values, keys, watched = self.sort(args)
+        return self._process_call(binder(primitive, (function, forward, backward), params), values, keys, watched)
+
+    def process_call(self, primitive: Any, function: Any, args: Sequence[Any], params: Any, /) -> Any:
+        """A call primitive of older JAX: its body is ordinary code."""
+        with self.as_current():
+            return function.call_wrapped(*args)
+
+    def process_merge(self, merge: Merge, payload: list[Any]) -> list[Any]:
+        """A merge of local replicas, recorded as one operation of all their tapes."""
+        return merging.process(self, merge, payload)
+
+    # Recording
+
+    def apply(self, operation: Operation, args: Sequence[Any]) -> list[Any]:
+        """Runs `operation` on values of this tape."""
+        values, keys, watched = self.sort(args)
+        if not watched:
+            return run_under(self.parent, operation, values)
+        return self.perform(operation, values, keys, watched)
+
+    def perform(self, operation: Operation, values: list[Any], keys: list[Key], watched: tuple[int, ...]) -> list[Any]:
+        """Runs `operation` by its rule and records it."""
+        previous, token = swap_trace(self.parent), None
+        if self.eager:
+            token = jit_key.swap(None)
+        try:
+            rule = operation.rule(tuple([aval_of(value) for value in values]), watched)
+            if not rule.any_tracked:
+                return run_under(self.parent, operation, values)
+            results = run_under(self.parent, rule.forward, values)
+        finally:
+            put_trace(previous)
+            if self.eager:
+                jit_key.put(token)
+        if rule.failure is None:
+            step: Step = RuleStep(rule, rule.residuals(values, results), operation, watched)
+        else:
+            step = FailedStep(operation.name, rule.failure)
+        return self.record(step, keys, results[: rule.num_results], rule.tracked, values)
+
+    def record(
+        self,
+        step: Step,
+        keys: list[Key],
+        results: list[Any],
+        tracked: Sequence[bool],
+        values: Sequence[Any] = (),
+    ) -> list[Any]:
+        """Adds a record; the results as the tape's user sees them."""
+        recorder = self.recorder
+        if recorder is None:
+            return results
+        out_keys: list[Key | None] = [None] * len(results)
+        for position, is_tracked in enumerate(tracked):
+            if is_tracked:
+                key = new_key()
+                out_keys[position] = key
+                results[position] = self._tracked(results[position], key, recorder)
+        inputs = self._rewrapped(values, step.watched, keys) if recorder.persistent else None
+        recorder.records.append(Record(step, keys, out_keys, inputs))
+        return results
+
+    def _tracked(self, value: Any, key: Key, recorder: Recorder) -> Any:
+        if type(value) is Array:
+            return Box(self, value, key)
+        if id(value) in recorder.known:
+            value = self.copied(value)
+        recorder.known[id(value)] = (key, value)
+        return value
+
+    def _rewrapped(self, values: Sequence[Any], watched: tuple[int, ...], keys: list[Key]) -> list[Any]:
+        inputs = list(values)
+        for position, key in zip(watched, keys, strict=True):
+            if type(inputs[position]) is Array:
+                inputs[position] = Box(self, inputs[position], key)
+        return inputs
+
+    def copied(self, value: Any) -> Any:
+        """The same value of the parent as another object."""
+        if type(value) is Box:
+            return Box(value.owner, value.payload, value.key)
+        return run_under(self.parent, catalogue.COPY, [value])[0]
+
+    def has_concrete_parent(self, value: Any) -> bool:
+        """Whether `value` is a concrete array that nothing around this tape tracks."""
+        return type(value) is Array
+
+    # Operands
+
+    def sort(self, args: Sequence[Any]) -> tuple[list[Any], list[Key], tuple[int, ...]]:
+        """The operands without this tape's boxes, the keys of those that are tracked, and their positions."""
+        recorder = self.recorder
+        known = recorder.known if recorder is not None else {}
+        values: list[Any] = []
+        keys: list[Key] = []
+        watched: list[int] = []
+        for position, value in enumerate(args):
+            if type(value) in STAND_INS:
+                value = self._resolved(value)
+            if type(value) is Box and value.owner is self:
+                keys.append(value.key)
+                watched.append(position)
+                value = value.payload
+            else:
+                entry = known.get(id(value))
+                if entry is not None:
+                    keys.append(entry[0])
+                    watched.append(position)
+                if type(value) is Box and self.eager:
+                    value = value.payload
+            values.append(value)
+        if recorder is None:
+            return values, [], ()
+        return values, keys, tuple(watched)
+
+    def _resolved(self, stand_in: Any) -> Any:
+        with self.as_current():
+            return stand_in.resolved()
+
+    @contextmanager
+    def under_parent(self) -> Iterator[None]:
+        """Runs the block under the parent, and, if that runs at once, as if there were no tape."""
+        previous = swap_trace(self.parent)
+        token = jit_key.swap(None) if self.eager else None
+        try:
+            yield
+        finally:
+            put_trace(previous)
+            if self.eager:
+                jit_key.put(token)
+
+    @contextmanager
+    def as_current(self) -> Iterator[None]:
+        """Runs the block with this trace current."""
+        previous = swap_trace(self)
+        try:
+            yield
+        finally:
+            put_trace(previous)
+
+    # Arrays that the user watches and a traced function closes over
+
+    def _watched_inside(self, params: dict[str, Any]) -> list[Any]:
+        recorder = self.recorder
+        if recorder is None:
+            return []
+        return [array for array in embedded_arrays(params) if id(array) in recorder.known]
+
+    def _process_lifted(
+        self,
+        primitive: Any,
+        values: list[Any],
+        keys: list[Key],
+        watched: tuple[int, ...],
+        params: dict[str, Any],
+        arrays: list[Any],
+    ) -> Any:
+        assert self.recorder is not None
+        lifted = Lifted(primitive, params, arrays)
+        key = (primitive, *params.items(), tuple(map(id, arrays)), "lifted")
+        operation = catalogue.of_program(key, lambda: Operation(lifted, str(primitive)))
+        count = len(arrays)
+        results = self.perform(
+            operation,
+            [*arrays, *values],
+            [*(self.recorder.known[id(array)][0] for array in arrays), *keys],
+            (*range(count), *(position + count for position in watched)),
+        )
+        return results if primitive.multiple_results else results[0]
+
+    # Functions with derivatives of their own
+
+    def _library_call(
+        self, key: tuple[Any, ...], function: Any, bind: Callable[..., list[Any]], values: list[Any]
+    ) -> Operation | None:
+        avals = tuple([aval_of(value) for value in values])
+
+        def make() -> catalogue.LibraryCall:
+            program = program_of(bind, avals)
+            return catalogue.LibraryCall(Operation(program, str(key[0])), program.captured, function)
+
+        with self.under_parent():
+            call = catalogue.of_library_call((*key, avals, context_key()), make)
+        if call.captured:
+            return None
+        with_stores_filled(function, call.function)
+        return call.operation
+
+    def _process_call(
+        self, bind: Callable[..., list[Any]], values: list[Any], keys: list[Key], watched: tuple[int, ...]
+    ) -> list[Any]:
+        """Differentiates the call here and now, so that a rule written in Python sees values where there are any."""
+        with self.under_parent():
+            if not watched:
+                return bind(*values)
+            results, pullback = linearize(bind, values, watched)
+        step = PullbackStep(pullback, [aval_of(result) for result in results], bind, watched)
+        return self.record(step, keys, results, [is_inexact(aval) for aval in step.out_avals], values)
+
+
+def run_under(trace: Any, operation: Operation, values: Sequence[Any]) -> list[Any]:
+    """Runs `operation` under `trace`: compiled if that is possible at once, recorded by a tape, inlined into a program."""
+    if is_eval(trace):
+        previous = swap_trace(trace)
+        try:
+            return operation.jitted(*[payload_of(value) for value in values])
+        finally:
+            put_trace(previous)
+    if isinstance(trace, TapeTrace):
+        return trace.apply(operation, values)
+    previous = swap_trace(trace)
+    try:
+        return list((operation.jitted if is_eval_below(trace) else operation.function)(*values))
+    finally:
+        put_trace(previous)
