@@ -1,0 +1,341 @@
+"""`Optimizer`: an optax transform with `apply_gradients`, its state in mirrored variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mirrored.errors import ArgumentError
+from mirrored.optimizers import rules
+from mirrored.optimizers.clipping import Clipping
+from mirrored.optimizers.learning_rate import LearningRate, LearningRateLike
+from mirrored.optimizers.meeting import as_they_are, once, scope_of, update_with_sums
+from mirrored.optimizers.pairs import as_pairs, check_gradients, warn_of_missing, with_gradients
+from mirrored.optimizers.slots import Slots
+from mirrored.optimizers.update import Plan, Rule
+from mirrored.replicas.ambient import within
+from mirrored.strategies import get_replica_context
+from mirrored.tape import GradientTape
+from mirrored.variables import Variable
+
+
+class Optimizer:
+    """Any optax transform as an optimizer over variables.
+
+    Its state (step counter, learning rate, and what optax keeps) is in mirrored variables, made under the strategy that
+    trains, when their variables are first seen or by `build`. To optax the parameters of a call are a dict from
+    variable name to array, so masks by name work: ``optax.adamw(1e-3, mask=lambda p: {name: "bias" not in name for name
+    in p})``.
+
+    One optimizer may update several models, also in separate calls. Slots belong to variables. What optax keeps once
+    for all (a step counter) is shared by the variables that came together, in one call or one `build`; variables that
+    come later start at step 0, as in an optimizer of their own. What a transform computes over all gradients (a global
+    norm) it computes over all gradients of the call. `iterations` counts calls.
+
+    Args:
+        transform: An `optax.GradientTransformation`; or, with `learning_rate`, a function from a learning rate to one
+            (`optax.adam`), so that the rate can be changed later.
+        name: Of the optimizer, for the names of its variables. Default: ``optimizer``.
+        learning_rate: A number, a `Variable`, or a function of the step (an optax schedule).
+        clipnorm: The largest norm of each variable's gradient.
+        global_clipnorm: The largest norm of all gradients of a call together.
+        clipvalue: The largest absolute value of an element of a gradient.
+
+    Raises:
+        ArgumentError: A learning rate or a bound outside its rule; no transform.
+
+    Example:
+        >>> import mirrored as mr, optax
+        >>> v = mr.Variable(1.0)
+        >>> optimizer = Optimizer(optax.sgd, learning_rate=0.1)
+        >>> _ = optimizer.apply_gradients([(2.0, v)])
+        >>> print(v.numpy(), optimizer.iterations.numpy())
+        0.8 1
+
+    TensorFlow: `tf.keras.optimizers.Optimizer`, its names and defaults. Clipping acts on the all-reduced gradient,
+    where Keras clips each replica's before the sum; cross-replica context is allowed; variables may join at any time.
+    """
+
+    def __init__(
+        self,
+        transform: optax.GradientTransformation | Callable[..., optax.GradientTransformation],
+        name: str | None = None,
+        *,
+        learning_rate: LearningRateLike | None = None,
+        clipnorm: float | None = None,
+        global_clipnorm: float | None = None,
+        clipvalue: float | None = None,
+    ) -> None:
+        made = isinstance(transform, optax.GradientTransformation)
+        if made is (learning_rate is not None) or not (made or callable(transform)):
+            raise ArgumentError(
+                "Optimizer",
+                found=f"transform={transform!r} with learning_rate={learning_rate!r}",
+                rule="a transform has its own learning rate; a function from a learning rate to a transform needs one",
+                remedy="write Optimizer(optax.adam(1e-3)), or Optimizer(optax.adam, learning_rate=1e-3)",
+            )
+        clipping = Clipping(clipnorm, global_clipnorm, clipvalue)
+        fixed: Any = transform
+        factory = (lambda _: fixed) if made else rules.with_rate(fixed)
+        self._set_up(Rule(factory, clipping), learning_rate, name or "optimizer", {})
+
+    def _set_up(
+        self, rule: Rule, learning_rate: LearningRateLike | None, name: str, settings: Mapping[str, Any]
+    ) -> None:
+        """All fields, for this class and the named rules."""
+        self._name = name
+        self._rule = rule
+        self._settings = dict(settings)
+        self._rate = None if learning_rate is None else LearningRate(learning_rate, f"{name}/learning_rate")
+        self._iterations: Variable | None = None
+        self._slots = Slots(rule, name)
+        self._warned: set[tuple[str, ...]] = set()
+        self._compute = _compiled(rule)
+
+    # What it is
+
+    @property
+    def name(self) -> str:
+        """The optimizer's name, the first part of its variables' names."""
+        return self._name
+
+    @property
+    def iterations(self) -> Variable:
+        """How many times gradients have been applied: ``i32[]``. Assignable, to continue at another step."""
+        if self._iterations is None:
+            once(self._build_scalars)
+        assert self._iterations is not None
+        return self._iterations
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate: a variable, or the schedule's present value.
+
+        Set it at any time (``optimizer.learning_rate = 0.01``): a compiled step sees the change without a new trace.
+
+        Raises:
+            ArgumentError: The transform has its own learning rate; or, when set, the rate is a schedule.
+        """
+        rate = self._learning_rate()
+        if rate.is_schedule:
+            return rate.at(self.iterations.read_value())
+        if not rate.variables:
+            once(self._build_scalars)
+        return rate.variables[0]
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self._learning_rate().change(value)
+
+    @property
+    def variables(self) -> list[Variable]:
+        """Everything to save: iterations, learning rate, slots in the order in which they were made."""
+        rates = [] if self._rate is None else self._rate.variables
+        return [self.iterations, *rates, *self._slots.variables]
+
+    def slots(self, variable: Variable) -> dict[str, Variable]:
+        """The slots of one variable by optax's names, ``{"mu": ..., "nu": ...}``; empty if it has none."""
+        return self._slots.of(variable)
+
+    def __repr__(self) -> str:
+        rate = {} if self._rate is None else {"learning_rate": self._rate}
+        shown = ", ".join(f"{key}={value!r}" for key, value in {**rate, **self._settings}.items())
+        count = len(self._slots.seen)
+        return f"<{type(self).__name__} {self._name!r} ({shown}) over {count} variable{'s' * (count != 1)}>"
+
+    # What it does
+
+    def build(self, var_list: Sequence[Variable]) -> None:
+        """Makes the state for these variables now, as one group that shares a step counter.
+
+        Context: cross-replica (in the scope), replica, or without a strategy. Calling it is optional.
+
+        Args:
+            var_list: The variables; those that have slots already are passed over.
+
+        Raises:
+            VariableError: A variable that no optimizer can update.
+        """
+        called = f"{type(self).__name__}.build"
+        variables = [variable for _, variable in as_pairs([(None, variable) for variable in var_list], called)]
+        with scope_of(variables):
+            self._build(variables)
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Variable]],
+        name: str | None = None,
+        *,
+        skip_gradients_aggregation: bool = False,
+        experimental_aggregate_gradients: bool = True,
+        extra_args: Mapping[str, Any] | None = None,
+    ) -> Variable:
+        """Updates variables by their gradients.
+
+        Context: any. In replica context all replicas' gradients are summed first, all in one reduction, so that a loss
+        divided by the *global* batch (`mirrored.losses.average_loss`) gives the step of one device on the whole batch.
+        In cross-replica context per-replica gradients are summed too; plain ones are taken as they are.
+
+        Args:
+            grads_and_vars: Pairs of a gradient and its variable. Variables whose gradient is None are left as they are,
+                with a warning that names them.
+            name: Accepted for TensorFlow's sake.
+            skip_gradients_aggregation: Whether the gradients are summed already (equal on all replicas).
+            experimental_aggregate_gradients: False is the old way to write ``skip_gradients_aggregation=True``.
+            extra_args: Arrays that the optax transform takes besides gradients, summed over replicas like them:
+                ``{"value": loss}`` with a loss divided by the global batch.
+
+        Returns:
+            `iterations`.
+
+        Raises:
+            ArgumentError: No gradient at all, or a variable twice.
+            StructureError: Not pairs, or gradients that do not fit their variables.
+            SynchronyError: Aggregation was skipped and the gradients differ between replicas.
+        """
+        called = f"{type(self).__name__}.apply_gradients"
+        pairs, absent = with_gradients(as_pairs(grads_and_vars, called), called)
+        if absent and absent not in self._warned:
+            self._warned.add(absent)
+            warn_of_missing(absent, called, stacklevel=2)
+        aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
+        variables = [variable for _, variable in pairs]
+        names = sorted(extra_args or {})
+        values = [gradient for gradient, _ in pairs] + [(extra_args or {})[name] for name in names]
+
+        def update(arrays: Sequence[Any]) -> None:
+            extra = dict(zip(names, arrays[len(pairs) :], strict=True))
+            self._update(variables, arrays[: len(pairs)], extra)
+
+        with scope_of(variables):
+            check_gradients(pairs, called, in_replica=get_replica_context() is not None)
+            if aggregate:
+                update_with_sums(values, update, called)
+            else:
+                update(as_they_are(values, called))
+        return self.iterations
+
+    def apply(
+        self,
+        grads: Sequence[Any],
+        trainable_variables: Sequence[Variable] | None = None,
+        **options: Any,
+    ) -> Variable:
+        """The same as `apply_gradients`, from two lists.
+
+        Args:
+            grads: One gradient (or None) per variable.
+            trainable_variables: The variables. Default: all that it was built with, in that order.
+            **options: As in `apply_gradients`.
+
+        Raises:
+            ArgumentError: The lists have different lengths.
+        """
+        gradients = list(grads)
+        variables = self._slots.seen if trainable_variables is None else list(trainable_variables)
+        if len(gradients) != len(variables):
+            raise ArgumentError(
+                f"{type(self).__name__}.apply",
+                found=f"{len(gradients)} gradients for {len(variables)} variables",
+                rule="there is one gradient per variable",
+                remedy="pass the variables that the gradients were computed for: apply(gradients, variables)",
+            )
+        return self.apply_gradients(zip(gradients, variables, strict=True), **options)
+
+    def minimize(
+        self,
+        loss: Any,
+        var_list: Sequence[Variable] | Callable[[], Sequence[Variable]],
+        tape: GradientTape | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Variable:
+        """Computes the gradients of a loss and applies them.
+
+        Args:
+            loss: A function without arguments that returns the loss; or the loss itself, with the `tape` that recorded
+                it.
+            var_list: The variables, or a function that returns them (called after the loss).
+            tape: The tape that recorded `loss`.
+            name: Accepted for TensorFlow's sake.
+            **options: As in `apply_gradients`.
+
+        Raises:
+            ArgumentError: A loss that is no function, without a tape.
+        """
+        if callable(loss) and tape is None:
+            with GradientTape() as tape:
+                loss = loss()
+        if tape is None or callable(loss):
+            raise ArgumentError(
+                f"{type(self).__name__}.minimize",
+                found=f"a loss of type {type(loss).__name__} {'with' if tape is not None else 'without'} a tape",
+                rule="the loss is a function without arguments, or a value with the tape that recorded it",
+                remedy="write minimize(lambda: loss_of(batch), variables), or minimize(loss, variables, tape=tape)",
+            )
+        variables = list(var_list() if callable(var_list) else var_list)
+        gradients = tape.gradient(loss, variables)
+        return self.apply_gradients(zip(gradients, variables, strict=True), **options)
+
+    # How
+
+    def _learning_rate(self) -> LearningRate:
+        if self._rate is None:
+            raise ArgumentError(
+                f"{type(self).__name__}.learning_rate",
+                found="the optimizer was made from a finished optax transform",
+                rule="such a transform has its learning rate inside",
+                remedy="write Optimizer(optax.adam, learning_rate=1e-3), or use mirrored.optimizers.Adam",
+            )
+        return self._rate
+
+    def _build_scalars(self) -> None:
+        if self._iterations is None:
+            zero = jnp.zeros((), jnp.int32)
+            self._iterations = Variable(zero, trainable=False, name=f"{self._name}/iterations")
+        if self._rate is not None:
+            self._rate.build()
+
+    def _build(self, variables: Sequence[Variable]) -> None:
+        """Makes what is missing. All replicas of a run see the same state here, so all of them meet or none."""
+        if self._iterations is not None and not self._slots.missing(variables):
+            return
+
+        def make() -> None:
+            self._build_scalars()
+            with within(listeners=()):
+                self._slots.build(variables, self._rate_at(self.iterations.read_value()))
+
+        once(make)
+
+    def _rate_at(self, step: Any) -> jax.Array | None:
+        return None if self._rate is None else self._rate.at(step)
+
+    def _update(self, variables: Sequence[Variable], gradients: Sequence[Any], extra: Mapping[str, Any]) -> None:
+        self._build(variables)
+        plan = self._slots.plan(variables)
+        slots = self._slots.select(plan)
+        with within(listeners=()):
+            step = self.iterations.read_value()
+            parameters = [variable.read_value() for variable in variables]
+            state = [slot.read_value() for slot in slots]
+            rate = self._rate_at(step)
+        new, new_state = self._compute(plan, rate, list(gradients), parameters, state, dict(extra))
+        for variable, value in zip([*variables, *slots], [*new, *new_state], strict=True):
+            variable.assign(value, read_value=False)
+        self.iterations.assign(step + 1, read_value=False)
+
+
+def _compiled(rule: Rule) -> Callable[..., tuple[list[jax.Array], list[jax.Array]]]:
+    """The rule as one compiled call; inside another trace its equations are inlined."""
+
+    def optimizer_update(
+        plan: Plan, rate: Any, gradients: Any, parameters: Any, slots: Any, extra: Any
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        return rule(plan, rate, gradients, parameters, slots, extra)
+
+    return jax.jit(optimizer_update, static_argnums=0, inline=True)

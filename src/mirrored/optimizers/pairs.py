@@ -1,0 +1,133 @@
+"""Checking gradients and variables before anything is changed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored.errors import ArgumentError, StructureError, VariableError
+from mirrored.replicas.values import Mirrored, PerReplica
+from mirrored.variables import Variable
+
+Pair = tuple[Any, Variable]
+
+
+def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
+    """The pairs of a gradient (or None) and a variable.
+
+    Raises:
+        StructureError: Something is not such a pair.
+        ArgumentError: A variable comes twice.
+        VariableError: A variable cannot be updated by an optimizer.
+    """
+    pairs: list[Pair] = []
+    for position, pair in enumerate(grads_and_vars):
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], Variable):
+            raise StructureError(
+                called,
+                found=f"{_kind(pair)} at position {position}",
+                rule="each element is a pair (gradient, Variable)",
+                remedy=f"write {called}(zip(gradients, variables))",
+            )
+        pairs.append((pair[0], pair[1]))
+    _check_variables([variable for _, variable in pairs], called)
+    return pairs
+
+
+def _kind(pair: Any) -> str:
+    if isinstance(pair, tuple | list):
+        return f"a {type(pair).__name__} of {', '.join(type(part).__name__ for part in pair) or 'nothing'}"
+    return f"a {type(pair).__name__}"
+
+
+def _check_variables(variables: Sequence[Variable], called: str) -> None:
+    seen: set[int] = set()
+    for variable in variables:
+        if id(variable) in seen:
+            raise ArgumentError(
+                called,
+                found=f"variable {variable.name!r} twice",
+                rule="each variable is updated once per call",
+                remedy="sum its gradients first: mirrored.aggregate_gradients([gradients_1, gradients_2])",
+            )
+        seen.add(id(variable))
+        if variable.per_replica or not jnp.issubdtype(variable.dtype, jnp.inexact):
+            kind = "sync-on-read" if variable.per_replica else str(variable.dtype)
+            raise VariableError(
+                called,
+                found=f"variable {variable.name!r} is {kind}",
+                rule="an optimizer updates mirrored variables of floating-point or complex numbers",
+                remedy="leave it out of the variables that are trained (trainable=False)",
+            )
+
+
+def with_gradients(pairs: Sequence[Pair], called: str) -> tuple[list[Pair], tuple[str, ...]]:
+    """The pairs that have a gradient, and the names of the variables that have none.
+
+    Raises:
+        ArgumentError: No pair has a gradient.
+    """
+    present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+    absent = tuple(variable.name for gradient, variable in pairs if gradient is None)
+    if not present:
+        raise ArgumentError(
+            called,
+            found=f"No gradients provided for any variable: {', '.join(absent) or 'the list is empty'}",
+            rule="at least one variable has a gradient",
+            remedy="compute the loss from these variables under the tape; tape.watch what is not trainable",
+        )
+    return present, absent
+
+
+def warn_of_missing(names: Sequence[str], called: str, *, stacklevel: int) -> None:
+    """Warns that some variables have no gradient."""
+    warnings.warn(
+        f"{called}: no gradient for {', '.join(names)}: the loss does not depend on them; they are left as they are",
+        UserWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def check_gradients(pairs: Sequence[Pair], called: str, *, in_replica: bool) -> None:
+    """Refuses gradients that do not fit their variables, all of them in one message.
+
+    Raises:
+        StructureError: Naming every variable whose gradient has another shape or kind.
+    """
+    wrong = [problem for gradient, variable in pairs if (problem := _problem(gradient, variable, in_replica))]
+    if wrong:
+        raise StructureError(
+            called,
+            found="; ".join(wrong),
+            rule="a gradient has its variable's shape and kind of number"
+            + (", and inside run it is this replica's own array" if in_replica else ""),
+            remedy="pass the gradients in the order of the variables: zip(tape.gradient(loss, variables), variables)",
+        )
+
+
+def _problem(gradient: Any, variable: Variable, in_replica: bool) -> str:
+    """What is wrong with one gradient; nothing is the empty string."""
+    wanted = f"{variable.dtype}{list(variable.shape)}"
+    if isinstance(gradient, PerReplica):
+        if in_replica:
+            return f"{variable.name}: a PerReplica value"
+        fits = gradient.component_shape == tuple(variable.shape)
+        return "" if fits else f"{variable.name}: components of shape {gradient.component_shape} for {wanted}"
+    value = gradient.value if isinstance(gradient, Mirrored) else gradient
+    if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int | Variable):
+        return f"{variable.name}: a {type(value).__name__} for {wanted}"
+    shape = tuple(value.shape) if hasattr(value, "shape") else ()
+    dtype = value.dtype if hasattr(value, "dtype") else jnp.result_type(float)
+    if shape != tuple(variable.shape):
+        return f"{variable.name}: {dtype}{list(shape)} for {wanted}"
+    complex_for_real = jnp.issubdtype(dtype, jnp.complexfloating) and not jnp.issubdtype(
+        variable.dtype, jnp.complexfloating
+    )
+    if complex_for_real or not jnp.issubdtype(dtype, jnp.inexact):
+        return f"{variable.name}: {dtype}{list(shape)} for {wanted}"
+    return ""

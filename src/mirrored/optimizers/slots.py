@@ -1,0 +1,133 @@
+"""The slots of an optimizer: the state that optax keeps, as variables, made when their variables are first seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from mirrored._jax.traces import eager, is_tracer
+from mirrored.errors import ArgumentError
+from mirrored.optimizers.layout import Leaf
+from mirrored.optimizers.update import Plan, Rule, SlotKey, slot_key
+from mirrored.variables import Variable
+
+
+class Slots:
+    """The slots of all variables that an optimizer has seen.
+
+    Args:
+        rule: The update rule whose state they are.
+        owner: The optimizer's name, for the names of the slots.
+    """
+
+    def __init__(self, rule: Rule, owner: str) -> None:
+        self._rule = rule
+        self._owner = owner
+        self._names: dict[int, str] = {}
+        self._seen: dict[str, Variable] = {}
+        self._cohorts: dict[str, int] = {}
+        self._slots: dict[SlotKey, Variable] = {}
+        self._plans: dict[tuple[int, ...], Plan] = {}
+
+    @property
+    def seen(self) -> list[Variable]:
+        """The variables that have slots, in the order in which they came."""
+        return list(self._seen.values())
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The slots, in the order in which they were made."""
+        return list(self._slots.values())
+
+    def of(self, variable: Variable) -> dict[str, Variable]:
+        """The slots of one variable, by label: ``{"mu": ..., "nu": ...}``."""
+        name = self._names.get(id(variable))
+        found = {key: slot for key, slot in self._slots.items() if name is not None and key.variable == name}
+        return {slot.name.rsplit("/", 1)[-1]: slot for slot in found.values()}
+
+    def missing(self, variables: Sequence[Variable]) -> list[Variable]:
+        """Those of `variables` that have no slots yet."""
+        return [variable for variable in variables if id(variable) not in self._names]
+
+    def build(self, variables: Sequence[Variable], learning_rate: Any) -> None:
+        """Makes the slots of variables that are new, as one cohort. Cross-replica context, or without a strategy.
+
+        Raises:
+            ArgumentError: The rule keeps one state whose shape depends on the whole list, and the list has grown.
+        """
+        new = self.missing(variables)
+        if not new:
+            return
+        named = dict(zip(self._new_names(new), new, strict=True))
+        cohort = len(set(self._cohorts.values()))
+        layout = self._rule.layout(named)
+        self._check_shared(named, layout.leaves)
+        state = self._initial_state(named, learning_rate)
+        made: dict[SlotKey, Variable] = {}
+        for leaf, value in zip(layout.leaves, state, strict=True):
+            key = slot_key(leaf.address, leaf.variable, cohort)
+            made[key] = Variable(value, trainable=False, name=self._slot_name(leaf, cohort, made))
+        self._slots.update(made)
+        self._cohorts.update(dict.fromkeys(named, cohort))
+        self._seen.update(named)
+        self._names.update({id(variable): name for name, variable in named.items()})
+
+    def plan(self, variables: Sequence[Variable]) -> Plan:
+        """What updating these variables reads and writes."""
+        identity = tuple(map(id, variables))
+        if identity not in self._plans:
+            names = tuple(self._names[id(variable)] for variable in variables)
+            cohorts = tuple(self._cohorts[name] for name in names)
+            layout = self._rule.layout(dict(zip(names, variables, strict=True)))
+            keys = {slot_key(leaf.address, leaf.variable, cohort) for leaf in layout.leaves for cohort in cohorts}
+            self._plans[identity] = Plan(names, cohorts, tuple(sorted(keys)))
+        return self._plans[identity]
+
+    def select(self, plan: Plan) -> list[Variable]:
+        """The slots of a plan, in its order."""
+        return [self._slots[key] for key in plan.slots]
+
+    def _initial_state(self, named: dict[str, Variable], learning_rate: Any) -> list[jax.Array]:
+        """Computed at once, also inside a trace: from the values that the variables have when the program starts."""
+        values = {name: variable.read_value() for name, variable in named.items()}
+        with eager():
+            stored = {name: named[name].stored() if is_tracer(value) else value for name, value in values.items()}
+            rate = 0.0 if is_tracer(learning_rate) else learning_rate
+            return self._rule.initial_state(stored, rate)
+
+    def _new_names(self, variables: Sequence[Variable]) -> list[str]:
+        names: list[str] = []
+        for variable in variables:
+            base = variable.name.removesuffix(":0")
+            name, number = base, 0
+            while name in self._seen or name in names:
+                number += 1
+                name = f"{base}_{number}"
+            names.append(name)
+        return names
+
+    def _slot_name(self, leaf: Leaf, cohort: int, made: dict[SlotKey, Variable]) -> str:
+        owner = leaf.variable if leaf.variable is not None else f"shared_{cohort}" if cohort else "shared"
+        taken = {slot.name for slot in made.values()}
+        name, number = f"{self._owner}/{owner}/{leaf.label}", 0
+        while name in taken or f"{name}:0" in taken:
+            number += 1
+            name = f"{self._owner}/{owner}/{leaf.label}_{number}"
+        return name
+
+    def _check_shared(self, named: dict[str, Variable], leaves: Sequence[Leaf]) -> None:
+        """Refuses to let the list grow if a shared leaf would then have another shape."""
+        if not self._seen:
+            return
+        together = self._rule.layout({**self._seen, **named})
+        wanted = {leaf.address: leaf.shape for leaf in together.leaves if leaf.variable is None}
+        alone = {leaf.address: leaf.shape for leaf in leaves if leaf.variable is None}
+        if wanted != alone:
+            raise ArgumentError(
+                "Optimizer.apply_gradients",
+                found=f"the new variables {', '.join(named)}, and a transform with one state for all of its variables",
+                rule="the shape of that state depends on the whole list, so no variable can join later",
+                remedy="call optimizer.build with all variables before the first step, or use one optimizer per model",
+            )

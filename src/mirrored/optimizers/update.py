@@ -1,0 +1,121 @@
+"""The pure part of an update: gradients, parameters and slots in, parameters and slots out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mirrored.optimizers.clipping import Clipping
+from mirrored.optimizers.layout import Layout, lay_out
+
+Arrays = dict[str, jax.Array]
+TransformFactory = Callable[[Any], optax.GradientTransformation]
+"""From a learning rate (None for a transform that has its own) to the transform."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class SlotKey:
+    """Which slot.
+
+    Attributes:
+        address: The place in the optax state, without the variable's name.
+        variable: Whose slot it is; empty for one that a cohort shares.
+        cohort: Whose shared slot it is; -1 for a variable's.
+    """
+
+    address: str
+    variable: str = ""
+    cohort: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What one `apply_gradients` updates: the variables by name, the cohort of each, and the slots in order.
+
+    A *cohort* is the variables that were first updated together. They share the state that optax keeps once (a step
+    counter), so that variables which join later, or are updated in calls of their own, start at step 0, as they would
+    in an optimizer of their own.
+    """
+
+    names: tuple[str, ...]
+    cohorts: tuple[int, ...]
+    slots: tuple[SlotKey, ...]
+
+    def members(self, cohort: int) -> list[str]:
+        """The variables of one cohort."""
+        return [name for name, own in zip(self.names, self.cohorts, strict=True) if own == cohort]
+
+
+def slot_key(address: str, variable: str | None, cohort: int) -> SlotKey:
+    """The key of a leaf's slot."""
+    return SlotKey(address, cohort=cohort) if variable is None else SlotKey(address, variable=variable)
+
+
+def describe(arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes and dtypes of some arrays or variables."""
+    return {name: jax.ShapeDtypeStruct(tuple(array.shape), array.dtype) for name, array in arrays.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """An update rule: a clipping, then an optax transform that is made from the learning rate.
+
+    optax relies on JAX's standard promotion of dtypes, so the rule computes under it, whatever the caller has set.
+    """
+
+    factory: TransformFactory
+    clipping: Clipping
+
+    def layout(self, parameters: Mapping[str, Any]) -> Layout:
+        """The state that it keeps for these parameters (arrays, variables or their descriptions)."""
+        with jax.numpy_dtype_promotion("standard"):
+            return lay_out(self.factory(jnp.zeros(())), describe(parameters))
+
+    def initial_state(self, parameters: Arrays, learning_rate: Any) -> list[jax.Array]:
+        """The first state of these parameters, to be stored leaf by leaf in the order of `layout`."""
+        with jax.numpy_dtype_promotion("standard"):
+            return self.layout(parameters).unpack(self.factory(learning_rate).init(parameters))
+
+    def __call__(
+        self,
+        plan: Plan,
+        learning_rate: jax.Array | None,
+        gradients: Sequence[jax.Array],
+        parameters: Sequence[jax.Array],
+        slots: Sequence[jax.Array],
+        extra: Mapping[str, Any],
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """The new parameters and slots, each of the shape and dtype that it had.
+
+        The transform runs over *all* variables of the call once per cohort, with that cohort's shared state, and the
+        cohort's results are taken from its run: a norm over all gradients is one over all gradients, and what nobody
+        takes the compiler leaves out.
+        """
+        with jax.numpy_dtype_promotion("standard"):
+            old = dict(zip(plan.names, parameters, strict=True))
+            clipped = self.clipping.apply(dict(zip(plan.names, gradients, strict=True)))
+            update = optax.with_extra_args_support(self.factory(learning_rate)).update
+            layout = self.layout(old)
+            before = dict(zip(plan.slots, slots, strict=True))
+            after: dict[SlotKey, jax.Array] = {}
+            new: Arrays = {}
+            for cohort in sorted(set(plan.cohorts)):
+                members = plan.members(cohort)
+                keys = [slot_key(leaf.address, leaf.variable, cohort) for leaf in layout.leaves]
+                state = layout.pack([before[key] for key in keys])
+                updates, state = update(dict(clipped), state, dict(old), **extra)
+                new.update(_applied({name: old[name] for name in members}, updates))
+                for leaf, key, value in zip(layout.leaves, keys, layout.unpack(state), strict=True):
+                    if leaf.variable is None or leaf.variable in members:
+                        after[key] = value
+            return [new[name] for name in plan.names], [after[key] for key in plan.slots]
+
+
+def _applied(parameters: Arrays, updates: Mapping[str, Any]) -> Arrays:
+    applied: Arrays = optax.apply_updates(parameters, {name: updates[name] for name in parameters})
+    return applied

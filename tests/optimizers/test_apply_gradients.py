@@ -1,0 +1,322 @@
+"""`apply_gradients` in every context: sums over replicas, clips the sum, leaves everything as it was on errors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import mirrored as mr
+from mirrored.errors import ArgumentError, StructureError, SynchronyError, VariableError
+from mirrored.function import function
+from mirrored.optimizers import SGD, Adam, Optimizer
+
+
+def _step(way: Any, update: Callable[[], Any]) -> Any:
+    """A step that calls `update` on every replica, and returns nothing."""
+
+    def replica_step() -> None:
+        update()
+
+    return way.compile(lambda: way.strategy.run(replica_step))
+
+
+def _replica_number() -> Any:
+    """1.0 on the first replica, 2.0 on the second, ..."""
+    return jnp.asarray(mr.get_replica_context().replica_id_in_sync_group, jnp.float32) + 1.0
+
+
+def _sum_of_numbers(replicas: int) -> float:
+    return replicas * (replicas + 1) / 2
+
+
+def test_replicas_gradients_are_summed(way):
+    with way.strategy.scope():
+        variable = mr.Variable([0.0, 0.0])
+        optimizer = SGD(0.5)
+    gradient = jnp.array([1.0, 2.0])
+    step = _step(way, lambda: optimizer.apply_gradients([(gradient * _replica_number(), variable)]))
+    step()
+    step()
+    expected = -np.array([1.0, 2.0]) * _sum_of_numbers(way.num_replicas)
+    np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6)
+    assert int(optimizer.iterations.numpy()) == 2
+
+
+@pytest.mark.ways(replicas=(2, 4))
+def test_slots_are_mirrored_and_the_same_everywhere(way):
+    with way.strategy.scope():
+        variable = mr.Variable(1.0)
+        optimizer = Adam(0.1)
+    step = _step(way, lambda: optimizer.apply_gradients([(_replica_number(), variable)]))
+    step()
+    total = _sum_of_numbers(way.num_replicas)
+    slots = optimizer.slots(variable)
+    assert sorted(slots) == ["mu", "nu"]
+    np.testing.assert_allclose(slots["mu"].numpy(), 0.1 * total, rtol=1e-6)
+    np.testing.assert_allclose(slots["nu"].numpy(), 0.001 * total**2, rtol=1e-5)
+    for made in optimizer.variables:
+        assert made.strategy is way.strategy
+        assert len({copy.numpy().tobytes() for copy in made.values}) == 1
+
+
+@pytest.mark.ways(replicas=(1, 2, 4))
+@pytest.mark.parametrize("options", [{"clipvalue": 2.5}, {"clipnorm": 2.5}, {"global_clipnorm": 2.5}])
+def test_clipping_acts_on_the_sum(way, options):
+    with way.strategy.scope():
+        variable = mr.Variable(0.0)
+        optimizer = SGD(1.0, **options)
+    step = _step(way, lambda: optimizer.apply_gradients([(_replica_number(), variable)]))
+    step()
+    np.testing.assert_allclose(variable.numpy(), -min(2.5, _sum_of_numbers(way.num_replicas)), rtol=1e-6)
+
+
+@pytest.mark.ways(replicas=(2,))
+def test_a_transform_sees_the_sum_of_extra_arguments(way):
+    transform = optax.GradientTransformationExtraArgs(
+        lambda params: optax.EmptyState(),
+        lambda updates, state, params=None, *, value: (jax.tree.map(lambda u: -u * value, updates), state),
+    )
+    with way.strategy.scope():
+        variable = mr.Variable(0.0)
+        optimizer = Optimizer(transform)
+
+    def replica_step() -> None:
+        optimizer.apply_gradients([(jnp.array(1.0), variable)], extra_args={"value": _replica_number()})
+
+    way.compile(lambda: way.strategy.run(replica_step))()
+    assert float(variable.numpy()) == -2.0 * 3.0
+
+
+@pytest.mark.ways(replicas=(2, 4))
+def test_aggregation_can_be_skipped(way):
+    with way.strategy.scope():
+        variable = mr.Variable(0.0)
+        optimizer = Adam(0.25)
+
+    def replica_step() -> None:
+        (total,) = mr.get_replica_context().all_reduce("sum", [_replica_number()])
+        optimizer.apply_gradients([(total, variable)], skip_gradients_aggregation=True)
+        optimizer.apply_gradients([(total, variable)], experimental_aggregate_gradients=False)
+
+    way.compile(lambda: way.strategy.run(replica_step))()
+    np.testing.assert_allclose(
+        optimizer.slots(variable)["mu"].numpy(), 0.19 * _sum_of_numbers(way.num_replicas), rtol=1e-6
+    )
+    assert int(optimizer.iterations.numpy()) == 2
+
+
+@pytest.mark.ways(replicas=(2,))
+def test_gradients_that_differ_are_refused_when_aggregation_is_skipped(way):
+    with way.strategy.scope():
+        variable = mr.Variable(1.0)
+        optimizer = SGD(0.5)
+        optimizer.build([variable])
+
+    def replica_step() -> None:
+        optimizer.apply_gradients([(_replica_number(), variable)], skip_gradients_aggregation=True)
+
+    with pytest.raises(SynchronyError, match="would differ between replicas"):
+        way.compile(lambda: way.strategy.run(replica_step))()
+    assert float(variable.numpy()) == 1.0
+    assert int(optimizer.iterations.numpy()) == 0
+
+
+@pytest.mark.ways(modes=("eager", "compiled"), replicas=(1, 2, 4))
+@pytest.mark.parametrize("in_scope", [True, False])
+def test_cross_replica_context_sums_what_run_returned(way, in_scope):
+    with way.strategy.scope():
+        variable, other = mr.Variable(0.0), mr.Variable(0.0)
+        optimizer = SGD(0.5)
+
+    def step() -> None:
+        gradients = way.strategy.run(lambda: [_replica_number(), _replica_number() * 2.0])
+        pairs = list(zip(gradients, [variable, other], strict=True))
+        if in_scope:
+            with way.strategy.scope():
+                optimizer.apply_gradients(pairs)
+        else:
+            optimizer.apply_gradients(pairs)
+
+    way.compile(step)()
+    total = _sum_of_numbers(way.num_replicas)
+    np.testing.assert_allclose([variable.numpy(), other.numpy()], [-0.5 * total, -total], rtol=1e-6)
+    assert optimizer.iterations.strategy is way.strategy
+
+
+@pytest.mark.ways(modes=("eager",), replicas=(2,))
+def test_a_plain_gradient_in_cross_replica_context_is_taken_as_it_is(way):
+    with way.strategy.scope():
+        variable = mr.Variable(0.0)
+        SGD(0.5).apply_gradients([(1.0, variable)])
+    assert float(variable.numpy()) == -0.5
+
+
+@pytest.mark.ways(replicas=(2,))
+def test_an_optimizer_made_outside_the_scope_counts_once(way):
+    optimizer = SGD(0.5)
+    with way.strategy.scope():
+        variable = mr.Variable(0.0)
+    step = _step(way, lambda: optimizer.apply_gradients([(jnp.array(1.0), variable)]))
+    step()
+    assert int(optimizer.iterations.numpy()) == 1
+    assert optimizer.iterations.strategy is way.strategy
+    assert float(variable.numpy()) == -1.0
+
+
+@pytest.mark.ways(replicas=(1, 2, 4))
+def test_variables_without_a_gradient_are_named_once(way):
+    with way.strategy.scope():
+        used, unused = mr.Variable(1.0, name="used"), mr.Variable(1.0, name="unused")
+        optimizer = SGD(0.5)
+
+    def replica_step() -> None:
+        optimizer.apply_gradients([(jnp.array(1.0), used), (None, unused)])
+
+    step = way.compile(lambda: way.strategy.run(replica_step))
+    with pytest.warns(UserWarning, match="no gradient for unused") as caught:
+        step()
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step()
+    assert float(unused.numpy()) == 1.0
+    assert float(used.numpy()) == 1.0 - way.num_replicas
+
+
+@pytest.mark.ways(replicas=(1, 2))
+@pytest.mark.parametrize(
+    ("pairs", "error", "match"),
+    [
+        (lambda v, w: [(None, v)], ArgumentError, "No gradients provided for any variable: v"),
+        (lambda v, w: [], ArgumentError, "No gradients provided for any variable: the list is empty"),
+        (lambda v, w: [(jnp.ones(3), v)], StructureError, r"v: float32\[3\] for float32\[2\]"),
+        (lambda v, w: [(jnp.ones(2), v), (jnp.ones(2), w)], StructureError, r"w: float32\[2\] for float32\[\]"),
+        (lambda v, w: [(jnp.ones(2, jnp.int32), v)], StructureError, r"v: int32\[2\] for float32\[2\]"),
+        (lambda v, w: [(jnp.ones(2, jnp.complex64), v)], StructureError, r"v: complex64\[2\] for float32\[2\]"),
+        (lambda v, w: [("one", w)], StructureError, "w: a str for"),
+        (lambda v, w: [(jnp.ones(2), v), (jnp.ones(2), v)], ArgumentError, "variable 'v' twice"),
+        (lambda v, w: [jnp.ones(2)], StructureError, "at position 0"),
+        (lambda v, w: [(v, jnp.ones(2))], StructureError, "each element is a pair"),
+    ],
+)
+def test_errors_leave_everything_as_it_was(way, pairs, error, match):
+    with way.strategy.scope():
+        v, w = mr.Variable([1.0, 2.0], name="v"), mr.Variable(3.0, name="w")
+        optimizer = Adam(0.5)
+        optimizer.apply_gradients([(jnp.ones(2), v), (1.0, w)])
+    before = [variable.numpy() for variable in (v, w, *optimizer.variables)]
+    with pytest.raises(error, match=match):
+        _step(way, lambda: optimizer.apply_gradients(pairs(v, w)))()
+    for variable, value in zip((v, w, *optimizer.variables), before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_variables_that_cannot_be_trained_are_refused():
+    with pytest.raises(VariableError, match="variable 'n' is int32"):
+        SGD(0.1).apply_gradients([(1.0, mr.Variable(1, name="n"))])
+    local = mr.Variable(1.0, name="local", synchronization=mr.VariableSynchronization.ON_READ)
+    with pytest.raises(VariableError, match="variable 'local' is sync-on-read"):
+        SGD(0.1).build([local])
+
+
+@pytest.mark.ways(modes=("eager",), replicas=(2,))
+def test_per_replica_gradients_have_no_place_inside_a_replica(way):
+    with way.strategy.scope():
+        variable = mr.Variable(0.0, name="v")
+        optimizer = SGD(0.5)
+    gradients = way.strategy.run(_replica_number)
+    with pytest.raises(ArgumentError, match="per-replica gradients, and aggregation skipped"), way.strategy.scope():
+        optimizer.apply_gradients([(gradients, variable)], skip_gradients_aggregation=True)
+    with pytest.raises(StructureError, match="v: a PerReplica value"):
+        mr.MirroredStrategy(["CPU:0"]).run(lambda: optimizer.apply_gradients([(gradients, variable)]))
+
+
+@pytest.mark.ways(modes=("compiled", "folded"), replicas=(4, 8))
+def test_all_gradients_go_into_one_reduction(way):
+    with way.strategy.scope():
+        variables = [mr.Variable(jnp.ones((3, k + 1)), name=f"v{k}") for k in range(5)]
+        optimizer = Adam(0.1, global_clipnorm=1.0)
+    gradients = [jnp.ones((3, k + 1)) for k in range(5)]
+
+    def replica_step() -> None:
+        number = _replica_number()
+        optimizer.apply_gradients([(g * number, v) for g, v in zip(gradients, variables, strict=True)])
+
+    step = function(lambda: way.strategy.run(replica_step))
+    step()
+    text = step.lower().compile().as_text()
+    assert text.count(" all-reduce(") + text.count(" all-reduce-start(") == 1
+    assert step.trace_count == 1
+
+
+def test_an_eager_step_compiles_its_update_once():
+    variable = mr.Variable(jnp.ones(3))
+    optimizer = Adam(0.1)
+    optimizer.apply_gradients([(jnp.ones(3), variable)])
+    for _ in range(3):
+        optimizer.apply_gradients([(jnp.ones(3), variable)])
+    assert optimizer._compute._cache_size() == 1
+
+
+def test_two_variables_never_share_a_buffer():
+    value = jnp.ones(3)
+    first, second = mr.Variable(value), mr.Variable(value)
+    optimizer = Adam(0.1)
+    gradient = jnp.ones(3)
+    optimizer.apply_gradients([(gradient, first), (gradient, second)])
+    everything = [first, second, *optimizer.variables]
+    pointers = {variable.read_value().unsafe_buffer_pointer() for variable in everything}
+    assert len(pointers) == len(everything)
+
+
+@pytest.mark.ways(replicas=(1, 2))
+def test_it_may_be_called_under_an_open_tape(way):
+    with way.strategy.scope():
+        variable = mr.Variable(3.0)
+        optimizer = Adam(0.1)
+
+    def replica_step() -> Any:
+        with mr.GradientTape(persistent=True) as tape:
+            loss = variable * variable
+            optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+        return tape.gradient(loss, variable)
+
+    gradient = way.compile(lambda: way.strategy.run(replica_step))()
+    assert float(way.strategy.local_results(gradient)[0]) == 6.0
+    np.testing.assert_allclose(variable.numpy(), 2.9, rtol=1e-5)
+    assert int(optimizer.iterations.numpy()) == 1
+
+
+@pytest.mark.ways(replicas=(1, 2))
+def test_minimize_and_apply(way):
+    with way.strategy.scope():
+        variable = mr.Variable(1.0)
+        optimizer = SGD(0.5)
+
+    def replica_step() -> None:
+        optimizer.minimize(lambda: variable * 2.0, [variable])
+        with mr.GradientTape() as tape:
+            loss = variable * 2.0
+        optimizer.minimize(loss, lambda: [variable], tape=tape)
+        optimizer.apply([jnp.array(1.0)])
+        optimizer.apply([jnp.array(1.0)], [variable])
+
+    way.compile(lambda: way.strategy.run(replica_step))()
+    assert float(variable.numpy()) == 1.0 - 3.0 * way.num_replicas
+
+
+def test_minimize_and_apply_refuse():
+    variable = mr.Variable(1.0)
+    optimizer = SGD(0.5)
+    with pytest.raises(ArgumentError, match="without a tape"):
+        optimizer.minimize(jnp.array(1.0), [variable])
+    with pytest.raises(ArgumentError, match="2 gradients for 1 variables"):
+        optimizer.apply([1.0, 2.0], [variable])
+    assert float(variable.numpy()) == 1.0

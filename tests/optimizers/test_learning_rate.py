@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import mirrored as mr
+from mirrored.errors import ArgumentError
+from mirrored.optimizers import SGD, Optimizer
+
+
+def _step(way: Any, update: Callable[[], Any]) -> Any:
+    """A step that calls `update` on every replica, and returns nothing."""
+
+    def replica_step() -> None:
+        update()
+
+    return way.compile(lambda: way.strategy.run(replica_step))
+
+
+@pytest.mark.ways(replicas=(1, 2))
+def test_a_change_is_seen_without_a_new_trace(way):
+    with way.strategy.scope():
+        variable = mr.Variable(0.0)
+        optimizer = SGD(0.1)
+    step = _step(way, lambda: optimizer.apply_gradients([(jnp.array(1.0), variable)]))
+    step()
+    first = float(variable.numpy())
+    optimizer.learning_rate = 0.5
+    step()
+    np.testing.assert_allclose([first, variable.numpy()], [-0.1 * way.num_replicas, -0.6 * way.num_replicas], rtol=1e-6)
+    optimizer.learning_rate.assign(0.0)
+    step()
+    np.testing.assert_allclose(variable.numpy(), -0.6 * way.num_replicas, rtol=1e-6)
+    if not way.is_eager:
+        assert step.trace_count == 1
+
+
+def test_it_may_be_changed_before_the_first_step():
+    variable = mr.Variable(0.0)
+    optimizer = SGD(0.1)
+    optimizer.learning_rate = 0.25
+    optimizer.apply_gradients([(1.0, variable)])
+    assert float(variable.numpy()) == -0.25
+    assert float(optimizer.learning_rate.numpy()) == 0.25
+
+
+def test_a_variable_may_be_shared_by_optimizers():
+    rate, one, two = mr.Variable(0.5, trainable=False), mr.Variable(0.0), mr.Variable(0.0)
+    first, second = SGD(rate), SGD(rate)
+    rate.assign(0.125)
+    first.apply_gradients([(1.0, one)])
+    second.apply_gradients([(1.0, two)])
+    assert (float(one.numpy()), float(two.numpy())) == (-0.125, -0.125)
+    assert first.learning_rate is rate
+
+
+@pytest.mark.ways(replicas=(2,))
+def test_a_schedule_is_read_at_each_step(way):
+    schedule = optax.piecewise_constant_schedule(1.0, {1: 0.5, 2: 0.5})
+    with way.strategy.scope():
+        variable = mr.Variable(0.0)
+        optimizer = SGD(schedule)
+    step = _step(way, lambda: optimizer.apply_gradients([(jnp.array(0.5), variable)]))
+    seen = []
+    for _ in range(4):
+        step()
+        seen.append(-float(variable.numpy()))
+    np.testing.assert_allclose(np.diff([0.0, *seen]), [float(schedule(k)) for k in range(4)], rtol=1e-6)
+    assert float(optimizer.learning_rate) == float(schedule(4))
+
+
+def test_any_function_of_the_step_is_a_schedule_and_may_read_variables():
+    warmth = mr.Variable(1.0, trainable=False)
+    variable = mr.Variable(0.0)
+    optimizer = SGD(lambda step: warmth.read_value() * 0.1 * (step + 1))
+    optimizer.apply_gradients([(1.0, variable)])
+    warmth.assign(2.0)
+    optimizer.apply_gradients([(1.0, variable)])
+    np.testing.assert_allclose(variable.numpy(), -(0.1 + 0.4), rtol=1e-6)
+
+
+def test_iterations_can_be_set_to_continue():
+    variable = mr.Variable(0.0)
+    optimizer = SGD(lambda step: jnp.where(step < 10, 1.0, 0.5))
+    optimizer.iterations.assign(10)
+    optimizer.apply_gradients([(1.0, variable)])
+    assert float(variable.numpy()) == -0.5
+    assert int(optimizer.iterations.numpy()) == 11
+
+
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), [0.1, 0.2]])
+def test_a_rate_is_a_finite_number(value):
+    with pytest.raises(ArgumentError, match="finite number, not negative"):
+        SGD(value)
+    optimizer = SGD(0.1)
+    with pytest.raises(ArgumentError, match="finite number, not negative"):
+        optimizer.learning_rate = value
+
+
+def test_a_schedule_cannot_be_overwritten():
+    optimizer = SGD(lambda step: 0.1)
+    with pytest.raises(ArgumentError, match="was made with a schedule"):
+        optimizer.learning_rate = 0.1
+
+
+def test_a_finished_transform_has_its_own_rate():
+    optimizer = Optimizer(optax.sgd(0.1))
+    with pytest.raises(ArgumentError, match="has its learning rate inside"):
+        _ = optimizer.learning_rate
+    with pytest.raises(ArgumentError, match="a function from a learning rate to a transform needs one"):
+        Optimizer(optax.sgd(0.1), learning_rate=0.1)
+    with pytest.raises(ArgumentError, match="a function from a learning rate to a transform needs one"):
+        Optimizer(optax.sgd)

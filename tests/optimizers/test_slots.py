@@ -1,0 +1,162 @@
+"""Slots are made per variable, when it is first seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import mirrored as mr
+from mirrored.errors import ArgumentError
+from mirrored.optimizers import Adam, Optimizer
+
+
+def _step(way: Any, update: Callable[[], Any]) -> Any:
+    """A step that calls `update` on every replica, and returns nothing."""
+
+    def replica_step() -> None:
+        update()
+
+    return way.compile(lambda: way.strategy.run(replica_step))
+
+
+@pytest.mark.ways(replicas=(1, 2))
+def test_one_optimizer_over_two_models_in_separate_calls(way):
+    """Each model's slots and step counter are its own: the same as with an optimizer of its own."""
+    with way.strategy.scope():
+        one, two = mr.Variable(1.0, name="one"), mr.Variable(1.0, name="two")
+        joint, first, second = Adam(0.1), Adam(0.1), Adam(0.1)
+        one_alone, two_alone = mr.Variable(1.0), mr.Variable(1.0)
+
+    def replica_step(k: Any) -> None:
+        joint.apply_gradients([(k, one)])
+        joint.apply_gradients([(k * k, two)])
+        first.apply_gradients([(k, one_alone)])
+        second.apply_gradients([(k * k, two_alone)])
+
+    step = way.compile(lambda k: way.strategy.run(replica_step, args=(k,)))
+    for k in (1.0, -0.5, 2.0):
+        step(jnp.asarray(k))
+    np.testing.assert_allclose([one.numpy(), two.numpy()], [one_alone.numpy(), two_alone.numpy()], rtol=1e-6)
+    assert int(joint.iterations.numpy()) == 6
+    assert [slot.name for slot in joint.variables] == [
+        "adam/iterations", "adam/learning_rate", "adam/shared/count", "adam/one/mu", "adam/one/nu",
+        "adam/shared_1/count", "adam/two/mu", "adam/two/nu",
+    ]  # fmt: skip
+
+
+@pytest.mark.ways(replicas=(1, 2))
+def test_a_variable_may_join_later(way):
+    with way.strategy.scope():
+        early, late = mr.Variable(1.0), mr.Variable(1.0)
+        optimizer = Adam(0.1)
+
+    def replica_step() -> None:
+        optimizer.apply_gradients([(jnp.array(1.0), early)])
+
+    def larger_step() -> None:
+        optimizer.apply_gradients([(jnp.array(1.0), early), (jnp.array(1.0), late)])
+
+    way.compile(lambda: way.strategy.run(replica_step))()
+    way.compile(lambda: way.strategy.run(larger_step))()
+    # With a constant gradient Adam's step is the learning rate, if the bias is corrected by the variable's own count.
+    np.testing.assert_allclose([early.numpy(), late.numpy()], [0.8, 0.9], rtol=1e-5)
+
+
+@pytest.mark.ways(replicas=(1, 2, 4))
+def test_hierarchical_models_with_a_tape_each(way):
+    """Gradients of a shared trunk are summed over two tapes; one optimizer updates trunk and heads."""
+    with way.strategy.scope():
+        trunk, head_1, head_2 = (mr.Variable(value) for value in (0.5, 1.0, -1.0))
+        optimizer = Adam(0.1)
+    alone = [mr.Variable(value) for value in (0.5, 1.0, -1.0)]
+    plain = Adam(0.1)
+
+    def gradients(variables: Any, x: Any) -> Any:
+        shared, one, two = variables
+        with mr.GradientTape() as tape_1:
+            loss_1 = jnp.mean((one * jnp.tanh(shared * x) - 1.0) ** 2)
+        with mr.GradientTape() as tape_2:
+            loss_2 = jnp.mean((two * jnp.tanh(shared * x) + 2.0) ** 2)
+        return mr.aggregate_gradients([tape_1.gradient(loss_1, variables), tape_2.gradient(loss_2, variables)])
+
+    def replica_step(x: Any) -> None:
+        variables = [trunk, head_1, head_2]
+        parts = [gradient / way.num_replicas for gradient in gradients(variables, x)]
+        optimizer.apply_gradients(zip(parts, variables, strict=True))
+
+    step = way.compile(lambda x: way.strategy.run(replica_step, args=(x,)))
+    batches = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
+    for x in way.strategy.experimental_distribute_dataset(list(batches)):
+        step(x)
+    for x in batches:
+        plain.apply_gradients(zip(gradients(alone, jnp.asarray(x)), alone, strict=True))
+    actual, expected = [[v.numpy() for v in vs] for vs in ([trunk, head_1, head_2], alone)]
+    np.testing.assert_allclose(actual, expected, rtol=2e-6)
+
+
+@pytest.mark.ways(replicas=(1, 2))
+def test_build_makes_the_slots_before_the_first_step(way):
+    with way.strategy.scope():
+        variables = [mr.Variable(jnp.ones(2), name="a"), mr.Variable(jnp.ones(3), name="b")]
+        optimizer = Adam(0.1)
+        optimizer.build(variables)
+    assert len(optimizer.variables) == 2 + 1 + 4
+    optimizer.build(variables)
+    assert len(optimizer.variables) == 2 + 1 + 4
+    assert [made.strategy for made in optimizer.variables] == [way.strategy] * 7
+
+
+def test_names_stay_apart():
+    variables = [mr.Variable(1.0, name="w"), mr.Variable(1.0, name="w")]
+    optimizer = Adam(0.1)
+    optimizer.build(variables)
+    names = [variable.name for variable in optimizer.variables]
+    assert len(set(names)) == len(names)
+    assert optimizer.slots(variables[1])["mu"].name == "adam/w_1/mu"
+    assert optimizer.slots(mr.Variable(1.0)) == {}
+
+
+@pytest.mark.ways(replicas=(1, 2))
+def test_state_that_starts_at_the_parameters(way):
+    """A transform whose first state depends on the parameters (weight averaging) starts from their values."""
+    keep = optax.GradientTransformation(
+        lambda params: {"start": params}, lambda updates, state, params=None: (updates, state)
+    )
+    with way.strategy.scope():
+        variable = mr.Variable([2.0, 3.0])
+        optimizer = Optimizer(optax.chain(keep, optax.sgd(1.0)))
+    step = _step(way, lambda: optimizer.apply_gradients([(jnp.array([1.0, 1.0]), variable)]))
+    step()
+    step()
+    np.testing.assert_array_equal(optimizer.slots(variable)["start"].numpy(), [2.0, 3.0])
+    np.testing.assert_allclose(variable.numpy(), np.array([2.0, 3.0]) - 2.0 * way.num_replicas)
+
+
+def test_a_state_over_the_whole_list_refuses_to_grow():
+    optimizer = Optimizer(optax.flatten(optax.adam(0.1)))
+    first = mr.Variable(jnp.ones(2), name="first")
+    optimizer.apply_gradients([(jnp.ones(2), first)])
+    optimizer.apply_gradients([(jnp.ones(2), first)])
+    np.testing.assert_allclose(first.numpy(), [0.8, 0.8], rtol=1e-5)
+    with pytest.raises(ArgumentError, match="the new variables second"):
+        optimizer.apply_gradients([(jnp.ones(2), first), (jnp.ones(3), mr.Variable(jnp.ones(3), name="second"))])
+    np.testing.assert_allclose(first.numpy(), [0.8, 0.8], rtol=1e-5)
+
+
+@pytest.mark.ways(replicas=(2,))
+def test_random_keys_are_kept_as_slots(way):
+    with way.strategy.scope():
+        variable = mr.Variable(jnp.zeros(3))
+        optimizer = Optimizer(optax.chain(optax.add_noise(1.0, 0.0, key=jax.random.key(0)), optax.sgd(1.0)))
+    step = _step(way, lambda: optimizer.apply_gradients([(jnp.zeros(3), variable)]))
+    step()
+    first = variable.numpy()
+    step()
+    assert np.abs(first).max() > 0
+    assert not np.allclose(variable.numpy() - first, first)
