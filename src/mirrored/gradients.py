@@ -1,0 +1,230 @@
+"""Adding gradients up: of several tapes, and of several micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
+from mirrored.errors import ArgumentError, StructureError
+from mirrored.optimizers.meeting import scope_of, update_with_sums
+from mirrored.strategies import get_replica_context
+from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
+
+if TYPE_CHECKING:
+    from mirrored.optimizers import Optimizer
+
+
+def aggregate_gradients(gradients: Sequence[Any], op: ReduceOp | str | Callable[[Any], Any] = ReduceOp.SUM) -> Any:
+    """Combines gradients that several tapes gave for the same variables.
+
+    Context: any. Replicas are not involved: an optimizer reduces over them.
+
+    Args:
+        gradients: One list (or other structure) per tape, all of one structure. None stands for a gradient of zero.
+        op: SUM, MEAN (over all tapes, those with None included), or a function from stacked gradients ``[tapes, ...]``
+            to one ``[...]``.
+
+    Returns:
+        The same structure; None where every tape has None.
+
+    Raises:
+        ArgumentError: An empty list.
+        StructureError: Structures or shapes that differ.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> total = aggregate_gradients([[jnp.array(1.0), None, None], [jnp.array(2.0), jnp.array(3.0), None]])
+        >>> [None if gradient is None else float(gradient) for gradient in total]
+        [3.0, 3.0, None]
+
+    TensorFlow: `tf.add_n` per variable; or, in the contrib era, `optimizer` over the same list twice.
+    """
+    structures: list[tuple[list[Any], Any]] = [
+        jax.tree.flatten(one, is_leaf=lambda leaf: leaf is None) for one in gradients
+    ]
+    if not structures:
+        raise ArgumentError(
+            "aggregate_gradients",
+            found="an empty list",
+            rule="there is at least one list of gradients",
+            remedy="write aggregate_gradients([tape_1.gradient(...), tape_2.gradient(...)])",
+        )
+    treedef = structures[0][1]
+    for position, (_, other) in enumerate(structures):
+        if other != treedef:
+            raise StructureError(
+                "aggregate_gradients",
+                found=f"{treedef} at position 0 and {other} at position {position}",
+                rule="all gradients are for the same variables, in the same order",
+                remedy="ask every tape for the same sources: tape.gradient(loss, variables)",
+            )
+    columns = zip(*(leaves for leaves, _ in structures), strict=True)
+    combine = _combination(op)
+    return treedef.unflatten([_combined(column, combine, position) for position, column in enumerate(columns)])
+
+
+def _combination(op: Any) -> Callable[[list[Any]], Any]:
+    reduce_op = as_reduce_op(op)
+    if reduce_op == ReduceOp.SUM:
+        return _total
+    if reduce_op == ReduceOp.MEAN:
+        return lambda arrays: _total(arrays) / len(arrays)
+    return lambda arrays: reduce_op(jnp.stack(arrays))
+
+
+def _total(arrays: list[Any]) -> Any:
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = total + array
+    return total
+
+
+def _combined(column: Sequence[Any], combine: Callable[[list[Any]], Any], position: int) -> Any:
+    present = [jnp.asarray(gradient) for gradient in column if gradient is not None]
+    if not present:
+        return None
+    shapes = {array.shape for array in present}
+    if len(shapes) > 1:
+        raise StructureError(
+            "aggregate_gradients",
+            found=f"shapes {', '.join(map(str, sorted(shapes)))} for gradient {position}",
+            rule="gradients of one variable have its shape",
+            remedy="ask every tape for the same sources: tape.gradient(loss, variables)",
+        )
+    like = present[0]
+    return combine([jnp.zeros_like(like) if gradient is None else jnp.asarray(gradient) for gradient in column])
+
+
+class GradientAccumulator:
+    """Adds up gradients of micro-batches, and reduces them over replicas once, at the end.
+
+    The result is the gradient of the mean loss over all examples of all micro-batches and replicas, also where they
+    differ in size: every gradient counts by its number of examples. Sums are kept per replica, in float32 or better.
+
+    Context: made where the variables are, in the strategy's scope.
+
+    Args:
+        variables: The variables whose gradients are added, in order.
+        reduction: What the gradients are of: ``"mean"``, of the mean loss over a micro-batch on one replica; ``"sum"``,
+            of its sum.
+        name: The first part of its variables' names.
+
+    Example:
+        >>> import mirrored as mr
+        >>> v = mr.Variable(1.0)
+        >>> accumulator = GradientAccumulator([v])
+        >>> accumulator.add([2.0], count=3)
+        >>> accumulator.add([6.0], count=1)
+        >>> print(accumulator.result()[0])
+        3.0
+
+    TensorFlow: none; Keras' `gradient_accumulation_steps` reduces every micro-batch and weights all equally.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[Variable],
+        *,
+        reduction: Literal["mean", "sum"] = "mean",
+        name: str = "gradient_accumulator",
+    ) -> None:
+        if reduction not in ("mean", "sum"):
+            raise ArgumentError(
+                "GradientAccumulator",
+                found=f"reduction={reduction!r}",
+                rule="gradients are of the mean or of the sum of the losses of a micro-batch",
+                remedy='write reduction="mean" or reduction="sum"',
+            )
+        self._variables = list(variables)
+        self._reduction = reduction
+        with scope_of(self._variables):
+            self._sums = [_accumulator(v.shape, v.dtype, f"{name}/{v.name}") for v in self._variables]
+            self._count = _accumulator((), jnp.float32, f"{name}/count")
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The sums and the count, for saving."""
+        return [*self._sums, self._count]
+
+    def add(self, gradients: Sequence[Any], count: Any) -> None:
+        """Adds the gradients of one micro-batch. Nothing is reduced.
+
+        Context: replica context, or without a strategy.
+
+        Args:
+            gradients: One per variable; None counts as zero.
+            count: Of how many examples on this replica (or the sum of their weights); may be 0.
+
+        Raises:
+            StructureError: Another number of gradients, or shapes that are not the variables'.
+        """
+        self._check(gradients)
+        count = jnp.asarray(count, jnp.float32)
+        for total, gradient in zip(self._sums, gradients, strict=True):
+            if gradient is not None:
+                weight = count.astype(total.dtype) if self._reduction == "mean" else 1
+                total.assign_add(jnp.asarray(gradient).astype(total.dtype) * weight, read_value=False)
+        self._count.assign_add(count, read_value=False)
+
+    def result(self) -> list[jax.Array]:
+        """The gradients of the mean loss over everything that was added: one reduction for all of them.
+
+        Context: any. They are equal on all replicas: apply them with ``skip_gradients_aggregation=True``.
+        """
+        sums = [total.read_value() for total in self.variables]
+        context = get_replica_context()
+        if context is not None and context.num_replicas_in_sync > 1:
+            sums = context.all_reduce(ReduceOp.SUM, sums)
+        return self._means(sums)
+
+    def apply(self, optimizer: Optimizer) -> None:
+        """Applies the result to the variables, and starts again from zero: one reduction in all.
+
+        Context: replica context, or without a strategy; in cross-replica context too.
+        """
+
+        def update(sums: Sequence[Any]) -> None:
+            pairs = zip(self._means(sums), self._variables, strict=True)
+            optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
+
+        with scope_of(self._variables):
+            update_with_sums([total.read_value() for total in self.variables], update, "GradientAccumulator.apply")
+            self.reset()
+
+    def reset(self) -> None:
+        """Starts again from zero."""
+        for total in self.variables:
+            total.assign(jnp.zeros(total.shape, total.dtype), read_value=False)
+
+    def _means(self, sums: Sequence[Any]) -> list[jax.Array]:
+        count = jnp.where(sums[-1] == 0, 1, sums[-1])
+        return [
+            (total / count.astype(total.dtype)).astype(variable.dtype)
+            for total, variable in zip(sums[:-1], self._variables, strict=True)
+        ]
+
+    def _check(self, gradients: Sequence[Any]) -> None:
+        wanted = [tuple(variable.shape) for variable in self._variables]
+        found = [None if gradient is None else jnp.shape(gradient) for gradient in gradients]
+        fits = len(found) == len(wanted) and all(a is None or a == b for a, b in zip(found, wanted, strict=True))
+        if not fits:
+            raise StructureError(
+                "GradientAccumulator.add",
+                found=f"gradients of shapes {found} for variables of shapes {wanted}",
+                rule="there is one gradient, or None, per variable, of its shape",
+                remedy="pass tape.gradient(loss, variables) with the variables that the accumulator was made for",
+            )
+
+
+def _accumulator(shape: tuple[int, ...], dtype: Any, name: str) -> Variable:
+    return Variable(
+        jnp.zeros(shape, jnp.promote_types(dtype, jnp.float32)),
+        trainable=False,
+        name=name,
+        synchronization=VariableSynchronization.ON_READ,
+        aggregation=VariableAggregation.SUM,
+    )

@@ -1,0 +1,217 @@
+"""Losses whose gradients, summed over replicas, are those of one device on the whole batch.
+
+Optimizers sum gradients over replicas. So each replica's loss is its *part of the global mean*: the sum over its own
+examples, divided by the number of examples of all replicas. `average_loss` finds that number itself.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.traces import is_eval, recording_parent
+from mirrored.collectives.reduce_op import ReduceOp
+from mirrored.errors import ArgumentError, ContextError, StructureError
+from mirrored.replicas.ambient import ambient
+from mirrored.replicas.values import PerReplica
+from mirrored.strategies import get_replica_context, get_strategy
+
+
+def average_loss(per_example: Any, sample_weight: Any = None) -> jax.Array:
+    """This replica's part of the mean over all examples of all replicas.
+
+    Summed over replicas it is the mean, also where shares of the batch differ in size, are empty, or are padded. No
+    gradient flows through the divisor. A mean over nothing is 0.
+
+    Context: any. In replica context this replica's part: no collective where the divisor is known while tracing
+    (compiled, without weights), else one reduction of a single number. In cross-replica context, and without a
+    strategy, the mean itself.
+
+    Args:
+        per_example: ``f32[examples, ...]``: one loss per example, or per element of each (per token); every element
+            counts.
+        sample_weight: ``[examples]``, or more of the dimensions of `per_example`: weights, or a mask of bools that is
+            False for padding. The mean is then weighted: divided by the sum of the weights of all replicas.
+
+    Returns:
+        ``f32[]``, of the dtype of `per_example`.
+
+    Raises:
+        ArgumentError: `per_example` is a scalar.
+        StructureError: The shape of `sample_weight` does not begin that of `per_example`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(average_loss(jnp.array([1.0, 2.0, 6.0])))
+        3.0
+        >>> float(average_loss(jnp.array([1.0, 3.0, 99.0]), jnp.array([True, True, False])))
+        2.0
+
+    TensorFlow: `tf.nn.compute_average_loss` divides by the *local* number of examples times the number of replicas,
+    wrong for uneven shares, ignores weights in the divisor, and counts examples, not elements.
+    """
+    context = get_replica_context()
+    if context is None and (isinstance(per_example, PerReplica) or isinstance(sample_weight, PerReplica)):
+        strategy = get_strategy()
+        parts = strategy.run(average_loss, args=(per_example, sample_weight))
+        mean: jax.Array = strategy.reduce(ReduceOp.SUM, parts, axis=None)
+        return mean
+    losses = _losses(per_example, "average_loss")
+    total, count = _total_and_count(losses, sample_weight)
+    if context is not None and context.num_replicas_in_sync > 1:
+        count = _over_replicas(count, context)
+    return _quotient(total, count).astype(losses.dtype)
+
+
+def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None) -> jax.Array:
+    """The sum of a replica's (weighted) losses, divided by the global batch size: TensorFlow's helper, as it is there.
+
+    Context: replica context, or without a strategy.
+
+    Args:
+        per_example_loss: ``f32[examples, ...]``.
+        sample_weight: ``f32[examples]`` or a scalar; multiplies the losses and does not change the divisor.
+        global_batch_size: Default: the number of local examples times the number of replicas, which is right only for
+            even shares; `average_loss` is right for all.
+
+    Raises:
+        ArgumentError: A scalar loss; a batch size that is no integer of at least 0.
+        ContextError: In cross-replica context without `global_batch_size`.
+        StructureError: Weights that do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(compute_average_loss(jnp.array([1.0, 2.0]), global_batch_size=4))
+        0.75
+
+    TensorFlow: `tf.nn.compute_average_loss`.
+    """
+    losses = _losses(per_example_loss, "compute_average_loss")
+    total = jnp.sum(losses if sample_weight is None else losses * _like_tensorflow(losses, sample_weight))
+    if global_batch_size is None:
+        _check_replica_context("compute_average_loss")
+        global_batch_size = losses.shape[0] * get_strategy().num_replicas_in_sync
+    return _quotient(total, _batch_size(global_batch_size)).astype(losses.dtype)
+
+
+def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
+    """A regularization loss, summed up and divided by the number of replicas, since gradients are summed over them.
+
+    Context: replica context, or without a strategy.
+
+    Args:
+        regularization_loss: ``f32[...]``: the same on every replica.
+
+    Raises:
+        ContextError: In cross-replica context.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(scale_regularization_loss(jnp.array([3.0])))
+        3.0
+
+    TensorFlow: `tf.nn.scale_regularization_loss`.
+    """
+    _check_replica_context("scale_regularization_loss")
+    return jnp.sum(_floating(regularization_loss)) / get_strategy().num_replicas_in_sync
+
+
+def _losses(per_example: Any, called: str) -> jax.Array:
+    losses = _floating(per_example)
+    if losses.ndim == 0:
+        raise ArgumentError(
+            called,
+            found="per_example is a scalar",
+            rule="there is one loss per example, so that examples can be counted",
+            remedy="leave the losses of a batch unreduced (Reduction.NONE), or divide by the global batch size",
+        )
+    return losses
+
+
+def _floating(value: Any) -> jax.Array:
+    array = jnp.asarray(value)
+    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.result_type(float))
+
+
+def _total_and_count(losses: jax.Array, sample_weight: Any) -> tuple[jax.Array, Any]:
+    """The sum of the losses, and how many they are: a number, or an array if they are weighted."""
+    wide = jnp.promote_types(losses.dtype, jnp.float32)
+    if sample_weight is None:
+        return jnp.sum(losses.astype(wide)), losses.size
+    weights = jnp.asarray(sample_weight)
+    if weights.shape != losses.shape[: weights.ndim]:
+        raise StructureError(
+            "average_loss",
+            found=f"sample_weight of shape {weights.shape} for per_example of shape {losses.shape}",
+            rule="weights have the first dimensions of the losses, or all of them",
+            remedy="give one weight per example: sample_weight.reshape(per_example.shape[:1])",
+        )
+    repeats = math.prod(losses.shape[weights.ndim :])
+    weights = weights.astype(wide)
+    spread = weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
+    return jnp.sum(losses.astype(wide) * spread), jax.lax.stop_gradient(jnp.sum(weights)) * repeats
+
+
+def _over_replicas(count: Any, context: Any) -> Any:
+    """The count of all replicas. In a compiled run all shares have one shape: a plain number is the same everywhere."""
+    session = ambient().runner
+    compiled = session is not None and not is_eval(recording_parent(session.base_trace))
+    if compiled and isinstance(count, int):
+        return count * context.num_replicas_in_sync
+    local = jnp.asarray(count, jnp.result_type(float)) if isinstance(count, int) else count
+    return context.all_reduce(ReduceOp.SUM, local)
+
+
+def _quotient(total: jax.Array, count: Any) -> jax.Array:
+    """Their quotient; 0, with a gradient of 0, where `count` is 0."""
+    if isinstance(count, int):
+        return total / count if count else jnp.zeros_like(total)
+    empty = count == 0
+    return jnp.where(empty, 0, total / jnp.where(empty, 1, count).astype(total.dtype))
+
+
+def _like_tensorflow(losses: jax.Array, sample_weight: Any) -> jax.Array:
+    """Weights as TensorFlow fits them: a last dimension of 1 more or less than the losses is dropped or added."""
+    weights = jnp.asarray(sample_weight).astype(losses.dtype)
+    if weights.ndim == losses.ndim + 1 and weights.shape[-1] == 1:
+        weights = weights[..., 0]
+    elif 0 < weights.ndim == losses.ndim - 1:
+        weights = weights[..., None]
+    try:
+        fits = np.broadcast_shapes(weights.shape, losses.shape) == losses.shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise StructureError(
+            "compute_average_loss",
+            found=f"sample_weight of shape {weights.shape} for per_example_loss of shape {losses.shape}",
+            rule="weights broadcast to the losses",
+            remedy="give one weight per example",
+        )
+    return weights
+
+
+def _batch_size(given: Any) -> Any:
+    integral = np.ndim(given) == 0 and jnp.issubdtype(jnp.result_type(given), jnp.integer)
+    if not integral or (isinstance(given, int | np.integer) and given < 0):
+        raise ArgumentError(
+            "compute_average_loss",
+            found=f"global_batch_size={given!r}",
+            rule="a batch size is an integer, not negative",
+            remedy="give the number of examples of all replicas, or leave it out",
+        )
+    return int(given) if isinstance(given, int | np.integer) else jnp.asarray(given)
+
+
+def _check_replica_context(called: str) -> None:
+    if get_replica_context() is None:
+        raise ContextError(
+            called,
+            found="cross-replica context",
+            rule="a replica's loss is scaled where the replica computes it",
+            remedy=f"call {called} in the function given to strategy.run",
+        )

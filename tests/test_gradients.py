@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.collectives.reduce_op import ReduceOp
+from mirrored.errors import ArgumentError, StructureError
+from mirrored.function import function
+from mirrored.gradients import GradientAccumulator, aggregate_gradients
+from mirrored.optimizers import SGD, Adam
+
+A, B = jnp.array([1.0, 2.0]), jnp.array([3.0, 5.0])
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        (ReduceOp.SUM, [[4.0, 7.0], [1.0, 2.0], None]),
+        ("sum", [[4.0, 7.0], [1.0, 2.0], None]),
+        (ReduceOp.MEAN, [[2.0, 3.5], [0.5, 1.0], None]),
+        (lambda stacked: jnp.max(stacked, 0), [[3.0, 5.0], [1.0, 2.0], None]),
+    ],
+)
+def test_none_counts_as_zero(op, expected):
+    result = aggregate_gradients([[A, None, None], [B, A, None]], op=op)
+    assert result[2] is None
+    for gradient, wanted in zip(result[:2], expected[:2], strict=True):
+        np.testing.assert_allclose(gradient, wanted)
+
+
+def test_structures_are_kept():
+    result = aggregate_gradients([{"w": A, "b": (None, B)}, {"w": B, "b": (None, B)}, {"w": A, "b": (None, None)}])
+    np.testing.assert_allclose(result["w"], 2 * A + B)
+    assert result["b"][0] is None
+    np.testing.assert_allclose(result["b"][1], 2 * B)
+
+
+def test_what_it_refuses():
+    with pytest.raises(ArgumentError, match="an empty list"):
+        aggregate_gradients([])
+    with pytest.raises(StructureError, match="at position 1"):
+        aggregate_gradients([[A], [A, B]])
+    with pytest.raises(StructureError, match="for gradient 0"):
+        aggregate_gradients([[A], [jnp.ones(3)]])
+    with pytest.raises(ArgumentError, match="MEDIAN"):
+        aggregate_gradients([[A], [A]], op="MEDIAN")
+
+
+def _mean_loss(w: Any, x: Any) -> Any:
+    return jnp.mean((jnp.tanh(w * x) - 0.3) ** 2)
+
+
+X = np.random.default_rng(0).normal(size=(24,)).astype(np.float32)
+
+
+@pytest.mark.ways(replicas=(1, 2, 4))
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_uneven_micro_batches_give_the_gradient_of_the_whole(way, reduction):
+    """Shares of 2, 3 and 1 rows per replica: one step over all of them, exactly."""
+    sizes = [2, 3, 1]
+    n = way.num_replicas
+    with way.strategy.scope():
+        w, never = mr.Variable(0.7, name="w"), mr.Variable(1.0, name="never")
+        accumulator = GradientAccumulator([w, never], reduction=reduction)
+        optimizer = SGD(1.0)
+
+    def micro_step(x: Any) -> None:
+        with mr.GradientTape() as tape:
+            loss = _mean_loss(w, x) * (1.0 if reduction == "mean" else x.shape[0])
+        accumulator.add(tape.gradient(loss, [w, never]), count=x.shape[0])
+
+    step = way.compile(lambda x: way.strategy.run(micro_step, args=(x,)))
+    apply = way.compile(lambda: way.strategy.run(lambda: accumulator.apply(optimizer)))
+    whole = X[: 6 * n]
+    for _ in range(2):
+        before = float(w.numpy())
+        batches = np.split(whole, np.cumsum([size * n for size in sizes])[:-1])
+        for x in way.strategy.experimental_distribute_dataset(batches):
+            step(x)
+        apply()
+        expected = jax.grad(_mean_loss)(before, whole)
+        np.testing.assert_allclose(before - w.numpy(), expected, rtol=1e-5, atol=1e-7)
+    assert float(never.numpy()) == 1.0
+
+
+@pytest.mark.ways(modes=("eager",), replicas=(2, 4))
+def test_shares_may_differ_between_replicas(way):
+    with way.strategy.scope():
+        w = mr.Variable(0.7)
+        accumulator = GradientAccumulator([w])
+
+    def micro_step(x: Any) -> None:
+        with mr.GradientTape() as tape:
+            loss = jnp.sum((jnp.tanh(w * x) - 0.3) ** 2) / max(x.shape[0], 1)
+        accumulator.add(tape.gradient(loss, [w]), count=x.shape[0])
+
+    for x in way.strategy.experimental_distribute_dataset([X[:7], X[7:12]]):
+        way.strategy.run(micro_step, args=(x,))
+    result = way.strategy.run(accumulator.result)
+    expected = jax.grad(_mean_loss)(0.7, X[:12])
+    for (gradient,) in way.strategy.local_results(result):
+        np.testing.assert_allclose(gradient, expected, rtol=1e-5)
+    with way.strategy.scope():
+        np.testing.assert_allclose(accumulator.result()[0], expected, rtol=1e-5)
+        accumulator.apply(SGD(1.0))
+        np.testing.assert_allclose(accumulator.result()[0], 0.0)
+    np.testing.assert_allclose(w.numpy(), 0.7 - expected, rtol=1e-5)
+
+
+@pytest.mark.ways(modes=("compiled", "folded"), replicas=(2, 4))
+def test_one_reduction_for_all_micro_batches(way):
+    with way.strategy.scope():
+        variables = [mr.Variable(jnp.ones(k + 1), name=f"v{k}") for k in range(3)]
+        accumulator = GradientAccumulator(variables)
+        optimizer = Adam(0.1, clipnorm=1.0)
+
+    def replica_step(x: Any) -> None:
+        for part in range(3):
+            with mr.GradientTape() as tape:
+                loss = sum(jnp.mean(jnp.sin(v.read_value() * x[part])) for v in variables)
+            accumulator.add(tape.gradient(loss, variables), count=1)
+        accumulator.apply(optimizer)
+
+    step = function(lambda x: way.strategy.run(replica_step, args=(x,)))
+    (batch,) = list(way.strategy.experimental_distribute_dataset([np.ones((3 * way.num_replicas,), np.float32)]))
+    step(batch)
+    text = step.lower(batch).compile().as_text()
+    assert text.count(" all-reduce(") + text.count(" all-reduce-start(") == 1
+
+
+def test_nothing_added_is_a_zero_gradient():
+    w = mr.Variable([1.0, 2.0])
+    accumulator = GradientAccumulator([w])
+    np.testing.assert_array_equal(accumulator.result()[0], [0.0, 0.0])
+    accumulator.add([jnp.ones(2)], count=0)
+    np.testing.assert_array_equal(accumulator.result()[0], [0.0, 0.0])
+
+
+def test_bfloat16_gradients_are_added_in_float32():
+    w = mr.Variable(jnp.zeros((), jnp.bfloat16))
+    accumulator = GradientAccumulator([w])
+    accumulator.add([jnp.ones((), jnp.bfloat16)], count=256)
+    accumulator.add([jnp.full((), 3.0, jnp.bfloat16)], count=1)
+    assert accumulator.result()[0].dtype == jnp.bfloat16
+    assert float(accumulator.variables[0].numpy()) == 259.0
+
+
+def test_what_the_accumulator_refuses():
+    accumulator = GradientAccumulator([mr.Variable(1.0), mr.Variable([1.0, 2.0])])
+    with pytest.raises(StructureError, match="gradients of shapes"):
+        accumulator.add([jnp.array(1.0)], count=1)
+    with pytest.raises(StructureError, match=r"\[\(\), \(3,\)\]"):
+        accumulator.add([jnp.array(1.0), jnp.ones(3)], count=1)
+    assert all(float(np.abs(v.numpy()).max()) == 0.0 for v in accumulator.variables)
+    with pytest.raises(ArgumentError, match="reduction='max'"):
+        GradientAccumulator([], reduction="max")

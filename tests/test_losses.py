@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.errors import ArgumentError, ContextError, StructureError
+from mirrored.function import function
+from mirrored.losses import average_loss, compute_average_loss, scale_regularization_loss
+from mirrored.replicas.values import PerReplica
+
+LOSSES = np.arange(1.0, 14.0, dtype=np.float32) ** 2
+WEIGHTS = np.linspace(0.0, 2.0, 13, dtype=np.float32)
+
+
+def _shares(way: Any, array: np.ndarray, sizes: list[int]) -> PerReplica:
+    parts = np.split(array, np.cumsum(sizes)[:-1])
+    devices = [way.strategy.layout.device_of(r) for r in range(way.num_replicas)]
+    return PerReplica([jax.device_put(p, d) for p, d in zip(parts, devices, strict=True)], way.strategy.layout)
+
+
+def _sizes(total: int, replicas: int) -> list[int]:
+    """Uneven, with an empty share where there are several replicas."""
+    sizes = [0] * replicas
+    sizes[0], sizes[-1] = total - total // 3, total // 3 + (0 if replicas > 1 else total - total // 3)
+    return sizes
+
+
+@pytest.mark.ways(modes=("eager",))
+@pytest.mark.parametrize("weights", [None, WEIGHTS, WEIGHTS > 0.7], ids=["plain", "weights", "mask"])
+def test_uneven_shares_sum_to_the_mean(way, weights):
+    sizes = _sizes(13, way.num_replicas)
+    args = [_shares(way, LOSSES, sizes)] + ([] if weights is None else [_shares(way, weights, sizes)])
+    parts = way.strategy.run(average_loss, args=args)
+    total = sum(float(part) for part in way.strategy.local_results(parts))
+    np.testing.assert_allclose(total, np.average(LOSSES, weights=weights), rtol=1e-6)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_even_shares_on_every_way(way, weighted):
+    losses = np.arange(16, dtype=np.float32).reshape(16, 1) * np.ones((1, 3), np.float32)
+    weights = np.linspace(0.0, 1.0, 16).astype(np.float32)
+
+    @way.compile
+    def step(losses: Any, weights: Any) -> Any:
+        parts = way.strategy.run(lambda x, w: average_loss(x, w if weighted else None), args=(losses, weights))
+        return way.strategy.reduce("SUM", parts, axis=None)
+
+    (batch,) = list(way.strategy.experimental_distribute_dataset([(losses, weights)]))
+    expected = np.average(losses.mean(1), weights=weights if weighted else None)
+    np.testing.assert_allclose(step(*batch), expected, rtol=1e-6)
+
+
+@pytest.mark.ways(replicas=(1, 2, 4))
+def test_the_gradient_is_that_of_the_global_mean(way):
+    """Also where weights depend on the variable: nothing flows through the divisor."""
+    x = np.linspace(-1.0, 2.0, 8).astype(np.float32)
+    with way.strategy.scope():
+        variable = mr.Variable(0.5)
+
+    def replica_step(x: Any) -> Any:
+        with mr.GradientTape() as tape:
+            value = variable.read_value()
+            loss = average_loss((value * x - 1.0) ** 2, jnp.abs(value * x))
+        return tape.gradient(loss, variable)
+
+    @way.compile
+    def step(x: Any) -> Any:
+        return way.strategy.reduce("SUM", way.strategy.run(replica_step, args=(x,)), axis=None)
+
+    def reference(value: Any) -> Any:
+        weights = jnp.abs(value * x)
+        return jnp.sum((value * x - 1.0) ** 2 * weights) / jax.lax.stop_gradient(jnp.sum(weights))
+
+    (batch,) = list(way.strategy.experimental_distribute_dataset([x]))
+    np.testing.assert_allclose(step(batch), jax.grad(reference)(0.5), rtol=1e-5)
+
+
+@pytest.mark.ways(modes=("compiled", "folded"), replicas=(2, 4))
+def test_without_weights_a_compiled_step_reduces_nothing(way):
+    @function
+    def step(x: Any) -> Any:
+        return way.strategy.run(average_loss, args=(x,))
+
+    (batch,) = list(way.strategy.experimental_distribute_dataset([np.ones(8, np.float32)]))
+    parts = way.strategy.local_results(step(batch))
+    assert [float(part) for part in parts] == [1.0 / way.num_replicas] * way.num_replicas
+    text = step.lower(batch).compile().as_text()
+    assert "all-reduce" not in text
+    assert "all-gather" not in text
+
+
+@pytest.mark.ways(modes=("eager",), replicas=(1, 4))
+def test_cross_replica_context_gives_the_mean(way):
+    sizes = _sizes(13, way.num_replicas)
+    losses, weights = _shares(way, LOSSES, sizes), _shares(way, WEIGHTS, sizes)
+    with way.strategy.scope():
+        np.testing.assert_allclose(average_loss(losses, weights), np.average(LOSSES, weights=WEIGHTS), rtol=1e-6)
+        np.testing.assert_allclose(average_loss(losses), LOSSES.mean(), rtol=1e-6)
+        np.testing.assert_allclose(average_loss(jnp.asarray(LOSSES)), LOSSES.mean(), rtol=1e-6)
+
+
+def test_without_a_strategy():
+    np.testing.assert_allclose(average_loss(LOSSES), LOSSES.mean(), rtol=1e-6)
+    np.testing.assert_allclose(average_loss(LOSSES, WEIGHTS), np.average(LOSSES, weights=WEIGHTS), rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(average_loss)(LOSSES), LOSSES.mean(), rtol=1e-6)
+    assert float(average_loss(jnp.array([1, 2]))) == 1.5
+
+
+def test_weights_count_for_every_element_of_an_example():
+    per_token = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+    example_weights = np.array([1.0, 0.0, 2.0, 0.5], np.float32)
+    token_mask = per_token % 2 == 0
+    expected = np.average(per_token, weights=np.broadcast_to(example_weights[:, None], (4, 3)))
+    np.testing.assert_allclose(average_loss(per_token, example_weights), expected, rtol=1e-6)
+    np.testing.assert_allclose(average_loss(per_token, token_mask), per_token[token_mask].mean(), rtol=1e-6)
+
+
+def test_a_mean_over_nothing_is_zero_and_has_zero_gradient():
+    assert float(average_loss(jnp.zeros(0))) == 0.0
+    assert float(average_loss(jnp.ones(3), jnp.zeros(3))) == 0.0
+    gradient = jax.grad(lambda x: average_loss(x * jnp.ones(3), jnp.zeros(3)))(2.0)
+    assert float(gradient) == 0.0
+
+
+def test_bfloat16_losses_are_counted_exactly():
+    losses = jnp.ones(1001, jnp.bfloat16)
+    assert average_loss(losses).dtype == jnp.bfloat16
+    assert float(average_loss(losses)) == 1.0
+    assert float(average_loss(losses, jnp.ones(1001, jnp.bfloat16))) == 1.0
+
+
+def test_what_it_refuses():
+    with pytest.raises(ArgumentError, match="per_example is a scalar"):
+        average_loss(1.0)
+    with pytest.raises(StructureError, match=r"sample_weight of shape \(2,\) for per_example of shape \(3,\)"):
+        average_loss(jnp.ones(3), jnp.ones(2))
+    with pytest.raises(StructureError, match="the first dimensions of the losses"):
+        average_loss(jnp.ones(3), jnp.ones((3, 1)))
+
+
+class TestComputeAverageLoss:
+    def test_without_a_strategy(self):
+        assert float(compute_average_loss(jnp.array([1.0, 2.0]))) == 1.5
+        assert float(compute_average_loss(jnp.array([1.0, 2.0]), global_batch_size=4)) == 0.75
+        assert float(compute_average_loss(jnp.array([1.0, 2.0]), sample_weight=jnp.array([1.0, 0.0]))) == 0.5
+        assert float(compute_average_loss(jnp.array([1.0, 2.0]), global_batch_size=0)) == 0.0
+
+    @pytest.mark.ways(replicas=(2,))
+    def test_in_replicas(self, way):
+        def replica_step() -> Any:
+            losses = jnp.array([1.0, 2.0])
+            return [
+                compute_average_loss(losses),
+                compute_average_loss(losses, global_batch_size=8),
+                compute_average_loss(losses, sample_weight=jnp.array([1.0, 0.0])),
+                scale_regularization_loss(jnp.array([3.0])),
+            ]
+
+        results = way.compile(lambda: way.strategy.run(replica_step))()
+        for values in way.strategy.local_results(results):
+            np.testing.assert_allclose(values, [0.75, 0.375, 0.25, 1.5])
+
+    def test_weights_of_a_neighbouring_rank_fit_as_in_tensorflow(self):
+        losses = jnp.array([1.0, 2.0])
+        assert float(compute_average_loss(losses, sample_weight=jnp.array([[1.0], [0.0]]))) == 0.5
+        assert float(compute_average_loss(losses[:, None], sample_weight=jnp.array([1.0, 0.0]))) == 0.5
+        assert float(compute_average_loss(losses, sample_weight=2.0)) == 3.0
+
+    @pytest.mark.ways(modes=("eager",), replicas=(2,))
+    def test_cross_replica_context_is_refused(self, way):
+        with way.strategy.scope():
+            with pytest.raises(ContextError, match="compute_average_loss: cross-replica context"):
+                compute_average_loss(jnp.ones(2))
+            with pytest.raises(ContextError, match="scale_regularization_loss: cross-replica context"):
+                scale_regularization_loss(1.0)
+            assert float(compute_average_loss(jnp.ones(2), global_batch_size=2)) == 1.0
+
+    def test_what_it_refuses(self):
+        with pytest.raises(ArgumentError, match="per_example is a scalar"):
+            compute_average_loss(1.0)
+        for wrong in (1.5, -1, jnp.array([2, 2])):
+            with pytest.raises(ArgumentError, match="a batch size is an integer"):
+                compute_average_loss(jnp.ones(2), global_batch_size=wrong)
+        with pytest.raises(StructureError, match=r"shape \(3,\) for per_example_loss of shape \(2,\)"):
+            compute_average_loss(jnp.ones(2), sample_weight=jnp.ones(3))
