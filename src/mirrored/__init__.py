@@ -3,45 +3,54 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
-from mirrored import config
+from mirrored import config as config
+from mirrored import errors as errors
 
-config.set_from_environment()
+config.set_from_environment()  # before anything asks JAX for devices
 
-_MODULES = ("collectives", "config", "data", "errors", "losses", "optimizers", "testing", "tf")
-_NAMES = {
-    "DistributedValues": "mirrored.replicas.values",
-    "Function": "mirrored.function",
-    "GradientTape": "mirrored.tape",
-    "Mirrored": "mirrored.replicas.values",
-    "MirroredStrategy": "mirrored.strategies",
-    "OneDeviceStrategy": "mirrored.strategies",
-    "PerReplica": "mirrored.replicas.values",
-    "ReduceOp": "mirrored.collectives.reduce_op",
-    "ReplicaContext": "mirrored.strategies",
-    "Strategy": "mirrored.strategies",
-    "UnconnectedGradients": "mirrored.tape",
-    "Variable": "mirrored.variables",
-    "VariableAggregation": "mirrored.variables",
-    "VariableSynchronization": "mirrored.variables",
-    "custom_gradient": "mirrored.tape",
-    "experimental_set_strategy": "mirrored.strategies",
-    "function": "mirrored.function",
-    "functions_run_eagerly": "mirrored.function",
-    "get_replica_context": "mirrored.strategies",
-    "get_strategy": "mirrored.strategies",
-    "has_strategy": "mirrored.strategies",
-    "in_cross_replica_context": "mirrored.strategies",
-    "run_functions_eagerly": "mirrored.function",
-    "stop_gradient": "mirrored.tape",
-    "variable_creator_scope": "mirrored.variables",
-}
+from mirrored.collectives.reduce_op import ReduceOp as ReduceOp
+from mirrored.function import Function as Function
+from mirrored.function import function as function
+from mirrored.function import functions_run_eagerly as functions_run_eagerly
+from mirrored.function import run_functions_eagerly as run_functions_eagerly
+from mirrored.replicas.values import DistributedValues as DistributedValues
+from mirrored.replicas.values import Mirrored as Mirrored
+from mirrored.replicas.values import PerReplica as PerReplica
+from mirrored.strategies import MirroredStrategy as MirroredStrategy
+from mirrored.strategies import OneDeviceStrategy as OneDeviceStrategy
+from mirrored.strategies import ReplicaContext as ReplicaContext
+from mirrored.strategies import Strategy as Strategy
+from mirrored.strategies import experimental_set_strategy as experimental_set_strategy
+from mirrored.strategies import get_replica_context as get_replica_context
+from mirrored.strategies import get_strategy as get_strategy
+from mirrored.strategies import has_strategy as has_strategy
+from mirrored.strategies import in_cross_replica_context as in_cross_replica_context
+from mirrored.strategies.distribution import set_distributors
+from mirrored.tape import GradientTape as GradientTape
+from mirrored.tape import UnconnectedGradients as UnconnectedGradients
+from mirrored.tape import custom_gradient as custom_gradient
+from mirrored.tape import stop_gradient as stop_gradient
+from mirrored.variables import Variable as Variable
+from mirrored.variables import VariableAggregation as VariableAggregation
+from mirrored.variables import VariableSynchronization as VariableSynchronization
+from mirrored.variables import variable_creator_scope as variable_creator_scope
+
+
+def _from_data(name: str) -> Callable[[Any, Any, Any], Any]:
+    """A function of `mirrored.data`, which is imported when it is first called."""
+    return lambda *args: getattr(importlib.import_module("mirrored.data"), name)(*args)
+
+
+set_distributors(dataset=_from_data("distribute_dataset"), from_function=_from_data("distribute_from_function"))
+
+_MODULES = ("collectives", "data", "losses", "optimizers", "testing", "tf")
 
 
 def __getattr__(name: str) -> Any:
+    """Imports the optional parts on first use."""
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
-    if name in _NAMES:
-        return getattr(importlib.import_module(_NAMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

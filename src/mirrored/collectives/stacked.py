@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from mirrored._jax.boxes import is_live_box
 from mirrored._jax.traces import is_tracer
 from mirrored.collectives.group import Group
 from mirrored.replicas.layout import AXIS, Layout
@@ -63,6 +64,9 @@ def reduce_stacked(algorithm: Any, op: Any, arrays: Sequence[Any], layout: Layou
     """
     if not arrays:
         return []
+    if any(is_live_box(array) for array in arrays):
+        alone = Group(axis=None, devices=1, local=layout.num_replicas)
+        return list(algorithm.reduce(op, [[array[k] for k in range(layout.num_replicas)] for array in arrays], alone))
     if any(is_tracer(array) for array in arrays):
         return list(_reduction(algorithm, op, layout, len(arrays))(*arrays))
     placed = [jax.device_put(array, layout.sharded) for array in arrays]
@@ -80,6 +84,6 @@ def _concatenated(stacked: Any, axis: int) -> Any:
 
 def gather_stacked(array: Any, axis: int, layout: Layout) -> Any:
     """Concatenates the components of ``[replicas, ...]`` along `axis`, in replica order."""
-    if is_tracer(array):
+    if is_tracer(array) or is_live_box(array):
         return _concatenated(array, axis)
     return _compiled_gather(axis, layout)(jax.device_put(array, layout.sharded))

@@ -1,0 +1,192 @@
+"""Reductions: how the components of a per-replica value become one value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Final
+
+import jax
+import jax.numpy as jnp
+
+from mirrored.errors import ArgumentError
+
+_RULE: Final = "a reduction is ReduceOp.SUM, ReduceOp.MEAN, one of their names, a ReduceOp subclass or another callable"
+_REMEDY: Final = "give ReduceOp.SUM, for instance"
+
+
+class _Members(type):
+    """Makes `ReduceOp` look like the enum it is in TensorFlow: `ReduceOp("sum")`, `ReduceOp["SUM"]`, `list(ReduceOp)`."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is ReduceOp:
+            return as_reduce_op(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def __getitem__(cls, name: str) -> ReduceOp:
+        return _BY_NAME[name]
+
+    def __iter__(cls) -> Iterator[ReduceOp]:
+        return iter(_BY_NAME.values())
+
+    def __len__(cls) -> int:
+        return len(_BY_NAME)
+
+
+class ReduceOp(metaclass=_Members):
+    """How the components of a per-replica value become one: `SUM`, `MEAN`, or a subclass.
+
+    A subclass defines `__call__`, from the stacked components ``[replicas, ...]``, in replica order, to one value ``[...]`` of the
+    component's shape and dtype. It is traced, and called on every device with the same values. Give it equality and a hash
+    (a frozen dataclass has both): compiled programs are found again by it.
+
+    Attributes:
+        SUM: The sum, in the components' dtype.
+        MEAN: The sum divided by the number of replicas; of integers, as float32.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> class Largest(ReduceOp):
+        ...     def __call__(self, per_replica):
+        ...         return jnp.max(per_replica, axis=0)
+        >>> Largest()(jnp.asarray([[1, 5], [2, 3]])).tolist()
+        [2, 5]
+        >>> ReduceOp("mean")
+        ReduceOp.MEAN
+
+    TensorFlow: `tf.distribute.ReduceOp`, an enum with the same members. Subclasses are ours.
+    """
+
+    SUM: ClassVar[ReduceOp]
+    MEAN: ClassVar[ReduceOp]
+
+    def __call__(self, per_replica: Any) -> Any:
+        """Reduces stacked components ``[replicas, ...]`` to one ``[...]``. A subclass defines it."""
+        raise NotImplementedError(f"{type(self).__name__} defines no __call__(per_replica)")
+
+    @property
+    def name(self) -> str:
+        """``"SUM"``, or the subclass's name."""
+        return type(self).__name__
+
+    @property
+    def value(self) -> str:
+        """The same as `name`, as in TensorFlow's enum."""
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"ReduceOp.{self.name}"
+
+    @staticmethod
+    def from_variable_aggregation(aggregation: Any) -> ReduceOp:
+        """The reduction that a `VariableAggregation` (SUM or MEAN) stands for."""
+        return as_reduce_op(aggregation)
+
+
+class _Member(ReduceOp):
+    """`SUM` and `MEAN`: one object each, also after pickling and copying."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, per_replica: Any) -> Any:
+        return jnp.mean(per_replica, axis=0) if self is ReduceOp.MEAN else jnp.sum(per_replica, axis=0)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return as_reduce_op, (self._name,)
+
+
+_BY_NAME: Final[dict[str, ReduceOp]] = {name: _Member(name) for name in ("SUM", "MEAN")}
+ReduceOp.SUM = _BY_NAME["SUM"]
+ReduceOp.MEAN = _BY_NAME["MEAN"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CallableReduction(ReduceOp):
+    """Any callable over stacked components, as a reduction."""
+
+    fn: Callable[[Any], Any]
+
+    def __call__(self, per_replica: Any) -> Any:
+        return self.fn(per_replica)
+
+    @property
+    def name(self) -> str:
+        return getattr(self.fn, "__name__", type(self.fn).__name__)
+
+
+def as_reduce_op(value: Any) -> ReduceOp:
+    """The reduction that a user means.
+
+    Args:
+        value: A `ReduceOp`, a subclass of it that needs no arguments, a name in any case (``"sum"``, ``"ReduceOp.SUM"``), an object
+            with such a `.name` (`VariableAggregation.SUM`), or a callable over stacked components.
+
+    Raises:
+        ArgumentError: It is none of these.
+    """
+    if isinstance(value, ReduceOp):
+        return value
+    if isinstance(value, type) and issubclass(value, ReduceOp) and value is not ReduceOp:
+        return _instance(value)
+    name = value if isinstance(value, str) else getattr(value, "name", None)
+    if isinstance(name, str) and (found := _BY_NAME.get(name.rpartition(".")[2].upper())):
+        return found
+    if callable(value) and not isinstance(value, type):
+        return CallableReduction(value)
+    raise ArgumentError("ReduceOp", found=f"{value!r}", rule=_RULE, remedy=_REMEDY)
+
+
+def _instance(subclass: type[ReduceOp]) -> ReduceOp:
+    try:
+        return subclass()
+    except TypeError as error:
+        raise ArgumentError(
+            "ReduceOp",
+            found=f"the class {subclass.__name__}, which cannot be made without arguments ({error})",
+            rule=_RULE,
+            remedy=f"give an object: {subclass.__name__}(...)",
+        ) from error
+
+
+def check_reduction(op: Any, component: Any, num_replicas: int) -> None:
+    """Refuses a custom reduction that does not keep the component's shape and dtype.
+
+    Args:
+        op: The reduction. SUM and MEAN pass.
+        component: Anything with `shape` and `dtype`.
+        num_replicas: How many components it will get.
+
+    Raises:
+        ArgumentError: It fails on such values, or gives another shape or dtype.
+    """
+    op = as_reduce_op(op)
+    if isinstance(op, _Member):
+        return
+    stacked = jax.ShapeDtypeStruct((num_replicas, *component.shape), component.dtype)
+    expected = _describe(component)
+    try:
+        result = jax.eval_shape(op, stacked)
+    except Exception as error:
+        raise _unsuitable(op, stacked, f"raised {type(error).__name__}: {error}", expected) from error
+    if not isinstance(result, jax.ShapeDtypeStruct):
+        raise _unsuitable(op, stacked, f"gave a {type(result).__name__}", expected)
+    if (result.shape, result.dtype) != (tuple(component.shape), jnp.dtype(component.dtype)):
+        raise _unsuitable(op, stacked, f"gave {_describe(result)}", expected)
+
+
+def _unsuitable(op: ReduceOp, stacked: Any, what: str, expected: str) -> ArgumentError:
+    return ArgumentError(
+        op.name,
+        found=f"called with the stacked components {_describe(stacked)}, it {what}",
+        rule=f"a custom reduction gives one component: {expected}",
+        remedy="reduce over axis 0 only, and keep the dtype (result.astype(per_replica.dtype))",
+    )
+
+
+def _describe(array: Any) -> str:
+    return f"{jnp.dtype(array.dtype).name}[{', '.join(map(str, array.shape))}]"
