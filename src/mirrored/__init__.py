@@ -8,9 +8,6 @@ from typing import Any
 
 from mirrored import config as config
 from mirrored import errors as errors
-
-config.set_from_environment()  # before anything asks JAX for devices
-
 from mirrored.collectives.reduce_op import ReduceOp as ReduceOp
 from mirrored.function import Function as Function
 from mirrored.function import function as function
@@ -44,6 +41,7 @@ def _from_data(name: str) -> Callable[[Any, Any, Any], Any]:
     return lambda *args: getattr(importlib.import_module("mirrored.data"), name)(*args)
 
 
+config.set_from_environment()
 set_distributors(dataset=_from_data("distribute_dataset"), from_function=_from_data("distribute_from_function"))
 
 _MODULES = ("collectives", "data", "losses", "optimizers", "testing", "tf")

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.boxes import is_live_box, payload_of
 from mirrored._jax.traces import is_tracer
 from mirrored.errors import ValuesError
 
@@ -157,6 +158,10 @@ def stack_components(components: Sequence[Any], layout: Layout) -> jax.Array:
             rule="only components of one shape can be laid out as one array",
             remedy="use them in eager code, or pad them to one shape (last_batch='pad')",
         )
+    if any(is_live_box(component) for component in components):
+        # A tape outside `run` records: ordinary operations, on one device.
+        return jnp.stack([jax.device_put(component, layout.devices[0]) for component in components])
+    components = [payload_of(component) for component in components]
     if any(is_tracer(component) for component in components):
         return jnp.stack([jnp.asarray(component) for component in components])
     if len(layout.devices) == 1:
