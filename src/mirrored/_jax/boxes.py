@@ -1,25 +1,25 @@
 """Boxes: arrays that an eager tape tracks.
 
-A box is a `jax.Array` with a payload (the concrete array) and the key under which its tape knows it. It is not a tracer: JAX
-asks us, through its table of value handlers, what stands for it wherever a primitive meets it:
+A box is a `jax.Array` with a payload (the concrete array) and the key under which its tape knows it. It is not a
+tracer: JAX asks us, through its table of value handlers, what stands for it wherever a primitive meets it:
 
 - under its own tape (or another one): the box itself, which the tape's trace unwraps and records;
-- under a nested transform inside the tape: a `BoxTracer`, a constant of no running trace, which JAX hoists through `jit`,
-  `scan`, `cond`, `checkpoint` and hands back to the tape (a bare array would be baked in and its gradient lost);
+- under a nested transform inside the tape: a `BoxTracer`, a constant of no running trace, which JAX hoists through
+  `jit`, `scan`, `cond`, `checkpoint` and hands back to the tape (a bare array would be baked in and its gradient lost);
 - anywhere else: the payload.
 
-So whatever treats arrays specially (`device_put`, ahead-of-time compiled calls, pickle, dlpack, `jax.device_get`, NumPy, ...)
-sees an array.
+So whatever treats arrays specially (`device_put`, ahead-of-time compiled calls, pickle, dlpack, `jax.device_get`,
+NumPy, ...) sees an array.
 
-A `ReadTracer` stands for "the variable's value when this runs": what a variable read gives inside a nested transform under an
-eager tape. JAX may keep the traced helper for good; each call of it reads the variable anew.
+A `ReadTracer` stands for "the variable's value when this runs": what a variable read gives inside a nested transform
+under an eager tape. JAX may keep the traced helper for good; each call of it reads the variable anew.
 
 Serves JAX 0.10 to 0.12: a subclass of `jax.Array`, with the attributes of `ArrayImpl` and JAX's table of array methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -243,9 +243,34 @@ def _fill_in() -> None:
             setattr(Box, name, _from_payload(name))
 
 
+_DIRECT = frozenset({Box, ArrayImpl, float, int})
+
+
+def _operator(name: str, otherwise: Callable[[Any, Any], Any]) -> Callable[[Box, Any], Any]:
+    """An operator that goes straight to the tape where JAX's own way there would be the longer part of the work."""
+
+    def method(self: Box, other: Any) -> Any:
+        owner = self.owner
+        if _trace_now.trace is owner and type(other) in _DIRECT:
+            return owner.operate(name, self, other)
+        return otherwise(self, other)
+
+    return method
+
+
+def _shorten(names: Iterable[str]) -> None:
+    for name in names:
+        setattr(Box, f"__{name}__", _operator(name, _OF_JAX_METHODS[f"__{name}__"]))
+
+
 def has_payload(value: Any) -> bool:
     """Whether `value` is a box."""
     return type(value) is Box
+
+
+def is_live_box(value: Any) -> bool:
+    """Whether `value` is a box whose tape is still recording."""
+    return type(value) is Box and value.owner.recorder is not None
 
 
 def payload_of(value: Any) -> Any:
@@ -263,6 +288,7 @@ def is_eval_trace(trace: Any) -> bool:
 
 
 _fill_in()
+_shorten(("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "matmul", "rmatmul"))
 _core.pytype_aval_mappings[Box] = lambda box: box.payload.aval
 _core.pytype_aval_mappings[BoxTracer] = lambda tracer: tracer.aval
 _core.pytype_aval_mappings[ReadTracer] = lambda tracer: tracer.aval

@@ -1,8 +1,8 @@
 """Arrays embedded in a primitive's parameters, and calling the primitive with other arrays in their place.
 
-A function given to `jit` (or `scan`, `cond`, ...) may close over an array that the user watches. The object itself sits in
-the traced jaxpr: among the constants of a closed jaxpr, or, if it has no dimensions, as a literal. To differentiate with
-respect to it, it has to become an input.
+A function given to `jit` (or `scan`, `cond`, ...) may close over an array that the user watches. The object itself sits
+in the traced jaxpr: among the constants of a closed jaxpr, or, if it has no dimensions, as a literal. To differentiate
+with respect to it, it has to become an input.
 
 Serves JAX 0.10 to 0.12.
 """

@@ -1,8 +1,9 @@
 """Making JAX forget how it traced a function.
 
-A persistent jitted helper that closed over a box (through a mutable object: a model's attribute, a list) was traced with
-that box as a constant. Once the call is over the trace must not be reused. JAX's tracing caches are keyed by the function and
-can drop one function's entries (`evict_weakref`); which functions are being traced is read off the Python stack.
+A persistent jitted helper that closed over a box (through a mutable object: a model's attribute, a list) was traced
+with that box as a constant. Once the call is over the trace must not be reused. JAX's tracing caches are keyed by the
+function and can drop one function's entries (`evict_weakref`); which functions are being traced is read off the Python
+stack.
 
 Serves JAX 0.10 to 0.12: the frames of `jax._src` that trace hold the function in a local variable `fun`, `f` or `fun_`.
 """

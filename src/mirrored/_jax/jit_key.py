@@ -1,16 +1,18 @@
 """A token in JAX's tracing caches, so that a jitted helper traced in one context is not reused in another.
 
-JAX traces a persistent `@jax.jit` helper once per argument shapes and keeps the jaxpr, with whatever tracers the helper closed
-over: under another tape or another trace those would be stale. Every JAX cache that matters has the *user context* in its key
-(`jax.make_user_context`); this module owns one such context.
+JAX traces a persistent `@jax.jit` helper once per argument shapes and keeps the jaxpr, with whatever tracers the helper
+closed
+over: under another tape or another trace those would be stale. Every JAX cache that matters has the *user context* in
+its key (`jax.make_user_context`); this module owns one such context.
 
-- An eager tape uses the fixed token `TAPE`. Inside a tape a variable read is hoisted as a reference that is resolved at each
-  call, and a helper that captured a box is evicted (`mirrored._jax.evicting`), so one token serves all tapes and nothing is
-  traced again for the next one.
-- The trace of a compiled function closes over values that live for that trace only: it takes `fresh()`, a token of its own,
-  and calls `renew()` whenever a captured variable gets another value.
+- An eager tape uses the fixed token `TAPE`. Inside a tape a variable read is hoisted as a reference that is resolved at
+  each call, and a helper that captured a box is evicted (`mirrored._jax.evicting`), so one token serves all tapes and
+  nothing is traced again for the next one.
+- The trace of a compiled function closes over values that live for that trace only: it takes `fresh()`, a token of its
+  own, and calls `renew()` whenever a captured variable gets another value.
 
-Serves JAX 0.10 to 0.12 (`UserConfig._obj` is the `Config` behind a user context, for setting it without a `with` block).
+Serves JAX 0.10 to 0.12 (`UserConfig._obj` is the `Config` behind a user context, for setting it without a `with`
+block).
 """
 
 from __future__ import annotations

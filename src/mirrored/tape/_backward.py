@@ -64,11 +64,10 @@ class Walk:
 
     def _step(self, record: Record, cotangents: dict[Key, Any], keep: frozenset[Key]) -> None:
         arrived = [None if key is None else _take(cotangents, key, keep) for key in record.out_keys]
-        step = record.step
-        if not step.meets and all([cotangent is None for cotangent in arrived]):
+        if not record.meets and all([cotangent is None for cotangent in arrived]):
             return
-        pull = step.pull_recorded if self._recorded else step.pull
-        for position, cotangent in pull(record, arrived, self._run):
+        pull = record.pull_recorded if self._recorded else record.pull
+        for position, cotangent in pull(arrived, self._run):
             key = record.in_keys[position]
             before = cotangents.get(key)
             cotangents[key] = cotangent if before is None else self._run(catalogue.ADD, [before, cotangent])[0]

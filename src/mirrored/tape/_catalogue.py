@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from mirrored.tape._operation import Operation
 
-# A user's function made anew for every step (`jax.jit(lambda ...)`) comes with a new jaxpr each time, and an operation keeps
-# its compiled programs: those are few. Plain primitives are shared by everything and small.
+# A user's function made anew for every step (`jax.jit(lambda ...)`) comes with a new jaxpr each time, and an operation
+# keeps its compiled programs: those are few. Plain primitives are shared by everything and small.
 MOST_PRIMITIVES = 4096
 MOST_PROGRAMS = 256
 

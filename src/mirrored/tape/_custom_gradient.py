@@ -17,7 +17,7 @@ from mirrored._jax.programs import aval_of, is_inexact
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored.errors import ArgumentError, ArgumentTypeError
 from mirrored.replicas.reads import listen, unlisten
-from mirrored.tape._record import Key, Pulled, Record, Runner, Step, no_cotangent
+from mirrored.tape._record import Key, Pulled, Record, Runner, completed
 from mirrored.tape._structure import is_variable
 from mirrored.tape._trace import TapeTrace
 
@@ -52,10 +52,10 @@ def custom_gradient(function: F) -> F:
     """Gives a function a gradient of its own.
 
     Args:
-        function: Takes arrays (keyword arguments are not differentiated), returns a pair: the result, an array or a structure
-            of them, and a function of the results' gradients that returns one gradient for each positional argument. If
-            `function` reads trainable variables, the gradient function must accept ``variables=``, a list of them, and return
-            a pair: the arguments' gradients, and a list of the variables' gradients.
+        function: Takes arrays (keyword arguments are not differentiated), returns a pair: the result, an array or a
+            structure of them, and a function of the results' gradients that returns one gradient for each positional
+            argument. If `function` reads trainable variables, the gradient function must accept ``variables=``, a list
+            of them, and return a pair: the arguments' gradients, and a list of the variables' gradients.
 
     Returns:
         The function of the same arguments that returns the result.
@@ -72,8 +72,8 @@ def custom_gradient(function: F) -> F:
         >>> float(tape.gradient(y, x))
         1.0
 
-    TensorFlow: `tf.custom_gradient`. Under `jax.grad` and inside a nested `jit` or `lax.scan` the gradient is honoured too,
-    for functions that read no variables.
+    TensorFlow: `tf.custom_gradient`. Under `jax.grad` and inside a nested `jit` or `lax.scan` the gradient is honoured
+    too, for functions that read no variables.
     """
 
     @functools.wraps(function)
@@ -113,9 +113,9 @@ class _Call:
         avals = [aval_of(output) for output in outputs]
         tracked = [is_inexact(aval) for aval in avals]
         for tape, (_, keys, watched) in reversed(list(zip(tapes, sorted_operands, strict=True))):
-            step = CustomStep(gradient, avals, watched, len(operands), variables)
-            in_keys, step.reached = _with_variables(tape, keys, variables)
-            outputs = tape.record(step, in_keys, outputs, tracked) if in_keys else outputs
+            record = CustomRecord(keys, watched, gradient, avals, len(operands))
+            record.reach(tape, variables)
+            outputs = tape.add(record, outputs, tracked, operands) if record.in_keys else outputs
         return tree.unflatten(outputs)
 
     def under_transform(self) -> Any:
@@ -136,31 +136,35 @@ class _Call:
         return structure[0].unflatten(outputs)
 
 
-class CustomStep(Step):
-    """By the user's gradient function."""
+class CustomRecord(Record):
+    """Goes back by the user's gradient function."""
 
-    __slots__ = ("avals", "gradient", "num_operands", "reached", "variables", "watched")
+    __slots__ = ("avals", "gradient", "num_operands", "reached", "variables")
 
     def __init__(
         self,
+        in_keys: Sequence[Key],
+        watched: tuple[int, ...],
         gradient: Callable[..., Any],
         avals: list[Any],
-        watched: tuple[int, ...],
         num_operands: int,
-        variables: list[Any],
     ) -> None:
+        super().__init__(in_keys, watched)
         self.gradient = gradient
         self.avals = avals
-        self.watched = watched
         self.num_operands = num_operands
-        self.variables = variables
+        self.variables: list[Any] = []
         self.reached: list[int] = []
 
-    def pull(self, record: Record, cotangents: list[Any], run: Runner) -> Pulled:
-        full = [
-            no_cotangent(aval) if cotangent is None else cotangent
-            for cotangent, aval in zip(cotangents, self.avals, strict=True)
-        ]
+    def reach(self, tape: TapeTrace, variables: list[Any]) -> None:
+        """Adds the variables that the function read and `tape` watches to what a gradient can reach."""
+        assert tape.recorder is not None
+        self.variables = variables
+        self.reached = [i for i, variable in enumerate(variables) if tape.recorder.watches(variable)]
+        self.in_keys = [*self.in_keys, *(tape.recorder.variable_key(variables[i]) for i in self.reached)]
+
+    def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
+        full = completed(cotangents, self.avals)
         of_variables: Sequence[Any] = ()
         if self.variables:
             given, of_variables = self.gradient(*full, variables=self.variables)
@@ -168,7 +172,9 @@ class CustomStep(Step):
             given = self.gradient(*full)
         gradients = _listed(given, self.num_operands)
         pulled = [gradients[i] for i in self.watched]
-        pulled += [_listed(of_variables, len(self.variables))[i] for i in self.reached]
+        if self.reached:
+            listed = _listed(of_variables, len(self.variables))
+            pulled += [listed[i] for i in self.reached]
         return [(i, gradient) for i, gradient in enumerate(pulled) if gradient is not None]
 
 
@@ -215,12 +221,6 @@ def _collected_reads() -> Iterator[dict[int, Any]]:
         yield collector.variables
     finally:
         unlisten(collector)
-
-
-def _with_variables(tape: TapeTrace, keys: list[Key], variables: list[Any]) -> tuple[list[Key], list[int]]:
-    assert tape.recorder is not None
-    reached = [i for i, variable in enumerate(variables) if tape.recorder.watches(variable)]
-    return [*keys, *(tape.recorder.variable_key(variables[i]) for i in reached)], reached
 
 
 def _untracked(value: Any, tapes: Sequence[TapeTrace]) -> Any:

@@ -38,15 +38,16 @@ _log = logging.getLogger("mirrored.tape")
 class GradientTape:
     """Records what is computed in its block, to differentiate it afterwards.
 
-    Trainable variables that are read in the block are watched by themselves, arrays when `watch` says so. Everything that
-    JAX can differentiate can be recorded: `jax.numpy`, `lax.scan`, `cond`, `jit`, `checkpoint`, libraries built on them; at
-    once or inside a compiled function; tapes inside tapes. Beyond what JAX can: `lax.while_loop`, outside compiled code.
+    Trainable variables that are read in the block are watched by themselves, arrays when `watch` says so. Everything
+    that JAX can differentiate can be recorded: `jax.numpy`, `lax.scan`, `cond`, `jit`, `checkpoint`, libraries built on
+    them; at once or inside a compiled function; tapes inside tapes. Beyond what JAX can: `lax.while_loop`, outside
+    compiled code.
 
     Context: any. Inside `Strategy.run` each replica has its own tape. A tape opened around `run` records through it.
 
     Args:
-        persistent: Whether several gradients may be taken. The records are kept until the tape is dropped; otherwise they
-            are freed by the first gradient.
+        persistent: Whether several gradients may be taken. The records are kept until the tape is dropped; otherwise
+            they are freed by the first gradient.
         watch_accessed_variables: Whether reading a trainable variable watches it.
 
     Example:
@@ -57,8 +58,8 @@ class GradientTape:
         >>> float(tape.gradient(y, x))
         6.0
 
-    TensorFlow: `tf.GradientTape`. Gradients of complex values follow JAX (TensorFlow gives the conjugate); gradients are
-    always dense; at a tie `maximum` gives each side half.
+    TensorFlow: `tf.GradientTape`. Gradients of complex values follow JAX (TensorFlow gives the conjugate); gradients
+    are always dense; at a tie `maximum` gives each side half.
     """
 
     def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
@@ -171,8 +172,8 @@ class GradientTape:
         The object itself is tracked: go on using it, also where a function given to `jit` or `lax.scan` closes over it.
 
         Args:
-            tensor: A `jax.Array`, a variable, or a structure of them. Integers and bools are accepted with a warning; they
-                have no gradient.
+            tensor: A `jax.Array`, a variable, or a structure of them. Integers and bools are accepted with a warning;
+                they have no gradient.
 
         Raises:
             ArgumentError: A leaf is something else (a NumPy array or a number has no identity that JAX would keep).
@@ -245,7 +246,8 @@ class GradientTape:
             The gradients, in the structure of `sources`; None for unconnected sources, unless zeros are asked for.
 
         Raises:
-            TapeError: A second gradient of a tape that is not persistent, or one through something without a derivative.
+            TapeError: A second gradient of a tape that is not persistent, or one through something without a
+                derivative.
             ArgumentTypeError: A target or source is not an array or a variable.
             StructureError: `output_gradients` does not fit the targets.
 
@@ -404,7 +406,7 @@ class GradientTape:
         return [None if key is None else found.get(key) for key in keys]
 
     def _pull_rows(self, target: Any, rows: Any, sources: Sequence[Any], *, vectorized: bool) -> list[Any]:
-        meets = any(record.step.meets for record in self._recorder.records)
+        meets = any(record.meets for record in self._recorder.records)
         with self._differentiating() as walk:
             key = self._key_of(target)
             keys = [self._key_of(source) for source in sources]

@@ -1,7 +1,7 @@
 """Loops whose length is known only by running them, under a tape that runs at once.
 
-JAX refuses reverse-mode derivatives of `lax.while_loop`, since a compiled program cannot store an unknown number of steps. A
-tape that runs at once simply takes the steps one by one and records each.
+JAX refuses reverse-mode derivatives of `lax.while_loop`, since a compiled program cannot store an unknown number of
+steps. A tape that runs at once simply takes the steps one by one and records each.
 """
 
 from __future__ import annotations

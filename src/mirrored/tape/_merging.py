@@ -1,10 +1,10 @@
 """Merges of local replicas, recorded by every replica's tape.
 
-In a merge all local replicas' operands come together and one function computes all their results. Seen from the tapes it is
-one operation of which each replica holds a part. The forward pass runs once, in the driver, by `jax.vjp`, whose residuals go
-to replica 0 as additional results (so that a tape around this one sees them). The way back is another merge: every replica
-brings its cotangents, replica 0 the residuals, and each takes its operands' cotangents home. All replicas walk the same merges
-in the same order, whether or not a cotangent has arrived at them.
+In a merge all local replicas' operands come together and one function computes all their results. Seen from the tapes
+it is one operation of which each replica holds a part. The forward pass runs once, in the driver, by `jax.vjp`, whose
+residuals go to replica 0 as additional results (so that a tape around this one sees them). The way back is another
+merge: every replica brings its cotangents, replica 0 the residuals, and each takes its operands' cotangents home. All
+replicas walk the same merges in the same order, whether or not a cotangent has arrived at them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 from mirrored._jax.programs import aval_of, is_inexact
 from mirrored.replicas.merging import Merge, meet
 from mirrored.tape._operation import linearize
-from mirrored.tape._record import Pulled, Record, Runner, Step, no_cotangent
+from mirrored.tape._record import Key, Pulled, Record, Runner, no_cotangent
 
 if TYPE_CHECKING:
     from mirrored.tape._trace import TapeTrace
@@ -63,8 +63,8 @@ def process(trace: TapeTrace, merge: Merge, payload: list[Any]) -> list[Any]:
         *results, part = meet(Merge(merge.name, lambda payloads: _forward(merge, payloads)), values)
     residuals = results[part.num_results :]
     own = results[: part.num_results]
-    step = MergeStep(merge.name, part, residuals, watched)
-    return trace.record(step, keys, own, [_is_array(value) and is_inexact(aval_of(value)) for value in own], values)
+    record = MergeRecord(keys, watched, merge.name, part, residuals)
+    return trace.add(record, own, [_is_array(value) and is_inexact(aval_of(value)) for value in own], values)
 
 
 def _forward(merge: Merge, payloads: Sequence[list[Any]]) -> list[list[Any]]:
@@ -87,23 +87,25 @@ def _forward(merge: Merge, payloads: Sequence[list[Any]]) -> list[list[Any]]:
     return [[*result, Part(way, k, counts[k])] for k, result in enumerate(by_replica)]
 
 
-class MergeStep(Step):
-    """The way back through a merge: another merge."""
+class MergeRecord(Record):
+    """Goes back through a merge by another merge."""
 
-    __slots__ = ("name", "part", "residuals", "watched")
+    __slots__ = ("name", "part", "residuals")
 
     meets = True
 
-    def __init__(self, name: str, part: Part, residuals: list[Any], watched: tuple[int, ...]) -> None:
+    def __init__(
+        self, in_keys: Sequence[Key], watched: tuple[int, ...], name: str, part: Part, residuals: list[Any]
+    ) -> None:
+        super().__init__(in_keys, watched)
         self.name = name
         self.part = part
         self.residuals = residuals
-        self.watched = watched
 
-    def pull(self, record: Record, cotangents: list[Any], run: Runner) -> Pulled:
+    def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
         way, index = self.part.way, self.part.index
         given = [
-            cotangent if cotangent is not None else no_cotangent(aval)
+            no_cotangent(aval) if cotangent is None else cotangent
             for cotangent, aval in zip(cotangents, way.results[index], strict=True)
             if is_inexact(aval)
         ]

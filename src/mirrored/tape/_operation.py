@@ -1,9 +1,10 @@
 """Operations and their rules: how to run something so that it can be taken back.
 
-An `Operation` is a flat function of arrays. Its `Rule` for given input types and given watched inputs says what to compute
-forward (the results and whatever the way back needs), and how to pull cotangents back. Both are derived once from `jax.vjp`:
-the pullback is a pytree whose leaves are the residuals, so tracing it gives two programs, which are operations again, so that
-their own derivatives come from the same machinery. Residuals that are inputs, results or constants are not computed again.
+An `Operation` is a flat function of arrays. Its `Rule` for given input types and given watched inputs says what to
+compute forward (the results and whatever the way back needs), and how to pull cotangents back. Both are derived once
+from `jax.vjp`: the pullback is a pytree whose leaves are the residuals, so tracing it gives two programs, which are
+operations again, so that their own derivatives come from the same machinery. Residuals that are inputs, results or
+constants are not computed again.
 """
 
 from __future__ import annotations

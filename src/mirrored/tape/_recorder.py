@@ -7,9 +7,7 @@ from typing import Any
 from mirrored._jax.boxes import Box
 from mirrored._jax.programs import aval_of, is_inexact
 from mirrored._jax.traces import is_tracer
-from mirrored.tape._record import AliasStep, Key, Record, new_key
-
-ALIAS = AliasStep()
+from mirrored.tape._record import AliasRecord, Key, Record, new_key
 
 
 class Recorder:
@@ -17,8 +15,9 @@ class Recorder:
 
     Attributes:
         records: The operations, in order.
-        known: By identity, the objects that are not boxes of this tape and yet tracked: the user's own arrays, tracers of the
-            surrounding trace, boxes of a surrounding tape. Each with its key, kept alive, so that its identity stays its own.
+        known: By identity, the objects that are not boxes of this tape and yet tracked: the user's own arrays, tracers
+            of the surrounding trace, boxes of a surrounding tape. Each with its key, kept alive, so that its identity
+            stays its own.
         variables: By identity, each variable that was read or watched and its key.
         reads: By identity of the tracer that a read gave, the variable.
         explicit: Identities of the variables that were watched by hand.
@@ -91,7 +90,9 @@ class Recorder:
             self.known[id(value)] = (key, value)
             if is_tracer(value):
                 self.reads[id(value)] = variable
-        self.records.append(Record(ALIAS, (self.variable_key(variable),), (key,), None))
+        record = AliasRecord((self.variable_key(variable),))
+        record.out_keys = (key,)
+        self.records.append(record)
         return value
 
     def untracked(self, value: Any, owner: Any) -> Any:

@@ -57,8 +57,8 @@ def is_array(value: Any) -> bool:
 def flatten_sources(sources: Any, called: str) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
     """The arrays and variables of a structure, and how to put results in their places.
 
-    Inside a registered class (an Equinox module, an optax state) leaves that are not arrays get None. In lists, tuples and
-    dicts that the user wrote they are mistakes.
+    Inside a registered class (an Equinox module, an optax state) leaves that are not arrays get None. In lists, tuples
+    and dicts that the user wrote they are mistakes.
     """
     leaves, treedef = jax.tree_util.tree_flatten_with_path(sources, is_leaf=lambda x: x is None or is_variable(x))
     positions = []

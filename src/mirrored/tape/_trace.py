@@ -1,10 +1,10 @@
 """The tape as a JAX trace: every primitive applied in a tape's block arrives here.
 
-If no operand is watched, the primitive runs under the parent trace and is forgotten. Otherwise its operation runs under the
-parent by its rule, which also leaves what the way back needs, and a record is made.
+If no operand is watched, the primitive runs under the parent trace and is forgotten. Otherwise its operation runs under
+the parent by its rule, which also leaves what the way back needs, and a record is made.
 
-Under a parent that runs at once, results are boxed. Under any other parent (a compiled function, a surrounding tape, `vmap`)
-results are the parent's own values, and identity says which of them are tracked.
+Under a parent that runs at once, results are boxed. Under any other parent (a compiled function, a surrounding tape,
+`vmap`) results are the parent's own values, and identity says which of them are tracked.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from mirrored._jax.traces import Trace, is_eval, is_eval_below, is_tracer, put_t
 from mirrored.tape import _catalogue as catalogue
 from mirrored.tape import _loops as loops
 from mirrored.tape import _merging as merging
-from mirrored.tape._operation import Operation, linearize
-from mirrored.tape._record import FailedStep, Key, PullbackStep, Record, RuleStep, Step, new_key
+from mirrored.tape._operation import Operation, Rule, linearize
+from mirrored.tape._record import FailedRecord, Key, PullbackRecord, Record, RuleRecord, new_key
 
 if TYPE_CHECKING:
     from mirrored.replicas.merging import Merge
     from mirrored.tape._recorder import Recorder
+
+
+_LEFT, _BOTH = (0,), (0, 1)
 
 
 class TapeTrace(Trace):  # type: ignore[misc]
@@ -39,7 +42,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         recorder: Where to record; None while the tape is not recording: then everything passes through.
     """
 
-    __slots__ = ("_stale", "eager", "outer_token", "parent", "recorder")
+    __slots__ = ("_context", "_quick", "_stale", "eager", "outer_token", "parent", "recorder")
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,6 +51,8 @@ class TapeTrace(Trace):  # type: ignore[misc]
         self.recorder: Recorder | None = None
         self.eager = False
         self._stale: list[Any] = []
+        self._context: Any = None
+        self._quick: dict[Any, Rule] = {}
 
     # Life
 
@@ -162,19 +167,12 @@ class TapeTrace(Trace):  # type: ignore[misc]
             if self.eager:
                 jit_key.put(token)
         if rule.failure is None:
-            step: Step = RuleStep(rule, rule.residuals(values, results), operation, watched)
+            record: Record = RuleRecord(keys, watched, operation, rule, rule.residuals(values, results))
         else:
-            step = FailedStep(operation.name, rule.failure)
-        return self.record(step, keys, results[: rule.num_results], rule.tracked, values)
+            record = FailedRecord(keys, operation.name, rule.failure)
+        return self.add(record, results[: rule.num_results], rule.tracked, values)
 
-    def record(
-        self,
-        step: Step,
-        keys: list[Key],
-        results: list[Any],
-        tracked: Sequence[bool],
-        values: Sequence[Any] = (),
-    ) -> list[Any]:
+    def add(self, record: Record, results: list[Any], tracked: Sequence[bool], inputs: Sequence[Any] = ()) -> list[Any]:
         """Adds a record; the results as the tape's user sees them."""
         recorder = self.recorder
         if recorder is None:
@@ -185,9 +183,51 @@ class TapeTrace(Trace):  # type: ignore[misc]
                 key = new_key()
                 out_keys[position] = key
                 results[position] = self._tracked(results[position], key, recorder)
-        inputs = self._rewrapped(values, step.watched, keys) if recorder.persistent else None
-        recorder.records.append(Record(step, keys, out_keys, inputs))
+        record.out_keys = out_keys
+        if recorder.persistent:
+            record.inputs = self._rewrapped(inputs, record)
+        recorder.records.append(record)
         return results
+
+    def operate(self, name: str, left: Box, right: Any) -> Any:
+        """Applies a binary operator to a box of this tape and another box, an array or a number: `apply`, made short."""
+        recorder = self.recorder
+        operation = catalogue.OPERATORS[name]
+        kind = type(right)
+        if not self.eager or recorder is None or (kind is Box and right.owner is not self):
+            return self.apply(operation, (left, right))[0]
+        value, keys, watched = left.payload, [left.key], _LEFT
+        if kind is Box:
+            keys.append(right.key)
+            right, watched = right.payload, _BOTH
+        elif kind is Array and id(right) in recorder.known:
+            keys.append(recorder.known[id(right)][0])
+            watched = _BOTH
+        put_trace(self.parent)
+        token = jit_key.swap(None)
+        try:
+            rule = self._rule_of_operator(operation, value, right, watched)
+            results = rule.forward.jitted(value, right)
+        finally:
+            put_trace(self)
+            jit_key.put(token)
+        record = RuleRecord(keys, watched, operation, rule, rule.residuals((value, right), results))
+        key = new_key()
+        record.out_keys = (key,)
+        if recorder.persistent:
+            record.inputs = self._rewrapped((value, right), record)
+        recorder.records.append(record)
+        return Box(self, results[0], key)
+
+    def _rule_of_operator(self, operation: Operation, left: Any, right: Any, watched: tuple[int, ...]) -> Rule:
+        context = context_key()
+        if context != self._context:
+            self._context, self._quick = context, {}
+        key = operation, left.aval, right.aval if type(right) is Array else type(right), watched
+        rule = self._quick.get(key)
+        if rule is None:
+            rule = self._quick[key] = operation.rule((aval_of(left), aval_of(right)), watched)
+        return rule
 
     def _tracked(self, value: Any, key: Key, recorder: Recorder) -> Any:
         if type(value) is Array:
@@ -197,9 +237,9 @@ class TapeTrace(Trace):  # type: ignore[misc]
         recorder.known[id(value)] = (key, value)
         return value
 
-    def _rewrapped(self, values: Sequence[Any], watched: tuple[int, ...], keys: list[Key]) -> list[Any]:
+    def _rewrapped(self, values: Sequence[Any], record: Record) -> list[Any]:
         inputs = list(values)
-        for position, key in zip(watched, keys, strict=True):
+        for position, key in zip(record.watched, record.in_keys, strict=False):
             if type(inputs[position]) is Array:
                 inputs[position] = Box(self, inputs[position], key)
         return inputs
@@ -323,8 +363,9 @@ class TapeTrace(Trace):  # type: ignore[misc]
             if not watched:
                 return bind(*values)
             results, pullback = linearize(bind, values, watched)
-        step = PullbackStep(pullback, [aval_of(result) for result in results], bind, watched)
-        return self.record(step, keys, results, [is_inexact(aval) for aval in step.out_avals], values)
+        avals = [aval_of(result) for result in results]
+        record = PullbackRecord(keys, watched, bind, pullback, avals)
+        return self.add(record, results, [is_inexact(aval) for aval in avals], values)
 
 
 def run_under(trace: Any, operation: Operation, values: Sequence[Any]) -> list[Any]:
