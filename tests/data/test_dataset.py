@@ -297,7 +297,7 @@ def test_wrong_arguments_are_refused(build: Callable[[], Any], message: str) -> 
 
 def test_a_position_of_another_pipeline_is_refused() -> None:
     state = iter(D.range(3).shuffle(3)).get_state()
-    with pytest.raises(ArgumentError, match="1 shuffles"):
+    with pytest.raises(ArgumentError, match="of the pipeline Shuffled < RangeSource"):
         iter(D.range(3)).set_state(state)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -16,10 +18,28 @@ def call(function: Callable[..., Any], element: Element, called: str, index: int
 
     An exception keeps its type and traceback and gets a note that names the element.
     """
-    with naming_element(called, index), _on_host():
-        if type(element) is tuple:
-            return function(*element)
-        return function(element)
+    start = time.perf_counter()
+    try:
+        with naming_element(called, index), _on_host():
+            if type(element) is tuple:
+                return function(*element)
+            return function(element)
+    finally:
+        _clock.seconds += time.perf_counter() - start
+
+
+class _Clock(threading.local):
+    """Time spent in user functions by this thread."""
+
+    seconds = 0.0
+
+
+_clock = _Clock()
+
+
+def function_seconds() -> float:
+    """How long user functions of pipelines have run in this thread."""
+    return _clock.seconds
 
 
 def transformed(function: Callable[..., Any], element: Element, called: str, index: int) -> Element:

@@ -42,6 +42,7 @@ class DatasetIterator:
     def __init__(self, node: Node, iteration: int, hand_out: Callable[[Element], Any]) -> None:
         self._node, self._iteration, self._hand_out = node, iteration, hand_out
         self._seeds = {id(step): step.seed for step in _seeded(node)}
+        self._outline = _outline(node)
         self._reading: Any = None
         self._end: Any = None
         self._closed = False
@@ -78,11 +79,24 @@ class DatasetIterator:
         """The position, as JSON-like data: also the seeds of shuffles that were given none."""
         return {
             "version": _VERSION,
+            "pipeline": self._outline,
             "iteration": self._iteration,
             "seeds": list(self._seeds.values()),
             "count": self._count,
             "position": self._cursor().get_state() if self._end is None else self._end,
         }
+
+    def restore(self, state: dict[str, Any]) -> bool:
+        """Goes to a position; if it is of a pipeline with another batch size, to the beginning of its epoch.
+
+        Returns:
+            Whether the position itself was reached.
+        """
+        if state.get("pipeline") == self._outline:
+            self.set_state(state)
+            return True
+        self.set_state({**state, "pipeline": self._outline, "position": None, "count": 0})
+        return False
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes to a position of the same pipeline, perhaps in another process.
@@ -94,18 +108,19 @@ class DatasetIterator:
             ArgumentError: It is the position of another pipeline.
         """
         steps = _seeded(self._node)
-        if state.get("version") != _VERSION or len(state["seeds"]) != len(steps):
+        if state.get("version") != _VERSION or state["pipeline"] != self._outline or len(state["seeds"]) != len(steps):
             raise ArgumentError(
                 "DatasetIterator.set_state",
-                found=f"a position with {len(state.get('seeds', ()))} shuffles (version {state.get('version')})",
-                rule=f"the position fits the dataset, which has {len(steps)} (version {_VERSION})",
+                found=f"a position of the pipeline {state.get('pipeline')}",
+                rule=f"the position fits the dataset, which is {self._outline}",
                 remedy="build the dataset by the same steps as when the position was saved",
             )
         self._release()
         self._end = None
         self._seeds = dict(zip(map(id, steps), state["seeds"], strict=True))
         self._iteration, self._count = state["iteration"], state["count"]
-        self._cursor().set_state(state["position"])
+        if state["position"] is not None:
+            self._cursor().set_state(state["position"])
 
     def close(self) -> None:
         """Stops threads and closes files. More than once does no harm."""
@@ -141,6 +156,12 @@ class DatasetIterator:
     def __del__(self) -> None:
         if getattr(self, "_reading", None) is not None:
             self._release()
+
+
+def _outline(node: Node) -> str:
+    """The steps of a pipeline that its positions depend on."""
+    steps = (step for step in nodes(node) if not type(step).__name__.endswith("Prefetched"))
+    return " < ".join(f"{type(step).__name__}{getattr(step, 'size', '')}" for step in steps)
 
 
 def _seeded(node: Node) -> list[Any]:

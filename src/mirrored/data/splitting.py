@@ -6,7 +6,7 @@ fewer, or none (shape ``[0, ...]``): what `tf.distribute` does.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import jax
 import numpy as np
@@ -33,6 +33,13 @@ def batch_size(batch: PyTree, called: str = "split") -> int:
         >>> batch_size({"x": np.zeros((6, 2)), "y": np.zeros(6)})
         6
     """
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+    if len(sizes) == 1 and () not in sizes:
+        return int(sizes.pop()[0])
+    return _refuse_sizes(batch, called)
+
+
+def _refuse_sizes(batch: PyTree, called: str) -> NoReturn:
     found: int | None = None
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         shape = np.shape(leaf)
@@ -51,14 +58,12 @@ def batch_size(batch: PyTree, called: str = "split") -> int:
                 remedy="check the function given to .map(...) after .batch(...)",
             )
         found = shape[0]
-    if found is None:
-        raise StructureError(
-            called,
-            found=f"the batch {batch!r} has no array in it",
-            rule="a batch is a pytree with at least one array",
-            remedy="yield the arrays of the batch",
-        )
-    return found
+    raise StructureError(
+        called,
+        found=f"the batch {batch!r} has no array in it",
+        rule="a batch is a pytree with at least one array",
+        remedy="yield the arrays of the batch",
+    )
 
 
 def share_bounds(size: int, num_replicas: int) -> list[tuple[int, int]]:

@@ -1,0 +1,265 @@
+"""Distributed datasets: per-replica batches ahead of the step, at a position that can be saved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from mirrored.data._calling import function_seconds
+from mirrored.data.feed import Feed, Item
+from mirrored.data.input_options import InputOptions
+from mirrored.data.iterators import close_at_exit
+from mirrored.data.optional import Optional
+from mirrored.data.placing import Placer
+from mirrored.data.readers import Reader
+from mirrored.data.stats import InputStats
+from mirrored.errors import ArgumentError, EndOfDataError, InputError, TransformationError
+from mirrored.replicas.ambient import ambient
+
+_VERSION: Final = 1
+_TRANSFORMATIONS: Final = frozenset(
+    "map filter batch padded_batch unbatch rebatch shuffle repeat take skip shard cache prefetch interleave flat_map "
+    "zip concatenate enumerate window with_options apply reduce random_map as_numpy_iterator".split()
+)
+
+
+class DistributedIterator:
+    """One reading of a distributed dataset.
+
+    Context: cross-replica. Use it in a `for`, with `next`, `get_next` or `get_next_as_optional`. It is also a context
+    manager: at its end the worker thread is stopped, which otherwise happens when the iterator is dropped.
+
+    TensorFlow: `tf.distribute.DistributedIterator`.
+    """
+
+    def __init__(
+        self, reader: Reader, placer: Placer, options: InputOptions, stats: InputStats, element_spec: Any
+    ) -> None:
+        self._reader, self._placer, self._options, self._stats = reader, placer, options, stats
+        self._element_spec = element_spec
+        self._state: Any = None
+        self._examples = 0
+        self._started: float | None = None
+        self._done: str | None = None
+        self._feed = self._new_feed()
+        close_at_exit(self._feed)
+
+    def _new_feed(self) -> Feed:
+        reader, placer, stats = self._reader, self._placer, self._stats
+
+        # A closure over the parts, not over self: the worker must not keep a dropped iterator alive.
+        def produce() -> Item:
+            start, in_functions = time.perf_counter(), function_seconds()
+            read, examples = reader.read()
+            done, mapped = time.perf_counter(), function_seconds() - in_functions
+            value = reader.place(placer, read)
+            stats.map_seconds += mapped
+            stats.read_seconds += done - start - mapped
+            stats.transfer_seconds += time.perf_counter() - done
+            return Item(value, examples, reader.get_state())
+
+        ahead = self._options.ahead(placer.num_replicas)
+        return Feed(produce, reader.close, ahead, stats, self._options.stall_seconds)
+
+    def __iter__(self) -> DistributedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        self._refuse_in_replica()
+        if self._done is not None:
+            if self._done == "ended":
+                raise StopIteration
+            raise _closed()
+        if self._started is None:
+            self._started = time.perf_counter()
+        item = self._feed.next()
+        self._stats.elapsed_seconds = time.perf_counter() - self._started
+        if item.error is not None:
+            self._finish("ended" if isinstance(item.error, StopIteration) else "failed")
+            if isinstance(item.error, StopIteration):
+                raise StopIteration
+            raise item.error
+        self._state = item.state
+        self._examples += item.examples
+        self._stats.batches += 1
+        self._stats.examples += item.examples
+        return item.value
+
+    def get_next(self) -> Any:
+        """The next element.
+
+        Raises:
+            EndOfDataError: There is none.
+        """
+        try:
+            return next(self)
+        except StopIteration:
+            raise EndOfDataError(
+                "DistributedIterator.get_next",
+                found="End of sequence: the dataset has no more elements",
+                rule="get_next is called while there are elements",
+                remedy="iterate with for, use get_next_as_optional, or repeat the dataset",
+            ) from None
+
+    def get_next_as_optional(self) -> Optional:
+        """The next element, or an `Optional` without a value at the end."""
+        try:
+            return Optional(next(self))
+        except StopIteration:
+            return Optional()
+
+    @property
+    def element_spec(self) -> Any:
+        """The specs of elements, like the dataset's."""
+        return self._element_spec()
+
+    def get_state(self) -> dict[str, Any]:
+        """The position after the last element handed out, as JSON-like data.
+
+        It counts examples of the global stream, so it also fits another number of replicas or another batch size.
+        """
+        if self._state is None:
+            self._state = self._reader_state()
+        return {"version": _VERSION, "examples": self._examples, "reader": self._state}
+
+    def _reader_state(self) -> Any:
+        # Nothing was handed out yet, so nothing was read ahead either.
+        return self._reader.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to a position of the same data: the next element begins with the example after it.
+
+        Args:
+            state: From `get_state`, perhaps of a run on another number of replicas.
+
+        Raises:
+            ArgumentError: It is no such position, or one of another dataset.
+            InputError: Elements have been taken already, or the iterator is closed.
+        """
+        if state.get("version") != _VERSION or "reader" not in state:
+            raise ArgumentError(
+                "DistributedIterator.set_state",
+                found=f"{state!r}",
+                rule="a position is what get_state() of a distributed iterator gave",
+                remedy="pass it unchanged",
+            )
+        if self._started is not None or self._done is not None:
+            raise InputError(
+                "DistributedIterator.set_state",
+                found="elements have been taken from this iterator already",
+                rule="a position is set before the first element",
+                remedy="iterator = iter(dataset); iterator.set_state(state)",
+            )
+        self._reader.set_state(state["reader"])
+        self._state, self._examples = state["reader"], state["examples"]
+
+    def stats(self) -> InputStats:
+        """Where the time went."""
+        return self._stats
+
+    def close(self) -> None:
+        """Stops the worker and closes the source. More than once does no harm."""
+        self._finish("closed")
+
+    def _finish(self, how: str) -> None:
+        if self._done is None:
+            self._done = how
+        self._feed.close()
+
+    def _refuse_in_replica(self) -> None:
+        if ambient().replica is not None and ambient().runner is not None:
+            raise ArgumentError(
+                "next(iterator)",
+                found="it was called inside a replica function",
+                rule="next(iterator) should be called from outside of replica_fn",
+                remedy="strategy.run(replica_fn, args=(next(iterator),))",
+            )
+
+    def __enter__(self) -> DistributedIterator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        feed = getattr(self, "_feed", None)
+        if feed is not None:
+            feed.close()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        refuse_transformation("DistributedIterator", name)
+
+
+class DistributedDataset:
+    """A dataset whose elements are per-replica values. Made by `Strategy.experimental_distribute_dataset`.
+
+    Iterating starts a new epoch. With one replica elements are plain arrays.
+
+    TensorFlow: `tf.distribute.DistributedDataset`.
+    """
+
+    is_distributed_dataset: Final = True
+
+    def __init__(
+        self,
+        open_reader: Callable[[], Reader],
+        placer: Placer,
+        options: InputOptions,
+        element_spec: Callable[[], Any],
+        cardinality: Callable[[], int],
+    ) -> None:
+        self._open_reader, self._placer, self._options = open_reader, placer, options
+        self._element_spec, self._cardinality = element_spec, cardinality
+        self._stats = InputStats()
+
+    def __iter__(self) -> DistributedIterator:
+        self._stats = InputStats()
+        return DistributedIterator(self._open_reader(), self._placer, self._options, self._stats, self._element_spec)
+
+    @property
+    def element_spec(self) -> Any:
+        """The specs of elements: a `PerReplicaSpec` per leaf; with one replica an `ArraySpec`."""
+        return self._element_spec()
+
+    @property
+    def cardinality(self) -> int:
+        """How many elements; INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
+        return self._cardinality()
+
+    def stats(self) -> InputStats:
+        """Where the time of the latest reading went: read, map, transfer, and how long the loop waited."""
+        return self._stats
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} over {self._placer.num_replicas} replicas>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        refuse_transformation("DistributedDataset", name)
+
+
+def refuse_transformation(kind: str, name: str) -> NoReturn:
+    """Says where a transformation belongs.
+
+    Raises:
+        TransformationError: For transformations of datasets.
+        AttributeError: For any other name.
+    """
+    if name not in _TRANSFORMATIONS:
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+    raise TransformationError(
+        f"{kind}.{name}",
+        found="the dataset is distributed already: its elements are per-replica values on devices",
+        rule="transformations come before the distribution",
+        remedy=f"strategy.experimental_distribute_dataset(dataset.{name}(...)), on the dataset that you distributed; "
+        "what is meant per replica goes into the function given to strategy.run",
+    )
+
+
+def _closed() -> InputError:
+    return InputError(
+        "DistributedIterator",
+        found="it was used after close(), or after it raised an error",
+        rule="a closed iterator gives no elements",
+        remedy="make a new one with iter(dataset)",
+    )

@@ -1,0 +1,157 @@
+"""`Strategy.experimental_distribute_dataset` and its kin."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from mirrored.data.distributed import DistributedDataset
+from mirrored.data.input_options import InputContext, InputOptions, InputReplicationMode
+from mirrored.data.options import UNKNOWN_CARDINALITY
+from mirrored.data.placing import Placer
+from mirrored.data.readers import ElementsInTurn, GlobalBatches
+from mirrored.data.sources import Source, as_source
+from mirrored.data.specs import ArraySpec, map_specs, spec_of
+from mirrored.errors import ArgumentError
+from mirrored.replicas.layout import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class PerReplicaSpec:
+    """The specs of a per-replica value's components.
+
+    TensorFlow: `PerReplicaSpec`.
+    """
+
+    components: tuple[ArraySpec, ...]
+
+    def __repr__(self) -> str:
+        return f"PerReplicaSpec({', '.join(map(repr, self.components))})"
+
+
+def distribute_dataset(strategy: Any, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
+    """Cuts each global batch of `dataset` into one contiguous share per replica, ahead of the step.
+
+    Args:
+        strategy: Whose replicas.
+        dataset: A `Dataset`, a Grain dataset or DataLoader, a PyTorch DataLoader, a Hugging Face dataset, a NumPy
+            pytree (with ``InputOptions(batch_size=n)``), or any re-iterable of batches.
+        options: See `InputOptions`.
+
+    Raises:
+        ArgumentError: `dataset` is none of these, or can be read only once; options that mean nothing.
+        StructureError: While reading: the dataset is not batched.
+    """
+    called = "Strategy.experimental_distribute_dataset"
+    options = _checked(options, called, from_function=False)
+    if isinstance(dataset, DistributedDataset):
+        raise ArgumentError(
+            called,
+            found="a dataset that is distributed already",
+            rule="a dataset is distributed once",
+            remedy="iterate over it as it is",
+        )
+    source = as_source(dataset, options.batch_size, called)
+    placer = Placer(strategy.layout, options.experimental_fetch_to_device)
+    return DistributedDataset(
+        lambda: GlobalBatches(source, options, placer.num_replicas),
+        placer,
+        options,
+        lambda: _spec_of_shares(_source_spec(source), placer.num_replicas),
+        lambda: UNKNOWN_CARDINALITY if source.dataset is None else source.dataset.node.cardinality,
+    )
+
+
+def distribute_from_function(
+    strategy: Any, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+) -> DistributedDataset:
+    """Distributes datasets of per-replica batches: each element goes to one replica.
+
+    Args:
+        strategy: Whose replicas.
+        dataset_fn: From an `InputContext` to a dataset; called once per process now (in the mode PER_REPLICA once per
+            replica). Consecutive elements go to consecutive replicas.
+        options: See `InputOptions`.
+
+    Raises:
+        ArgumentError: `dataset_fn` returns no dataset; options that mean nothing.
+    """
+    called = "Strategy.distribute_datasets_from_function"
+    options = _checked(options, called, from_function=True)
+    placer = Placer(strategy.layout, options.experimental_fetch_to_device)
+    mine = 1 if strategy.layout is None else len(strategy.layout.addressable_replicas)
+    contexts = _contexts(strategy.layout, placer.num_replicas, options.experimental_replication_mode)
+    sources = [as_source(dataset_fn(context), options.batch_size, called) for context in contexts]
+    return DistributedDataset(
+        lambda: ElementsInTurn(sources, mine, _is_static(sources[0])),
+        placer,
+        options,
+        lambda: _spec_of_elements(_source_spec(sources[0]), placer.num_replicas),
+        lambda: _cardinality(sources, mine),
+    )
+
+
+def _contexts(layout: Layout | None, replicas: int, mode: InputReplicationMode) -> list[InputContext]:
+    if mode is InputReplicationMode.PER_REPLICA and layout is not None:
+        return [InputContext(replicas, replica, replicas) for replica in layout.addressable_replicas]
+    workers = sorted({0} if layout is None else {device.process_index for device in layout.devices})
+    here = 0 if layout is None else workers.index(jax.process_index())
+    return [InputContext(len(workers), here, replicas)]
+
+
+def _checked(options: Any, called: str, from_function: bool) -> InputOptions:
+    if options is None:
+        return InputOptions()
+    if not isinstance(options, InputOptions):
+        raise ArgumentError(
+            called,
+            found=f"options={options!r} ({type(options).__name__})",
+            rule="options is a mirrored.data.InputOptions",
+            remedy="tf.data options go to dataset.with_options(...)",
+        )
+    options.check(called, from_function)
+    return options
+
+
+def _source_spec(source: Source) -> Any:
+    if source.dataset is not None:
+        return source.dataset.element_spec
+    cursor = source.open()
+    try:
+        first = next(cursor)
+    finally:
+        cursor.close()
+    return map_specs(lambda leaf: leaf.unbatched().batched(None) if leaf.shape else leaf, spec_of(first))
+
+
+def _is_static(source: Source) -> bool:
+    """Whether all dims are known, so that no empty batch can stand in for a missing one."""
+    if source.dataset is None or source.dataset.node.cardinality == 0:
+        return False
+    leaves = jax.tree.leaves(source.dataset.element_spec, is_leaf=lambda part: isinstance(part, ArraySpec))
+    return all(leaf.shape and leaf.shape[0] is not None for leaf in leaves)
+
+
+def _spec_of_shares(spec: Any, replicas: int) -> Any:
+    def share(leaf: ArraySpec) -> Any:
+        if replicas == 1 or not leaf.shape:
+            return leaf
+        size = leaf.shape[0]
+        known = size // replicas if size is not None and size % replicas == 0 else None
+        return PerReplicaSpec((leaf.unbatched().batched(known),) * replicas)
+
+    return map_specs(share, spec)
+
+
+def _spec_of_elements(spec: Any, replicas: int) -> Any:
+    return map_specs(lambda leaf: leaf if replicas == 1 else PerReplicaSpec((leaf,) * replicas), spec)
+
+
+def _cardinality(sources: list[Source], replicas: int) -> int:
+    known = [UNKNOWN_CARDINALITY if one.dataset is None else one.dataset.node.cardinality for one in sources]
+    if len(known) > 1 or known[0] < 0:
+        return min(known)
+    return -(-known[0] // replicas)

@@ -1,0 +1,168 @@
+"""Batches ahead of the training loop: placed on their devices while the step before them runs.
+
+As long as making a batch is quick, the loop itself makes it (transfers are asynchronous, so they overlap with the step
+anyway); a thread would cost more than it gives. Once batches take longer, a worker thread makes them.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import dataclasses
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+from mirrored._jax.traces import eager, is_eager
+from mirrored.data.stats import InputStats, StallWatch, log
+
+WORKER_PAYS_SECONDS: Final = 0.0005
+_SLOW_BATCHES: Final = 3
+_JOIN_SECONDS: Final = 5.0
+_THREAD_NAME: Final = "mirrored-input"
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """A batch that is ready.
+
+    Attributes:
+        value: The batch on its devices.
+        examples: How many examples it holds.
+        state: The source's position after it.
+        error: What happened instead of it, or the StopIteration at the end.
+    """
+
+    value: Any = None
+    examples: int = 0
+    state: Any = None
+    error: BaseException | None = None
+
+
+class Feed:
+    """Makes items ahead and hands them out in order.
+
+    Args:
+        produce: Makes the next item; raises StopIteration after the last one.
+        close_source: Gives up what `produce` reads from.
+        ahead: How many items are kept ready.
+        stats: Where times are added.
+        stall_seconds: A wait of this length is reported.
+    """
+
+    def __init__(
+        self,
+        produce: Callable[[], Item],
+        close_source: Callable[[], None],
+        ahead: int,
+        stats: InputStats,
+        stall_seconds: float,
+    ) -> None:
+        self._produce, self._close_source, self._ahead = produce, close_source, ahead
+        self._stats, self._stall_seconds = stats, stall_seconds
+        self._ready: collections.deque[Item] = collections.deque()
+        self._changed = threading.Condition()
+        self._worker: threading.Thread | None = None
+        self._stopped = self._ended = False
+        self._slow = 0
+        self._watch = StallWatch(stats)
+
+    def next(self) -> Item:
+        """The next item; the last one holds an error or StopIteration."""
+        start = time.perf_counter()
+        item = self._from_worker() if self._worker is not None else self._by_hand()
+        now = time.perf_counter()
+        self._stats.wait_seconds += now - start
+        self._watch.after_batch(now)
+        return item
+
+    def _by_hand(self) -> Item:
+        # At most two per call: the first batch does not wait for all those ahead of it.
+        for _ in range(2):
+            if len(self._ready) <= self._ahead and not self._ended:
+                self._make()
+        item = self._ready.popleft()
+        if self._slow >= _SLOW_BATCHES and self._ahead and not self._ended:
+            self._start_worker()
+        return item
+
+    def _make(self) -> None:
+        start = time.perf_counter()
+        try:
+            if is_eager():
+                item = self._produce()
+            else:  # inside a tape or a trace: input is neither watched nor written down
+                with eager():
+                    item = self._produce()
+        except BaseException as error:
+            self._ended = True
+            item = Item(error=error)
+        # Several in a row: the first batches also pay for what is set up once, and any may meet a busy machine.
+        took = time.perf_counter() - start
+        self._slow = self._slow + 1 if took > WORKER_PAYS_SECONDS else 0
+        self._ready.append(item)
+
+    def _start_worker(self) -> None:
+        self._stats.uses_worker = True
+        context = contextvars.copy_context()
+        self._worker = threading.Thread(target=context.run, args=(self._work,), name=_THREAD_NAME, daemon=True)
+        self._worker.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or len(self._ready) < self._ahead)
+                if self._stopped:
+                    return
+            try:
+                item = self._produce()
+            except BaseException as error:  # arrives in the training loop, with its traceback
+                item = Item(error=error)
+            with self._changed:
+                self._ready.append(item)
+                self._changed.notify_all()
+                if item.error is not None:
+                    self._ended = True
+                    return
+
+    def _from_worker(self) -> Item:
+        with self._changed:
+            while not self._ready:
+                if not self._changed.wait(self._stall_seconds) and not self._ready:
+                    self._report_stall()
+            item = self._ready.popleft()
+            self._changed.notify_all()
+            return item
+
+    def _report_stall(self) -> None:
+        ident = None if self._worker is None else self._worker.ident
+        frame = None if ident is None else sys._current_frames().get(ident)
+        where = "".join(traceback.format_stack(frame, limit=3)) if frame is not None else "  (it has ended)\n"
+        log.warning(
+            "the step has waited more than %.1f s for the next batch (so far: %s); the input worker is at\n%s",
+            self._stall_seconds,
+            self._stats.breakdown(),
+            where,
+        )
+
+    def close(self) -> None:
+        """Stops the worker and waits for it; then gives up the source."""
+        with self._changed:
+            if self._stopped:
+                return
+            self._stopped = self._ended = True
+            self._ready.clear()
+            self._changed.notify_all()
+        worker = self._worker
+        if worker is not None and worker is not threading.current_thread() and not sys.is_finalizing():
+            worker.join(_JOIN_SECONDS)
+            if worker.is_alive():
+                log.warning(
+                    "the input worker did not stop within %.0f s: the source is stuck, its files stay open",
+                    _JOIN_SECONDS,
+                )
+                return
+        self._close_source()

@@ -1,0 +1,78 @@
+"""Putting a global batch on the replicas' devices, laid out as a step wants it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirrored.data.splitting import batch_size, share_bounds
+from mirrored.replicas.layout import Layout
+from mirrored.replicas.values import PerReplica
+
+
+@dataclasses.dataclass(frozen=True)
+class Placer:
+    """Makes per-replica values.
+
+    Attributes:
+        layout: Which replica lives on which device; None: one replica, wherever JAX puts it.
+        to_device: False leaves the components in host memory.
+    """
+
+    layout: Layout | None
+    to_device: bool = True
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas there are."""
+        return 1 if self.layout is None else self.layout.num_replicas
+
+    def batch(self, batch: Any) -> Any:
+        """A global batch, cut into one share per replica.
+
+        Equal shares become one array ``[replicas, share, ...]`` over all devices, without a copy on the host; others a
+        tuple of arrays. With one replica the arrays are plain.
+        """
+        replicas = self.num_replicas
+        if self.layout is None or replicas == 1:
+            return jax.tree.map(lambda leaf: self._put(leaf, 0), batch)
+        count = batch_size(batch, "Strategy.experimental_distribute_dataset")
+        if count and count % replicas == 0 and self.to_device:
+            leaves, treedef = jax.tree.flatten(batch)
+            return jax.tree.unflatten(treedef, self._stacked(leaves, count // replicas))
+        bounds = share_bounds(count, replicas)
+        return jax.tree.map(lambda leaf: self._components([leaf[low:high] for low, high in bounds]), batch)
+
+    def elements(self, elements: Sequence[Any]) -> Any:
+        """One element per replica, as a per-replica value; with one replica the element itself."""
+        if self.num_replicas == 1:
+            return jax.tree.map(lambda leaf: self._put(leaf, 0), elements[0])
+        return jax.tree.map(lambda *leaves: self._components(leaves), *elements)
+
+    def _stacked(self, leaves: list[Any], share: int) -> list[Any]:
+        assert self.layout is not None
+        sharding = self.layout.sharded
+        if any(leaf.dtype.hasobject for leaf in leaves):
+            return [PerReplica(np.split(leaf, self.num_replicas), self.layout) for leaf in leaves]
+        rows = [leaf.reshape(self.num_replicas, share, *leaf.shape[1:]) for leaf in leaves]
+        if sharding.is_fully_addressable:
+            placed = jax.device_put(rows, sharding)
+        else:
+            placed = [jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__) for leaf in rows]
+        return [PerReplica.from_stacked(array, self.layout) for array in placed]
+
+    def _components(self, shares: Sequence[Any]) -> PerReplica:
+        assert self.layout is not None
+        mine = self.layout.addressable_replicas
+        return PerReplica([self._put(shares[replica], replica) for replica in mine], self.layout)
+
+    def _put(self, leaf: Any, replica: int) -> Any:
+        if getattr(leaf, "dtype", np.dtype(object)).hasobject:
+            return leaf
+        if not self.to_device:
+            return jax.device_put(leaf, jax.local_devices(backend="cpu")[0])
+        return jax.device_put(leaf, None if self.layout is None else self.layout.device_of(replica))

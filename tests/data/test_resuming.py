@@ -1,0 +1,148 @@
+"""A saved position continues with the very next example, also on another number of replicas or with other batches."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mirrored as mr
+from mirrored.data import Dataset, InputOptions
+from mirrored.errors import ArgumentError, InputError
+
+REPLICAS = (1, 2, 4, 8)
+
+PIPELINES: dict[str, Callable[[int, int], Dataset]] = {
+    "shuffled": lambda n, b: Dataset.range(n).shuffle(n + 1).batch(b),
+    "buffered": lambda n, b: Dataset.range(n).shuffle(3).batch(b),
+    "epochs": lambda n, b: Dataset.range(n).shuffle(n + 1).repeat(2).batch(b),
+    "stream": lambda n, b: Dataset.range(n).filter(lambda x: x % 3 != 1).shuffle(5).batch(b),
+    "prefetched": lambda n, b: Dataset.range(n).shuffle(n + 1).map(lambda x: x).batch(b).prefetch(2),
+}
+
+
+def strategy_of(replicas: int) -> Any:
+    return mr.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+
+
+def numbers(element: Any, strategy: Any) -> list[int]:
+    return [int(n) for share in strategy.local_results(element) for n in np.asarray(share)]
+
+
+def read(dataset: Dataset, replicas: int, state: Any = None, stop: int | None = None) -> tuple[list[int], Any]:
+    strategy = strategy_of(replicas)
+    with iter(strategy.experimental_distribute_dataset(dataset)) as reading:
+        if state is not None:
+            reading.set_state(state)
+        found = [n for element in itertools.islice(reading, stop) for n in numbers(element, strategy)]
+        return found, json.loads(json.dumps(reading.get_state()))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    name=st.sampled_from(sorted(PIPELINES)),
+    size=st.integers(1, 24),
+    stops=st.lists(st.integers(0, 5), max_size=3),
+    replicas=st.lists(st.sampled_from(REPLICAS), min_size=4, max_size=4),
+    batches=st.lists(st.integers(1, 6), min_size=4, max_size=4),
+)
+def test_no_example_twice_and_none_lost(
+    name: str, size: int, stops: list[int], replicas: list[int], batches: list[int]
+) -> None:
+    build = PIPELINES[name]
+    found: list[int] = []
+    state = None
+    # Every part runs in a "new process": a new dataset, whose shuffle draws another seed, until it gets the position.
+    for part, stop in enumerate([*stops, None]):
+        more, state = read(build(size, batches[part]), replicas[part], state, stop)
+        found += more
+    expected = [n for n in range(size) if name != "stream" or n % 3 != 1]
+    assert sorted(found) == sorted(expected * (2 if name == "epochs" else 1))
+    if name == "epochs":
+        assert sorted(found[:size]) == expected
+
+
+@pytest.mark.parametrize("name", sorted(PIPELINES))
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (8, 2)])
+def test_the_order_is_that_of_an_uninterrupted_run(name: str, before: int, after: int) -> None:
+    strategy = strategy_of(before)
+    reading = iter(strategy.experimental_distribute_dataset(PIPELINES[name](20, 4)))
+    next(reading)
+    next(reading)
+    state = json.loads(json.dumps(reading.get_state()))
+    rest = [n for element in reading for n in numbers(element, strategy)]
+    for batch in (4, 3):
+        assert read(PIPELINES[name](20, batch), after, state)[0] == rest
+
+
+def test_prefetched_batches_do_not_count_as_consumed() -> None:
+    strategy = strategy_of(2)
+    reading = iter(strategy.experimental_distribute_dataset(Dataset.range(40).batch(4), InputOptions(prefetch=5)))
+    for count in range(4):
+        assert reading.get_state()["examples"] == 4 * count
+        next(reading)
+
+
+@pytest.mark.parametrize("rule", ["pad", "drop"])
+def test_padding_and_dropping_resume_too(rule: Any) -> None:
+    strategy = strategy_of(2)
+
+    def fresh() -> Any:
+        return iter(strategy.experimental_distribute_dataset(Dataset.range(11).batch(4), InputOptions(last_batch=rule)))
+
+    whole = [str(element) for element in fresh()]
+    for stop in range(len(whole) + 1):
+        reading = fresh()
+        for _ in range(stop):
+            next(reading)
+        restored = fresh()
+        restored.set_state(reading.get_state())
+        assert [str(element) for element in restored] == whole[stop:]
+
+
+def test_batches_that_anybody_yields_resume_by_counting() -> None:
+    batches = [np.arange(0, 4), np.arange(4, 8), np.arange(8, 10)]
+    strategy = strategy_of(2)
+    reading = iter(strategy.experimental_distribute_dataset(batches))
+    next(reading)
+    elsewhere = iter(strategy.experimental_distribute_dataset([np.arange(0, 5), np.arange(5, 10)]))
+    elsewhere.set_state(json.loads(json.dumps(reading.get_state())))
+    assert [numbers(element, strategy) for element in elsewhere] == [[4], [5, 6, 7, 8, 9]]
+
+
+def test_datasets_from_a_function_resume() -> None:
+    strategy = strategy_of(2)
+    distributed = strategy.distribute_datasets_from_function(lambda context: Dataset.range(9).batch(2))
+    reading = iter(distributed)
+    next(reading)
+    restored = iter(distributed)
+    restored.set_state(json.loads(json.dumps(reading.get_state())))
+    assert [numbers(element, strategy) for element in restored] == [[4, 5, 6, 7], [8]]
+
+
+def test_a_position_is_set_before_the_first_element() -> None:
+    reading = iter(strategy_of(2).experimental_distribute_dataset(Dataset.range(9).batch(2)))
+    state = reading.get_state()
+    next(reading)
+    with pytest.raises(InputError, match="taken from this iterator already"):
+        reading.set_state(state)
+
+
+def test_what_is_no_position_is_refused() -> None:
+    reading = iter(strategy_of(2).experimental_distribute_dataset(Dataset.range(9).batch(2)))
+    with pytest.raises(ArgumentError, match="a position is what get_state"):
+        reading.set_state({"next_index": 3})
+
+
+def test_a_position_of_other_shuffles_is_refused() -> None:
+    strategy = strategy_of(2)
+    state = iter(strategy.experimental_distribute_dataset(Dataset.range(9).shuffle(9).batch(2))).get_state()
+    reading = iter(strategy.experimental_distribute_dataset(Dataset.range(9).batch(2)))
+    with pytest.raises(ArgumentError, match="the same steps"):
+        reading.set_state(state)
