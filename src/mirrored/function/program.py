@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import jit_key
+from mirrored._jax.boxes import payload_of
 from mirrored._jax.capture import CaptureTracer
 from mirrored._jax.staging import Staged, has_callbacks, stage
-from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import current_trace, is_eval, is_tracer
 from mirrored.function import in_flight
 from mirrored.function.signature import Arguments
@@ -83,7 +83,7 @@ class Program:
             self._results.append(_Result(is_array=True, wrap=lambda array: PerReplica.from_stacked(array, layout)))
             return leaf.stacked(layout)
         if isinstance(leaf, Mirrored):
-            count = len(leaf)
+            count = leaf.num_replicas
             self._results.append(_Result(is_array=True, wrap=lambda array: Mirrored(array, count)))
             return leaf.value
         if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):

@@ -45,7 +45,7 @@ class Arguments:
                 assert old.layout is not None
                 leaves[place] = PerReplica.from_stacked(array, old.layout)
             elif isinstance(old, Mirrored):
-                leaves[place] = Mirrored(array, len(old))
+                leaves[place] = Mirrored(array, old.num_replicas)
             else:
                 leaves[place] = array
         return structures.unflatten(self.treedef, leaves)  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ class Ambient:
         frame: Where variables are read from and written to; None is the root frame: their storage.
         listeners: Who is told of reads and writes, innermost last.
         runner: The session of the `run` that surrounds this code, if any.
+        creators: Who is asked when a variable is created, innermost last.
     """
 
     strategies: tuple[Any, ...] = ()
@@ -35,6 +36,7 @@ class Ambient:
     frame: Frame | None = None
     listeners: tuple[ReadListener, ...] = ()
     runner: Session | None = None
+    creators: tuple[Callable[..., Any], ...] = ()
 
     def fork(self, **changes: Any) -> Ambient:
         """A copy for another thread or a nested context, with some fields changed."""

@@ -54,7 +54,7 @@ class _Replica:
                     self.result = self._body()
         except _Unwind:
             pass
-        except BaseException as error:  # noqa: BLE001  carried to the driver, which raises it
+        except BaseException as error:
             self.error = error
         finally:
             self.done = True

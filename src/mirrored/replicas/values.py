@@ -17,9 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.array_protocol import register_array_like
 from mirrored._jax.boxes import is_live_box, payload_of
-from mirrored._jax.traces import is_tracer
+from mirrored._jax.traces import ShapedArray, is_tracer
 from mirrored.errors import ValuesError
+from mirrored.replicas.operators import ArrayOperators
 
 if TYPE_CHECKING:
     from mirrored.replicas.layout import Layout
@@ -216,12 +218,18 @@ class LocalPerReplica(PerReplica):
         return shapes.pop() if len(shapes) == 1 else None
 
 
-class Mirrored(_NotAnArray):
-    """One value that is equal on every replica.
+class Mirrored(ArrayOperators, DistributedValues):
+    """One value that is equal on every replica. In expressions it is that value.
 
     Args:
         value: The value.
         num_replicas: On how many replicas it is.
+
+    Example:
+        >>> Mirrored(jnp.asarray(3.0), num_replicas=2) + 1
+        Array(4., dtype=float32, weak_type=True)
+
+    TensorFlow: what `reduce_to` and `broadcast_to` give.
     """
 
     __slots__ = ("_value", "_num_replicas")
@@ -236,12 +244,28 @@ class Mirrored(_NotAnArray):
         return self._value
 
     @property
+    def num_replicas(self) -> int:
+        """On how many replicas it is."""
+        return self._num_replicas
+
+    @property
     def values(self) -> tuple[Any, ...]:
         """The value, once per replica."""
         return (self._value,) * self._num_replicas
 
-    def __len__(self) -> int:
-        return self._num_replicas
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The value's shape."""
+        return tuple(np.shape(self._value))
+
+    @property
+    def dtype(self) -> Any:
+        """The value's dtype."""
+        return jnp.asarray(self._value).dtype
+
+    def read_value(self) -> Any:
+        """The value itself."""
+        return self._value
 
 
 def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], tuple[str, Layout | None]]:
@@ -264,5 +288,10 @@ def _unflatten(how: tuple[str, Layout | None], children: Sequence[Any]) -> PerRe
 jax.tree_util.register_pytree_node(PerReplica, _flatten, _unflatten)
 jax.tree_util.register_pytree_node(LocalPerReplica, _flatten, _unflatten)
 jax.tree_util.register_pytree_node(
-    Mirrored, lambda m: ((m.value,), len(m)), lambda count, children: Mirrored(children[0], count)
+    Mirrored, lambda m: ((m.value,), m.num_replicas), lambda count, children: Mirrored(children[0], count)
+)
+register_array_like(
+    Mirrored,
+    read=lambda mirrored: jnp.asarray(mirrored.value),
+    shape_of=lambda mirrored: ShapedArray(mirrored.shape, mirrored.dtype),
 )

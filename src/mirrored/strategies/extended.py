@@ -10,7 +10,8 @@ import jax
 
 from mirrored.errors import ArgumentError
 from mirrored.replicas import structures
-from mirrored.replicas.values import Mirrored
+from mirrored.replicas.ambient import ambient
+from mirrored.replicas.values import DistributedValues, Mirrored
 from mirrored.strategies import reducing
 from mirrored.variables.variable import Variable
 
@@ -54,7 +55,14 @@ class StrategyExtended:
         reduced = reducing.reduce_structure(self._strategy, reduce_op, value, None, "StrategyExtended.reduce_to")
         if isinstance(destinations, str):
             return reduced
-        return structures.map_leaves(self._mirrored, reduced)
+        given, _ = structures.flatten(value)
+        results, treedef = structures.flatten(reduced)
+        # A value that was the same everywhere already stays what it is.
+        wrapped = [
+            self._mirrored(result) if isinstance(leaf, DistributedValues) else result
+            for leaf, result in zip(given, results, strict=True)
+        ]
+        return structures.unflatten(treedef, wrapped)
 
     def batch_reduce_to(
         self, reduce_op: Any, value_destination_pairs: Sequence[tuple[Any, Any]], options: Any = None
@@ -77,8 +85,8 @@ class StrategyExtended:
     ) -> Any:
         """Calls ``fn(var, *args, **kwargs)`` to update a variable on all replicas.
 
-        Context: cross-replica. A mirrored variable is updated once for all replicas, since its copies are one variable; for a
-        sync-on-read variable `fn` is called with the variable and arguments likewise.
+        Context: cross-replica. A mirrored variable is updated once for all replicas, since its copies are one variable; of a
+        sync-on-read variable every replica updates its own component, as in `run`. In replica context `fn` is just called.
 
         Args:
             var: The variable.
@@ -90,7 +98,6 @@ class StrategyExtended:
         Raises:
             ArgumentError: `var` is no variable of this strategy.
         """
-        self._strategy._refuse_in_replica("extended.update")
         if not isinstance(var, Variable) or (self._strategy.layout is not None and var.strategy is not self._strategy):
             raise ArgumentError(
                 "StrategyExtended.update",
@@ -98,6 +105,9 @@ class StrategyExtended:
                 rule="a strategy updates variables made in its scope",
                 remedy="create the variable inside `with strategy.scope():`",
             )
+        if var.per_replica and ambient().replica is None:
+            results = self._strategy.run(fn, args=(var, *args), kwargs=kwargs)
+            return results if group else self._strategy.experimental_local_results(results)
         mine = structures.map_leaves(
             lambda leaf: leaf.value if isinstance(leaf, Mirrored) else leaf, (tuple(args), kwargs or {})
         )
@@ -177,6 +187,11 @@ class StrategyExtended:
     def experimental_between_graph(self) -> bool:
         """Whether each worker runs its own program: only in jobs of several processes."""
         return False
+
+    @property
+    def experimental_should_init(self) -> bool:
+        """Whether this process initialises variables: each does its own."""
+        return True
 
     @property
     def should_checkpoint(self) -> bool:

@@ -179,6 +179,7 @@ class Strategy:
             3.0
         """
         self._refuse_in_replica("reduce")
+        self._refuse_mixing("reduce")
         return reducing.reduce_structure(self, reduce_op, value, axis)
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -191,6 +192,7 @@ class Strategy:
             ContextError: Inside a replica.
         """
         self._refuse_in_replica("gather")
+        self._refuse_mixing("gather")
         return structures.map_leaves(lambda leaf: reducing.gather_leaf(self, leaf, axis), value)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.traces import current_trace, is_eval, is_tracer, recording_parent
+from mirrored._jax.traces import current_trace, eager, is_eval, is_tracer, recording_parent
 from mirrored.collectives.stacked import reduce_stacked
 from mirrored.errors import ContextError, TransformError, VariableError
 from mirrored.replicas.ambient import Ambient, ambient
@@ -25,12 +25,13 @@ Combine = Callable[[Any, Any], Any]
 
 
 def placed(value: Any, layout: Any, per_replica: bool) -> jax.Array:
-    """A value in the form in which a variable stores it."""
-    if layout is None:
-        return jnp.asarray(value)
-    if per_replica:
-        return jax.device_put(jnp.broadcast_to(value, (layout.num_replicas, *np.shape(value))), layout.sharded)
-    return jax.device_put(value, layout.replicated)
+    """A concrete value in the form in which a variable stores it, whatever is being traced."""
+    with eager():
+        if layout is None:
+            return jnp.asarray(value)
+        if per_replica:
+            return jax.device_put(jnp.broadcast_to(value, (layout.num_replicas, *np.shape(value))), layout.sharded)
+        return jax.device_put(value, layout.replicated)
 
 
 def components(whole: jax.Array, layout: Any, per_replica: bool) -> tuple[Any, ...]:
@@ -58,13 +59,13 @@ def frame_of(variable: Any, here: Ambient) -> Frame | None:
 
 
 def _check_strategy(variable: Any, here: Ambient, called: str) -> None:
-    if here.replica is None or variable.layout is None or variable.strategy is here.replica.strategy:
+    if variable.layout is None or not here.strategies or variable.strategy is here.strategies[-1]:
         return
     raise ContextError(
         called,
-        found=f"variable {variable.name!r} belongs to {variable.strategy!r}, the replica to {here.replica.strategy!r}",
-        rule="a replica uses variables of its own strategy (and plain ones)",
-        remedy="make the variable in the scope of the strategy that runs the function",
+        found=f"variable {variable.name!r} belongs to {variable.strategy!r}, this code to {here.strategies[-1]!r}",
+        rule="a run or scope uses variables of its own strategy (and plain ones)",
+        remedy="make the variable in the scope of the strategy that uses it",
     )
 
 
@@ -112,19 +113,32 @@ def read(variable: Any) -> Any:
     if not variable.per_replica:
         if frame is None:
             return variable.stored()
+        if here.replica is None:
+            return frame.whole(variable)
         _check_strategy(variable, here, f"reading {variable.name}")
-        return frame.whole(variable) if here.replica is None else frame.local(variable, here.replica.local_index)
+        return frame.local(variable, here.replica.local_index)
     if here.replica is not None:
         index = here.replica.local_index
         return frame.local(variable, index) if frame is not None else variable.stored_component(index)
     return _aggregate(variable, frame, here)
 
 
+def eager_replica(variable: Any) -> int | None:
+    """The replica of an eager run, for a sync-on-read variable: there an assignment gives the component itself."""
+    here = ambient()
+    eager_run = here.replica is not None and here.frame is not None and not here.frame.captures
+    return here.replica.local_index if eager_run and variable.per_replica else None
+
+
 def component(variable: Any, replica: int) -> Any:
-    """One replica's component, without aggregation. Cross-replica context."""
-    frame = ambient().frame
+    """One replica's component, without aggregation."""
+    here = ambient()
+    frame = frame_of(variable, here)
+    _check_read(variable, frame, here)
     if frame is None:
         return variable.stored_component(replica)
+    if here.replica is not None and here.replica.local_index == replica:
+        return frame.local(variable, replica)
     whole = frame.whole(variable)
     return whole[replica] if variable.per_replica else whole
 
@@ -161,9 +175,9 @@ def write(variable: Any, called: str, combine: Combine, value: Any, where: str) 
     _check_write(variable, frame, called)
     if isinstance(value, Mirrored):
         value = value.value
+    _check_strategy(variable, here, called)
     if here.replica is None:
         return _write_whole(variable, called, combine, value, where, frame, here)
-    _check_strategy(variable, here, called)
     if isinstance(value, PerReplica):
         raise VariableError(
             called,
@@ -178,7 +192,8 @@ def _write_whole(
     variable: Any, called: str, combine: Combine, value: Any, where: str, frame: Frame | None, here: Ambient
 ) -> Any:
     if variable.per_replica:
-        return _write_components(variable, called, combine, value, where, frame, here)
+        _write_components(variable, called, combine, value, where, frame, here)
+        return None if variable.aggregation is VariableAggregation.NONE else _aggregate(variable, frame, here)
     if isinstance(value, PerReplica):
         value = _reduce_assigned(variable, called, value, here)
     old = variable.stored_or_lost() if frame is None else frame.whole(variable)
@@ -192,7 +207,7 @@ def _write_whole(
 
 def _write_components(
     variable: Any, called: str, combine: Combine, value: Any, where: str, frame: Frame | None, here: Ambient
-) -> Any:
+) -> None:
     aggregation, count = variable.aggregation, variable.num_replicas
     adds = not called.endswith(".assign")
     per_replica = isinstance(value, PerReplica)
@@ -206,23 +221,52 @@ def _write_components(
             "SUM divides an assigned value among replicas and cannot add; NONE says nothing",
             remedy="assign inside run, or assign a per-replica value",
         )
-    session = here.runner if frame is not None and not isinstance(frame, type(None)) else None
+    session = here.runner
     if session is not None and frame is not None:
         shares = [session.component(value, k) for k in range(session.num_local)] if per_replica else None
         for k in range(session.num_local):
             part = shares[k] if shares is not None else _share(variable, value, k)
             old = frame.local(variable, k)
             frame.set_local(variable, k, _fitting(variable, called, combine, old, part), where)
-        return None
+        return
     old = variable.stored_or_lost() if frame is None else frame.whole(variable)
     parts = list(value.values) if per_replica else [_share(variable, value, k) for k in range(count)]
     new = [_fitting(variable, called, combine, old[k], part) for k, part in enumerate(parts)]
     if frame is None:
         host = np.stack([np.asarray(part) for part in new])
         variable.store(jax.device_put(host, variable.layout.sharded) if variable.layout else jnp.asarray(host))
-        return None
-    frame.set_whole(variable, jnp.stack(new), where)
-    return None
+    else:
+        frame.set_whole(variable, jnp.stack(new), where)
+
+
+def write_component(variable: Any, replica: int, called: str, combine: Combine, value: Any, where: str) -> Any:
+    """Assigns one component of a sync-on-read variable in cross-replica context."""
+    if not variable.per_replica:
+        raise VariableError(
+            called,
+            found=f"an assignment to one copy of mirrored variable {variable.name!r}",
+            rule="the copies of a mirrored variable are equal at all times, so they change together only",
+            remedy="assign the variable itself, or create it with synchronization=VariableSynchronization.ON_READ",
+        )
+    here = ambient()
+    frame = frame_of(variable, here)
+    _check_write(variable, frame, called)
+    _check_strategy(variable, here, called)
+    if here.runner is not None:
+        raise ContextError(
+            called,
+            found=f"an assignment to replica {replica}'s component inside run",
+            rule="inside run each replica assigns its own component, by the variable",
+            remedy=f"write {variable.name}.assign(value) in the replica function",
+        )
+    old = variable.stored() if frame is None else frame.whole(variable)
+    new = _fitting(variable, called, combine, old[replica], value)
+    whole = old.at[replica].set(new)
+    if frame is None:
+        variable.store(jax.device_put(whole, variable.layout.sharded))
+    else:
+        frame.set_whole(variable, whole, where)
+    return new
 
 
 def _share(variable: Any, value: Any, replica: int) -> Any:

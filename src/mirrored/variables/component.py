@@ -8,7 +8,7 @@ import numpy as np
 
 from mirrored._jax.array_protocol import register_array_like
 from mirrored._jax.traces import ShapedArray
-from mirrored.variables.operators import ArrayOperators
+from mirrored.replicas.operators import ArrayOperators
 
 if TYPE_CHECKING:
     import jax
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class VariableComponent(ArrayOperators):
-    """One replica's copy of a variable: its own buffer, on its own device.
+    """One replica's copy of a variable: its own buffer, on its own device. What `variable.values` holds.
 
-    Reading it does not aggregate. `assign` refuses for a mirrored variable, whose copies change together only.
+    Reading it does not aggregate, and assigning it does not reach the other replicas, so only sync-on-read variables allow that.
     """
 
     __slots__ = ("_replica", "_variable")
@@ -27,6 +27,11 @@ class VariableComponent(ArrayOperators):
     def __init__(self, variable: Variable, replica: int) -> None:
         self._variable = variable
         self._replica = replica
+
+    @property
+    def container(self) -> Variable:
+        """The variable that it is a copy of."""
+        return self._variable
 
     @property
     def name(self) -> str:
@@ -58,12 +63,25 @@ class VariableComponent(ArrayOperators):
         return self._variable.trainable
 
     @property
+    def synchronization(self) -> Any:
+        """The variable's."""
+        return self._variable.synchronization
+
+    @property
+    def aggregation(self) -> Any:
+        """The variable's."""
+        return self._variable.aggregation
+
+    @property
     def device(self) -> str:
         """Where the copy lives, as TensorFlow writes it."""
         return self._variable.device_of(self._replica)
 
     def read_value(self) -> jax.Array:
-        """The copy, on its own device."""
+        """The copy, on its own device.
+
+        Context: any; in replica context only the replica's own.
+        """
         return self._variable.component_value(self._replica)
 
     value = read_value
@@ -71,6 +89,28 @@ class VariableComponent(ArrayOperators):
     def numpy(self) -> np.ndarray[Any, Any]:
         """The copy as a NumPy array of its own."""
         return np.array(self.read_value())
+
+    def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
+        """Replaces this component of a sync-on-read variable. See `Variable.assign`.
+
+        Context: cross-replica (`strategy.extended.update` calls its function so).
+
+        Raises:
+            VariableError: The variable is mirrored, so that its copies change together only; or the value does not fit.
+        """
+        return self._variable.update_component(self._replica, "assign", value, read_value)
+
+    def assign_add(
+        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
+        """Adds to this component of a sync-on-read variable. See `assign`."""
+        return self._variable.update_component(self._replica, "assign_add", delta, read_value)
+
+    def assign_sub(
+        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
+        """Subtracts from this component of a sync-on-read variable. See `assign`."""
+        return self._variable.update_component(self._replica, "assign_sub", delta, read_value)
 
     def __repr__(self) -> str:
         return (

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import abc
+import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterator
 from typing import Any
 
 from mirrored.errors import MergeError
-from mirrored.replicas.ambient import ambient
+from mirrored.replicas.ambient import ambient, within
 from mirrored.replicas.merging import Merge
 
 Creator = Callable[..., Any]
-_creators: list[Callable[..., Any]] = []
 
 
 class VariableMeta(abc.ABCMeta):
     """Lets all replicas of a run that create a variable get one and the same."""
 
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The constructor's, for `inspect.signature` and `help`."""
+        first, *rest = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
+        return inspect.Signature(rest)
+
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         make: Creator = super().__call__
-        for creator in _creators:
+        here = ambient()
+        if here.creators:
+            bound = inspect.signature(cls).bind(*args, **kwargs)
+            bound.apply_defaults()
+            args, kwargs = (), dict(bound.arguments)
+        for creator in here.creators:
             make = _nested(creator, make)
-        session = ambient().runner
-        if session is None or session.in_place or ambient().replica is None:
+        session = here.runner
+        if session is None or session.in_place or here.replica is None:
             return make(*args, **kwargs)
-        names = "Variable"
 
         def run(payloads: Sequence[Any]) -> Sequence[Any]:
             _check_names([payload[1].get("name") for payload in payloads])
@@ -35,7 +44,7 @@ class VariableMeta(abc.ABCMeta):
             made = make(*first_args, **first_kwargs)
             return [made] * len(payloads)
 
-        return session.meet(Merge(names, run), (args, kwargs))
+        return session.meet(Merge("Variable", run), (args, kwargs))
 
 
 def _nested(creator: Callable[..., Any], make: Creator) -> Creator:
@@ -55,12 +64,23 @@ def _check_names(names: Sequence[str | None]) -> None:
 
 @contextmanager
 def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
-    """Passes every creation of a variable in the block through ``creator(next_creator, *args, **kwargs)``.
+    """Passes every creation of a variable in the block through ``creator(next_creator, **kwargs)``.
 
-    TensorFlow: `tf.variable_creator_scope`.
+    Context: any; also for variables that replicas create in a run inside the block.
+
+    Args:
+        creator: Gets the next creator and all of `Variable`'s arguments by keyword; returns what ``next_creator(**kwargs)`` makes,
+            or something else. Of nested scopes the innermost one's creator is called first.
+
+    Example:
+        >>> import mirrored as mr
+        >>> def frozen(next_creator, **kwargs):
+        ...     return next_creator(**{**kwargs, "trainable": False})
+        >>> with mr.variable_creator_scope(frozen):
+        ...     print(mr.Variable(1.0).trainable)
+        False
+
+    TensorFlow: `tf.variable_creator_scope`. The creator is called once per variable, not once per copy.
     """
-    _creators.insert(0, creator)
-    try:
+    with within(creators=(*ambient().creators, creator)):
         yield
-    finally:
-        _creators.remove(creator)

@@ -5,24 +5,25 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import jax
 import numpy as np
 
 from mirrored._jax.array_protocol import register_array_like
-from mirrored._jax.frames import user_line
 from mirrored._jax.boxes import payload_of
+from mirrored._jax.frames import user_line
 from mirrored._jax.traces import ShapedArray
 from mirrored.errors import ArgumentError, LostStateError
 from mirrored.replicas.ambient import ambient
+from mirrored.replicas.operators import ArrayOperators
 from mirrored.replicas.reads import announce_read, announce_write
 from mirrored.replicas.values import DistributedValues, distributed_repr
 from mirrored.variables import access
 from mirrored.variables.component import VariableComponent
 from mirrored.variables.creation import VariableMeta
 from mirrored.variables.initial import evaluate_initial
-from mirrored.variables.operators import ArrayOperators
+from mirrored.variables.reference import Reference
 from mirrored.variables.rules import (
     VariableAggregation,
     VariableSynchronization,
@@ -32,9 +33,14 @@ from mirrored.variables.rules import (
 )
 
 _unnamed = itertools.count()
+_COMBINE: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "assign": lambda old, new: new,
+    "assign_add": lambda old, new: old + new,
+    "assign_sub": lambda old, new: old - new,
+}
 
 
-class Variable(ArrayOperators, DistributedValues, metaclass=VariableMeta):
+class Variable(ArrayOperators, metaclass=VariableMeta):
     """A variable: mirrored on every replica of the strategy whose scope it is made in, equal on all at all times.
 
     Context: made anywhere. In a strategy's scope (or inside `run`, where all replicas make one together) it belongs to that
@@ -63,6 +69,12 @@ class Variable(ArrayOperators, DistributedValues, metaclass=VariableMeta):
     TensorFlow: `tf.Variable`. Assigning values that differ between replicas with aggregation NONE is refused where
     TensorFlow lets the copies drift; `assign` returns the new value.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Variable:
+        """A `DistributedVariable` where a strategy is current."""
+        strategies = ambient().strategies
+        distributed = bool(strategies) and strategies[-1].layout is not None
+        return super().__new__(DistributedVariable if distributed and cls is Variable else cls)
 
     def __init__(
         self,
@@ -169,11 +181,6 @@ class Variable(ArrayOperators, DistributedValues, metaclass=VariableMeta):
         device = next(iter(self.stored().devices()))
         return f"/job:localhost/replica:0/task:0/device:{device.platform.upper()}:{device.id}"
 
-    @property
-    def values(self) -> tuple[VariableComponent, ...]:
-        """The copies, one per replica."""
-        return tuple(VariableComponent(self, replica) for replica in range(self.num_replicas))
-
     # Reading
 
     def read_value(self) -> jax.Array:
@@ -212,30 +219,41 @@ class Variable(ArrayOperators, DistributedValues, metaclass=VariableMeta):
             read_value: Whether to return the new value.
 
         Returns:
-            The new value (this replica's, in replica context), or None.
+            The new value (this replica's, in replica context; of a sync-on-read variable in an eager run the component itself,
+            which later assignments show in), or None.
 
         Raises:
             VariableError: Shape or dtype do not fit, or the rules refuse.
             SynchronyError: A mirrored variable without aggregation would differ between replicas.
             TransformError: Under a nested transform.
         """
-        return self._update("assign", lambda old, new: new, value, read_value)
+        return self._update("assign", value, read_value)
 
     def assign_add(
         self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
         """Adds `delta` (aggregated first, where the variable has an aggregation). See `assign`."""
-        return self._update("assign_add", lambda old, new: old + new, delta, read_value)
+        return self._update("assign_add", delta, read_value)
 
     def assign_sub(
         self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
         """Subtracts `delta` (aggregated first, where the variable has an aggregation). See `assign`."""
-        return self._update("assign_sub", lambda old, new: old - new, delta, read_value)
+        return self._update("assign_sub", delta, read_value)
 
-    def _update(self, called: str, combine: Callable[[Any, Any], Any], value: Any, read_value: bool) -> Any:
+    def _update(self, method: str, value: Any, read_value: bool) -> Any:
         announce_write(self)
-        new = access.write(self, f"{self.name}.{called}", combine, payload_of(value), user_line())
+        new = access.write(self, f"{self.name}.{method}", _COMBINE[method], payload_of(value), user_line())
+        if not read_value:
+            return None
+        replica = access.eager_replica(self)
+        return new if replica is None else VariableComponent(self, replica)
+
+    def update_component(self, replica: int, method: str, value: Any, read_value: bool) -> Any:
+        """Assigns one component of a sync-on-read variable. `VariableComponent` calls it."""
+        announce_write(self)
+        called = f"{self.values[replica].name}.{method}" if isinstance(self, DistributedVariable) else method
+        new = access.write_component(self, replica, called, _COMBINE[method], payload_of(value), user_line())
         return new if read_value else None
 
     # Storage: used by frames and compiled functions only
@@ -305,7 +323,7 @@ class Variable(ArrayOperators, DistributedValues, metaclass=VariableMeta):
         return Reference(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
-        made = type(self).__new__(type(self))
+        made: Variable = object.__new__(type(self))
         memo[id(self)] = made
         for name, attribute in vars(self).items():
             setattr(made, name, attribute if name in ("_strategy", "_layout") else copy.copy(attribute))
@@ -316,34 +334,31 @@ class Variable(ArrayOperators, DistributedValues, metaclass=VariableMeta):
         if ambient().frame is not None or self._lost is not None:
             state = "lost" if self._lost is not None else "being traced"
             return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} ({state})>"
-        if self._layout is None:
-            return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} value={np.asarray(self.stored())}>"
-        kind = "SyncOnReadVariable" if self.per_replica else "MirroredVariable"
-        return distributed_repr(kind, self.values)
+        return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} value={np.asarray(self.stored())}>"
 
 
-class Reference:
-    """A variable by identity."""
+class DistributedVariable(Variable, DistributedValues):
+    """A variable of a strategy: one copy or component per replica. `Variable` makes it in a strategy's scope.
 
-    __slots__ = ("_variable",)
+    TensorFlow: prints as `MirroredVariable` or `SyncOnReadVariable`, which are separate classes there.
+    """
 
-    def __init__(self, variable: Variable) -> None:
-        self._variable = variable
-
-    def deref(self) -> Variable:
-        """The variable."""
-        return self._variable
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Reference) and other._variable is self._variable
-
-    def __hash__(self) -> int:
-        return id(self._variable)
+    @property
+    def values(self) -> tuple[VariableComponent, ...]:
+        """The copies, one per replica."""
+        return tuple(VariableComponent(self, replica) for replica in range(self.num_replicas))
 
     def __repr__(self) -> str:
-        return f"<Reference to {self._variable.name!r}>"
+        if ambient().frame is not None or self._lost is not None:
+            return Variable.__repr__(self)
+        return distributed_repr("SyncOnReadVariable" if self.per_replica else "MirroredVariable", self.values)
 
 
-register_array_like(
-    Variable, read=Variable.read_value, shape_of=lambda variable: ShapedArray(variable.shape, variable.dtype)
-)
+def _abstract(variable: Variable) -> ShapedArray:
+    return ShapedArray(variable.shape, variable.dtype)
+
+
+register_array_like(Variable, read=Variable.read_value, shape_of=_abstract)
+register_array_like(DistributedVariable, read=Variable.read_value, shape_of=_abstract)
+# A copy can be looked at wherever a variable can.
+Variable.register(VariableComponent)

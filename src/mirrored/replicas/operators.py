@@ -1,4 +1,4 @@
-"""What makes a variable usable like an array in an expression: every operator reads it first."""
+"""What makes variables and mirrored values usable like arrays in an expression: every operator reads them first."""
 
 from __future__ import annotations
 
