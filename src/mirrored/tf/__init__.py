@@ -11,9 +11,9 @@ from __future__ import annotations
 from mirrored.tf._names import LAZY as _LAZY
 from mirrored.tf._names import NAMES as _NAMES
 from mirrored.tf._namespaces import build as _build
-from mirrored.tf._namespaces import lookup as _lookup
+from mirrored.tf._namespaces import finder as _finder
 from mirrored.tf._tensors import add_numpy_method as _add_numpy_method
 
 _add_numpy_method()
-__getattr__ = _lookup(_NAMES, _LAZY)
-globals().update(_build(_NAMES))
+__getattr__ = _finder(_NAMES, _LAZY)
+globals().update(_build(_NAMES, _LAZY, __getattr__))

@@ -195,7 +195,7 @@ def erfcinv(x: Any, name: str | None = None) -> jax.Array:
 def polygamma(a: Any, x: Any, name: str | None = None) -> jax.Array:
     """The derivatives of `digamma`: order a, at x."""
     del name
-    return special.polygamma(as_tensor(a), as_tensor(x))
+    return special.polygamma(as_tensor(a).astype(jnp.int32), as_tensor(x))
 
 
 @op("math.lbeta")

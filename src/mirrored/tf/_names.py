@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from mirrored.tf import (
     _control_flow,
     _convolution,
     _debugging,
+    _distribute,
     _dtypes,
     _errors,
     _gfile,
@@ -35,9 +37,6 @@ from mirrored.tf._module import Module, name_scope
 from mirrored.tf._scopes import device, init_scope
 from mirrored.tf._shapes import TensorShape, TensorSpec
 from mirrored.tf._table import OPS
-from mirrored.variables.creation import variable_creator_scope
-from mirrored.variables.rules import VariableAggregation, VariableSynchronization
-from mirrored.variables.variable import Variable
 
 VERSION: Final = "2.21.0"  # the TensorFlow whose behaviour is followed
 
@@ -79,9 +78,6 @@ _CORE: Final[dict[str, Any]] = {
     "Tensor": jax.Array,
     "TensorShape": TensorShape,
     "TensorSpec": TensorSpec,
-    "Variable": Variable,
-    "VariableAggregation": VariableAggregation,
-    "VariableSynchronization": VariableSynchronization,
     "__version__": VERSION,
     "as_dtype": _dtypes.as_dtype,
     "autograph.experimental.do_not_convert": _identity,
@@ -94,7 +90,6 @@ _CORE: Final[dict[str, Any]] = {
     "name_scope": name_scope,
     "newaxis": None,
     "types.experimental.TensorLike": Any,
-    "variable_creator_scope": variable_creator_scope,
     "version.COMPILER_VERSION": "XLA",
     "version.GIT_VERSION": "mirrored",
     "version.VERSION": VERSION,
@@ -102,6 +97,7 @@ _CORE: Final[dict[str, Any]] = {
 
 NAMES: Final[dict[str, Any]] = {
     **_CORE,
+    **_distribute.NAMES,
     **_config.NAMES,
     **_gfile.NAMES,
     **_compat.NAMES,
@@ -110,4 +106,29 @@ NAMES: Final[dict[str, Any]] = {
     **{place: one.function for one in OPS.values() for place in one.places},
 }
 
-LAZY: Final[dict[str, Callable[[], Any]]] = {}
+
+def _from(module: str, name: str) -> Callable[[], Any]:
+    return lambda: getattr(importlib.import_module(module), name)
+
+
+_DATA: Final = {
+    "data.AUTOTUNE": "AUTOTUNE",
+    "data.Dataset": "Dataset",
+    "data.INFINITE_CARDINALITY": "INFINITE_CARDINALITY",
+    "data.Options": "Options",
+    "data.TFRecordDataset": "TFRecordDataset",
+    "data.TextLineDataset": "TextLineDataset",
+    "data.UNKNOWN_CARDINALITY": "UNKNOWN_CARDINALITY",
+    "data.experimental.AUTOTUNE": "AUTOTUNE",
+    "data.experimental.AutoShardPolicy": "AutoShardPolicy",
+    "data.experimental.DistributeOptions": "DistributeOptions",
+    "data.experimental.Optional": "Optional",
+    "distribute.DistributedDataset": "DistributedDataset",
+    "distribute.DistributedIterator": "DistributedIterator",
+    "distribute.InputContext": "InputContext",
+    "distribute.InputOptions": "InputOptions",
+    "distribute.InputReplicationMode": "InputReplicationMode",
+}
+
+# Imported when first asked for: parts that need more than the core, or take long to import.
+LAZY: Final[dict[str, Callable[[], Any]]] = {place: _from("mirrored.data", name) for place, name in _DATA.items()}

@@ -1,0 +1,142 @@
+"""`tf.distribute` and the rest of the core under TensorFlow's names."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mirrored.collectives import cross_device_ops
+from mirrored.collectives.reduce_op import ReduceOp
+from mirrored.errors import ArgumentError
+from mirrored.function import function as compiled
+from mirrored.function import functions_run_eagerly, run_functions_eagerly
+from mirrored.losses import compute_average_loss, scale_regularization_loss
+from mirrored.replicas.values import DistributedValues
+from mirrored.strategies import (
+    MirroredStrategy,
+    OneDeviceStrategy,
+    ReplicaContext,
+    Strategy,
+    StrategyExtended,
+    ValueContext,
+    experimental_set_strategy,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from mirrored.tape import GradientTape, UnconnectedGradients, custom_gradient, stop_gradient
+from mirrored.variables import Variable, VariableAggregation, VariableSynchronization, variable_creator_scope
+
+
+class CommunicationImplementation(enum.Enum):
+    """Which library moves the data. XLA chooses: NCCL on GPUs, its own or gloo on CPUs."""
+
+    AUTO = "AUTO"
+    RING = "RING"
+    NCCL = "NCCL"
+
+    @classmethod
+    def _missing_(cls, value: object) -> CommunicationImplementation | None:
+        return cls.__members__.get(value.upper()) if isinstance(value, str) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class CommunicationOptions:
+    """Options of a reduction.
+
+    Args:
+        bytes_per_pack: Gradients are packed into pieces of about this many bytes; 0 leaves it to XLA.
+        timeout_seconds: Accepted; XLA has its own.
+        implementation: A `CommunicationImplementation` or its name in any case.
+
+    Raises:
+        ValueError: A negative size, or an implementation that does not exist.
+    """
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
+
+    def __post_init__(self) -> None:
+        if self.bytes_per_pack < 0:
+            raise ArgumentError(
+                "CommunicationOptions",
+                found=f"Argument `bytes_per_pack` must be >=0, Received {self.bytes_per_pack}.",
+                rule="a size is not negative",
+                remedy="leave it out",
+            )
+        object.__setattr__(self, "implementation", CommunicationImplementation(self.implementation))
+
+
+def collective_hints(bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> CommunicationOptions:
+    """The old name of `CommunicationOptions`."""
+    return CommunicationOptions(bytes_per_pack=bytes_per_pack, timeout_seconds=timeout_seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """Options of `Strategy.run`, accepted for TensorFlow's sake: shapes may differ between replicas."""
+
+    experimental_enable_dynamic_batch_size: bool = True
+    experimental_bucketizing_dynamic_shape: bool = False
+    experimental_xla_options: Any = None
+
+
+def function(
+    func: Callable[..., Any] | None = None,
+    input_signature: Sequence[Any] | None = None,
+    autograph: bool = True,
+    jit_compile: bool | None = None,
+    reduce_retracing: bool = False,
+    **options: Any,
+) -> Any:
+    """`mirrored.function` with TensorFlow's order of arguments.
+
+    TensorFlow: `tf.function`. Python's `if` and `while` on a traced value are not converted: use `tf.cond`, `tf.where` and
+    `tf.while_loop`.
+    """
+    options = {**options, "autograph": autograph, "jit_compile": jit_compile, "reduce_retracing": reduce_retracing}
+    return compiled(func, input_signature=input_signature, **options)
+
+
+_OPS = ("CrossDeviceOps", "HierarchicalCopyAllReduce", "NcclAllReduce", "ReductionToOneDevice")
+
+NAMES: dict[str, Any] = {
+    "GradientTape": GradientTape,
+    "UnconnectedGradients": UnconnectedGradients,
+    "Variable": Variable,
+    "VariableAggregation": VariableAggregation,
+    "VariableSynchronization": VariableSynchronization,
+    "config.experimental_functions_run_eagerly": functions_run_eagerly,
+    "config.experimental_run_functions_eagerly": run_functions_eagerly,
+    "config.functions_run_eagerly": functions_run_eagerly,
+    "config.run_functions_eagerly": run_functions_eagerly,
+    "custom_gradient": custom_gradient,
+    "distribute.DistributedValues": DistributedValues,
+    "distribute.MirroredStrategy": MirroredStrategy,
+    "distribute.OneDeviceStrategy": OneDeviceStrategy,
+    "distribute.ReduceOp": ReduceOp,
+    "distribute.ReplicaContext": ReplicaContext,
+    "distribute.RunOptions": RunOptions,
+    "distribute.Strategy": Strategy,
+    "distribute.StrategyExtended": StrategyExtended,
+    "distribute.experimental.CollectiveCommunication": CommunicationImplementation,
+    "distribute.experimental.CollectiveHints": collective_hints,
+    "distribute.experimental.CommunicationImplementation": CommunicationImplementation,
+    "distribute.experimental.CommunicationOptions": CommunicationOptions,
+    "distribute.experimental.ValueContext": ValueContext,
+    "distribute.experimental_set_strategy": experimental_set_strategy,
+    "distribute.get_replica_context": get_replica_context,
+    "distribute.get_strategy": get_strategy,
+    "distribute.has_strategy": has_strategy,
+    "distribute.in_cross_replica_context": in_cross_replica_context,
+    "function": function,
+    "nn.compute_average_loss": compute_average_loss,
+    "nn.scale_regularization_loss": scale_regularization_loss,
+    "stop_gradient": stop_gradient,
+    "variable_creator_scope": variable_creator_scope,
+    **{f"distribute.{name}": getattr(cross_device_ops, name) for name in _OPS if hasattr(cross_device_ops, name)},
+}
