@@ -1,8 +1,8 @@
 """Eager tape, per operation, forward plus backward: against un-jitted `jax.grad` and a bare list of compiled pairs.
 
-A chain of 200 scalar operations (the variable, a multiplication and an addition with Python numbers and with the variable) is
-differentiated by each contender in turn, round after round, in one process; the figures are medians and the ratios are of the
-medians of the same rounds. `python benchmarks/eager_tape.py [rounds]` prints them.
+A chain of 200 scalar operations is differentiated by each contender in turn, round after round, in one process; the
+figures are medians over the rounds, the ratio is the median of the rounds' ratios.
+`python benchmarks/eager_tape.py [rounds]` prints them.
 """
 
 from __future__ import annotations

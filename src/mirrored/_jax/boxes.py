@@ -43,7 +43,7 @@ class _StandInTrace(jax.core.Trace):  # type: ignore[misc]
         raise AssertionError("the stand-ins' trace is never current")
 
 
-_stand_in_trace = _StandInTrace()
+_stand_in_trace: Any = _StandInTrace()  # type: ignore[no-untyped-call]
 
 
 class Box(jax.Array):
@@ -61,6 +61,7 @@ class Box(jax.Array):
     payload: Any
     owner: Any
     key: int
+    _stand_in: BoxTracer
 
     def __init__(self, owner: Any, payload: Any, key: int) -> None:
         self.owner = owner
@@ -116,7 +117,7 @@ class Box(jax.Array):
         return item in self.payload
 
 
-class BoxTracer(jax.core.Tracer):  # type: ignore[misc]
+class BoxTracer(jax.core.Tracer):  # type: ignore[misc,type-arg]
     """Stands for a box inside a nested transform."""
 
     __slots__ = ("box",)
@@ -139,7 +140,7 @@ class BoxTracer(jax.core.Tracer):  # type: ignore[misc]
         return self.box.__array__(*args, **kwargs)
 
 
-class ReadTracer(jax.core.Tracer):  # type: ignore[misc]
+class ReadTracer(jax.core.Tracer):  # type: ignore[misc,type-arg]
     """Stands for the value of a variable when the program that captured it runs."""
 
     __slots__ = ("variable",)
@@ -187,7 +188,7 @@ def _shard(boxes: Any, *args: Any, **kwargs: Any) -> Any:
 
 # Attributes
 
-_OF_JAX_METHODS = {
+_OF_JAX_METHODS: dict[str, Any] = {
     **{f"__{name}__": f for name, f in _array_methods._array_operators.items()},
     **_array_methods._array_methods,
     **_array_methods._impl_only_array_methods,
@@ -216,18 +217,10 @@ def _special_from_payload(name: str) -> Any:
     return method
 
 
-_SPECIAL = (
-    "__bool__",
-    "__int__",
-    "__float__",
-    "__complex__",
-    "__index__",
-    "__hex__",
-    "__oct__",
-    "__len__",
-    "__dlpack__",
+_SPECIAL: tuple[str, ...] = (
+    *("__bool__", "__int__", "__float__", "__complex__", "__index__", "__hex__", "__oct__", "__len__"),
+    *("__dlpack__", "__dlpack_device__", "__buffer__", "__release_buffer__"),
 )
-_SPECIAL += ("__dlpack_device__", "__buffer__", "__release_buffer__")
 
 
 def _fill_in() -> None:

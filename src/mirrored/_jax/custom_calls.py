@@ -20,7 +20,7 @@ def is_from_jax(function: Any) -> bool:
 
 
 def with_stores_filled(function: Any, by: Any) -> None:
-    """Tells the caller of `function` what it would have learned from running it, from an earlier run of its equal `by`."""
+    """Tells the caller of `function` what running it would have told, as an earlier run of its equal `by` did."""
     for store, earlier in zip(function.stores, by.stores, strict=True):
         if store is not None and not store:
             store.store(earlier.val)

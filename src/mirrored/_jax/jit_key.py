@@ -18,7 +18,7 @@ block).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 import jax
@@ -43,7 +43,7 @@ def swap(token: Hashable) -> Hashable:
     return previous
 
 
-put = _holder.set_local
+put: Callable[[Hashable], None] = _holder.set_local
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def using(token: Hashable) -> Iterator[None]:
 
 @contextmanager
 def fresh() -> Iterator[None]:
-    """Puts a token of its own in force for the block: nothing traced elsewhere is reused, nothing traced here outlives it."""
+    """Puts a token of its own in force for the block: no trace is taken over from elsewhere or left to others."""
     with using(("mirrored.trace", next(_serial))):
         yield
 

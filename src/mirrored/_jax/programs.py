@@ -87,7 +87,8 @@ def program_of(function: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> 
 
 def _open(closed: Any) -> Jaxpr:
     """The jaxpr with its constants as constvars (from JAX 0.12 on a jaxpr may hold its constants itself)."""
-    return closed.jaxpr
+    jaxpr: Jaxpr = closed.jaxpr
+    return jaxpr
 
 
 def as_function(closed: Any) -> Callable[..., list[Any]]:

@@ -6,7 +6,7 @@ cheap look that takes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -84,7 +84,7 @@ def swap_trace(trace: Any) -> Any:
     return previous
 
 
-put_trace = _core.trace_ctx.set_trace
+put_trace: Callable[[Any], None] = _core.trace_ctx.set_trace
 
 
 def parent_of(trace: Any) -> Any:

@@ -118,13 +118,14 @@ def _operator(function: Callable[[Any, Any], Any], name: str) -> tuple[Operation
 
 
 OPERATORS: dict[str, Operation] = {}
-for _name, _function in {
+_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": jnp.add,
     "sub": jnp.subtract,
     "mul": jnp.multiply,
     "truediv": jnp.true_divide,
     "matmul": jnp.matmul,
-}.items():
+}
+for _name, _function in _FUNCTIONS.items():
     OPERATORS[_name], OPERATORS[f"r{_name}"] = _operator(_function, _name)
 NEGATIVE = Operation(lambda value: [jnp.negative(value)], "neg")
 COPY = Operation(lambda value: [jnp.copy(value)], "copy")

@@ -93,6 +93,7 @@ class _Call:
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._function = function
         self._kwargs = kwargs
+        self._tree: Any
         leaves, self._tree = jax.tree.flatten(args, is_leaf=is_variable)
         self._leaves = [_as_array(leaf) for leaf in leaves]
         self._arrays = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, jax.Array)]
@@ -104,6 +105,7 @@ class _Call:
         sorted_operands = [tape.sort(operands) for tape in tapes]
         with _paused(tapes), _collected_reads() as read:
             result, gradient = self._function(*self._tree.unflatten(self._leaves), **self._kwargs)
+            tree: Any
             leaves, tree = jax.tree.flatten(result, is_leaf=is_variable)
             outputs = [_untracked(_as_array(leaf), tapes) for leaf in leaves]
         variables = list(read.values())
@@ -122,7 +124,7 @@ class _Call:
         """Hands the call to JAX, which knows such functions too."""
         structure: list[Any] = []
 
-        @jax.custom_gradient
+        @jax.custom_gradient  # type: ignore[untyped-decorator]
         def of_arrays(*arrays: Any) -> Any:
             leaves = list(self._leaves)
             for position, array in zip(self._arrays, arrays, strict=True):
@@ -250,7 +252,8 @@ def _listed(given: Any, expected: int) -> list[Any]:
     if len(gradients) != expected:
         raise ArgumentError(
             "custom_gradient",
-            found=f"custom_gradient function expected to return {expected} gradients, but returned {len(gradients)} instead.",
+            found=f"custom_gradient function expected to return {expected} gradients, "
+            f"but returned {len(gradients)} instead.",
             rule="the gradient function returns one gradient for each positional argument",
             remedy="return a list with a gradient (or None) for each of them",
         )

@@ -60,6 +60,8 @@ def flatten_sources(sources: Any, called: str) -> tuple[list[Any], Callable[[Seq
     Inside a registered class (an Equinox module, an optax state) leaves that are not arrays get None. In lists, tuples
     and dicts that the user wrote they are mistakes.
     """
+    leaves: list[Any]
+    treedef: Any
     leaves, treedef = jax.tree_util.tree_flatten_with_path(sources, is_leaf=lambda x: x is None or is_variable(x))
     positions = []
     for position, (path, leaf) in enumerate(leaves):

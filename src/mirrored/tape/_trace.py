@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from mirrored.tape._recorder import Recorder
 
 
-_LEFT, _BOTH = (0,), (0, 1)
+_LEFT: tuple[int, ...] = (0,)
+_BOTH: tuple[int, ...] = (0, 1)
 
 
 class TapeTrace(Trace):  # type: ignore[misc]
@@ -45,7 +46,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
     __slots__ = ("_context", "_quick", "_stale", "eager", "outer_token", "parent", "recorder")
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.parent: Any = None
         self.outer_token: Any = None
         self.recorder: Recorder | None = None
@@ -190,7 +191,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return results
 
     def operate(self, name: str, left: Box, right: Any) -> Any:
-        """Applies a binary operator to a box of this tape and another box, an array or a number: `apply`, made short."""
+        """Applies a binary operator to a box of this tape and a box, an array or a number: `apply`, made short."""
         recorder = self.recorder
         operation = catalogue.OPERATORS[name]
         kind = type(right)
@@ -369,7 +370,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
 
 def run_under(trace: Any, operation: Operation, values: Sequence[Any]) -> list[Any]:
-    """Runs `operation` under `trace`: compiled if that is possible at once, recorded by a tape, inlined into a program."""
+    """Runs `operation` under `trace`: compiled where values are at hand, recorded by a tape, inlined in a program."""
     if is_eval(trace):
         previous = swap_trace(trace)
         try:
