@@ -198,8 +198,12 @@ def _converted(value: Any, index: int) -> Element:
 
 
 def _is_leaf(part: Any) -> bool:
-    """Lists of arrays (PyTorch's default collation) are structures, lists of numbers arrays."""
-    return isinstance(part, list) and not any(hasattr(item, "shape") and np.ndim(item) > 0 for item in part)
+    """Lists of numbers are arrays, other lists (PyTorch's default collation gives lists of tensors) structures."""
+    return isinstance(part, list) and all(_is_number(item) or _is_leaf(item) for item in part)
+
+
+def _is_number(item: Any) -> bool:
+    return isinstance(item, bool | int | float | complex | str | bytes | np.generic) or getattr(item, "shape", 0) == ()
 
 
 def _as_array(leaf: Any) -> Any:

@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.data import (
+    ArraySpec,
+    AutoShardPolicy,
+    Dataset,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    Options,
+    PerReplicaSpec,
+)
+from mirrored.errors import ArgumentError, EndOfDataError, InputError, StructureError, TransformationError
+
+
+def strategy_of(replicas: int, devices: int | None = None) -> Any:
+    return mr.MirroredStrategy([f"CPU:{i}" for i in range(devices or replicas)], num_replicas=replicas)
+
+
+def shown(strategy: Any, elements: Any) -> list[Any]:
+    """One list per element, of one list per replica."""
+    return [[np.asarray(share).tolist() for share in strategy.local_results(element)] for element in elements]
+
+
+class TestShares:
+    # Recorded with TensorFlow 2.21.
+    @pytest.mark.parametrize(
+        ("replicas", "size", "batch", "expected"),
+        [
+            (2, 6, 3, [[[0, 1], [2]], [[3, 4], [5]]]),
+            (2, 9, 4, [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8], []]]),
+            (4, 10, 6, [[[0, 1], [2, 3], [4, 5], []], [[6], [7], [8], [9]]]),
+            (3, 7, 3, [[[0], [1], [2]], [[3], [4], [5]], [[6], [], []]]),
+            (2, 3, 1, [[[0], []], [[1], []], [[2], []]]),
+            (4, 9, 6, [[[0, 1], [2, 3], [4, 5], []], [[6], [7], [8], []]]),
+        ],
+    )
+    def test_are_those_of_tensorflow(self, replicas: int, size: int, batch: int, expected: list[Any]) -> None:
+        strategy = strategy_of(replicas)
+        distributed = strategy.experimental_distribute_dataset(Dataset.range(size).batch(batch))
+        assert shown(strategy, distributed) == expected
+        assert shown(strategy, distributed) == expected
+
+    def test_lie_on_the_devices_of_their_replicas(self) -> None:
+        strategy = strategy_of(4)
+        for batch in (8, 6):
+            element = next(iter(strategy.experimental_distribute_dataset(Dataset.range(batch).batch(batch))))
+            places = [next(iter(share.devices())) for share in element.values]
+            assert places == [strategy.layout.device_of(replica) for replica in range(4)]
+
+    def test_equal_shares_are_one_array_over_all_devices(self) -> None:
+        strategy = strategy_of(4, devices=2)
+        element = next(iter(strategy.experimental_distribute_dataset(Dataset.range(8).batch(8))))
+        stacked = element.stacked(strategy.layout)
+        assert element.is_stacked
+        assert stacked.shape == (4, 2)
+        assert stacked.sharding == strategy.layout.sharded
+
+    def test_one_replica_gets_plain_arrays(self) -> None:
+        elements = list(strategy_of(1).experimental_distribute_dataset(Dataset.range(5).batch(2)))
+        assert all(isinstance(element, jax.Array) for element in elements)
+        assert [element.tolist() for element in elements] == [[0, 1], [2, 3], [4]]
+
+    def test_keep_the_structure(self) -> None:
+        strategy = strategy_of(2)
+        dataset = Dataset.from_tensor_slices(({"a": [1, 2, 3, 4]}, [[5.0], [6.0], [7.0], [8.0]])).batch(4)
+        features, labels = next(iter(strategy.experimental_distribute_dataset(dataset)))
+        assert shown(strategy, [features["a"], labels]) == [[[1, 2], [3, 4]], [[[5.0], [6.0]], [[7.0], [8.0]]]]
+
+    def test_bytes_stay_on_the_host(self) -> None:
+        strategy = strategy_of(2)
+        element = next(
+            iter(strategy.experimental_distribute_dataset(Dataset.from_tensor_slices(["a", "b", "c"]).batch(4)))
+        )
+        assert [share.tolist() for share in element.values] == [[b"a", b"b"], [b"c"]]
+
+    def test_may_stay_on_the_host(self) -> None:
+        options = InputOptions(experimental_fetch_to_device=False)
+        element = next(iter(strategy_of(2).experimental_distribute_dataset(Dataset.range(4).batch(4), options)))
+        assert {device for share in element.values for device in share.devices()} == {jax.devices("cpu")[0]}
+
+    @pytest.mark.parametrize("policy", list(AutoShardPolicy))
+    def test_on_one_worker_no_policy_changes_them(self, policy: AutoShardPolicy) -> None:
+        options = Options()
+        options.experimental_distribute.auto_shard_policy = policy
+        strategy = strategy_of(2)
+        dataset = Dataset.range(8).batch(4).with_options(options)
+        assert shown(strategy, strategy.experimental_distribute_dataset(dataset)) == [
+            [[0, 1], [2, 3]],
+            [[4, 5], [6, 7]],
+        ]
+
+
+class TestSteps:
+    @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+    def test_partial_and_empty_shares_are_computed(self, compiled: bool) -> None:
+        strategy = strategy_of(4)
+
+        def step(x: Any) -> Any:
+            return strategy.reduce("SUM", strategy.run(lambda share: share.sum() * 2.0, args=(x,)), axis=None)
+
+        call = mr.function(step) if compiled else step
+        sums = [float(call(x)) for x in strategy.experimental_distribute_dataset(Dataset.range(9).batch(4))]
+        assert sums == [12.0, 44.0, 16.0]
+
+    def test_a_padded_epoch_is_compiled_once(self) -> None:
+        strategy = strategy_of(2)
+
+        @mr.function
+        def step(batch: Any, mask: Any) -> Any:
+            shares = strategy.run(lambda x, real: (x * real).sum(), args=(batch, mask))
+            return strategy.reduce("SUM", shares, axis=None)
+
+        dataset = Dataset.from_tensor_slices(np.arange(11, dtype=np.float32)).batch(4)
+        distributed = strategy.experimental_distribute_dataset(dataset, InputOptions(last_batch="pad"))
+        assert sum(float(step(*element)) for _ in range(2) for element in distributed) == 2 * sum(range(11))
+        assert step.trace_count == 1
+
+    def test_inside_a_tape_and_a_scope(self) -> None:
+        strategy = strategy_of(2)
+        with strategy.scope(), mr.GradientTape() as tape:
+            element = next(iter(strategy.experimental_distribute_dataset(Dataset.range(4).batch(4))))
+        assert shown(strategy, [element]) == [[[0, 1], [2, 3]]]
+        assert tape.watched_variables() == ()
+
+
+class TestIterator:
+    def dataset(self) -> Any:
+        return strategy_of(2).experimental_distribute_dataset(Dataset.range(4).batch(2))
+
+    def test_ends_by_stop_iteration(self) -> None:
+        reading = iter(self.dataset())
+        assert iter(reading) is reading
+        assert len(list(reading)) == 2
+        with pytest.raises(StopIteration):
+            next(reading)
+
+    def test_get_next_says_that_it_ended(self) -> None:
+        reading = iter(self.dataset())
+        reading.get_next()
+        reading.get_next()
+        with pytest.raises(EndOfDataError, match="End of sequence"):
+            reading.get_next()
+
+    def test_get_next_as_optional(self) -> None:
+        strategy = strategy_of(2)
+        reading = iter(strategy.experimental_distribute_dataset(Dataset.range(4).batch(4)))
+        first, second = reading.get_next_as_optional(), reading.get_next_as_optional()
+        assert first.has_value()
+        assert shown(strategy, [first.get_value()]) == [[[0, 1], [2, 3]]]
+        assert not second.has_value()
+        with pytest.raises(EndOfDataError, match="has no value"):
+            second.get_value()
+
+    def test_refuses_to_be_used_inside_a_replica(self) -> None:
+        strategy = strategy_of(2)
+        reading = iter(self.dataset())
+        with pytest.raises(ValueError, match=r"should be called from outside of replica_fn(.|\n)*args=\(next"):
+            strategy.run(lambda: next(reading))
+
+    def test_refuses_to_be_used_after_close(self) -> None:
+        with iter(self.dataset()) as reading:
+            next(reading)
+        with pytest.raises(InputError, match=r"after close\(\)"):
+            next(reading)
+
+    def test_does_not_trace_a_compiled_step_again(self) -> None:
+        strategy, step = strategy_of(2), mr.function(lambda x: x)
+        distributed = strategy.experimental_distribute_dataset(Dataset.range(8).batch(4))
+        for _ in range(3):
+            for element in distributed:
+                step(element)
+        assert step.trace_count == 1
+
+    def test_elements_in_flight_do_not_change_later_ones(self) -> None:
+        strategy = strategy_of(2)
+        kept = list(strategy.experimental_distribute_dataset(Dataset.range(64).shuffle(64, seed=1).batch(4)))
+        again = list(strategy.experimental_distribute_dataset(Dataset.range(64).shuffle(64, seed=1).batch(4)))
+        assert shown(strategy, kept) == shown(strategy, again)
+
+
+class TestSpecs:
+    def test_of_global_batches(self) -> None:
+        distribute = strategy_of(2).experimental_distribute_dataset
+        unknown, known = (ArraySpec((size,), np.dtype("int64")) for size in (None, 2))
+        assert distribute(Dataset.range(8).batch(4)).element_spec == PerReplicaSpec((unknown, unknown))
+        full = distribute(Dataset.range(8).batch(4, drop_remainder=True))
+        assert full.element_spec == iter(full).element_spec == PerReplicaSpec((known, known))
+
+    def test_of_one_replica(self) -> None:
+        spec = strategy_of(1).experimental_distribute_dataset(Dataset.range(8).batch(4)).element_spec
+        assert spec == ArraySpec((None,), np.dtype("int64"))
+
+    def test_cardinality(self) -> None:
+        assert strategy_of(2).experimental_distribute_dataset(Dataset.range(9).batch(4)).cardinality == 3
+        assert strategy_of(2).distribute_datasets_from_function(lambda _: Dataset.range(9).batch(2)).cardinality == 3
+
+
+class TestFromFunction:
+    def test_consecutive_elements_go_to_consecutive_replicas(self) -> None:
+        strategy, seen = strategy_of(2), []
+
+        def make(context: InputContext) -> Dataset:
+            seen.append((context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync))
+            return Dataset.range(9).batch(2)
+
+        distributed = strategy.distribute_datasets_from_function(make)
+        assert seen == [(1, 0, 2)]
+        expected = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8], []]]
+        assert shown(strategy, distributed) == shown(strategy, distributed) == expected
+        assert seen == [(1, 0, 2)]
+
+    def test_an_incomplete_row_of_full_batches_is_left_out(self) -> None:
+        strategy = strategy_of(2)
+        distributed = strategy.distribute_datasets_from_function(
+            lambda _: Dataset.range(6).batch(2, drop_remainder=True)
+        )
+        assert shown(strategy, distributed) == [[[0, 1], [2, 3]]]
+
+    def test_scalars(self) -> None:
+        strategy = strategy_of(2)
+        distributed = strategy.distribute_datasets_from_function(lambda _: Dataset.range(5))
+        assert shown(strategy, distributed) == [[0, 1], [2, 3]]
+
+    def test_shapes_may_differ_between_replicas(self) -> None:
+        strategy = strategy_of(2)
+        distributed = strategy.distribute_datasets_from_function(lambda _: Dataset.range(5).batch(3))
+        assert shown(strategy, distributed) == [[[0, 1, 2], [3, 4]]]
+
+    def test_one_pipeline_per_replica(self) -> None:
+        strategy, seen = strategy_of(2), []
+        options = InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA)
+
+        def make(context: InputContext) -> Dataset:
+            seen.append((context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync))
+            return Dataset.range(1, 4).map(lambda x: x * (context.input_pipeline_id + 1))
+
+        assert shown(strategy, strategy.distribute_datasets_from_function(make, options)) == [[1, 2], [2, 4], [3, 6]]
+        assert seen == [(2, 0, 2), (2, 1, 2)]
+        strategy.distribute_datasets_from_function(lambda context: make(context))
+        assert seen[2:] == [(1, 0, 2)]
+
+    def test_context(self) -> None:
+        context = InputContext(3, 1, 6)
+        assert context.get_per_replica_batch_size(12) == 2
+        assert str(context) == "tf.distribute.InputContext(input pipeline id 1, total: 3)"
+        with pytest.raises(ValueError, match="13 is not divisible by `num_replicas_in_sync` 6"):
+            context.get_per_replica_batch_size(13)
+
+    def test_refuses_what_is_no_dataset(self) -> None:
+        with pytest.raises(ArgumentError, match="cannot be iterated"):
+            strategy_of(2).distribute_datasets_from_function(lambda _: 3)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("name", ["map", "batch", "shuffle", "repeat", "take", "with_options"])
+    def test_transformations_are_sent_before_the_distribution(self, name: str) -> None:
+        distributed = strategy_of(2).experimental_distribute_dataset(Dataset.range(4).batch(2))
+        with pytest.raises(TransformationError, match=rf"experimental_distribute_dataset\(dataset\.{name}\("):
+            getattr(distributed, name)
+        with pytest.raises(TransformationError, match=name):
+            getattr(iter(distributed), name)
+
+    def test_other_names_are_ordinary_attribute_errors(self) -> None:
+        distributed = strategy_of(2).experimental_distribute_dataset(Dataset.range(4).batch(2))
+        with pytest.raises(AttributeError, match="no attribute 'foo'"):
+            _ = distributed.foo
+
+    def test_an_unbatched_dataset(self) -> None:
+        distributed = strategy_of(2).experimental_distribute_dataset(Dataset.range(4))
+        with pytest.raises(StructureError, match=r"is not batched(.|\n)*\.batch\(global_batch_size\)"):
+            list(distributed)
+
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            (3, "cannot be iterated"),
+            (iter([np.zeros(2)]), "can be read only once"),
+            (np.zeros((4, 2)), r"no batch size(.|\n)*InputOptions\(batch_size=n\)"),
+            ({"x": np.zeros(4)}, "no batch size"),
+        ],
+    )
+    def test_what_is_no_dataset(self, data: Any, message: str) -> None:
+        with pytest.raises(ArgumentError, match=message):
+            strategy_of(2).experimental_distribute_dataset(data)
+
+    def test_distributing_twice(self) -> None:
+        strategy = strategy_of(2)
+        distributed = strategy.experimental_distribute_dataset(Dataset.range(4).batch(2))
+        with pytest.raises(ArgumentError, match="distributed already"):
+            strategy.experimental_distribute_dataset(distributed)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (lambda: InputOptions(last_batch="trim"), "last_batch='trim'"),  # type: ignore[arg-type]
+            (lambda: InputOptions(prefetch=-1), "prefetch is at least 0"),
+            (lambda: InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA), "only supported in"),
+            (lambda: InputOptions(experimental_place_dataset_on_device=True), "needs the replication mode PER_REPLICA"),
+            (lambda: Options(), "options is a mirrored.data.InputOptions"),
+        ],
+    )
+    def test_options_that_mean_nothing(self, options: Callable[[], Any], message: str) -> None:
+        with pytest.raises(ArgumentError, match=message):
+            strategy_of(2).experimental_distribute_dataset(Dataset.range(4).batch(2), options())
+
+    def test_options_that_mean_nothing_for_functions(self) -> None:
+        per_replica = InputOptions(
+            experimental_place_dataset_on_device=True,
+            experimental_replication_mode=InputReplicationMode.PER_REPLICA,
+        )
+        for options, message in (
+            (per_replica, "can not be set together"),
+            (InputOptions(last_batch="pad"), "cuts global"),
+        ):
+            with pytest.raises(ArgumentError, match=message):
+                strategy_of(2).distribute_datasets_from_function(lambda _: Dataset.range(4).batch(2), options)
