@@ -112,7 +112,7 @@ def test_shares_may_differ_between_replicas(way):
     np.testing.assert_allclose(w.numpy(), 0.7 - expected, rtol=1e-5)
 
 
-@pytest.mark.ways(modes=("compiled", "folded"), replicas=(2, 4))
+@pytest.mark.ways(modes=("compiled", "folded"), replicas=(4, 8))
 def test_one_reduction_for_all_micro_batches(way):
     with way.strategy.scope():
         variables = [mr.Variable(jnp.ones(k + 1), name=f"v{k}") for k in range(3)]

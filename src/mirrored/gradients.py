@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.errors import ArgumentError, StructureError
-from mirrored.optimizers.meeting import scope_of, update_with_sums
-from mirrored.strategies import get_replica_context
+from mirrored.optimizers.meeting import scope_of, unrecorded, update_with_sums
+from mirrored.strategies import get_replica_context, has_strategy
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class GradientAccumulator:
             pairs = zip(self._means(sums), self._variables, strict=True)
             optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
 
-        with scope_of(self._variables):
+        with unrecorded(), scope_of(self._variables):
             update_with_sums([total.read_value() for total in self.variables], update, "GradientAccumulator.apply")
             self.reset()
 
@@ -221,10 +221,8 @@ class GradientAccumulator:
 
 
 def _accumulator(shape: tuple[int, ...], dtype: Any, name: str) -> Variable:
-    return Variable(
-        jnp.zeros(shape, jnp.promote_types(dtype, jnp.float32)),
-        trainable=False,
-        name=name,
-        synchronization=VariableSynchronization.ON_READ,
-        aggregation=VariableAggregation.SUM,
-    )
+    zeros = jnp.zeros(shape, jnp.promote_types(dtype, jnp.float32))
+    if not has_strategy():
+        return Variable(zeros, trainable=False, name=name)
+    local, total = VariableSynchronization.ON_READ, VariableAggregation.SUM
+    return Variable(zeros, trainable=False, name=name, synchronization=local, aggregation=total)

@@ -13,6 +13,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.errors import ArgumentError
+from mirrored.gradients import aggregate_gradients
 from mirrored.optimizers import Adam, Optimizer
 
 
@@ -83,7 +84,7 @@ def test_hierarchical_models_with_a_tape_each(way):
             loss_1 = jnp.mean((one * jnp.tanh(shared * x) - 1.0) ** 2)
         with mr.GradientTape() as tape_2:
             loss_2 = jnp.mean((two * jnp.tanh(shared * x) + 2.0) ** 2)
-        return mr.aggregate_gradients([tape_1.gradient(loss_1, variables), tape_2.gradient(loss_2, variables)])
+        return aggregate_gradients([tape_1.gradient(loss_1, variables), tape_2.gradient(loss_2, variables)])
 
     def replica_step(x: Any) -> None:
         variables = [trunk, head_1, head_2]

@@ -13,7 +13,7 @@ from mirrored.errors import ArgumentError
 from mirrored.optimizers import rules
 from mirrored.optimizers.clipping import Clipping
 from mirrored.optimizers.learning_rate import LearningRate, LearningRateLike
-from mirrored.optimizers.meeting import as_they_are, once, scope_of, update_with_sums
+from mirrored.optimizers.meeting import as_they_are, once, scope_of, unrecorded, update_with_sums
 from mirrored.optimizers.pairs import as_pairs, check_gradients, warn_of_missing, with_gradients
 from mirrored.optimizers.slots import Slots
 from mirrored.optimizers.update import Plan, Rule
@@ -211,7 +211,7 @@ class Optimizer:
             extra = dict(zip(names, arrays[len(pairs) :], strict=True))
             self._update(variables, arrays[: len(pairs)], extra)
 
-        with scope_of(variables):
+        with unrecorded(), scope_of(variables):
             check_gradients(pairs, called, in_replica=get_replica_context() is not None)
             if aggregate:
                 update_with_sums(values, update, called)
