@@ -17,6 +17,13 @@
     │   ├── DataFileError (OSError)        a data file that is missing, truncated or damaged
     │   ├── EndOfDataError (IndexError)    asked for an element after the last one
     │   └── TransformationError (AttributeError)  a distributed dataset asked for another transformation
+    ├── CheckpointError (RuntimeError)     a checkpoint that could not be written
+    │   ├── MissingCheckpointError (FileNotFoundError)  there is no checkpoint at the path
+    │   ├── DamagedCheckpointError (ValueError)         a checkpoint that is not as it was written
+    │   └── CheckpointMismatchError (ValueError, AssertionError)  a checkpoint that does not fit the program
+    ├── ClusterError (ValueError)          a description of a cluster that is malformed or does not hold together
+    │   ├── ClusterKeyError (KeyError)     a task described twice
+    │   └── RendezvousError (TimeoutError)  the coordinator cannot be reached
     └── MissingExtraError (ImportError)    an optional dependency that is not installed
 
 Every message says what was called, what was found, the rule, and the remedy.
@@ -113,6 +120,40 @@ class EndOfDataError(InputError, IndexError):
 
 class TransformationError(InputError, AttributeError):
     """A distributed dataset was asked for another transformation."""
+
+
+class CheckpointError(MirroredError, RuntimeError):
+    """A checkpoint could not be written."""
+
+
+class MissingCheckpointError(CheckpointError, FileNotFoundError):
+    """There is no checkpoint at the path."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class DamagedCheckpointError(CheckpointError, ValueError):
+    """A checkpoint is not as it was written."""
+
+
+class CheckpointMismatchError(CheckpointError, ValueError, AssertionError):
+    """A checkpoint does not fit the program: other names, shapes, dtypes or kinds of state."""
+
+
+class ClusterError(MirroredError, ValueError):
+    """A description of a cluster is malformed or does not hold together."""
+
+
+class ClusterKeyError(ClusterError, KeyError):
+    """A task of a cluster is described twice."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class RendezvousError(ClusterError, TimeoutError):
+    """The coordinator of a cluster cannot be reached."""
 
 
 class MissingExtraError(MirroredError, ImportError):
