@@ -1,0 +1,422 @@
+"""`GradientTape.gradient`: what is watched, sources and targets, the life of a tape."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError, TapeError
+from mirrored.tape import GradientTape, UnconnectedGradients, stop_gradient
+
+
+@pytest.fixture
+def x():
+    return jnp.array(3.0)
+
+
+@pytest.fixture
+def v():
+    return jnp.array([1.0, 2.0])
+
+
+# What is watched
+
+
+def test_only_what_is_computed_after_watch_counts(x):
+    with GradientTape(persistent=True) as tape:
+        before = x * x
+        tape.watch(x)
+        after = x * 5.0
+    assert tape.gradient(before, x) is None
+    assert float(tape.gradient(after, x)) == 5.0
+
+
+def test_watch_is_local_to_its_tape(x):
+    with GradientTape() as outer:
+        outer.watch(x)
+        with GradientTape() as inner:
+            y = x * x
+    assert inner.gradient(y, x) is None
+    assert float(outer.gradient(y, x)) == 6.0
+
+
+def test_watch_returns_nothing_and_tracks_the_users_own_object(x):
+    with GradientTape() as tape:
+        assert tape.watch(x) is None
+        y = jax.jit(lambda c: c * x + jnp.sin(x))(2.0)
+        y += jax.lax.cond(y > 0, lambda: x * x, lambda: x)
+        y += jax.lax.scan(lambda c, _: (c * x, None), 1.0, None, length=3)[0]
+        y += jax.checkpoint(lambda c: c * x)(2.0)
+        y += jax.lax.while_loop(lambda c: c < 100.0, lambda c: c * x, 5.0)
+    assert float(tape.gradient(y, x)) == pytest.approx(2 + np.cos(3) + 6 + 27 + 2 + 5 * 27)
+
+
+def test_watched_arrays_of_any_rank_are_found_inside_nested_functions(v):
+    scale = jnp.array(2.0)
+    inner = jax.jit(lambda c: c * v * scale)
+    outer = jax.jit(lambda c: inner(c) + jax.lax.scan(lambda s, _: (s * scale + v, None), c, None, length=2)[0])
+    with GradientTape() as tape:
+        tape.watch([v, scale])
+        y = jnp.sum(outer(jnp.ones(2)))
+    by_tape = tape.gradient(y, [v, scale])
+
+    def plain(v, scale):
+        return jnp.sum(v * scale + (scale + v) * scale + v)
+
+    for ours, expected in zip(by_tape, jax.grad(plain, (0, 1))(v, scale), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("bad", "kind"), [(np.array(1.0), "ndarray"), ("a", "str"), (1.0, "float")])
+def test_watch_refuses_other_objects(bad, kind):
+    with pytest.raises(ArgumentError, match=f"of type '{kind}'"):
+        GradientTape().watch(bad)
+    with pytest.raises(ValueError, match="make it an array with jnp.asarray first"):
+        GradientTape().watch([bad])
+
+
+def test_integers_have_no_gradient_and_watching_them_warns_once(x, caplog):
+    i = jnp.array(2)
+    with caplog.at_level(logging.WARNING, "mirrored.tape"), GradientTape(persistent=True) as tape:
+        tape.watch([i, x])
+        y = i * i
+        z = (x * 3.0).astype(jnp.int32)
+    assert [record.message for record in caplog.records] == [
+        "The dtype of the watched tensor must be floating (e.g. float32), got int32"
+    ]
+    assert tape.gradient(y, i) is None
+    assert tape.gradient(z, x) is None
+    zero = tape.gradient(y, i, unconnected_gradients="zero")
+    assert zero.dtype == jnp.int32
+    assert int(zero) == 0
+
+
+def test_equal_constants_are_different_sources():
+    a, b = jnp.array(1.0), jnp.array(1.0)
+    with GradientTape() as tape:
+        tape.watch([a, b])
+        y = a * 2.0 + b * 3.0
+    assert [float(g) for g in tape.gradient(y, [a, b])] == [2.0, 3.0]
+
+
+# Sources and targets
+
+
+@dataclasses.dataclass
+class Pair:
+    left: object
+    right: object
+    name: object = None
+
+
+jax.tree_util.register_dataclass(Pair, ["left", "right", "name"], [])
+
+
+def test_result_has_the_structure_of_the_sources(x, v):
+    with GradientTape(persistent=True) as tape:
+        tape.watch([x, v])
+        y = x * jnp.sum(v)
+    assert float(tape.gradient(y, x)) == 3.0
+    assert [float(g) for g in tape.gradient(y, [x])] == [3.0]
+    first, second = tape.gradient(y, (x, v))
+    assert (float(first), second.tolist()) == (3.0, [3.0, 3.0])
+    nested = tape.gradient(y, {"p": x, "r": [v, (x,)]})
+    assert float(nested["p"]) == float(nested["r"][1][0]) == 3.0
+    assert tape.gradient(y, []) == []
+    pair = tape.gradient(y, Pair(x, [v]))
+    assert isinstance(pair, Pair)
+    assert float(pair.left) == 3.0
+    assert pair.name is None
+    assert [float(g) for g in tape.gradient(y, [x, x])] == [3.0, 3.0]
+
+
+def test_intermediate_values_are_sources(x):
+    with GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = x * x
+        z = y * y
+        w = z + y
+    assert float(tape.gradient(z, x)) == 108.0
+    assert float(tape.gradient(z, y)) == 18.0
+    assert [float(g) for g in tape.gradient(w, [x, y, z])] == [114.0, 19.0, 1.0]
+
+
+def test_operations_that_change_nothing_are_values_of_their_own():
+    x = jnp.array(2.0)
+    with GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        values = [x, jnp.copy(x), x + 0, x - 0, x * 1]
+        y = sum(k * value for k, value in enumerate(values, 1))
+    assert [float(tape.gradient(y, value)) for value in values] == [15.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_targets_are_added_up(x, v):
+    with GradientTape(persistent=True) as tape:
+        tape.watch([x, v])
+        y, z, q = x * x, 5.0 * x, v * v
+    assert float(tape.gradient([y, z], x)) == 11.0
+    assert float(tape.gradient({"a": y, "b": z}, x)) == 11.0
+    assert tape.gradient(q, v).tolist() == [2.0, 4.0]
+    assert float(tape.gradient([y, x], x)) == 7.0
+    assert float(tape.gradient([y, y], y)) == 2.0
+    assert float(tape.gradient(x, x)) == 1.0
+
+
+def test_output_gradients_weight_the_targets(x, v):
+    with GradientTape(persistent=True) as tape:
+        tape.watch([x, v])
+        y, z, q = x * x, 5.0 * x, v * v
+    assert tape.gradient(q, v, output_gradients=jnp.array([10.0, 100.0])).tolist() == [20.0, 400.0]
+    assert float(tape.gradient([y, z], x, output_gradients=[jnp.array(2.0), 0.5])) == 14.5
+    of_v, of_x = tape.gradient([q, y], [v, x], output_gradients=[jnp.array([1.0, 0.0]), None])
+    assert (of_v.tolist(), float(of_x)) == ([2.0, 0.0], 6.0)
+
+
+def test_output_gradients_must_fit(v):
+    with GradientTape(persistent=True) as tape:
+        tape.watch(v)
+        y = v * v
+    with pytest.raises(StructureError, match=r"an output gradient has shape \(3,\), its target \(2,\)"):
+        tape.gradient(y, v, output_gradients=jnp.ones(3))
+    with pytest.raises(StructureError, match="1 output_gradients for 2 targets"):
+        tape.gradient([y, y], v, output_gradients=[jnp.ones(2)])
+
+
+def test_unconnected_sources_give_none_or_zeros(x, v):
+    y = jnp.ones([2, 2])
+    with GradientTape(persistent=True) as tape:
+        tape.watch([x, y])
+        z = x * 2.0
+    assert tape.gradient(z, y) is None
+    assert tape.gradient(z, y, unconnected_gradients="none") is None
+    assert tape.gradient(z, v, unconnected_gradients=UnconnectedGradients.ZERO).tolist() == [0.0, 0.0]
+    structure = tape.gradient(z, {"a": y, "b": [x, v]}, unconnected_gradients="zero")
+    assert structure["a"].tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert [float(structure["b"][0]), structure["b"][1].tolist()] == [2.0, [0.0, 0.0]]
+    with pytest.raises(ValueError, match="Unknown value for unconnected_gradients: 'nonsense'"):
+        tape.gradient(z, x, unconnected_gradients="nonsense")
+
+
+@pytest.mark.parametrize(
+    "cut", [stop_gradient, jnp.round, jnp.sign, jnp.floor, lambda x: jnp.argmax(x) * 1.0, lambda x: (x > 1) * 2.0]
+)
+def test_what_has_no_derivative_is_not_connected(cut, v):
+    with GradientTape() as tape:
+        tape.watch(v)
+        y = jnp.sum(cut(v))
+    assert tape.gradient(y, v) is None
+
+
+def test_wrong_targets_and_sources_are_refused(x):
+    with GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = x * x
+    with pytest.raises(TypeError, match="the target is None"):
+        tape.gradient(None, x)
+    with pytest.raises(ArgumentTypeError, match="a target is 3.0 of type 'float'"):
+        tape.gradient(3.0, x)
+    with pytest.raises(ArgumentTypeError, match="the source is None"):
+        tape.gradient(y, None)
+    with pytest.raises(ArgumentTypeError, match=r"the source at \[1\] is None"):
+        tape.gradient(y, [x, None])
+    with pytest.raises(ArgumentTypeError, match=r"the source at \['a'\] is 2.0 of type 'float'"):
+        tape.gradient(y, {"a": 2.0})
+
+
+def test_zero_size_arrays():
+    x = jnp.zeros([0, 2])
+    with GradientTape() as tape:
+        tape.watch(x)
+        y = jnp.sum(x * 2.0)
+    assert tape.gradient(y, x).shape == (0, 2)
+
+
+def test_bfloat16_and_complex_follow_jax():
+    low, z = jnp.array([1.5, 2.0], jnp.bfloat16), jnp.array([1 + 2j])
+    with GradientTape(persistent=True) as tape:
+        tape.watch([low, z])
+        y, q = jnp.sum(low * low), jnp.sum(jnp.abs(z * z) ** 2)
+    gradient = tape.gradient(y, low)
+    assert gradient.dtype == jnp.bfloat16
+    assert gradient.tolist() == [3.0, 4.0]
+    np.testing.assert_allclose(tape.gradient(q, z), jax.grad(lambda z: jnp.sum(jnp.abs(z * z) ** 2))(z))
+
+
+# The life of a tape
+
+
+def test_second_gradient_of_a_plain_tape_is_refused(x):
+    with GradientTape() as tape:
+        tape.watch(x)
+        y = x * x
+    assert float(tape.gradient(y, x)) == 6.0
+    with pytest.raises(RuntimeError, match="A non-persistent GradientTape can only be used to compute one set"):
+        tape.gradient(y, x)
+    with pytest.raises(TapeError, match=r"GradientTape.jacobian(.|\n)*persistent=True"):
+        tape.jacobian(y, x)
+
+
+def test_gradient_inside_the_block_ends_a_plain_tape(x):
+    with GradientTape() as tape:
+        tape.watch(x)
+        y = x * x
+        gradient = tape.gradient(y, x)
+        assert type(x * 2.0) is type(x)
+    assert float(gradient) == 6.0
+
+
+def test_entering_again_goes_on(x):
+    tape = GradientTape()
+    with tape:
+        tape.watch(x)
+        y = 2.0 * x
+    lost = y + 100.0
+    with tape:
+        z = 2.0 * y
+    assert float(lost) == 106.0
+    assert float(tape.gradient(z, x)) == 4.0
+
+
+def test_entering_twice_is_refused():
+    with GradientTape() as tape, pytest.raises(ValueError, match="Tape is still recording"):
+        tape.__enter__()
+
+
+def test_stop_recording(x):
+    with GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        x2 = x * 2.0
+        with tape.stop_recording():
+            y = x2 * x2
+            inner = tape.gradient(x2, x)
+        z = x2 * x2
+    assert float(inner) == 2.0
+    assert tape.gradient(y, x2) is None
+    assert tape.gradient(y, x) is None
+    assert float(tape.gradient(z, x2)) == 12.0
+    assert float(tape.gradient(z, x)) == 24.0
+    with pytest.raises(RuntimeError, match="Trying to stop recording a tape which is not recording"):
+        tape.stop_recording().__enter__()
+
+
+def test_reset_forgets_what_was_recorded(x):
+    with GradientTape() as tape:
+        tape.watch(x)
+        loss = x * x
+        tape.reset()
+        tape.watch(x)
+        loss = loss + x * x
+    assert float(tape.gradient(loss, x)) == 6.0
+    with pytest.raises(ValueError, match=r"Tape is not recording\."):
+        tape.reset()
+
+
+def test_an_exception_leaves_a_usable_tape_and_nothing_behind(x):
+    with pytest.raises(KeyError, match="k"), GradientTape() as tape:
+        tape.watch(x)
+        y = x * x
+        raise KeyError("k")
+    assert type(jnp.sin(x)) is type(x)
+    with GradientTape() as other:
+        other.watch(x)
+        z = x * 2.0
+    assert float(tape.gradient(y, x)) == 6.0
+    assert float(other.gradient(z, x)) == 2.0
+
+
+def test_stack_of_tapes(x):
+    with contextlib.ExitStack() as stack:
+        tapes = [stack.enter_context(GradientTape()) for _ in range(3)]
+        for tape in tapes:
+            tape.watch(x)
+        y = x**3.0
+    assert [float(tape.gradient(y, x)) for tape in tapes] == [27.0] * 3
+
+
+def test_tapes_left_in_another_order(x):
+    first, second = GradientTape(), GradientTape()
+    first.__enter__()
+    first.watch(x)
+    second.__enter__()
+    second.watch(x)
+    y = x * x
+    first.__exit__(None, None, None)
+    z = y * x
+    second.__exit__(None, None, None)
+    assert type(jnp.sin(x)) is type(x)
+    assert float(first.gradient(y, x)) == 6.0
+    assert float(second.gradient(z, x)) == 27.0
+
+
+def test_a_loop_without_a_known_length(x):
+    with GradientTape() as tape:
+        tape.watch(x)
+        _, y = jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * x), (0, x))
+    assert float(tape.gradient(y, x)) == 4 * 27.0
+
+
+def test_what_jax_cannot_differentiate_is_said_when_a_gradient_gets_there(x):
+    @jax.jit
+    def step(x):
+        with GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = jax.lax.while_loop(lambda s: s < 100.0, lambda s: s * x, x)
+            z = x * x
+        return tape.gradient(z, x), lambda: tape.gradient(y, x)
+
+    def wrong(x):
+        return step.__wrapped__(x)[1]()
+
+    assert float(jax.jit(lambda x: step.__wrapped__(x)[0])(x)) == 6.0
+    with pytest.raises(TapeError, match="JAX cannot differentiate(.|\n)*use lax.scan"):
+        jax.jit(wrong)(x)
+
+
+def test_tape_inside_vmap_and_scan_bodies(v):
+    def slope(x):
+        with GradientTape() as tape:
+            tape.watch(x)
+            y = jnp.sin(x) * x
+        return tape.gradient(y, x)
+
+    expected = jax.vmap(jax.grad(lambda x: jnp.sin(x) * x))(v)
+    np.testing.assert_allclose(jax.vmap(slope)(v), expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.lax.map(slope, v), expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.vmap(slope))(v), expected, rtol=1e-6)
+
+
+def test_a_function_transformed_inside_a_tape(v):
+    with GradientTape() as tape:
+        tape.watch(v)
+        w = v * 2.0
+        y = jnp.sum(jax.vmap(lambda a: jax.grad(lambda b: b * jnp.sum(w) * a)(a))(v))
+    np.testing.assert_allclose(tape.gradient(y, v), jax.grad(lambda v: jnp.sum(v * jnp.sum(v * 2.0)))(v))
+
+
+def test_numpy_arrays_become_device_arrays_under_a_tape(v):
+    with GradientTape() as tape:
+        tape.watch(v)
+        constant = jnp.asarray(np.ones(2, np.float32))
+        y = v * constant
+    assert type(constant) is type(jnp.ones(2))
+    assert tape.gradient(y, v).tolist() == [1.0, 1.0]
+
+
+def test_shard_map_is_recorded():
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("i")
+    summed = jax.shard_map(
+        lambda a: a * jax.lax.psum(jnp.sum(a), "i"), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+    )
+    x = jnp.arange(4.0)
+    with GradientTape() as tape:
+        tape.watch(x)
+        y = jnp.sum(jax.jit(summed)(x) * x)
+    expected = jax.grad(lambda x: jnp.sum(jax.jit(summed)(x) * x))(x)
+    np.testing.assert_allclose(tape.gradient(y, x), expected, rtol=1e-6)
