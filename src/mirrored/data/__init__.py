@@ -14,6 +14,9 @@ from mirrored.data.input_options import InputContext as InputContext
 from mirrored.data.input_options import InputOptions as InputOptions
 from mirrored.data.input_options import InputReplicationMode as InputReplicationMode
 from mirrored.data.iterators import DatasetIterator as DatasetIterator
+from mirrored.data.legacy import InputIterator as InputIterator
+from mirrored.data.legacy import make_dataset_iterator as make_dataset_iterator
+from mirrored.data.legacy import make_input_fn_iterator as make_input_fn_iterator
 from mirrored.data.optional import Optional as Optional
 from mirrored.data.options import AUTOTUNE as AUTOTUNE
 from mirrored.data.options import INFINITE_CARDINALITY as INFINITE_CARDINALITY

@@ -46,6 +46,8 @@ class Dataset:
     is_dataset: ClassVar[bool] = True
     hand_out: ClassVar[Callable[[Element], Any]] = staticmethod(lambda element: element)
     """Applied to every element that iteration gives out. A facade sets it; functions of a pipeline see NumPy arrays."""
+    number_out: ClassVar[Callable[[int], Any]] = int
+    """Applied to the cardinality that is given out."""
 
     def __init__(self, node: Node, options: Options | None = None) -> None:
         self._node = node
@@ -209,7 +211,7 @@ class Dataset:
 
     def enumerate(self, start: int = 0) -> Self:
         """Tuples (number, element)."""
-        known = self.cardinality_of(self._node)
+        known = self._node.cardinality
         numbers = type(self).range(start, start + (2**62 if known < 0 else known))
         return self._with(type(self).zip((numbers, self)))
 
@@ -465,14 +467,9 @@ class Dataset:
                 remedy="give output_signature to from_generator, or check why the dataset is empty",
             ) from None
 
-    def cardinality(self) -> int:
+    def cardinality(self) -> Any:
         """How many elements; INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
-        return self._node.cardinality
-
-    @staticmethod
-    def cardinality_of(node: Node) -> int:
-        """The cardinality of a pipeline."""
-        return node.cardinality
+        return type(self).number_out(self._node.cardinality)
 
     def __len__(self) -> int:
         known = self._node.cardinality

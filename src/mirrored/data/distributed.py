@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from mirrored.data._calling import function_seconds
+from mirrored.data.ending import end_error
 from mirrored.data.feed import Feed, Item
 from mirrored.data.input_options import InputOptions
 from mirrored.data.iterators import close_at_exit
@@ -14,7 +15,7 @@ from mirrored.data.optional import Optional
 from mirrored.data.placing import Placer
 from mirrored.data.readers import Reader
 from mirrored.data.stats import InputStats
-from mirrored.errors import ArgumentError, EndOfDataError, InputError, TransformationError
+from mirrored.errors import ArgumentError, InputError, TransformationError
 from mirrored.replicas.ambient import ambient
 
 _VERSION: Final = 1
@@ -95,7 +96,7 @@ class DistributedIterator:
         try:
             return next(self)
         except StopIteration:
-            raise EndOfDataError(
+            raise end_error(
                 "DistributedIterator.get_next",
                 found="End of sequence: the dataset has no more elements",
                 rule="get_next is called while there are elements",

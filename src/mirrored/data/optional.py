@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mirrored.errors import EndOfDataError
+from mirrored.data.ending import end_error
 
 _NOTHING = object()
 
@@ -29,7 +29,7 @@ class Optional:
             EndOfDataError: There is none.
         """
         if self._value is _NOTHING:
-            raise EndOfDataError(
+            raise end_error(
                 "Optional.get_value",
                 found="it has no value: the dataset had ended",
                 rule="only an optional with has_value() gives one",

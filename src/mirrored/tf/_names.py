@@ -113,11 +113,8 @@ def _from(module: str, name: str) -> Callable[[], Any]:
 
 _DATA: Final = {
     "data.AUTOTUNE": "AUTOTUNE",
-    "data.Dataset": "Dataset",
     "data.INFINITE_CARDINALITY": "INFINITE_CARDINALITY",
     "data.Options": "Options",
-    "data.TFRecordDataset": "TFRecordDataset",
-    "data.TextLineDataset": "TextLineDataset",
     "data.UNKNOWN_CARDINALITY": "UNKNOWN_CARDINALITY",
     "data.experimental.AUTOTUNE": "AUTOTUNE",
     "data.experimental.AutoShardPolicy": "AutoShardPolicy",
@@ -131,4 +128,10 @@ _DATA: Final = {
 }
 
 # Imported when first asked for: parts that need more than the core, or take long to import.
-LAZY: Final[dict[str, Callable[[], Any]]] = {place: _from("mirrored.data", name) for place, name in _DATA.items()}
+LAZY: Final[dict[str, Callable[[], Any]]] = {
+    **{place: _from("mirrored.data", name) for place, name in _DATA.items()},
+    **{
+        f"data.{name}": _from("mirrored.tf._datasets", name)
+        for name in ("Dataset", "TextLineDataset", "TFRecordDataset")
+    },
+}

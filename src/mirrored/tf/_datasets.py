@@ -1,0 +1,40 @@
+"""`tf.data`: the datasets of `mirrored.data`, whose elements are tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from mirrored import data
+from mirrored.data.ending import set_end_error
+from mirrored.errors import EndOfDataError
+from mirrored.tf._errors import OutOfRangeError
+
+
+def _tensors(element: Any) -> Any:
+    """Arrays as tensors; bytes and nested datasets stay."""
+    return jax.tree.map(lambda leaf: leaf if _stays(leaf) else jnp.asarray(leaf), element)
+
+
+def _stays(leaf: Any) -> bool:
+    return not hasattr(leaf, "dtype") or leaf.dtype.hasobject
+
+
+class Dataset(data.Dataset):
+    """`tf.data.Dataset`: iteration gives tensors, `as_numpy_iterator` NumPy arrays. See `mirrored.data.Dataset`."""
+
+    hand_out: ClassVar[Callable[[Any], Any]] = staticmethod(_tensors)
+    number_out: ClassVar[Callable[[int], Any]] = staticmethod(jnp.asarray)
+
+
+class EndOfSequenceError(OutOfRangeError, EndOfDataError):
+    """`OutOfRangeError` at the end of a dataset."""
+
+
+set_end_error(EndOfSequenceError.of)
+
+TextLineDataset = Dataset.from_text_lines
+TFRecordDataset = Dataset.from_tfrecords

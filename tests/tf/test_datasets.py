@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import mirrored.tf as tf
+
+
+def test_elements_are_tensors() -> None:
+    element = next(iter(tf.data.Dataset.from_tensor_slices({"x": [1.0, 2.0]}).map(lambda e: e["x"] * 2.0)))
+    assert isinstance(element, jax.Array)
+    assert element.numpy() == 2.0
+
+
+def test_numpy_iterator_and_cardinality() -> None:
+    dataset = tf.data.Dataset.range(5).batch(2)
+    assert all(isinstance(element, np.ndarray) for element in dataset.as_numpy_iterator())
+    assert dataset.cardinality().numpy() == len(dataset) == 3
+    assert dataset.repeat().cardinality() == tf.data.INFINITE_CARDINALITY
+
+
+def test_functions_take_operations_of_the_facade() -> None:
+    dataset = tf.data.Dataset.range(4).map(lambda x: tf.cast(x, tf.float32) / 2.0).batch(2)
+    assert [element.numpy().tolist() for element in dataset] == [[0.0, 0.5], [1.0, 1.5]]
+    assert float(dataset.unbatch().reduce(tf.constant(0.0), lambda total, x: total + x)) == 3.0
+
+
+def test_strings_are_bytes() -> None:
+    assert list(tf.data.Dataset.from_tensor_slices(["a", "b"])) == [b"a", b"b"]
+
+
+def test_the_end_of_a_distributed_dataset_is_out_of_range() -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    reading = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(2).batch(2)))
+    reading.get_next()
+    with pytest.raises(tf.errors.OutOfRangeError, match="End of sequence"):
+        reading.get_next()
+
+
+def test_options_have_the_names_of_tensorflow() -> None:
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    dataset = tf.data.Dataset.range(3).with_options(options)
+    assert dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.DATA
