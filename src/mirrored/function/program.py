@@ -17,10 +17,11 @@ from mirrored._jax.capture import CaptureTracer
 from mirrored._jax.staging import Staged, has_callbacks, stage
 from mirrored._jax.traces import current_trace, is_eval, is_tracer
 from mirrored.function import in_flight
+from mirrored.function.creating import refuse_forgotten
 from mirrored.function.signature import Arguments
 from mirrored.replicas import structures
 from mirrored.replicas.ambient import within
-from mirrored.replicas.frames import FunctionFrame
+from mirrored.replicas.frames import Bookkeeping, FunctionFrame
 from mirrored.replicas.reads import announce_read
 from mirrored.replicas.values import Mirrored, PerReplica
 
@@ -29,7 +30,7 @@ _OUR_REFERENCES = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class _Result:
+class _Result(Bookkeeping):
     """One leaf of the result: a static object, or an array and what to wrap it in."""
 
     static: Any = None
@@ -56,6 +57,7 @@ class Program:
         self._results: list[_Result] = []
         self._out_treedef: Any = None
         staged = self._stage(function)
+        refuse_forgotten(self._frame.new, getattr(function, "__name__", "function"))
         self.created = self._frame.new
         self._compile(staged)
 

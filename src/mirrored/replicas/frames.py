@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mirrored._jax import jit_key
 from mirrored._jax.capture import CaptureTracer
@@ -53,6 +53,21 @@ class State(Protocol):
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of the whole value."""
         ...
+
+
+class Bookkeeping:
+    """Marks what refers to a variable for our own sake only: it does not keep a user's variable in use."""
+
+
+class Created(list[Any], Bookkeeping):
+    """The variables made during a trace."""
+
+
+class Held(NamedTuple):
+    """A variable and what a trace knows it by: its capture tracer, or its newest value."""
+
+    variable: Any
+    value: Any
 
 
 class Frame(abc.ABC):
@@ -107,20 +122,20 @@ class FunctionFrame(Frame):
     captures = True
 
     def __init__(self) -> None:
-        self.captured: dict[int, tuple[Any, CaptureTracer]] = {}
-        self.staged: dict[int, tuple[Any, Any]] = {}
-        self.new: list[Any] = []
+        self.captured: dict[int, Held] = {}
+        self.staged: dict[int, Held] = {}
+        self.new = Created()
 
     def whole(self, variable: Any) -> Any:
         if id(variable) in self.staged:
             return self.staged[id(variable)][1]
         if id(variable) not in self.captured:
             tracer = CaptureTracer(variable.stored_shape(), variable.dtype, variable)
-            self.captured[id(variable)] = (variable, tracer)
+            self.captured[id(variable)] = Held(variable, tracer)
         return self.captured[id(variable)][1]
 
     def set_whole(self, variable: Any, value: Any, where: str) -> None:
-        self.staged[id(variable)] = (variable, value)
+        self.staged[id(variable)] = Held(variable, value)
 
     def local(self, variable: Any, replica: int) -> Any:
         value = self.whole(variable)
@@ -134,7 +149,7 @@ class FunctionFrame(Frame):
 
 
 @dataclasses.dataclass
-class Staged:
+class Staged(Bookkeeping):
     """A variable's new values in a run.
 
     Attributes:
@@ -175,7 +190,7 @@ class ReplicaFrame(Frame):
         self.num_local = num_local
         self.captures = captures
         self.staged: dict[int, Staged] = {}
-        self.new: list[Any] = []
+        self.new = Created()
         self._base = base
         self._whole_base = whole_base
         self._join = join

@@ -52,6 +52,8 @@ class Session(abc.ABC):
         base_trace: The JAX trace that was current when the replicas started.
         letters: What each local replica sends beside the arrays of a merge, by local index.
         reply: What the newest merge sends to all beside the arrays.
+        created: The variables that the replicas have created, by line of user code and how often it has created one.
+        creations: How often each local replica has created a variable at a line.
     """
 
     layout: Layout
@@ -60,6 +62,8 @@ class Session(abc.ABC):
     base_trace: Any
     letters: dict[int, Any]
     reply: Any
+    created: dict[tuple[str, int], Any]
+    creations: dict[tuple[int, str], int]
 
     @abc.abstractmethod
     def meet(self, merge: Merge, payload: Any) -> Any:

@@ -50,7 +50,21 @@ class ArrayOperators:
         """The value, as the context sees it."""
         raise NotImplementedError(type(self).__name__)
 
-    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor"):
+    for _name in (
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "matmul",
+        "and_",
+        "or_",
+        "xor",
+        "lshift",
+        "rshift",
+    ):
         _function = getattr(operator, _name)
         _plain = _name.rstrip("_")
         locals()[f"__{_plain}__"] = _binary(_function)
@@ -96,6 +110,9 @@ class ArrayOperators:
 
     def __round__(self, digits: int | None = None) -> Any:
         return round(self.read_value(), digits or 0)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.read_value(), spec) if spec else str(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.read_value(), dtype=dtype)

@@ -25,7 +25,7 @@ from mirrored.collectives.stacked import group_of
 from mirrored.errors import StructureError, SynchronyError
 from mirrored.replicas import structures
 from mirrored.replicas.ambient import ambient, within
-from mirrored.replicas.frames import ReplicaFrame
+from mirrored.replicas.frames import Bookkeeping, ReplicaFrame
 from mirrored.replicas.frames import Staged as Assigned
 from mirrored.replicas.layout import AXIS
 from mirrored.replicas.lockstep import LockStep
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Captured:
+class Captured(Bookkeeping):
     """What a capture tracer of the body stands for: a variable, or one local replica's component of it."""
 
     variable: Any
@@ -62,6 +62,8 @@ class BodySession(Session):
         self.base_trace: Any = None
         self.letters: dict[int, Any] = {}
         self.reply: Any = None
+        self.created: dict[tuple[str, int], Any] = {}
+        self.creations: dict[tuple[int, str], int] = {}
         self.group_info = group_of(self.layout)
         self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
         self._lockstep = LockStep("Strategy.run")
@@ -130,9 +132,7 @@ class BodySession(Session):
             return (
                 not is_tracer(first) and isinstance(first, (bool, int, float, complex, str)) and _all_equal(components)
             )
-        if self.num_local > 1:
-            return True
-        # One local replica stands for those of all devices: what was computed here is theirs, what came from outside is shared.
+        # The local replicas stand for those of all devices: what was computed here is theirs, what came from outside is shared.
         return not (is_tracer(first) and (self._is_inside(first) or self._is_component(first)))
 
     def component(self, value: Any, local: int) -> Any:

@@ -41,17 +41,21 @@ class EagerSession(Session):
         self.base_trace = current_trace()
         self.letters: dict[int, Any] = {}
         self.reply: Any = None
+        self.created: dict[tuple[str, int], Any] = {}
+        self.creations: dict[tuple[int, str], int] = {}
         self.frame = ReplicaFrame(
             self.num_local,
             captures=False,
-            base=lambda variable, replica: variable.stored_component(replica),
+            base=lambda variable, replica: self._separate(variable.stored_component(replica)),
             whole_base=lambda variable: variable.stored(),
             join=self._join,
-            split=self.component,
+            split=lambda value, replica: self._separate(self.component(value, replica)),
         )
         self._lockstep = LockStep("Strategy.run")
         # Components of plain values that were handed to replicas, with the value: handed back by all, it is that value again.
         self._handed: dict[int, tuple[Any, Any]] = {}
+        # Replicas' own components, though replicas of one device may hold the very same array.
+        self._separated: dict[int, Any] = {}
 
     def run_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """Runs ``fn`` once per replica, in lock-step; results regrouped."""
@@ -72,7 +76,7 @@ class EagerSession(Session):
                 results = self._lockstep.run([body(replica) for replica in replicas], contexts)
             finally:
                 self._lockstep = previous
-        return structures.regroup(results, "Strategy.run", self.group)
+        return structures.regroup(results, "Strategy.run", self.group, is_shared=self.is_shared)
 
     def commit(self) -> None:
         """Moves what the replicas assigned into the variables: all of it, or nothing."""
@@ -107,7 +111,7 @@ class EagerSession(Session):
         return PerReplica(components, self.layout)
 
     def is_shared(self, components: Sequence[Any]) -> bool:
-        return structures.identical(components)
+        return structures.identical(components) and id(components[0]) not in self._separated
 
     def component(self, value: Any, local: int) -> Any:
         if isinstance(value, PerReplica):
@@ -122,11 +126,12 @@ class EagerSession(Session):
         return moved
 
     def reduced_component(self, value: Any, local: int) -> Any:
-        return (
-            self._moved(value, self.layout.device_of(local))
-            if _is_recorded(value)
-            else _own_view(value, self.layout.device_of(local))
-        )
+        device = self.layout.device_of(local)
+        return self._separate(self._moved(value, device) if _is_recorded(value) else _own_view(value, device))
+
+    def _separate(self, component: Any) -> Any:
+        self._separated[id(component)] = component
+        return component
 
     def _near(self, component: Any) -> Any:
         return component if len(self.layout.devices) == 1 else self._moved(component, self.layout.devices[0])
@@ -150,9 +155,8 @@ class EagerSession(Session):
 
 
 def _own_view(value: jax.Array, device: jax.Device) -> jax.Array:
-    """The copy of a replicated array on one device, as an array object of its own."""
+    """The copy of a replicated array on one device."""
     if len(value.sharding.device_set) == 1:
-        # A new array object over the same buffer: each replica gets one of its own.
         return value.addressable_data(0) if value.device == device else jax.device_put(value, device)
     return next((shard.data for shard in value.addressable_shards if shard.device == device), value)
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import abc
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from mirrored._jax.frames import user_line
 from mirrored.errors import MergeError
 from mirrored.replicas.ambient import ambient, within
-from mirrored.replicas.merging import Merge
+from mirrored.replicas.merging import Session
 
 Creator = Callable[..., Any]
 
 
 class VariableMeta(abc.ABCMeta):
-    """Lets all replicas of a run that create a variable get one and the same."""
+    """Lets all replicas of a run that create a variable get one and the same: the first replica makes it, the others find it."""
 
     @property
     def __signature__(cls) -> inspect.Signature:
@@ -37,29 +38,47 @@ class VariableMeta(abc.ABCMeta):
         session = here.runner
         if session is None or session.in_place or here.replica is None:
             return make(*args, **kwargs)
-
-        def run(payloads: Sequence[Any]) -> Sequence[Any]:
-            _check_names([payload[1].get("name") for payload in payloads])
-            first_args, first_kwargs = payloads[0]
-            made = make(*first_args, **first_kwargs)
-            return [made] * len(payloads)
-
-        return session.meet(Merge("Variable", run), (args, kwargs))
+        name = inspect.signature(cls).bind(*args, **kwargs).arguments.get("name")
+        return _shared(session, here.replica.local_index, name, lambda: make(*args, **kwargs))
 
 
 def _nested(creator: Callable[..., Any], make: Creator) -> Creator:
     return lambda *args, **kwargs: creator(make, *args, **kwargs)
 
 
-def _check_names(names: Sequence[str | None]) -> None:
-    stems = {None if name is None else re.sub(r"_\d+$", "", name) for name in names}
-    if len(stems) > 1:
+def _shared(session: Session, replica: int, name: str | None, make: Callable[[], Any]) -> Any:
+    """The variable that the replicas create at this line of user code, as often as this one has come here."""
+    line = user_line()
+    count = session.creations[replica, line] = session.creations.get((replica, line), 0) + 1
+    # Replicas run in order, so whatever another one creates, the first has created before.
+    if replica == 0:
+        session.created[line, count] = made = make()
+        return made
+    if (line, count) not in session.created:
         raise MergeError(
             "Variable",
-            found=f"replicas create one variable under the names {', '.join(map(repr, names))}",
-            rule="the replicas of a run create a variable together, so its name is one (or differs by a final number)",
-            remedy="give it the same name on every replica",
+            found=f"replica {replica} creates variable {name!r} at {line}, and replica 0 does not",
+            rule="the replicas of a run create a variable together",
+            remedy="create it on every replica, at the same line, or outside run",
         )
+    made = session.created[line, count]
+    _check_names(made.name, name)
+    return made
+
+
+def _check_names(first: str, name: str | None) -> None:
+    if name is None or _stem(name) == _stem(first):
+        return
+    raise MergeError(
+        "Variable",
+        found=f"replicas create one variable under the names {first!r}, {name!r}",
+        rule="the replicas of a run create a variable together, so its name is one (or differs by a final number)",
+        remedy="give it the same name on every replica",
+    )
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"_\d+$", "", name)
 
 
 @contextmanager
