@@ -10,11 +10,12 @@ import jax
 
 from mirrored.data.distributed import DistributedDataset
 from mirrored.data.input_options import InputContext, InputOptions, InputReplicationMode
-from mirrored.data.options import UNKNOWN_CARDINALITY
+from mirrored.data.options import UNKNOWN_CARDINALITY, AutoShardPolicy
 from mirrored.data.placing import Placer
 from mirrored.data.readers import ElementsInTurn, GlobalBatches
 from mirrored.data.sources import Source, as_source
 from mirrored.data.specs import ArraySpec, map_specs, spec_of
+from mirrored.data.splitting import batch_size
 from mirrored.errors import ArgumentError
 from mirrored.replicas.layout import Layout
 
@@ -55,7 +56,13 @@ def distribute_dataset(strategy: Any, dataset: Any, options: InputOptions | None
             remedy="iterate over it as it is",
         )
     source = as_source(dataset, options.batch_size, called)
-    placer = Placer(strategy.layout, options.experimental_fetch_to_device)
+    workers, policy = len(_workers(strategy.layout)), _policy(source)
+    if workers > 1 and policy is AutoShardPolicy.FILE:
+        raise _no_file_sharding(called)
+    own = workers > 1 and policy is AutoShardPolicy.OFF
+    if own:
+        source = _own_batches(source, workers)
+    placer = Placer(strategy.layout, options.experimental_fetch_to_device, own)
     return DistributedDataset(
         lambda: GlobalBatches(source, options, placer.num_replicas),
         placer,
@@ -97,9 +104,38 @@ def distribute_from_function(
 def _contexts(layout: Layout | None, replicas: int, mode: InputReplicationMode) -> list[InputContext]:
     if mode is InputReplicationMode.PER_REPLICA and layout is not None:
         return [InputContext(replicas, replica, replicas) for replica in layout.addressable_replicas]
-    workers = sorted({0} if layout is None else {device.process_index for device in layout.devices})
+    workers = _workers(layout)
     here = 0 if layout is None else workers.index(jax.process_index())
     return [InputContext(len(workers), here, replicas)]
+
+
+def _workers(layout: Layout | None) -> list[int]:
+    """The processes whose devices hold replicas."""
+    return sorted({0} if layout is None else {device.process_index for device in layout.devices})
+
+
+def _policy(source: Source) -> AutoShardPolicy:
+    options = None if source.dataset is None else source.dataset.options()
+    return AutoShardPolicy.AUTO if options is None else options.experimental_distribute.auto_shard_policy
+
+
+def _own_batches(source: Source, workers: int) -> Source:
+    """The whole dataset for every worker, in batches of its part of the global batch size."""
+    assert source.dataset is not None
+    first = next(source.dataset.take(1).as_numpy_iterator(), None)
+    if first is None:
+        return source
+    part = -(-batch_size(first, "Strategy.experimental_distribute_dataset") // workers)
+    return as_source(source.dataset.rebatch(part), None, "Strategy.experimental_distribute_dataset")
+
+
+def _no_file_sharding(called: str) -> ArgumentError:
+    return ArgumentError(
+        called,
+        found="AutoShardPolicy.FILE and several workers",
+        rule="all workers make the same number of steps, and files may hold different numbers of examples",
+        remedy="use AutoShardPolicy.DATA (or AUTO), or shard the files in distribute_datasets_from_function",
+    )
 
 
 def _checked(options: Any, called: str, from_function: bool) -> InputOptions:

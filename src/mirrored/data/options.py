@@ -16,8 +16,9 @@ class AutoShardPolicy(enum.IntEnum):
 
     Attributes:
         OFF: Every worker reads the whole dataset, in batches of its own share of the global batch size.
-        AUTO: By files if the dataset reads files and there are enough of them, else by examples.
-        FILE: Each worker reads its own files.
+        AUTO: As DATA.
+        FILE: Each worker reads its own files. Refused with several workers, which might then make different numbers of
+            steps.
         DATA: Every global batch is cut into one share per replica, and each worker takes those of its replicas.
         HINT: As DATA.
 

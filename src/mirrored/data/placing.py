@@ -21,10 +21,13 @@ class Placer:
     Attributes:
         layout: Which replica lives on which device; None: one replica, wherever JAX puts it.
         to_device: False leaves the components in host memory.
+        own_batches: With several workers: whether each reads batches of its own, for its replicas only. Else all read
+            the same global batches, and each takes the shares of its replicas.
     """
 
     layout: Layout | None
     to_device: bool = True
+    own_batches: bool = False
 
     @property
     def num_replicas(self) -> int:
@@ -41,26 +44,36 @@ class Placer:
         if self.layout is None or replicas == 1:
             return jax.tree.map(lambda leaf: self._put(leaf, 0), batch)
         count = batch_size(batch, "Strategy.experimental_distribute_dataset")
-        if count and count % replicas == 0 and self.to_device:
+        mine = self.layout.addressable_replicas
+        shared_by = len(mine) if self.own_batches else replicas
+        if count and count % shared_by == 0 and self.to_device:
             leaves, treedef = jax.tree.flatten(batch)
-            return jax.tree.unflatten(treedef, self._stacked(leaves, count // replicas))
-        bounds = share_bounds(count, replicas)
+            return jax.tree.unflatten(treedef, self._stacked(leaves, shared_by, count // shared_by))
+        bounds = share_bounds(count, shared_by)
+        if not self.own_batches:
+            bounds = [bounds[replica] for replica in mine]
         return jax.tree.map(lambda leaf: self._components([leaf[low:high] for low, high in bounds]), batch)
 
     def elements(self, elements: Sequence[Any]) -> Any:
-        """One element per replica, as a per-replica value; with one replica the element itself."""
+        """One element per replica of this process, as a per-replica value; with one replica the element itself."""
         if self.num_replicas == 1:
             return jax.tree.map(lambda leaf: self._put(leaf, 0), elements[0])
         return jax.tree.map(lambda *leaves: self._components(leaves), *elements)
 
-    def _stacked(self, leaves: list[Any], share: int) -> list[Any]:
+    def _stacked(self, leaves: list[Any], shared_by: int, share: int) -> list[Any]:
         assert self.layout is not None
         sharding = self.layout.sharded
         if any(leaf.dtype.hasobject for leaf in leaves):
-            return [PerReplica(np.split(leaf, self.num_replicas), self.layout) for leaf in leaves]
-        rows = [leaf.reshape(self.num_replicas, share, *leaf.shape[1:]) for leaf in leaves]
+            return [PerReplica(np.split(leaf, shared_by), self.layout) for leaf in leaves]
+        rows = [leaf.reshape(shared_by, share, *leaf.shape[1:]) for leaf in leaves]
         if sharding.is_fully_addressable:
             placed = jax.device_put(rows, sharding)
+        elif self.own_batches:
+            shapes = [(self.num_replicas, *leaf.shape[1:]) for leaf in rows]
+            placed = [
+                jax.make_array_from_process_local_data(sharding, leaf, shape)
+                for leaf, shape in zip(rows, shapes, strict=True)
+            ]
         else:
             placed = [jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__) for leaf in rows]
         return [PerReplica.from_stacked(array, self.layout) for array in placed]
@@ -68,7 +81,7 @@ class Placer:
     def _components(self, shares: Sequence[Any]) -> PerReplica:
         assert self.layout is not None
         mine = self.layout.addressable_replicas
-        return PerReplica([self._put(shares[replica], replica) for replica in mine], self.layout)
+        return PerReplica([self._put(share, replica) for share, replica in zip(shares, mine, strict=True)], self.layout)
 
     def _put(self, leaf: Any, replica: int) -> Any:
         if getattr(leaf, "dtype", np.dtype(object)).hasobject:

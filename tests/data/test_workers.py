@@ -1,0 +1,92 @@
+"""Several processes feed their own replicas from one stream of global batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
+
+PROGRAM = """
+import json, sys
+import jax
+jax.config.update("jax_num_cpu_devices", 1)
+jax.distributed.initialize(f"localhost:{sys.argv[1]}", 2, int(sys.argv[2]))
+import numpy as np
+from mirrored.data import AutoShardPolicy, Dataset, Options, distribute_dataset, distribute_from_function
+from mirrored.errors import ArgumentError
+from mirrored.replicas.layout import Layout
+
+class Strategy:
+    layout = Layout(tuple(jax.devices()), 2)
+
+def mine(distributed):
+    def local(value):
+        if value.is_stacked:
+            (shard,) = value.stacked(Strategy.layout).addressable_shards
+            return np.asarray(shard.data)[0].tolist()
+        (share,) = value.values
+        return np.asarray(share).tolist()
+    return [local(value) for value in distributed]
+
+def policy(dataset, kind):
+    options = Options()
+    options.experimental_distribute.auto_shard_policy = kind
+    return dataset.with_options(options)
+
+found = {
+    "even": mine(distribute_dataset(Strategy, Dataset.range(8).batch(4))),
+    "uneven": mine(distribute_dataset(Strategy, Dataset.range(9).batch(3))),
+    "off": mine(distribute_dataset(Strategy, policy(Dataset.range(12).batch(8), AutoShardPolicy.OFF))),
+    "from function": mine(distribute_from_function(Strategy, lambda c: Dataset.range(8).shard(
+        c.num_input_pipelines, c.input_pipeline_id).batch(c.get_per_replica_batch_size(4)))),
+}
+try:
+    distribute_dataset(Strategy, policy(Dataset.range(8).batch(4), AutoShardPolicy.FILE))
+except ArgumentError as error:
+    found["file"] = error.rule
+print("FOUND", json.dumps(found))
+"""
+
+
+def run_workers(program: Path) -> list[Any]:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
+    environment.pop("XLA_FLAGS", None)
+    command = [sys.executable, str(program), str(port)]
+    workers = [
+        subprocess.Popen(
+            [*command, str(index)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        for index in range(2)
+    ]
+    try:
+        outputs = [worker.communicate(timeout=50) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    lines = [[line for line in out.splitlines() if line.startswith("FOUND ")] for out, _ in outputs]
+    assert all(lines), [error[-2000:] for _, error in outputs]
+    return [json.loads(line[0].removeprefix("FOUND ")) for line in lines]
+
+
+def test_each_worker_gets_the_shares_of_its_replicas(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    first, second = run_workers(program)
+    # Recorded with TensorFlow 2.21 in two processes, "off" from its tests.
+    assert (first["even"], second["even"]) == ([[0, 1], [4, 5]], [[2, 3], [6, 7]])
+    assert (first["uneven"], second["uneven"]) == ([[0, 1], [3, 4], [6, 7]], [[2], [5], [8]])
+    assert first["off"] == second["off"] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert (first["from function"], second["from function"]) == ([[0, 2], [4, 6]], [[1, 3], [5, 7]])
+    assert "same number of steps" in first["file"]
