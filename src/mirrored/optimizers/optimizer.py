@@ -15,7 +15,7 @@ from mirrored.optimizers.clipping import Clipping
 from mirrored.optimizers.learning_rate import LearningRate, LearningRateLike
 from mirrored.optimizers.meeting import as_they_are, once, scope_of, unrecorded, update_with_sums
 from mirrored.optimizers.pairs import as_pairs, check_gradients, warn_of_missing, with_gradients
-from mirrored.optimizers.slots import Slots
+from mirrored.optimizers.slots import Made, Slots
 from mirrored.optimizers.update import Plan, Rule
 from mirrored.replicas.ambient import within
 from mirrored.strategies import get_replica_context
@@ -140,6 +140,12 @@ class Optimizer:
     def slots(self, variable: Variable) -> dict[str, Variable]:
         """The slots of one variable by optax's names, ``{"mu": ..., "nu": ...}``; empty if it has none."""
         return self._slots.of(variable)
+
+    def made(self) -> Made:
+        """The state made so far, by label and group, for checkpoints; unlike `variables` it makes nothing."""
+        scalars = {} if self._iterations is None else {"iterations": self._iterations}
+        scalars.update(("learning_rate", rate) for rate in ([] if self._rate is None else self._rate.variables))
+        return Made(scalars, self._slots.groups())
 
     def __repr__(self) -> str:
         rate = {} if self._rate is None else {"learning_rate": self._rate}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,32 @@ from mirrored.errors import ArgumentError
 from mirrored.optimizers.layout import Leaf
 from mirrored.optimizers.update import Plan, Rule, SlotKey, slot_key
 from mirrored.variables import Variable
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotGroup:
+    """Variables that came together.
+
+    Attributes:
+        variables: In the order in which they came.
+        shared: The state that they share, by label: ``{"count": ...}``.
+    """
+
+    variables: tuple[Variable, ...]
+    shared: dict[str, Variable]
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """The state that an optimizer has made so far.
+
+    Attributes:
+        scalars: Its own, by label: ``{"iterations": ..., "learning_rate": ...}``.
+        groups: The variables that have slots, group by group.
+    """
+
+    scalars: dict[str, Variable]
+    groups: tuple[SlotGroup, ...]
 
 
 class Slots:
@@ -45,7 +72,16 @@ class Slots:
         """The slots of one variable, by label: ``{"mu": ..., "nu": ...}``."""
         name = self._names.get(id(variable))
         found = {key: slot for key, slot in self._slots.items() if name is not None and key.variable == name}
-        return {slot.name.rsplit("/", 1)[-1]: slot for slot in found.values()}
+        return _by_label(found.values())
+
+    def groups(self) -> tuple[SlotGroup, ...]:
+        """The variables group by group (see `Plan`: a cohort), each with the slots that it shares."""
+        found = []
+        for cohort in sorted(set(self._cohorts.values())):
+            members = tuple(variable for name, variable in self._seen.items() if self._cohorts[name] == cohort)
+            shared = _by_label(slot for key, slot in self._slots.items() if key.cohort == cohort)
+            found.append(SlotGroup(members, shared))
+        return tuple(found)
 
     def missing(self, variables: Sequence[Variable]) -> list[Variable]:
         """Those of `variables` that have no slots yet."""
@@ -131,3 +167,7 @@ class Slots:
                 rule="the shape of that state depends on the whole list, so no variable can join later",
                 remedy="call optimizer.build with all variables before the first step, or use one optimizer per model",
             )
+
+
+def _by_label(slots: Iterable[Variable]) -> dict[str, Variable]:
+    return {slot.name.rsplit("/", 1)[-1]: slot for slot in slots}
