@@ -18,6 +18,7 @@ from mirrored._jax.boxes import STAND_INS, Array, Box, payload_of
 from mirrored._jax.custom_calls import binder, is_from_jax, reset_stores, with_stores_filled
 from mirrored._jax.embedded import Lifted, embedded_arrays
 from mirrored._jax.programs import aval_of, context_key, is_inexact, program_of
+from mirrored._jax.structured import device_put_p
 from mirrored._jax.traces import Trace, is_eval, is_eval_below, is_tracer, put_trace, swap_trace
 from mirrored.tape import _catalogue as catalogue
 from mirrored.tape import _loops as loops
@@ -97,6 +98,8 @@ class TapeTrace(Trace):  # type: ignore[misc]
         if not watched:
             with self.under_parent():
                 return primitive.bind(*values, **params)
+        if primitive is device_put_p:
+            return self._process_call(lambda *arrays: list(primitive.bind(*arrays, **params)), values, keys, watched)
         unrolled = loops.UNROLLED.get(primitive)
         if unrolled is not None and self.eager:
             return unrolled(self, args, params)
