@@ -1,0 +1,185 @@
+"""Functions with a gradient of their own."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mirrored.errors import ArgumentError
+from mirrored.tape import GradientTape, custom_gradient
+
+
+@custom_gradient
+def hundredfold(z):
+    return z * z, lambda upstream: upstream * 100.0
+
+
+def slope(function, *xs):
+    with GradientTape() as tape:
+        tape.watch(list(xs))
+        y = function(*xs)
+    return tape.gradient(y, list(xs))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+def test_gradient_is_replaced(wrap):
+    x = jnp.array([3.0, 4.0])
+    (gradient,) = wrap(lambda x: slope(lambda x: hundredfold(x) * 2.0, x))(x)
+    assert gradient.tolist() == [200.0, 200.0]
+
+
+def test_without_a_tape_it_is_the_function():
+    assert float(hundredfold(jnp.array(3.0))) == 9.0
+    assert float(hundredfold(3.0)) == 9.0
+
+
+def test_under_transforms_of_jax():
+    x = jnp.array(3.0)
+    assert float(jax.grad(hundredfold)(x)) == 100.0
+    assert float(jax.jit(jax.grad(lambda x: hundredfold(x) * x))(x)) == 309.0
+    (gradient,) = slope(lambda x: jax.jit(lambda y: hundredfold(y) * 2.0)(x), x)
+    assert float(gradient) == 200.0
+    (gradient,) = slope(lambda x: jax.lax.scan(lambda c, _: (hundredfold(c), None), x, None, length=2)[0], x)
+    assert float(gradient) == 10000.0
+
+
+def test_second_order_goes_through_the_gradient_function():
+    @custom_gradient
+    def function(z):
+        return z * z * z, lambda upstream: upstream * z * 10.0
+
+    x = jnp.array(2.0)
+    with GradientTape() as outer:
+        outer.watch(x)
+        with GradientTape() as inner:
+            inner.watch(x)
+            y = function(x)
+        first = inner.gradient(y, x)
+    assert float(first) == 20.0
+    assert float(outer.gradient(first, x)) == 10.0
+
+
+def test_second_order_of_one_persistent_tape():
+    @custom_gradient
+    def function(z):
+        return z * z * z, lambda upstream: upstream * z * 10.0
+
+    x = jnp.array(2.0)
+    with GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        first = tape.gradient(function(x), x)
+    assert float(tape.gradient(first, x)) == 10.0
+
+
+def test_custom_gradients_inside_each_other():
+    @custom_gradient
+    def outer(x):
+        return hundredfold(x) + 1.0, lambda upstream: upstream * 7.0
+
+    assert float(slope(outer, jnp.array(2.0))[0]) == 7.0
+    assert float(slope(lambda x: hundredfold(outer(x)), jnp.array(2.0))[0]) == 700.0
+
+
+def test_several_arguments_and_results():
+    @custom_gradient
+    def function(pair, c, *, scale):
+        a, b = pair["a"], pair["b"]
+
+        def gradient(of_sum, of_product):
+            return of_sum * 1.0, of_product * 2.0, (of_sum + of_product) * scale
+
+        return {"sum": a + b, "product": a * b * c}, gradient
+
+    a, b, c = (jnp.array(v) for v in (2.0, 3.0, 4.0))
+    with GradientTape() as tape:
+        tape.watch([a, b, c])
+        out = function({"a": a, "b": b}, c, scale=10.0)
+        y = out["product"] * 5.0 + out["sum"]
+    # Results come in the order of the leaves: "product" before "sum".
+    assert [float(g) for g in tape.gradient(y, [a, b, c])] == [5.0, 2.0, 60.0]
+
+
+def test_numbers_are_arguments_too():
+    @custom_gradient
+    def function(x, factor):
+        return x * factor, lambda upstream: (upstream * 3.0, None)
+
+    assert float(slope(lambda x: function(x, 2.0), jnp.array(5.0))[0]) == 3.0
+
+
+def test_unused_results_have_zero_gradients():
+    @custom_gradient
+    def two(x):
+        def gradient(first, second):
+            assert float(second) == 0.0
+            return first * 2.0
+
+        return (x * 1.0, x * 3.0), gradient
+
+    assert float(slope(lambda x: two(x)[0], jnp.array(5.0))[0]) == 2.0
+
+
+def test_an_identity_may_clip_its_gradient():
+    @custom_gradient
+    def clipped(x):
+        return x, lambda upstream: jnp.clip(upstream, -1.0, 1.0)
+
+    x = jnp.array([1.0, 2.0, 3.0])
+    (gradient,) = slope(lambda x: clipped(x) * jnp.array([5.0, 0.5, -3.0]), x)
+    assert gradient.tolist() == [1.0, 0.5, -1.0]
+    (gradient,) = jax.jit(lambda x: slope(lambda x: clipped(x) * jnp.array([5.0, 0.5, -3.0]), x))(x)
+    assert gradient.tolist() == [1.0, 0.5, -1.0]
+
+
+@pytest.mark.parametrize("gradients", [[], [1.0, 2.0]])
+def test_wrong_number_of_gradients(gradients):
+    @custom_gradient
+    def function(x):
+        return x * 1.0, lambda upstream: gradients
+
+    with pytest.raises(ArgumentError, match=f"expected to return 1 gradients, but returned {len(gradients)} instead"):
+        slope(function, jnp.array(1.0))
+
+
+def test_errors_in_the_gradient_function_come_through():
+    @custom_gradient
+    def function(x):
+        def gradient(upstream):
+            raise RuntimeError("not here")
+
+        return x * 1.0, gradient
+
+    with pytest.raises(RuntimeError, match="not here"):
+        slope(function, jnp.array(1.0))
+
+
+def test_recomputation():
+    w = jnp.array([[0.5, -0.2], [0.1, 0.9]])
+
+    @custom_gradient
+    def recomputed(x):
+        def block(x):
+            return jnp.tanh(x @ w) * x
+
+        def gradient(upstream):
+            with GradientTape() as tape:
+                tape.watch(x)
+                y = block(x)
+            return tape.gradient(y, x, output_gradients=upstream)
+
+        return block(x), gradient
+
+    x = jnp.array([[1.0, 2.0]])
+    (gradient,) = slope(lambda x: jnp.sum(recomputed(x)), x)
+    np.testing.assert_allclose(gradient, jax.grad(lambda x: jnp.sum(jnp.tanh(x @ w) * x))(x), rtol=1e-6)
+
+
+def test_keeps_the_name_and_docstring():
+    @custom_gradient
+    def named(x):
+        """Says what it does."""
+        return x, lambda upstream: upstream
+
+    assert (named.__name__, named.__doc__) == ("named", "Says what it does.")

@@ -1,0 +1,300 @@
+"""Tapes and variables: what a read in the block connects, also inside nested functions that JAX keeps."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from mirrored.errors import TransformError
+from mirrored.tape import GradientTape, custom_gradient, stop_gradient
+from mirrored.variables import Variable
+
+
+@pytest.fixture
+def v():
+    return Variable(2.0, name="v")
+
+
+def test_trainable_variables_are_watched_when_read(v):
+    n = Variable(3.0, trainable=False, name="n")
+    with GradientTape(persistent=True) as tape:
+        assert tape.watched_variables() == ()
+        y = v * v * n
+    assert float(tape.gradient(y, v)) == 12.0
+    assert tape.gradient(y, n) is None
+    assert tape.watched_variables() == (v,)
+
+
+def test_other_variables_are_watched_by_hand(v):
+    n = Variable(3.0, trainable=False)
+    with GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(n)
+        y = v * n
+    assert tape.watched_variables()[0] is n
+    of_v, of_n = tape.gradient(y, [v, n])
+    assert of_v is None
+    assert float(of_n) == 2.0
+
+
+def test_unread_variables_have_no_gradient(v):
+    unread = Variable([1.0, 2.0])
+    with GradientTape(persistent=True) as tape:
+        y = v * 2.0
+    assert tape.gradient(y, unread) is None
+    assert tape.gradient(y, unread, unconnected_gradients="zero").tolist() == [0.0, 0.0]
+
+
+def test_a_read_before_the_tape_is_a_constant(v):
+    constant = v.read_value()
+    with GradientTape() as tape:
+        y = constant * constant
+    assert tape.gradient(y, v) is None
+
+
+def test_the_value_at_recording_time_counts_and_reads_add_up(v):
+    with GradientTape() as tape:
+        y = v * 3.0
+        v.assign(10.0)
+        z = v * y
+    assert float(tape.gradient(z, v)) == 36.0
+
+
+def test_what_was_assigned_is_not_the_way_back(v):
+    x = jnp.array(5.0)
+    with GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        v.assign(x * x)
+        y = v * 2.0
+    assert float(tape.gradient(y, v)) == 2.0
+    assert tape.gradient(y, x) is None
+
+
+def test_a_variable_made_in_the_block(v):
+    with GradientTape() as tape:
+        w = Variable(4.0)
+        y = w * w
+    assert float(tape.gradient(y, w)) == 8.0
+
+
+def test_a_variable_as_target(v):
+    other = Variable(5.0)
+    x = jnp.array(3.0)
+    with GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = v * x * other
+    assert float(tape.gradient(v, v)) == 1.0
+    assert tape.gradient(v, other) is None
+    assert float(tape.gradient([v, y], v)) == 16.0
+
+
+def test_python_maximum_of_variables():
+    variables = [Variable(float(k)) for k in (1, 2, 3)]
+    with GradientTape() as tape:
+        y = max(variables, key=float) * 1.0
+    assert [None if g is None else float(g) for g in tape.gradient(y, variables)] == [None, None, 1.0]
+
+
+def test_one_training_step_after_another(v):
+    slopes = []
+    for k in range(3):
+        with GradientTape() as tape:
+            y = v * v * float(k + 1)
+        slopes.append(float(tape.gradient(y, v)))
+        v.assign_sub(0.1 * slopes[-1])
+    np.testing.assert_allclose(slopes, [4.0, 2 * 2 * 1.6, 3 * 2 * 0.96], rtol=1e-6)
+
+
+def test_several_tapes_over_a_shared_variable(v):
+    shared = Variable([3.0, -1.0])
+    total = jnp.zeros(2)
+    for head in (Variable([1.0, 2.0]), Variable([3.0, 4.0])):
+        with GradientTape() as tape:
+            y = jnp.sum(jnp.tanh(0.3 * shared) * head)
+        of_shared, of_head = tape.gradient(y, [shared, head])
+        total += of_shared
+        np.testing.assert_allclose(of_head, np.tanh(0.3 * shared.numpy()), rtol=1e-6)
+    expected = 0.3 * (1 - np.tanh(0.3 * shared.numpy()) ** 2) * np.array([4.0, 6.0])
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
+
+
+# Functions that JAX traces once and keeps
+
+
+def test_a_persistent_helper_reads_variables_fresh_under_every_tape(v):
+    traces = []
+
+    @jax.jit
+    def inner(y):
+        return y * v
+
+    @jax.jit
+    def helper(y):
+        traces.append(y)
+        return inner(y) + jnp.sin(v)
+
+    for k in range(3):
+        with GradientTape() as tape:
+            y = helper(3.0)
+        now = 2.0 + k
+        assert float(y) == pytest.approx(3 * now + np.sin(now), rel=1e-6)
+        assert float(tape.gradient(y, v)) == pytest.approx(3 + np.cos(now), rel=1e-5)
+        v.assign_add(1.0)
+    assert len(traces) == 1
+    with pytest.raises(TransformError, match="reading v"):
+        helper(3.0)
+
+
+def test_a_helper_reads_the_new_value_after_an_assignment_in_the_same_block(v):
+    @jax.jit
+    def helper(y):
+        return y * v
+
+    with GradientTape() as tape:
+        first = helper(1.0)
+        v.assign(7.0)
+        second = helper(1.0)
+    assert (float(first), float(second)) == (2.0, 7.0)
+    assert float(tape.gradient([first, second], v)) == 2.0
+
+
+def test_a_persistent_helper_closes_over_boxes_through_an_object(v):
+    held = {}
+
+    @jax.jit
+    def helper(y):
+        return y * held["w"]
+
+    for k in range(3):
+        with GradientTape() as tape:
+            held["w"] = v * 2.0
+            y = helper(3.0) + helper(4.0)
+            held["w"] = v * 3.0
+            y = y + helper(1.0)
+        assert float(y) == 17.0 * (2.0 + k)
+        assert float(tape.gradient(y, v)) == 17.0
+        v.assign_add(1.0)
+    assert [float(helper(3.0)) for _ in range(3)] == [36.0] * 3
+    assert float(helper(jnp.ones(2))[1]) == 12.0
+
+
+def test_a_persistent_scan_body_and_checkpoint(v):
+    held = {}
+
+    def body(carry, _):
+        return carry * held["w"] + v, None
+
+    block = jax.checkpoint(lambda y: jnp.sin(y * held["w"]) * v)
+    for _ in range(2):
+        with GradientTape() as tape:
+            held["w"] = v * 2.0
+            y = lax.scan(body, 1.0, None, length=2)[0] + block(0.5)
+        now = float(v.numpy())
+
+        def plain(u):
+            w = u * 2.0
+            return (w + u) * w + u + jnp.sin(0.5 * w) * u
+
+        assert float(y) == pytest.approx(float(plain(now)), rel=1e-6)
+        assert float(tape.gradient(y, v)) == pytest.approx(float(jax.grad(plain)(now)), rel=1e-5)
+        v.assign_add(1.0)
+
+
+def test_library_functions_are_traced_once_for_all_tapes(v):
+    traces = []
+
+    @jax.jit
+    def library(x):
+        traces.append(x)
+        return jnp.sin(x)
+
+    for _ in range(4):
+        with GradientTape() as tape:
+            y = library(v * 2.0) + lax.scan(lambda c, _, w=v * 3.0: (c * w, None), 1.0, None, length=2)[0]
+        assert tape.gradient(y, v) is not None
+    assert len(traces) == 1
+
+
+def test_reads_under_every_kind_of_transform(v):
+    with GradientTape() as tape:
+        y = lax.scan(lambda c, _: (c * v, None), 1.0, None, length=3)[0]
+        y += lax.cond(True, lambda: v * v, lambda: v * 1.0)
+        y += jax.vmap(lambda a: a * v)(jnp.arange(3.0)).sum()
+        y += jax.grad(lambda a: a * a * v)(2.0)
+        y += jnp.sum(jax.jit(lambda a: a * v)(jnp.ones(2))) + jax.checkpoint(lambda q: q * v)(2.0)
+        y += jax.jit(jax.vmap(lambda a: lax.fori_loop(0, 2, lambda i, b: b * v, a)))(jnp.ones(2)).sum()
+        y += jnp.where(v > 0, v, 0.0) + jax.nn.relu(v) + lax.mul(v, v)
+    assert float(tape.gradient(y, v)) == 12.0 + 4.0 + 3.0 + 4.0 + 2.0 + 2.0 + 8.0 + 1.0 + 1.0 + 4.0
+
+
+def test_untrainable_and_integer_variables_stay_fresh_in_helpers(v):
+    n, count = Variable(3.0, trainable=False), Variable(2)
+
+    @jax.jit
+    def helper(y):
+        return y * n * count
+
+    for k in range(2):
+        with GradientTape() as tape:
+            y = helper(v)
+        assert float(y) == 2.0 * (3.0 + k) * (2 + k)
+        assert float(tape.gradient(y, v)) == (3.0 + k) * (2 + k)
+        n.assign_add(1.0)
+        count.assign_add(1)
+
+
+def test_nested_tapes_with_a_helper(v):
+    @jax.jit
+    def helper(y):
+        return y * v * v * v
+
+    for k in range(2):
+        now = 2.0 + k
+        with GradientTape() as outer:
+            with GradientTape() as inner:
+                y = helper(2.0)
+            slope = inner.gradient(y, v)
+        assert float(slope) == 6 * now**2
+        assert float(outer.gradient(slope, v)) == 12 * now
+        v.assign_add(1.0)
+
+
+# Functions with gradients of their own
+
+
+def test_custom_gradient_with_variables(v):
+    @custom_gradient
+    def scaled(x):
+        y = x * v
+
+        def gradient(upstream, variables=None):
+            return upstream * 10.0, [upstream * 20.0 for _ in variables]
+
+        return y, gradient
+
+    x = jnp.array(2.0)
+    with GradientTape() as tape:
+        tape.watch(x)
+        y = scaled(x)
+    of_x, of_v = tape.gradient(y, [x, v])
+    assert (float(y), float(of_x), float(of_v)) == (4.0, 10.0, 20.0)
+
+
+def test_custom_gradient_that_hides_its_variables_is_refused(v):
+    @custom_gradient
+    def scaled(x):
+        return x * v, lambda upstream: upstream
+
+    with GradientTape() as tape:
+        x = jnp.array(2.0)
+        tape.watch(x)
+        with pytest.raises(TypeError, match="reads the variables 'v'(.|\n)*accept a keyword argument 'variables'"):
+            scaled(x)
+
+
+def test_stop_gradient_of_a_variable(v):
+    with GradientTape() as tape:
+        y = stop_gradient(v) * v
+    assert float(tape.gradient(y, v)) == 2.0
