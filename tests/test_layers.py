@@ -20,7 +20,9 @@ LEVELS = [
     {"variables", "tape"},
     {"function"},
     {"strategies"},
-    {"data", "optimizers", "losses", "checkpoint", "integrations", "cluster"},
+    {"cluster", "data", "losses", "optimizers"},
+    {"checkpoint", "gradients"},
+    {"integrations"},
     {"tf", "testing"},
     {""},  # mirrored itself: __init__.py gathers the public names
     {"cli"},

@@ -127,6 +127,3 @@ def _not_a_count(called: str, found: object) -> ArgumentError:
         rule="the number of virtual devices is an int, 1 or more",
         remedy="give the number of devices to simulate, for example 4",
     )
-
-
-set_from_environment()

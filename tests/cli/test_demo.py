@@ -34,6 +34,7 @@ def spoilt(findings: Findings, **changes: object) -> Findings:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)  # three trainings and what they compile
 def test_demo_shows_everything_and_writes_the_report(tmp_path):
     done = CliRunner().invoke(main, ["demo", "--quick", "--replicas", "2", "--epochs", "1", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
@@ -57,12 +58,12 @@ def test_prediction_sees_every_image_once_and_in_order():
 def test_copies_are_those_of_every_replica():
     strategy = MirroredStrategy(["CPU:0", "CPU:1"], num_replicas=4)
     variables = Trainer(strategy).model.variables
-    copies = copies_of(variables)
+    copies = copies_of(strategy, variables)
     assert [len(one.hashes) for one in copies] == [4] * 8
     assert all(one.are_equal for one in copies)
     assert copies[0].hashes[3] == hash_arrays([variables[0].numpy()])
     variables[0].assign_add(variables[0].read_value())
-    assert copies_of(variables)[0].hashes != copies[0].hashes
+    assert copies_of(strategy, variables)[0].hashes != copies[0].hashes
 
 
 def test_one_bit_changes_the_hash():

@@ -32,7 +32,7 @@ def test_way_is_every_way_of_running(project):
             assert len(jax.devices()) == 8
             assert strategy is way.strategy
             assert strategy.num_replicas_in_sync == way.num_replicas
-            assert len(strategy.extended.worker_devices) == way.num_devices
+            assert len(set(strategy.extended.worker_devices)) == way.num_devices
             step = way.compile(lambda x: x + 1)
             assert step(1) == 2
         """

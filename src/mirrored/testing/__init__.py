@@ -8,3 +8,7 @@ from __future__ import annotations
 
 from mirrored.testing.parity import assert_close_by_norm as assert_close_by_norm
 from mirrored.testing.parity import assert_same_bits as assert_same_bits
+from mirrored.testing.ways import WAYS as WAYS
+from mirrored.testing.ways import Way as Way
+from mirrored.testing.ways import WaySpec as WaySpec
+from mirrored.testing.ways import select_ways as select_ways

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, cast
 
 import jax
 
@@ -107,8 +107,7 @@ class Way:
         """`f` as this way runs it: itself if eager, else `mirrored.function(f, **options)`."""
         if self.is_eager:
             return f
-        compiled: F = function(f, **options)
-        return compiled
+        return cast(F, function(f, **options))
 
 
 WAYS: Final = tuple(

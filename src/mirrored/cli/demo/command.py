@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 
 import click
 import jax
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+import mirrored as mr
 from mirrored.cli.demo.copies import Copies, copies_of, hash_variables
 from mirrored.cli.demo.digits import Batches, Examples, load_digits
 from mirrored.cli.demo.history import History
 from mirrored.cli.demo.report import Findings, write_report
 from mirrored.cli.demo.training import BATCH_SIZE, Trainer
-from mirrored.config import set_virtual_devices
-from mirrored.errors import ContextError
 from mirrored.replicas.devices import default_devices
-from mirrored.strategies import MirroredStrategy
+from mirrored.replicas.layout import make_layout
 
 MUST_BE_RIGHT = 0.97
 
@@ -39,20 +40,21 @@ def run_demo(*, num_replicas: int, epochs: int, out: Path, must_learn: bool) -> 
     started, console = time.perf_counter(), Console()
     devices = _devices_for(num_replicas)
     train, test = load_digits()
-    strategy = MirroredStrategy(devices, num_replicas=num_replicas)
+    strategy = mr.MirroredStrategy(devices, num_replicas=num_replicas)
     console.rule(f"[bold]{num_replicas} replicas on {len(devices)} devices")
     console.print(f"{len(train)} training images, {len(test)} test images, global batch {BATCH_SIZE}")
 
     trainer = Trainer(strategy)
     history = _train(trainer, train, epochs, "training", console)
     digits = trainer.predict_all(test)
-    copies = copies_of(trainer.model.variables)
+    copies = copies_of(strategy, trainer.model.variables)
     _show_evaluation(console, test, int((digits == test.labels).sum()), num_replicas)
     _show_copies(console, copies)
 
     hashes = _train_deterministically(num_replicas, devices, train, epochs, console)
     seconds = time.perf_counter() - started
-    findings = Findings(strategy.extended.layout, history, test, digits, copies, hashes, seconds)
+    layout = make_layout(devices, num_replicas)
+    findings = Findings(layout, history, test, digits, copies, hashes, seconds)
     console.rule("[bold]Report")
     for path in write_report(findings, out):
         console.print(f"wrote {path}")
@@ -64,8 +66,8 @@ def run_demo(*, num_replicas: int, epochs: int, out: Path, must_learn: bool) -> 
 def _devices_for(num_replicas: int) -> list[jax.Device]:
     """As many devices as can share the replicas evenly: accelerators, or virtual CPU devices made for it."""
     try:
-        set_virtual_devices(num_replicas)
-    except ContextError:
+        mr.config.set_virtual_devices(num_replicas)
+    except mr.errors.ContextError:
         pass  # JAX has started: the devices that it has will do, several replicas on each if need be
     devices = default_devices()
     fitting = max(n for n in range(1, len(devices) + 1) if num_replicas % n == 0)
@@ -87,7 +89,7 @@ def _train(trainer: Trainer, train: Examples, epochs: int, title: str, console: 
             progress.update(task, advance=1, epoch=epoch, loss=loss, rate=images_per_second)
             if progress.tasks[0].completed % steps == 0:
                 line = f"{title}: epoch {epoch:2d} of {epochs}   loss {loss:.4f}   {images_per_second:8,.0f} images/s"
-                console.print(line, highlight=False)
+                console.print(line + "   (compiles)" * (epoch == 1), highlight=False, soft_wrap=True)
 
         return trainer.train(train, epochs, on_step)
 
@@ -99,14 +101,15 @@ def _train_deterministically(
     console.rule("[bold]The same bits on any number of devices")
     hashes: dict[int, str] = {}
     for count in (n for n in range(1, len(devices) + 1) if num_replicas % n == 0):
-        strategy = MirroredStrategy(devices[:count], num_replicas=num_replicas, deterministic=True)
+        strategy = mr.MirroredStrategy(devices[:count], num_replicas=num_replicas, deterministic=True)
         trainer = Trainer(strategy)
         history = trainer.train(train, epochs, lambda *_: None)
         hashes[count] = hash_variables(trainer.model.variables)
         console.print(
             f"deterministic=True, {num_replicas} replicas on {count} device{'s' * (count > 1)}: final weights "
-            f"[bold]{hashes[count]}[/]   loss {history.losses[-1]:.4f}   {sum(history.epoch_seconds):.0f} s",
+            f"[bold]{hashes[count]}[/]   {sum(history.epoch_seconds):.0f} s",
             highlight=False,
+            soft_wrap=True,
         )
     same = len(set(hashes.values())) == 1
     console.print("[green]the same bits[/]" if same else "[red]NOT the same bits[/]")
@@ -120,16 +123,18 @@ def _show_evaluation(console: Console, test: Examples, num_right: int, num_repli
         f"{len(test)} test images, each seen exactly once: {full} batches of {BATCH_SIZE} and one of {last} "
         f"over {num_replicas} replicas\n[bold]{num_right / len(test):.2%} right[/] ({num_right} of {len(test)})",
         highlight=False,
+        soft_wrap=True,
     )
 
 
 def _show_copies(console: Console, copies: list[Copies]) -> None:
     console.rule("[bold]Copies of every variable")
-    table = Table("variable", "shape", *(f"replica {r}" for r in range(len(copies[0].hashes))), "equal")
+    table = Table("variable", "shape", "SHA-256 of the replicas' copies", "equal", box=SIMPLE)
     for one in copies:
         equal = "[green]bit for bit[/]" if one.are_equal else "[red]NO[/]"
-        table.add_row(one.name, str(list(one.shape)), *(digest[:8] for digest in one.hashes), equal)
-    console.print(table)
+        counted = ", ".join(f"{digest} x {count}" for digest, count in Counter(one.hashes).items())
+        table.add_row(one.name, str(list(one.shape)), counted, equal)
+    console.print(table, highlight=False)
 
 
 def _check(findings: Findings, must_learn: bool) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mirrored.variables import Variable
+import mirrored as mr
 
 
 class ConvNet:
@@ -24,13 +26,13 @@ class ConvNet:
         self.weights_4, self.bias_4 = _layer("dense_4", next(keys), (64, 10))
 
     @property
-    def variables(self) -> list[Variable]:
+    def variables(self) -> list[mr.Variable]:
         """All of them; every one is trainable."""
         kernels = (self.filters_1, self.filters_2, self.weights_3, self.weights_4)
         biases = (self.bias_1, self.bias_2, self.bias_3, self.bias_4)
         return [variable for layer in zip(kernels, biases, strict=True) for variable in layer]
 
-    def __call__(self, images: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
+    def __call__(self, images: jax.Array, dropout_key: jax.Array | None = None) -> Any:
         """Scores of the ten digits.
 
         Args:
@@ -40,7 +42,7 @@ class ConvNet:
         Returns:
             f32[batch, 10].
         """
-        x = jax.nn.relu(_convolve(images, self.filters_1) + self.bias_1)
+        x: Any = jax.nn.relu(_convolve(images, self.filters_1) + self.bias_1)
         x = jax.nn.relu(_convolve(x, self.filters_2) + self.bias_2)
         x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
         x = jax.nn.relu(x.reshape(len(x), -1) @ self.weights_3 + self.bias_3)
@@ -50,13 +52,13 @@ class ConvNet:
         return x @ self.weights_4 + self.bias_4
 
 
-def _layer(name: str, key: jax.Array, shape: tuple[int, ...]) -> tuple[Variable, Variable]:
+def _layer(name: str, key: jax.Array, shape: tuple[int, ...]) -> tuple[mr.Variable, mr.Variable]:
     """Kernel and bias. He initialization: K. He et al., Delving Deep into Rectifiers, 2015."""
     kernel = jax.nn.initializers.he_normal()(key, shape, jnp.float32)
-    return Variable(kernel, name=f"{name}/kernel"), Variable(jnp.zeros(shape[-1]), name=f"{name}/bias")
+    return mr.Variable(kernel, name=f"{name}/kernel"), mr.Variable(jnp.zeros(shape[-1]), name=f"{name}/bias")
 
 
-def _convolve(images: jax.Array, filters: Variable) -> jax.Array:
+def _convolve(images: jax.Array, filters: mr.Variable) -> Any:
     return lax.conv_general_dilated(
         images, filters.read_value(), window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )

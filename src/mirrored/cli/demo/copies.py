@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mirrored.variables import Variable
+import mirrored as mr
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +31,19 @@ class Copies:
         return len(set(self.hashes)) == 1
 
 
-def copies_of(variables: Sequence[Variable]) -> list[Copies]:
+def copies_of(strategy: mr.Strategy, variables: Sequence[mr.Variable]) -> list[Copies]:
     """Hashes every replica's copy of every variable."""
     return [
-        Copies(v.name, tuple(v.shape), tuple(hash_arrays([np.asarray(copy)]) for copy in v.values)) for v in variables
+        Copies(
+            v.name,
+            tuple(v.shape),
+            tuple(hash_arrays([np.asarray(copy)]) for copy in strategy.experimental_local_results(v)),
+        )
+        for v in variables
     ]
 
 
-def hash_variables(variables: Sequence[Variable]) -> str:
+def hash_variables(variables: Sequence[mr.Variable]) -> str:
     """One hash of the values of all variables."""
     return hash_arrays([v.numpy() for v in variables])
 

@@ -10,15 +10,10 @@ import jax
 import numpy as np
 import optax
 
+import mirrored as mr
 from mirrored.cli.demo.convnet import ConvNet
 from mirrored.cli.demo.digits import Batches, Examples
 from mirrored.cli.demo.history import History
-from mirrored.collectives import ReduceOp
-from mirrored.function import function
-from mirrored.losses import average_loss
-from mirrored.optimizers import Adam
-from mirrored.strategies import MirroredStrategy, get_replica_context
-from mirrored.tape import GradientTape
 
 BATCH_SIZE = 64
 SEED = 1
@@ -31,32 +26,33 @@ class Trainer:
         strategy: Where the replicas live.
     """
 
-    def __init__(self, strategy: MirroredStrategy) -> None:
+    def __init__(self, strategy: mr.MirroredStrategy) -> None:
         self.strategy = strategy
         with strategy.scope():
             self.model = ConvNet(SEED)
-            self.optimizer = Adam(2e-3)
-        self.step: Callable[..., Any] = function(self._step)
-        self.predict: Callable[..., Any] = function(self._predict)
+            self.optimizer = mr.optimizers.Adam(2e-3)
+        self.step: Callable[..., Any] = mr.function(self._step)
+        self.predict: Callable[..., Any] = mr.function(self._predict)
 
     def _step(self, batch: Any) -> Any:
         """One update. Cross-replica: `batch` holds every replica's share."""
         losses = self.strategy.run(self._replica_step, args=batch)
-        return self.strategy.reduce(ReduceOp.SUM, losses, axis=None)
+        return self.strategy.reduce(mr.ReduceOp.SUM, losses, axis=None)
 
-    def _replica_step(self, images: jax.Array, labels: jax.Array) -> jax.Array:
+    def _replica_step(self, images: jax.Array, labels: jax.Array) -> Any:
         """One replica's part of an update: gradients of its share; the optimizer sums them over all replicas."""
         variables = self.model.variables
-        with GradientTape() as tape:
+        with mr.GradientTape() as tape:
             scores = self.model(images, self._dropout_key())
-            loss = average_loss(optax.softmax_cross_entropy_with_integer_labels(scores, labels))
+            loss = mr.losses.average_loss(optax.softmax_cross_entropy_with_integer_labels(scores, labels))
         self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
-    def _dropout_key(self) -> jax.Array:
+    def _dropout_key(self) -> Any:
         """Randomness by (seed, step, replica), never by device: the same wherever the replicas live."""
+        replica: Any = mr.get_replica_context()
         at_step = jax.random.fold_in(jax.random.key(SEED), self.optimizer.iterations.read_value())
-        return jax.random.fold_in(at_step, get_replica_context().replica_id_in_sync_group)
+        return jax.random.fold_in(at_step, replica.replica_id_in_sync_group)
 
     def _predict(self, images: Any) -> Any:
         """The digit seen in each image of all replicas' shares, in the order of the batch."""
