@@ -52,3 +52,39 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, modules that are not loaded yet included."""
+    return sorted({*globals(), *_MODULES})
+
+
+__all__ = [
+    "DistributedValues",
+    "Function",
+    "GradientTape",
+    "Mirrored",
+    "MirroredStrategy",
+    "OneDeviceStrategy",
+    "PerReplica",
+    "ReduceOp",
+    "ReplicaContext",
+    "Strategy",
+    "UnconnectedGradients",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "config",
+    "custom_gradient",
+    "errors",
+    "experimental_set_strategy",
+    "function",
+    "functions_run_eagerly",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+    "run_functions_eagerly",
+    "stop_gradient",
+    "variable_creator_scope",
+]
