@@ -20,12 +20,13 @@ from mirrored._jax.traces import eager, is_eager
 from mirrored.data.stats import InputStats, StallWatch, log
 
 WORKER_PAYS_SECONDS: Final = 0.0005
-_SLOW_BATCHES: Final = 3
+_SURELY_SLOW_SECONDS: Final = 0.004
+_EVIDENCE: Final = 8
 _JOIN_SECONDS: Final = 5.0
 _THREAD_NAME: Final = "mirrored-input"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class Item:
     """A batch that is ready.
 
@@ -85,7 +86,7 @@ class Feed:
             if len(self._ready) <= self._ahead and not self._ended:
                 self._make()
         item = self._ready.popleft()
-        if self._slow >= _SLOW_BATCHES and self._ahead and not self._ended:
+        if self._slow >= _EVIDENCE and self._ahead and not self._ended:
             self._start_worker()
         return item
 
@@ -100,9 +101,11 @@ class Feed:
         except BaseException as error:
             self._ended = True
             item = Item(error=error)
-        # Several in a row: the first batches also pay for what is set up once, and any may meet a busy machine.
+        # Many in a row: the first batches also pay for what is set up once, and any may meet a busy machine.
+        # (Processor time would tell, but `time.thread_time` can cost 20 us a call.)
         took = time.perf_counter() - start
-        self._slow = self._slow + 1 if took > WORKER_PAYS_SECONDS else 0
+        weight = 3 if took > _SURELY_SLOW_SECONDS else 1
+        self._slow = self._slow + weight if took > WORKER_PAYS_SECONDS else 0
         self._ready.append(item)
 
     def _start_worker(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mirrored.data.splitting import batch_size, share_bounds
+from mirrored.data.splitting import share_bounds
 from mirrored.replicas.layout import Layout
 from mirrored.replicas.values import PerReplica
 
@@ -35,23 +35,21 @@ class Placer:
         return 1 if self.layout is None else self.layout.num_replicas
 
     def batch(self, batch: Any) -> Any:
-        """A global batch, cut into one share per replica.
+        """A global batch (whose leaves agree in size), cut into one share per replica.
 
         Equal shares become one array ``[replicas, share, ...]`` over all devices, without a copy on the host; others a
         tuple of arrays. With one replica the arrays are plain.
         """
-        replicas = self.num_replicas
-        if self.layout is None or replicas == 1:
+        if self.layout is None or self.layout.num_replicas == 1:
             return jax.tree.map(lambda leaf: self._put(leaf, 0), batch)
-        count = batch_size(batch, "Strategy.experimental_distribute_dataset")
-        mine = self.layout.addressable_replicas
-        shared_by = len(mine) if self.own_batches else replicas
+        leaves, treedef = jax.tree_util.tree_flatten(batch)
+        count = leaves[0].shape[0]
+        shared_by = len(self.layout.addressable_replicas) if self.own_batches else self.layout.num_replicas
         if count and count % shared_by == 0 and self.to_device:
-            leaves, treedef = jax.tree.flatten(batch)
-            return jax.tree.unflatten(treedef, self._stacked(leaves, shared_by, count // shared_by))
+            return jax.tree_util.tree_unflatten(treedef, self._stacked(leaves, shared_by, count // shared_by))
         bounds = share_bounds(count, shared_by)
         if not self.own_batches:
-            bounds = [bounds[replica] for replica in mine]
+            bounds = [bounds[replica] for replica in self.layout.addressable_replicas]
         return jax.tree.map(lambda leaf: self._components([leaf[low:high] for low, high in bounds]), batch)
 
     def elements(self, elements: Sequence[Any]) -> Any:
@@ -67,7 +65,8 @@ class Placer:
             return [PerReplica(np.split(leaf, shared_by), self.layout) for leaf in leaves]
         rows = [leaf.reshape(shared_by, share, *leaf.shape[1:]) for leaf in leaves]
         if sharding.is_fully_addressable:
-            placed = jax.device_put(rows, sharding)
+            # One array alone is quicker than a list of one.
+            placed = jax.device_put(rows, sharding) if len(rows) > 1 else [jax.device_put(rows[0], sharding)]
         elif self.own_batches:
             shapes = [(self.num_replicas, *leaf.shape[1:]) for leaf in rows]
             placed = [

@@ -33,7 +33,7 @@ def batch_size(batch: PyTree, called: str = "split") -> int:
         >>> batch_size({"x": np.zeros((6, 2)), "y": np.zeros(6)})
         6
     """
-    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(batch)}
     if len(sizes) == 1 and () not in sizes:
         return int(sizes.pop()[0])
     return _refuse_sizes(batch, called)
