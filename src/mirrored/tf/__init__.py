@@ -8,6 +8,7 @@ are made from tables (`mirrored.tf._names`); one that is not there says so and n
 
 from __future__ import annotations
 
+from mirrored.tf._missing import KNOWN as _KNOWN
 from mirrored.tf._names import LAZY as _LAZY
 from mirrored.tf._names import NAMES as _NAMES
 from mirrored.tf._namespaces import build as _build
@@ -16,4 +17,4 @@ from mirrored.tf._tensors import add_numpy_method as _add_numpy_method
 
 _add_numpy_method()
 __getattr__ = _finder(_NAMES, _LAZY)
-globals().update(_build(_NAMES, _LAZY, __getattr__))
+globals().update(_build(_NAMES, [*_LAZY, *_KNOWN], __getattr__))

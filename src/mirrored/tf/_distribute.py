@@ -95,11 +95,12 @@ def function(
 ) -> Any:
     """`mirrored.function` with TensorFlow's order of arguments.
 
-    TensorFlow: `tf.function`. Python's `if` and `while` on a traced value are not converted: use `tf.cond`, `tf.where` and
+    TensorFlow: `tf.function`. Python's `if` and `while` on a traced value are not converted: use `tf.cond`, `tf.where`,
     `tf.while_loop`.
     """
     options = {**options, "autograph": autograph, "jit_compile": jit_compile, "reduce_retracing": reduce_retracing}
-    return compiled(func, input_signature=input_signature, **options)
+    made: Any = compiled
+    return made(func, input_signature=input_signature, **options)
 
 
 _OPS = ("CrossDeviceOps", "HierarchicalCopyAllReduce", "NcclAllReduce", "ReductionToOneDevice")

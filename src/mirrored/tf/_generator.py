@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.traces import eager
+from mirrored._jax.traces import current_trace, eager, is_eval
 from mirrored.replicas.ambient import Ambient, ambient, entered
 from mirrored.tf import _samplers as samplers
 from mirrored.tf._tensors import as_tensor
@@ -45,6 +45,10 @@ def key_from_seed(seed: Any) -> jax.Array:
 
 def _advance(state: Variable) -> jax.Array:
     """One draw: a fresh key, unlike those of other draws and replicas."""
+    here = ambient()
+    if here.frame is not None and here.frame.captures and is_eval(current_trace()):
+        with entered(here.fork(frame=None)):  # an initial value, computed at once while a function is traced
+            return _advance(state)
     value = state.read_value()
     state.assign(value + jnp.asarray([0, 0, 1], jnp.uint32), read_value=False)
     key = jax.random.fold_in(key_of(value[:2]), value[2])

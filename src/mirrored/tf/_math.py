@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.scipy.special as special
+import numpy as np
 from jax import lax
 
 from mirrored.tf._dtypes import array_dtype, as_dtype
@@ -245,7 +246,7 @@ def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> jax.Array:
     if source.is_integer:
         return jnp.clip(tensor, int(low), int(high)).astype(array_dtype(wanted))
     if wanted.is_integer:  # the largest float below the limit: int32's largest value has none of its own
-        high = float(jnp.nextafter(jnp.asarray(high, tensor.dtype), jnp.asarray(0, tensor.dtype)))
+        high = float(np.nextafter(np.asarray(high, tensor.dtype), np.asarray(0, tensor.dtype)))
     return jnp.where(
         tensor > high,
         jnp.asarray(wanted.max, array_dtype(wanted)),

@@ -36,6 +36,7 @@ from mirrored.tf import (
 from mirrored.tf._module import Module, name_scope
 from mirrored.tf._scopes import device, init_scope
 from mirrored.tf._shapes import TensorShape, TensorSpec
+from mirrored.tf._slices import IndexedSlices
 from mirrored.tf._table import OPS
 
 VERSION: Final = "2.21.0"  # the TensorFlow whose behaviour is followed
@@ -74,6 +75,7 @@ def _dtype_names() -> dict[str, Any]:
 
 _CORE: Final[dict[str, Any]] = {
     "DType": _dtypes.DType,
+    "IndexedSlices": IndexedSlices,
     "Module": Module,
     "Tensor": jax.Array,
     "TensorShape": TensorShape,
@@ -129,6 +131,7 @@ _DATA: Final = {
 
 # Imported when first asked for: parts that need more than the core, or take long to import.
 LAZY: Final[dict[str, Callable[[], Any]]] = {
+    "keras": _from("mirrored.integrations.keras", "keras"),
     **{place: _from("mirrored.data", name) for place, name in _DATA.items()},
     **{
         f"data.{name}": _from("mirrored.tf._datasets", name)

@@ -9,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mirrored.replicas.values import PerReplica
+from mirrored.tf._slices import IndexedSlices
 from mirrored.tf._table import op
 
 
 def is_nested(structure: Any) -> bool:
     """Whether it has parts: a sequence or mapping that is no string."""
-    return isinstance(structure, (list, tuple, Mapping))
+    return isinstance(structure, (list, tuple, Mapping)) and not isinstance(structure, IndexedSlices)
+
+
+def _has_parts(structure: Any, composites: bool) -> bool:
+    return is_nested(structure) or (composites and isinstance(structure, (PerReplica, IndexedSlices)))
 
 
 def _keys(mapping: Mapping[Any, Any]) -> list[Any]:
@@ -28,22 +34,23 @@ def children(structure: Any) -> list[tuple[Any, Any]]:
     """The (key, part) pairs of one level, in order."""
     if isinstance(structure, Mapping):
         return [(key, structure[key]) for key in _keys(structure)]
-    return list(enumerate(structure))
+    return list(enumerate(structure.values if isinstance(structure, PerReplica) else structure))
 
 
 def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
     """All leaves, in order; a leaf gives a list of itself."""
-    del expand_composites
-    return [leaf for _, leaf in with_paths(structure)]
+    return [leaf for _, leaf in with_paths(structure, composites=expand_composites)]
 
 
-def with_paths(structure: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def with_paths(
+    structure: Any, path: tuple[Any, ...] = (), *, composites: bool = False
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Pairs of (keys on the way, leaf)."""
-    if not is_nested(structure):
+    if not _has_parts(structure, composites):
         yield path, structure
         return
     for key, part in children(structure):
-        yield from with_paths(part, (*path, key))
+        yield from with_paths(part, (*path, key), composites=composites)
 
 
 def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any], expand_composites: bool = False) -> Any:
@@ -52,22 +59,21 @@ def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any], expand_compos
     Raises:
         ValueError: Another number of leaves.
     """
-    del expand_composites
     leaves = list(flat_sequence)
-    count = len(flatten(structure))
+    count = len(flatten(structure, expand_composites))
     if count != len(leaves):
         raise ValueError(
             f"Could not pack sequence. Structure had {count} atoms, but flat_sequence had {len(leaves)} items. "
             f"Structure: {structure}, flat_sequence: {flat_sequence}."
         )
     iterator = iter(leaves)
-    return _rebuilt(structure, lambda _: next(iterator))
+    return _refilled(structure, iterator, expand_composites)
 
 
-def _rebuilt(structure: Any, function: Callable[[Any], Any]) -> Any:
-    if not is_nested(structure):
-        return function(structure)
-    return remade(structure, [_rebuilt(part, function) for _, part in children(structure)])
+def _refilled(structure: Any, leaves: Iterator[Any], composites: bool) -> Any:
+    if not _has_parts(structure, composites):
+        return next(leaves)
+    return remade(structure, [_refilled(part, leaves, composites) for _, part in children(structure)])
 
 
 def remade(structure: Any, parts: Sequence[Any]) -> Any:
@@ -80,6 +86,8 @@ def remade(structure: Any, parts: Sequence[Any]) -> Any:
         if hasattr(structure, "default_factory"):
             return type(structure)(structure.default_factory, in_order)  # type: ignore[call-arg]
         return type(structure)(in_order)  # type: ignore[call-arg]
+    if isinstance(structure, PerReplica):
+        return PerReplica(parts, structure.layout)
     if hasattr(structure, "_fields"):
         return type(structure)(*parts)
     return type(structure)(parts)
@@ -92,7 +100,7 @@ def map_structure(func: Callable[..., Any], *structure: Any, **kwargs: Any) -> A
         ValueError, TypeError: The structures differ.
     """
     check_types = kwargs.pop("check_types", True)
-    kwargs.pop("expand_composites", None)
+    composites = bool(kwargs.pop("expand_composites", False))
     if kwargs:
         raise ValueError(
             f"Only valid keyword arguments are `check_types` and `expand_composites`, not: {sorted(kwargs)}"
@@ -103,8 +111,8 @@ def map_structure(func: Callable[..., Any], *structure: Any, **kwargs: Any) -> A
         raise ValueError("Must provide at least one structure")
     for other in structure[1:]:
         assert_same_structure(structure[0], other, check_types=check_types)
-    flat = zip(*(flatten(one) for one in structure), strict=True)
-    return pack_sequence_as(structure[0], [func(*leaves) for leaves in flat])
+    flat = zip(*(flatten(one, composites) for one in structure), strict=True)
+    return pack_sequence_as(structure[0], [func(*leaves) for leaves in flat], composites)
 
 
 def assert_same_structure(nest1: Any, nest2: Any, check_types: bool = True, expand_composites: bool = False) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from mirrored._jax.traces import eager
+from mirrored.replicas.ambient import ambient, within
 from mirrored.replicas.devices import resolve_device
 
 
@@ -36,6 +37,8 @@ def device(device_name: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def init_scope() -> Iterator[None]:
-    """Runs the block at once, also while `tf.function` traces."""
-    with eager():
+    """Runs the block at once, also while `tf.function` traces: variables are read and assigned as they are now."""
+    frame = ambient().frame
+    outside = {"frame": None} if frame is not None and frame.captures else {}
+    with eager(), within(**outside):
         yield

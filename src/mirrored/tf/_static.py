@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from mirrored._jax.traces import Tracer
+from mirrored._jax.concrete import NotConstant, evaluate
+from mirrored._jax.traces import Tracer, unboxed
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._shapes import TensorShape
 
@@ -51,8 +52,8 @@ def static_int(value: Any, *, called: str, argument: str) -> int:
         InvalidArgumentError: It is being traced, so that it has no value yet, or is no integer.
     """
     try:
-        return operator.index(value)
-    except jax.errors.ConcretizationTypeError:
+        return operator.index(known(value))
+    except (jax.errors.ConcretizationTypeError, NotConstant):
         raise _traced(called, argument) from None
     except TypeError:
         raise InvalidArgumentError.of(
@@ -63,14 +64,26 @@ def static_int(value: Any, *, called: str, argument: str) -> int:
         ) from None
 
 
+def known(value: Any) -> Any:
+    """A traced value that was made of constants, as a concrete one; anything else as it is.
+
+    Raises:
+        NotConstant: It is being traced and not known yet.
+    """
+    if not isinstance(value, Tracer):
+        return value
+    value = unboxed(value)
+    return evaluate(value) if isinstance(value, Tracer) else value
+
+
 def static_ints(value: Any, *, called: str, argument: str) -> tuple[int, ...]:
     """A tuple of ints out of a sequence, a vector or a single int."""
     if isinstance(value, TensorShape):
         return tuple(value.as_list())
     if isinstance(value, jax.Array) and isinstance(value, Tracer):
         try:
-            value = np.asarray(value)
-        except jax.errors.TracerArrayConversionError:
+            value = np.asarray(known(value))
+        except (jax.errors.TracerArrayConversionError, NotConstant):
             raise _traced(called, argument) from None
     if isinstance(value, (jax.Array, np.ndarray)):
         value = np.asarray(value).tolist()

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.traces import Tracer, is_eager
+from mirrored.replicas.ambient import ambient
 from mirrored.tf._dtypes import DType, array_dtype, as_dtype
 from mirrored.tf._errors import InvalidArgumentError, TracedValueError
 from mirrored.tf._static import StaticTensor, static_ints
@@ -133,7 +134,7 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None 
         InvalidArgumentError: The value does not have as many elements as `shape`.
     """
     del name
-    tensor = as_tensor(value, dtype)
+    tensor = _in_replica(as_tensor(value, dtype))
     if dtype is not None and tensor.dtype != array_dtype(dtype):
         tensor = tensor.astype(array_dtype(dtype))
     if shape is None:
@@ -147,6 +148,13 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None 
             remedy="leave `shape` out, or give all values",
         )
     return jnp.broadcast_to(tensor.reshape(()), wanted) if tensor.size == 1 else tensor.reshape(wanted)
+
+
+def _in_replica(tensor: jax.Array) -> jax.Array:
+    """A tensor of this replica's own: an array that all replicas share would be returned from `run` as it is."""
+    if isinstance(tensor, Tracer) or ambient().replica is None or is_eager():
+        return tensor
+    return jnp.copy(tensor)
 
 
 def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, name: str | None = None) -> jax.Array:

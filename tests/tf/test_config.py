@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import mirrored.tf as tf
+
+
+def run(program: str, **environment: str) -> str:
+    """What a program prints in a process of its own, in which JAX has not started."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={"PATH": "", "PYTHONPATH": ":".join(sys.path), "JAX_PLATFORMS": "cpu", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_cpu_split_into_devices() -> None:
+    out = run("""
+        import mirrored.tf as tf
+        cpus = tf.config.list_physical_devices("CPU")
+        assert tf.config.list_physical_devices("GPU") == []
+        tf.config.set_visible_devices([], "GPU")
+        tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 3)
+        print(len(tf.config.list_logical_devices()), len(tf.config.get_logical_device_configuration(cpus[0])))
+        print(tf.config.list_logical_devices("CPU")[2].name, tf.distribute.MirroredStrategy().num_replicas_in_sync)
+        with tf.device("/CPU:1"):
+            print(tf.ones([1]).devices())
+        try:
+            tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+        except RuntimeError as error:
+            print("refused:", "JAX has started" in str(error))
+    """)
+    assert out.splitlines() == ["3 3", "/device:CPU:2 3", "{CpuDevice(id=1)}", "refused: True"]
+
+
+def test_virtual_devices_stand_for_gpus() -> None:
+    out = run("""
+        import mirrored.tf as tf
+        gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+        tf.config.set_logical_device_configuration(gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=1024)] * 2)
+        print([one.name for one in tf.config.list_logical_devices("GPU")])
+        print(tf.distribute.MirroredStrategy(["GPU:0", "GPU:1"]).num_replicas_in_sync, tf.test.is_gpu_available())
+    """)
+    assert out.splitlines() == ["['/device:GPU:0', '/device:GPU:1']", "2 True"]
+
+
+def test_virtual_gpus_from_the_environment() -> None:
+    out = run(
+        """
+        import mirrored.tf as tf
+        for gpu in tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)
+        print(len(tf.config.list_physical_devices("GPU")))
+        print(tf.distribute.MirroredStrategy().extended.worker_devices[1][-5:])
+        """,
+        MIRRORED_VIRTUAL_DEVICES="4",
+        MIRRORED_VIRTUAL_KIND="GPU",
+    )
+    assert out.splitlines() == ["4", "GPU:1"]
+
+
+def test_there_is_one_physical_cpu() -> None:
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    assert cpu == ("/physical_device:CPU:0", "CPU")
+    assert cpu in tf.config.get_visible_devices()
+    assert tf.config.experimental.get_device_details(cpu) == {}
+
+
+def test_visible_devices_exist() -> None:
+    with pytest.raises(ValueError, match="Unrecognized device"):
+        tf.config.set_visible_devices([tf.config.PhysicalDevice("/physical_device:GPU:7", "GPU")], "GPU")
+
+
+def test_cpus_do_not_count_their_memory() -> None:
+    with pytest.raises(ValueError, match="does not count its memory"):
+        tf.config.experimental.get_memory_info("CPU:0")
+
+
+def test_switches_are_kept() -> None:
+    tf.config.set_soft_device_placement(False)
+    assert not tf.config.get_soft_device_placement()
+    tf.config.set_soft_device_placement(True)
+    tf.config.threading.set_intra_op_parallelism_threads(2)
+    tf.config.threading.set_inter_op_parallelism_threads(3)
+    assert tf.config.threading.get_intra_op_parallelism_threads() == 2
+    assert tf.config.threading.get_inter_op_parallelism_threads() == 3
+    tf.config.optimizer.set_jit(True)
+    assert tf.config.optimizer.get_jit() == "autoclustering"
+    tf.config.experimental.enable_op_determinism()
+    assert tf.test.gpu_device_name() == ""
+
+
+def test_functions_can_run_eagerly() -> None:
+    seen: list[str] = []
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        seen.append(type(x).__name__)
+        return x
+
+    tf.config.run_functions_eagerly(True)
+    try:
+        assert tf.config.functions_run_eagerly()
+        step(tf.ones([1]))
+        step(tf.ones([1]))
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert seen == ["ArrayImpl", "ArrayImpl"]

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mirrored.tf as tf
+
+WRAPS = pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def gradient(function: Callable[[Any], Any], at: float) -> float:
+    x = tf.constant(at)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = function(x)
+    return float(tape.gradient(y, x))
+
+
+@WRAPS
+def test_a_loop_counted_by_constants_has_gradients(wrap: Wrap) -> None:
+    def power(x: Any) -> Any:
+        return tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * x), [tf.constant(0), x])[1]
+
+    assert wrap(power)(tf.constant(2.0)) == 16
+    assert wrap(lambda x: gradient_of(power, x))(tf.constant(2.0)) == 32
+
+
+def gradient_of(function: Callable[[Any], Any], x: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = function(x)
+    return tape.gradient(y, x)
+
+
+@WRAPS
+def test_a_loop_with_a_limit_has_gradients(wrap: Wrap) -> None:
+    def doubling(x: Any) -> Any:
+        return tf.while_loop(lambda a: a < 100.0, lambda a: [a * x], [x], maximum_iterations=10)[0]
+
+    assert wrap(doubling)(tf.constant(2.0)) == 128
+    assert wrap(lambda x: gradient_of(doubling, x))(tf.constant(2.0)) == 7 * 2.0**6
+
+
+@WRAPS
+def test_a_limit_ends_a_loop(wrap: Wrap) -> None:
+    assert wrap(lambda x: tf.while_loop(lambda a: True, lambda a: a + x, [x], maximum_iterations=3))(
+        tf.constant(1.0)
+    ) == [4]
+
+
+@WRAPS
+def test_a_loop_decided_by_data(wrap: Wrap) -> None:
+    found = wrap(lambda x: tf.while_loop(lambda n, a: a < 100.0, lambda n, a: (n + 1, a * 2), (0, x)))(tf.constant(3.0))
+    assert isinstance(found, tuple)
+    assert list(map(float, found)) == [6, 192]
+
+
+@WRAPS
+def test_loop_variables_keep_their_structure(wrap: Wrap) -> None:
+    start = {"n": tf.constant(0), "xs": [tf.zeros([2]), None]}
+    run = wrap(
+        lambda: tf.while_loop(lambda s: s["n"] < 2, lambda s: {"n": s["n"] + 1, "xs": [s["xs"][0] + 1, None]}, [start])
+    )
+    (end,) = run()
+    assert end["n"] == 2
+    np.testing.assert_array_equal(end["xs"][0], [2, 2])
+    assert end["xs"][1] is None
+
+
+def test_a_traced_loop_keeps_shapes() -> None:
+    @tf.function
+    def grow(x: Any) -> Any:
+        return tf.while_loop(lambda a: tf.reduce_sum(a) < 5, lambda a: [tf.concat([a, a], 0)], [x])
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="keeps the structure, shapes and dtypes"):
+        grow(tf.ones([1]))
+
+
+def test_an_eager_loop_may_change_shapes_and_run_python() -> None:
+    seen: list[float] = []
+
+    def body(a: Any) -> Any:
+        seen.append(float(tf.reduce_sum(a)))
+        return tf.concat([a, a], 0)
+
+    (end,) = tf.while_loop(lambda a: tf.reduce_sum(a) < 5, body, [tf.ones([1])])
+    assert end.shape == (8,)
+    assert seen == [1, 2, 4]
+
+
+@WRAPS
+@pytest.mark.parametrize(("at", "expected", "slope"), [(2.0, 20.0, 10.0), (-1.0, 1.0, -1.0)])
+def test_cond(wrap: Wrap, at: float, expected: float, slope: float) -> None:
+    def run(x: Any) -> Any:
+        return tf.cond(x > 0, lambda: x * 10.0, lambda: -x)
+
+    assert wrap(run)(tf.constant(at)) == expected
+    assert wrap(lambda x: gradient_of(run, x))(tf.constant(at)) == slope
+
+
+def test_only_the_chosen_branch_of_a_known_condition_runs() -> None:
+    seen = []
+    assert tf.cond(True, lambda: seen.append(1) or 5, lambda: seen.append(2)) == 5
+    assert seen == [1]
+
+
+def test_traced_branches_agree() -> None:
+    @tf.function
+    def run(x: Any) -> Any:
+        return tf.cond(x > 0, lambda: tf.zeros([2]), lambda: tf.zeros([3]))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="all branches return the same"):
+        run(tf.constant(1.0))
+
+
+@WRAPS
+@pytest.mark.parametrize(("index", "expected"), [(0, 10), (1, 20), (5, 20), (-1, 20)])
+def test_switch_case(wrap: Wrap, index: int, expected: int) -> None:
+    branches = [lambda: tf.constant(10), lambda: tf.constant(20)]
+    assert wrap(lambda i: tf.switch_case(i, branches))(tf.constant(index)) == expected
+
+
+def test_switch_case_by_number() -> None:
+    branches = {3: lambda: tf.constant(30), 7: lambda: tf.constant(70)}
+    assert tf.switch_case(tf.constant(7), branches, default=lambda: tf.constant(0)) == 70
+    assert tf.switch_case(tf.constant(5), branches, default=lambda: tf.constant(0)) == 0
+
+
+@WRAPS
+@pytest.mark.parametrize(("at", "expected"), [(1.0, 1.0), (-3.0, 3.0), (0.0, 7.0)])
+def test_case(wrap: Wrap, at: float, expected: float) -> None:
+    def run(x: Any) -> Any:
+        return tf.case([(x > 0, lambda: x), (x < 0, lambda: -x)], default=lambda: tf.constant(7.0))
+
+    assert wrap(run)(tf.constant(at)) == expected
+
+
+def test_exclusive_case() -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match="more than one condition"):
+        tf.case([(True, lambda: 1), (True, lambda: 2)], exclusive=True)
+
+
+@WRAPS
+def test_maps_and_folds(wrap: Wrap) -> None:
+    v = tf.Variable(2.0)
+    rows = (tf.constant([1.0, 2.0, 3.0]), tf.constant([4.0, 5.0, 6.0]))
+    both = wrap(lambda rows: tf.map_fn(lambda r: {"sum": r[0] + r[1], "scaled": r[0] * v}, rows))(rows)
+    np.testing.assert_array_equal(both["sum"], [5, 7, 9])
+    np.testing.assert_array_equal(both["scaled"], [2, 4, 6])
+    np.testing.assert_array_equal(wrap(lambda x: tf.vectorized_map(lambda r: r * v, x))(rows[0]), [2, 4, 6])
+    scanned = wrap(lambda x: tf.scan(lambda a, r: a * v + r, x))(rows[0])
+    np.testing.assert_array_equal(scanned, [1, 4, 11])
+    backwards = wrap(lambda x: tf.scan(lambda a, r: a * v + r, x, reverse=True))(rows[0])
+    np.testing.assert_array_equal(backwards, [17, 8, 3])
+    started = wrap(lambda x: tf.scan(lambda a, r: a + r, x, initializer=tf.constant(10.0)))(rows[0])
+    np.testing.assert_array_equal(started, [11, 13, 16])
+    assert wrap(lambda x: tf.foldl(lambda a, r: a * v + r, x))(rows[0]) == 11
+    assert wrap(lambda x: tf.foldr(lambda a, r: a * v + r, x))(rows[0]) == 17
+
+
+@WRAPS
+def test_recomputed_gradients(wrap: Wrap) -> None:
+    v = tf.Variable(3.0)
+
+    def run() -> Any:
+        with tf.GradientTape() as tape:
+            y = tf.recompute_grad(lambda x: x * v * v)(tf.constant(2.0))
+        return y, tape.gradient(y, v)
+
+    assert list(map(float, wrap(run)())) == [18, 12]
+
+
+def test_gradients_passed_through() -> None:
+    assert gradient(tf.grad_pass_through(tf.round), 2.4) == 1
+    assert tf.grad_pass_through(tf.round)(2.4) == 2

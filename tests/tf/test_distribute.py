@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import mirrored as mr
+import mirrored.tf as tf
+
+
+def test_the_names_are_the_core() -> None:
+    assert tf.distribute.MirroredStrategy is mr.MirroredStrategy
+    assert tf.distribute.ReduceOp is mr.ReduceOp
+    assert tf.Variable is mr.Variable
+    assert tf.GradientTape is mr.GradientTape
+    assert tf.distribute.DistributedValues is mr.DistributedValues
+
+
+def test_communication_options() -> None:
+    options = tf.distribute.experimental.CommunicationOptions()
+    kinds = tf.distribute.experimental.CommunicationImplementation
+    assert (options.bytes_per_pack, options.timeout_seconds, options.implementation) == (0, None, kinds.AUTO)
+    assert [one.name for one in kinds] == ["AUTO", "RING", "NCCL"]
+    assert tf.distribute.experimental.CollectiveCommunication is kinds
+    assert tf.distribute.experimental.CommunicationOptions(implementation="ring").implementation is kinds.RING
+    assert tf.distribute.experimental.CollectiveHints(bytes_per_pack=5).bytes_per_pack == 5
+    with pytest.raises(ValueError, match="must be >=0"):
+        tf.distribute.experimental.CommunicationOptions(bytes_per_pack=-1)
+    with pytest.raises(ValueError, match="not a valid CommunicationImplementation"):
+        tf.distribute.experimental.CommunicationOptions(implementation="zzz")
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
+def test_a_training_step_as_the_documentation_writes_it(wrap: Any) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        w = tf.Variable([[1.0], [2.0]], aggregation=tf.VariableAggregation.SUM)
+
+    def replica_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            per_example = tf.reduce_sum(tf.square(tf.matmul(x, w) - y), axis=1)
+            loss = tf.nn.compute_average_loss(per_example, global_batch_size=4)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        return loss
+
+    @wrap
+    def step(x: Any, y: Any) -> tf.Tensor:
+        losses = strategy.run(replica_step, args=(x, y))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+
+    shares = [([[1.0, 0.0], [0.0, 1.0]], [[1.0], [1.0]]), ([[1.0, 1.0], [2.0, 0.0]], [[0.0], [1.0]])]
+    x, y = (
+        strategy.experimental_distribute_values_from_function(
+            lambda c, i=i: tf.constant(shares[c.replica_id_in_sync_group][i])
+        )
+        for i in (0, 1)
+    )
+    assert float(step(x, y)) == pytest.approx((0 + 1 + 9 + 1) / 4)
+    # d/dw of the mean over all four examples: 2/4 * sum of x (x w - y)
+    assert w.numpy().ravel().tolist() == pytest.approx([1 - 0.1 * 0.5 * (3 + 2), 2 - 0.1 * 0.5 * (1 + 3)])
+
+
+def test_a_function_takes_its_signature_second() -> None:
+    doubled = tf.function(lambda x: x * 2, [tf.TensorSpec([None])])
+    assert doubled(tf.ones([3])).tolist() == [2, 2, 2]
+
+
+def test_options_of_run_are_accepted() -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    options = tf.distribute.RunOptions(experimental_enable_dynamic_batch_size=False)
+    assert [int(one) for one in strategy.run(lambda: tf.constant(3), options=options).values] == [3, 3]

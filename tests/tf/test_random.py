@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mirrored.tf as tf
+from mirrored.tf import _generator
+
+
+@pytest.fixture(autouse=True)
+def own_stream() -> Iterator[None]:
+    _generator._replaced.clear()
+    yield
+    _generator._replaced.clear()
+
+
+def draw(count: int = 2) -> list[float]:
+    return [float(tf.random.normal([])) for _ in range(count)]
+
+
+def test_a_seed_gives_the_same_numbers_again() -> None:
+    tf.random.set_seed(3)
+    first = draw()
+    tf.random.set_seed(3)
+    assert draw() == first
+    tf.random.set_seed(4)
+    assert draw() != first
+    assert len(set(first)) == 2
+
+
+def test_compiled_functions_draw_anew_and_follow_the_seed() -> None:
+    step = tf.function(lambda: tf.random.uniform([]))
+    tf.random.set_seed(3)
+    first = [float(step()) for _ in range(3)]
+    tf.random.set_seed(3)
+    assert [float(step()) for _ in range(3)] == first
+    assert len(set(first)) == 3
+
+
+def test_eager_and_compiled_draw_the_same() -> None:
+    def draw_two() -> Any:
+        return tf.random.normal([2]), tf.random.normal([2])
+
+    tf.random.set_seed(1)
+    eager = draw_two()
+    tf.random.set_seed(1)
+    compiled = tf.function(draw_two)()
+    np.testing.assert_allclose(eager, compiled, rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
+def test_replicas_draw_different_numbers_and_the_same_ones_in_any_mode(wrap: Callable[..., Any]) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    tf.random.set_seed(5)
+    outside = draw(1)
+    found = wrap(lambda: strategy.run(lambda: tf.random.normal([])))().values
+    assert len({*map(float, found), *outside}) == 3
+    tf.random.set_seed(5)
+    again = strategy.run(lambda: tf.random.normal([])).values
+    np.testing.assert_allclose(found, again, rtol=1e-6)
+
+
+def test_the_numbers_do_not_depend_on_the_number_of_devices() -> None:
+    def first_of(devices: list[str]) -> list[float]:
+        strategy = tf.distribute.MirroredStrategy(devices, num_replicas=4)
+        tf.random.set_seed(6)
+        return [float(one) for one in tf.function(lambda: strategy.run(lambda: tf.random.uniform([])))().values]
+
+    assert first_of(["CPU:0"]) == first_of(["CPU:0", "CPU:1"])
+    assert len(set(first_of(["CPU:0"]))) == 4
+
+
+def test_a_seed_of_the_operation() -> None:
+    tf.random.set_seed(1)
+    first = float(tf.random.normal([], seed=9))
+    tf.random.set_seed(1)
+    assert float(tf.random.normal([], seed=9)) == first
+    tf.random.set_seed(1)
+    assert float(tf.random.normal([], seed=8)) != first
+
+
+def test_stateless_numbers_depend_on_the_seed_alone() -> None:
+    once, again = (tf.random.stateless_normal([3], seed=[1, 2]) for _ in range(2))
+    np.testing.assert_array_equal(once, again)
+    assert not np.array_equal(once, tf.random.stateless_normal([3], seed=[1, 3]))
+    with pytest.raises(ValueError, match=r"seed must have shape \[2\]"):
+        tf.random.stateless_normal([3], seed=1)
+    with pytest.raises(ValueError, match="Must specify maxval"):
+        tf.random.uniform([3], dtype=tf.int32)
+
+
+def test_generators() -> None:
+    a, b = tf.random.Generator.from_seed(7), tf.random.Generator.from_seed(7)
+    np.testing.assert_array_equal(a.normal([2]), b.normal([2]))
+    c = tf.random.Generator(copy_from=a)
+    np.testing.assert_array_equal(a.uniform([2]), c.uniform([2]))
+    a.reset_from_seed(7)
+    d = tf.random.Generator.from_seed(7)
+    d.skip(1)
+    a.normal([])
+    np.testing.assert_array_equal(a.truncated_normal([2]), d.truncated_normal([2]))
+    e = tf.random.Generator.from_state(a.state)
+    np.testing.assert_array_equal(a.uniform_full_int([2]), e.uniform_full_int([2]))
+    left, right = a.split(2)
+    assert not np.array_equal(left.normal([2]), right.normal([2]))
+    assert a.make_seeds(3).shape == (2, 3)
+    assert a.binomial([4], 10.0, 0.5).dtype == tf.int32
+    assert a.algorithm == "threefry"
+    assert a.key.shape == (2,)
+    assert tf.random.Generator.from_non_deterministic_state().state.shape == (3,)
+    assert tf.random.Generator.from_key_counter(5, [1, 0]).state.shape == (3,)
+    with pytest.raises(ValueError, match="copy_from or state"):
+        tf.random.Generator()
+
+
+def test_a_generator_made_in_scope_is_mirrored() -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        generator = tf.random.Generator.from_seed(7)
+    first, second = strategy.run(lambda: generator.uniform([])).values
+    assert float(first) != float(second)
+    left, right = (component.numpy() for component in generator.state.values)
+    np.testing.assert_array_equal(left, right)
+    assert left[2] == 1
+
+
+def test_a_generator_for_the_functions_without_one() -> None:
+    tf.random.set_global_generator(tf.random.Generator.from_seed(2))
+    assert tf.random.get_global_generator().state.numpy()[1] == 2
+    assert float(tf.random.normal([])) == float(tf.random.Generator.from_seed(2).normal([]))
+
+
+def test_dropout_keeps_the_mean() -> None:
+    y = tf.nn.dropout(tf.ones([1000]), rate=0.3)
+    assert abs(float(tf.reduce_mean(y)) - 1) < 0.1
+    with pytest.raises(ValueError, match=r"in the range \[0, 1\)"):
+        tf.nn.dropout(tf.ones([2]), rate=1.0)
+
+
+def test_a_variable_may_start_from_random_numbers_inside_a_function() -> None:
+    made: list[Any] = []
+
+    @tf.function
+    def run() -> Any:
+        if not made:
+            made.append(tf.Variable(lambda: tf.random.normal([2])))
+        return made[0] * 1.0
+
+    np.testing.assert_array_equal(run(), made[0])

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import jax
+import pytest
+
+import mirrored as mr
+import mirrored.tf as tf
+
+
+@pytest.mark.parametrize(
+    ("name", "builtin", "code"),
+    [
+        ("InvalidArgumentError", ValueError, 3),
+        ("NotFoundError", FileNotFoundError, 5),
+        ("OutOfRangeError", IndexError, 11),
+        ("UnimplementedError", NotImplementedError, 12),
+        ("FailedPreconditionError", RuntimeError, 9),
+        ("ResourceExhaustedError", MemoryError, 8),
+        ("PermissionDeniedError", PermissionError, 7),
+        ("DeadlineExceededError", TimeoutError, 4),
+    ],
+)
+def test_errors_are_those_of_python_too(name: str, builtin: type[Exception], code: int) -> None:
+    kind = getattr(tf.errors, name)
+    with pytest.raises(builtin, match="the words"):
+        raise kind(None, None, "the words")
+    error = kind(None, None, "the words")
+    assert (error.message, error.error_code, error.node_def, error.op) == ("the words", code, None, None)
+    assert isinstance(error, tf.errors.OpError)
+    assert isinstance(error, mr.errors.MirroredError)
+    copied = pickle.loads(pickle.dumps(error))
+    assert (type(copied), str(copied)) == (kind, "the words")
+
+
+def test_error_codes() -> None:
+    assert (tf.errors.INVALID_ARGUMENT, tf.errors.OUT_OF_RANGE, tf.errors.NOT_FOUND) == (3, 11, 5)
+
+
+def test_files(tmp_path: Path) -> None:
+    gfile = tf.io.gfile
+    folder = gfile.join(str(tmp_path), "a", "b")
+    gfile.makedirs(folder)
+    gfile.mkdir(gfile.join(folder, "c"))
+    with gfile.GFile(gfile.join(folder, "file"), "w") as file:
+        file.write("text")
+    assert gfile.exists(folder)
+    assert gfile.isdir(folder)
+    assert sorted(gfile.listdir(folder)) == ["c", "file"]
+    assert gfile.glob(gfile.join(folder, "f*")) == gfile.glob([gfile.join(folder, "f*")]) == [f"{folder}/file"]
+    assert gfile.stat(gfile.join(folder, "file")).st_size == 4
+    gfile.copy(f"{folder}/file", f"{folder}/other")
+    with pytest.raises(tf.errors.AlreadyExistsError, match="overwrite=True"):
+        gfile.copy(f"{folder}/file", f"{folder}/other")
+    gfile.rename(f"{folder}/file", f"{folder}/other", overwrite=True)
+    assert [files for _, _, files in gfile.walk(folder)][0] == ["other"]
+    gfile.remove(f"{folder}/other")
+    with pytest.raises(FileNotFoundError, match="No such file"):
+        gfile.GFile(f"{folder}/other")
+    gfile.rmtree(folder)
+    assert not gfile.exists(folder)
+
+
+def test_compat() -> None:
+    assert tf.compat.as_bytes("a") == b"a"
+    assert tf.compat.as_text(b"a") == tf.compat.as_str("a") == "a"
+    tf.compat.v1.enable_eager_execution()
+    tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
+    tf.compat.v1.logging.set_verbosity("INFO")
+    tf.compat.v1.set_random_seed(1)
+    with pytest.raises(NotImplementedError, match="no graphs and sessions"):
+        tf.compat.v1.disable_eager_execution()
+
+
+def test_blocks_on_a_device() -> None:
+    with tf.device("CPU:1"):
+        assert tf.ones([1]).devices() == {jax.devices()[1]}
+        with tf.device(None):
+            assert tf.constant(1.0).devices() == {jax.devices()[1]}
+    with tf.device("/cpu"):
+        assert (tf.constant([1.0]) + 1).devices() == {jax.devices()[0]}
+    with tf.device(jax.devices()[2]):
+        assert tf.zeros([1]).devices() == {jax.devices()[2]}
+    with pytest.raises(ValueError, match="not on this machine"), tf.device("CPU:99"):
+        pass
+
+
+def test_code_that_runs_at_once_while_tracing() -> None:
+    v = tf.Variable([1.0, 1.0])
+
+    @tf.function
+    def run(x: tf.Tensor) -> tf.Tensor:
+        assert not tf.executing_eagerly()
+        with tf.init_scope():
+            assert tf.executing_eagerly()
+            made = (v + tf.ones([2])).numpy()
+        return x + made
+
+    assert run(tf.ones([2])).tolist() == [3, 3]
+    with tf.GradientTape():
+        assert tf.executing_eagerly()
+
+
+def test_initializers_can_be_made_again_from_their_configuration() -> None:
+    first = tf.initializers.GlorotUniform(seed=3)
+    again = tf.initializers.GlorotUniform.from_config(first.get_config())
+    assert first([2, 2]).shape == again([2, 2]).shape
+    assert tf.zeros_initializer()([2], tf.int32).dtype == tf.int32
+    assert tf.initializers.VarianceScaling()([5]).shape == (5,)
+    assert tf.constant_initializer([1, 2, 3, 4])([2, 2]).tolist() == [[1, 2], [3, 4]]
+    with pytest.raises(ValueError, match="2D matrices"):
+        tf.initializers.Identity()([2])
+
+
+def test_autograph_is_left_out() -> None:
+    assert tf.autograph.experimental.do_not_convert(abs) is abs
+    tf.autograph.set_verbosity(1)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mirrored.tf as tf
+
+X = np.ones((2, 3, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("shape_of", "expected"),
+    [
+        (lambda x: [tf.shape(x)[0], -1], (2, 12)),
+        (lambda x: tf.concat([tf.shape(x)[:1], [12]], axis=0), (2, 12)),
+        (lambda x: [tf.reduce_prod(tf.shape(x)[:2]), 4], (6, 4)),
+        (lambda x: tf.stack([tf.size(x) // 4, 4]), (6, 4)),
+        (lambda x: [tf.cast(tf.shape(x)[1], tf.int32) * 2, 4], (6, 4)),
+        (lambda x: [tf.constant(2) * tf.constant(3), 4], (6, 4)),
+        (lambda x: tf.shape(x)[::-1], (4, 3, 2)),
+        (lambda x: tf.unstack(tf.shape(x)), (2, 3, 4)),
+        (lambda x: tf.maximum(tf.shape(x), 2) + 0, (2, 3, 4)),
+        (lambda x: tf.TensorShape([6, 4]), (6, 4)),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
+def test_shapes_stay_known(shape_of: Callable[[Any], Any], expected: tuple[int, ...], wrap: Callable[..., Any]) -> None:
+    assert wrap(lambda x: tf.reshape(x, shape_of(x)))(X).shape == expected
+
+
+def test_a_shape_takes_part_in_arithmetic() -> None:
+    @tf.function
+    def mean(x: Any) -> Any:
+        return tf.reduce_sum(x) / tf.cast(tf.size(x), tf.float32)
+
+    assert mean(X) == 1.0
+
+
+def test_static_tensors_are_integers_to_python() -> None:
+    size = tf.shape(X)[1]
+    assert list(range(size)) == [0, 1, 2]
+    assert [10, 20, 30, 40][size] == 40
+    assert size == 3
+    assert size.numpy() == 3
+    assert tf.is_tensor(size)
+    assert (size / 2) == 1.5
+    assert tf.rank(X) == 3
+
+
+def test_a_traced_shape_is_refused() -> None:
+    @tf.function
+    def run(x: Any, n: Any) -> Any:
+        return tf.reshape(x, [n, -1])
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`shape` depends on a value that is being traced"):
+        run(X, tf.constant(3))
+
+
+def test_an_axis_is_an_integer() -> None:
+    assert tf.reduce_sum(X, axis=tf.constant(1)).shape == (2, 4)
+    assert tf.reduce_sum(X, axis=tf.constant([0, 1])).shape == (4,)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`axis` is an integer"):
+        tf.expand_dims(X, "first")

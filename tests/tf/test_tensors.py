@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored.tf as tf
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (1.0, "float32"),
+        (1, "int32"),
+        (True, "bool"),
+        (1j, "complex64"),
+        ([1, 2.5], "float32"),
+        (np.float16(1), "float16"),
+        (np.ones(2, np.int8), "int8"),
+        (np.ones(2), "float32"),
+    ],
+)
+def test_dtypes_of_constants(value: object, dtype: str) -> None:
+    found = tf.constant(value)
+    assert isinstance(found, tf.Tensor)
+    assert found.dtype == dtype
+    assert not found.weak_type
+
+
+def test_constants_are_concrete_while_tracing() -> None:
+    @tf.function
+    def run() -> tf.Tensor:
+        return tf.zeros([int(tf.constant(3))])
+
+    assert run().shape == (3,)
+
+
+@pytest.mark.parametrize("value", ["text", [object()], {"a": 1}])
+def test_what_is_no_tensor(value: object) -> None:
+    with pytest.raises(TypeError, match="unsupported type"):
+        tf.constant(value)
+
+
+def test_a_float_is_no_integer_constant() -> None:
+    with pytest.raises(TypeError, match="Cannot convert 1.5"):
+        tf.constant(1.5, tf.int32)
+
+
+def test_a_constant_has_as_many_values_as_its_shape() -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match="3 values for the shape"):
+        tf.constant([1, 2, 3], shape=[2, 2])
+
+
+def test_conversion_keeps_the_dtype_of_tensors() -> None:
+    with pytest.raises(ValueError, match="requested dtype int32"):
+        tf.convert_to_tensor(tf.ones([2]), tf.int32)
+    assert tf.convert_to_tensor(tf.ones([2]), dtype_hint=tf.int32).dtype == tf.float32
+    assert tf.convert_to_tensor([1, 2], dtype_hint=tf.float32).dtype == tf.float32
+    assert tf.convert_to_tensor([1.5], dtype_hint=tf.int32).dtype == tf.float32
+
+
+def test_lists_of_tensors_and_numbers_are_stacked() -> None:
+    found = tf.convert_to_tensor([[tf.constant(1.0), 2], [3, tf.Variable(4.0)]])
+    np.testing.assert_array_equal(found, [[1, 2], [3, 4]])
+    assert found.dtype == tf.float32
+
+
+def test_variables_are_tensors_to_operations() -> None:
+    v = tf.Variable([1.0, 2.0])
+    assert tf.is_tensor(v)
+    np.testing.assert_array_equal(tf.add(v, v), [2, 4])
+    np.testing.assert_array_equal(tf.stack([v, [3.0, 4.0]]), [[1, 2], [3, 4]])
+
+
+def test_python_numbers_take_the_dtype_beside_them() -> None:
+    assert tf.add(tf.ones([1], tf.bfloat16), 1.0).dtype == tf.bfloat16
+    assert tf.where([True], tf.ones([1], tf.float16), 0.0).dtype == tf.float16
+    assert tf.maximum(1, 2).dtype == tf.int32
+
+
+def test_numpy_of_arrays() -> None:
+    array = tf.ones([2]).numpy()
+    array += 1  # a copy of one's own
+    assert array.tolist() == [2, 2]
+    assert isinstance(jnp.float32(3).numpy(), np.float32)
+
+
+def test_numpy_of_values_on_an_eager_tape() -> None:
+    x = tf.constant(3.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = x * x
+        assert y.numpy() == 9.0
+    assert tape.gradient(y, x) == 6
+
+
+def test_numpy_while_tracing() -> None:
+    with pytest.raises(NotImplementedError, match=r"float32\[2\] is being traced"):
+        tf.function(lambda x: x.numpy())(tf.ones([2]))
+
+
+def test_a_tensor_is_an_array_of_jax() -> None:
+    assert tf.Tensor is jax.Array
+    assert isinstance(jax.jit(lambda x: tf.square(x))(2.0), tf.Tensor)
+
+
+def test_indexed_slices_become_dense() -> None:
+    rows = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 1]), tf.constant([3, 2]))
+    np.testing.assert_array_equal(tf.convert_to_tensor(rows), [[0, 0], [2, 2], [0, 0]])
+    assert rows.dtype == tf.float32
+    with pytest.raises(ValueError, match="without dense_shape"):
+        tf.convert_to_tensor(tf.IndexedSlices(tf.ones([1]), tf.constant([0])))
