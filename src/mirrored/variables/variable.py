@@ -103,7 +103,8 @@ class Variable(ArrayOperators, metaclass=VariableMeta):
         check_aggregation(self._aggregation, value.shape, value.dtype, name, self.num_replicas)
         self.name = name or f"Variable{'' if (number := next(_unnamed)) == 0 else f'_{number}'}"
         self._shape, self._dtype = value.shape, value.dtype
-        self._trainable = not self.per_replica if trainable is None else bool(trainable)
+        on_read = self._synchronization is VariableSynchronization.ON_READ
+        self._trainable = not on_read if trainable is None else bool(trainable)
         self._lost: str | None = None
         self._shared = False
         self._components: tuple[Any, ...] | None = None
@@ -151,8 +152,8 @@ class Variable(ArrayOperators, metaclass=VariableMeta):
 
     @property
     def per_replica(self) -> bool:
-        """Whether every replica has a component of its own (ON_READ)."""
-        return self._synchronization is VariableSynchronization.ON_READ
+        """Whether every replica has a component of its own (ON_READ, in a strategy)."""
+        return self._layout is not None and self._synchronization is VariableSynchronization.ON_READ
 
     @property
     def layout(self) -> Any:
