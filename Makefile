@@ -37,6 +37,8 @@ test: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	$(RUN) benchmarks/overhead.py
+	$(RUN) benchmarks/eager_tape.py
+	$(RUN) benchmarks/input.py
 
 lint: $(VENV)/.installed-lint
 	$(RUN) -m ruff check

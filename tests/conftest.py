@@ -2,4 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # read when Keras is imported
+
 pytest_plugins = ["mirrored.testing.plugin", "pytester"]
