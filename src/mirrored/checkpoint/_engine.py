@@ -1,0 +1,65 @@
+"""Arrays on disk, by Orbax: the only module that imports it.
+
+Of Orbax's v0 interface only the plain `Checkpointer` is used, over arrays that are on this host already. Its
+asynchronous one and its `CheckpointManager` were tried: the first loses a save that is under way when the program ends
+("cannot schedule new futures after shutdown"), the second refuses steps below the newest one without a word, and
+neither can replace a checkpoint without removing the old one first. Those parts are `writing` and `manager` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+import orbax.checkpoint as ocp
+
+VERSION: Final = str(ocp.__version__)
+# What TensorStore can hold. Arrays of other dtypes are written as their bytes.
+_KNOWN: Final = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
+    "float16 float32 float64 bfloat16 complex64 complex128".split()
+)
+
+
+def write_arrays(directory: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Writes arrays by name. Arrays without elements are left to the manifest: Orbax refuses them."""
+    tree = {name: _as_stored(array) for name, array in arrays.items() if array.size}
+    if tree:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            checkpointer.save(directory.absolute(), args=ocp.args.PyTreeSave(tree))
+
+
+def read_arrays(directory: Path, wanted: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Reads some arrays by name, shape and dtype."""
+    empty = {name: np.empty(shape, np.dtype(dtype)) for name, (shape, dtype) in wanted.items() if 0 in shape}
+    stored = _read(directory, [name for name in wanted if name not in empty])
+    arrays = {name: _as_read(array, *wanted[name]) for name, array in stored.items()}
+    return {name: empty[name] if name in empty else arrays[name] for name in wanted}
+
+
+def _read(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray[Any, Any]]:
+    item = dict.fromkeys(names, 0)
+    if not item:
+        return {}
+    how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in item}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        args = ocp.args.PyTreeRestore(item=item, restore_args=how, partial_restore=True)
+        found: dict[str, np.ndarray[Any, Any]] = checkpointer.restore(directory.absolute(), args=args)
+        return found
+
+
+def _as_stored(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if str(array.dtype) in _KNOWN:
+        return array
+    return np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+
+
+def _as_read(array: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
+    stored: np.ndarray[Any, Any] = np.asarray(array)
+    if dtype in _KNOWN:
+        return stored.reshape(shape)
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    return np.frombuffer(stored.tobytes(), kind).reshape(shape)

@@ -1,0 +1,247 @@
+"""`Checkpoint`: the state below some objects, saved and restored by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mirrored.checkpoint import deferred
+from mirrored.checkpoint.graph import Graph, walk
+from mirrored.checkpoint.leaves import HasPosition, is_number, leaf_of
+from mirrored.checkpoint.manifest import Manifest, read_manifest
+from mirrored.checkpoint.matching import COUNTER, Match, match
+from mirrored.checkpoint.objects import Part, is_container, is_open, parts_of
+from mirrored.checkpoint.places import Attribute, Place, Root
+from mirrored.checkpoint.restoring import outside_of_steps, restore
+from mirrored.checkpoint.status import RestoreStatus
+from mirrored.checkpoint.writing import Writer, actual, write
+from mirrored.errors import ArgumentError
+from mirrored.replicas.ambient import within
+from mirrored.variables import Variable
+
+PathLike = str | os.PathLike[str]
+
+
+class Checkpoint:
+    """The state below some objects, to be saved and restored by name.
+
+    A name is the path to a piece of state: ``model/layers/0/w``. State is variables and arrays in attributes, lists,
+    tuples and dicts; the slots of optimizers, under the names of their variables; iterators and generators with
+    `get_state` and `set_state`; `numpy.random.Generator`; and plain numbers, where they are given to the checkpoint
+    directly, in dicts and lists, or as attributes of an object that holds no variables.
+
+    A mirrored variable is one value, whatever the number of replicas. A sync-on-read variable is its aggregate: a SUM
+    is divided among the replicas when restored, any other goes to each as it is; without aggregation every replica's
+    component is saved, and restored to the replicas that are there.
+
+    Args:
+        root: An object whose parts become parts of the checkpoint.
+        **parts: The objects, by name. They are attributes of the checkpoint afterwards, and more may be set.
+
+    Raises:
+        ArgumentError: A part that cannot hold state (None, a string, a dataset), or with the name of a method.
+
+    Example:
+        >>> import mirrored as mr, tempfile
+        >>> v = mr.Variable(1.0)
+        >>> checkpoint = Checkpoint(v=v, epoch=3)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = checkpoint.save(folder + "/c")
+        ...     _ = v.assign(7.0)
+        ...     checkpoint.epoch = 4
+        ...     _ = checkpoint.restore(path).assert_consumed()
+        >>> print(v.numpy(), checkpoint.epoch)
+        1.0 3
+
+    TensorFlow: `tf.train.Checkpoint`. Numbers, arrays and any Python object may be parts, where TensorFlow wants
+    trackable ones. A checkpoint is a folder. A restore changes everything that it can, or nothing.
+    """
+
+    _parts: dict[str, Any]
+    _root: dict[str, Any]
+    _counter: Variable | None
+    _writer: Writer
+    _pending: tuple[Path, Manifest, frozenset[str]] | None
+
+    def __init__(self, root: Any = None, /, **parts: Any) -> None:
+        vars(self).update(_parts={}, _root={}, _counter=None, _writer=Writer(), _pending=None)
+        if root is not None:
+            self._root["root"] = _checked("root", root)
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    # Parts
+
+    def __getattr__(self, name: str) -> Any:
+        """A part."""
+        parts = vars(self).get("_parts", {})
+        if name not in parts:
+            raise AttributeError(f"this Checkpoint has no part {name!r} (it has: {', '.join(parts) or 'none'})")
+        return parts[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Adds or replaces a part."""
+        if name.startswith("_"):
+            vars(self)[name] = value
+            return
+        if hasattr(type(self), name):
+            raise ArgumentError(
+                "Checkpoint",
+                found=f"a part named {name!r}",
+                rule="the parts of a checkpoint are its attributes, beside its methods",
+                remedy="choose another name",
+            )
+        self._parts[name] = _checked(name, value)
+        self._continue()
+
+    def checkpoint_parts(self, place: Place) -> Iterator[Part]:
+        """The parts, for a checkpoint that has this one as a part."""
+        for name, value in self._parts.items():
+            yield Part(name, value, Attribute(place, name))
+
+    def _look(self) -> Graph:
+        parts = [Part(name, value, Root(self._parts, name)) for name, value in self._parts.items()]
+        if self._root:
+            place = Root(self._root, "root")
+            parts += [part for part in parts_of(place.get(), place) if part.name not in self._parts]
+        if self._counter is not None:
+            parts.append(Part(COUNTER, self._counter, Root({COUNTER: self._counter}, COUNTER)))
+        return walk(parts)
+
+    @property
+    def save_counter(self) -> Variable:
+        """How often it was saved: ``i32[]``. It is saved and restored too."""
+        if self._counter is None:
+            with within(strategies=()):
+                self._counter = Variable(0, trainable=False, name=COUNTER)
+        return self._counter
+
+    # Saving
+
+    def save(self, file_prefix: PathLike, *, wait: bool = True) -> str:
+        """Saves to the folder ``<file_prefix>-<number>``, counting up.
+
+        Context: cross-replica, outside of compiled functions.
+
+        Args:
+            file_prefix: Folder and beginning of the name.
+            wait: False returns as soon as the state is copied to this host; see `wait`.
+
+        Returns:
+            The path.
+
+        Raises:
+            CheckpointError: It could not be written; or, with ``wait=False``, the one before it could not.
+            ContextError: Inside a step.
+            LostStateError: The value of a variable went with a failed step.
+            MissingExtraError: Orbax is not installed.
+        """
+        self.save_counter.assign_add(1)
+        try:
+            return self.write(f"{os.fspath(file_prefix)}-{int(self.save_counter.numpy())}", wait=wait)
+        except BaseException:
+            self.save_counter.assign_sub(1)
+            raise
+
+    def write(self, file_prefix: PathLike, *, wait: bool = True) -> str:
+        """Saves to the folder `file_prefix`. A checkpoint that is there already is replaced when the new one is whole.
+
+        Context, Args, Returns, Raises: as `save`.
+        """
+        path, manifest = Path(file_prefix).absolute(), self.state()
+        self._writer.start(lambda: write(path, manifest))
+        if wait:
+            self._writer.wait()
+        return os.fspath(file_prefix)
+
+    def state(self, step: int | None = None) -> Manifest:
+        """Everything that is to be saved, copied to this host, so that training may go on."""
+        with outside_of_steps("Checkpoint.save"):
+            graph = self._look()
+            leaves = {name: leaf.read() for name, leaf in graph.leaves.items()}
+        return Manifest(leaves, graph.aliases, graph.groups, step)
+
+    def wait(self) -> None:
+        """Waits until what was saved with ``wait=False`` is on disk.
+
+        Raises:
+            CheckpointError: It could not be written.
+        """
+        self._writer.wait()
+
+    def sync(self) -> None:
+        """The same as `wait`."""
+        self.wait()
+
+    # Restoring
+
+    def restore(self, save_path: PathLike | None) -> RestoreStatus:
+        """Restores what has the same name; see the result for what has not.
+
+        Slots that an optimizer has not made yet are made. State that comes later, as a part set later or in an
+        attribute of a `tf.Module` set later, is restored then.
+
+        Context: cross-replica, outside of compiled functions.
+
+        Args:
+            save_path: As `save` or `latest_checkpoint` returned it; None restores nothing.
+
+        Raises:
+            MissingCheckpointError: There is no checkpoint.
+            DamagedCheckpointError: It is not as it was written.
+            CheckpointMismatchError: Something has another kind, shape or dtype, or nothing fits.
+            In all of these cases every variable is as it was.
+        """
+        return self.load(save_path, called="Checkpoint.restore")
+
+    def read(self, save_path: PathLike) -> RestoreStatus:
+        """The same as `restore`, for what `write` wrote."""
+        return self.load(save_path, called="Checkpoint.read")
+
+    def load(self, save_path: PathLike | None, *, called: str, strict: bool = False) -> RestoreStatus:
+        """`restore`, or with `strict` only if every name on either side has its counterpart."""
+        if save_path is None:
+            return RestoreStatus(None, lambda: match(self._look(), Manifest({}, {}, {})))
+        self._writer.wait()
+        directory = actual(Path(save_path).absolute())
+        manifest = read_manifest(directory)
+        with outside_of_steps(called):
+            pass
+        if COUNTER in manifest.leaves:
+            _ = self.save_counter
+        found = restore(directory, manifest, self._look, called=called, strict=strict)
+        self._note(directory, manifest, found)
+        return RestoreStatus(os.fspath(save_path), lambda: self._compare(manifest))
+
+    def _compare(self, manifest: Manifest) -> Match:
+        self._continue()
+        return match(self._look(), manifest)
+
+    def _continue(self) -> None:
+        """Restores what has come since the restore."""
+        if self._pending is None:
+            return
+        directory, manifest, done = self._pending
+        if match(self._look(), manifest).pairs.keys() - done:
+            self._pending = None
+            found = restore(directory, manifest, self._look, called="Checkpoint.restore", done=done)
+            self._note(directory, manifest, found)
+
+    def _note(self, directory: Path, manifest: Manifest, found: Match) -> None:
+        """Remembers what is still to come."""
+        self._pending = (directory, manifest, frozenset(found.pairs)) if found.unexpected else None
+        deferred.expect(self, self._continue if found.unexpected else None)
+
+
+def _checked(name: str, part: Any) -> Any:
+    can_hold = is_open(part) or is_container(part) or is_number(part) or isinstance(part, HasPosition)
+    if part is None or isinstance(part, type) or not (can_hold or leaf_of(part, Root({}, "")) is not None):
+        raise ArgumentError(
+            "Checkpoint",
+            found=f"{name}={part!r}"[:200],
+            rule="a part holds state: variables, arrays, numbers, or a position (get_state and set_state)",
+            remedy="of a dataset, give the iterator: dataset_iterator=iter(dataset)",
+        )
+    return part

@@ -1,0 +1,62 @@
+"""The checkpoints of a folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mirrored.checkpoint.manifest import is_checkpoint, read_manifest
+from mirrored.checkpoint.writing import REPLACED, UNFINISHED, actual
+from mirrored.errors import DamagedCheckpointError, MissingCheckpointError
+
+
+def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -> list[str]:
+    """The paths of the finished checkpoints in a folder, oldest first.
+
+    Args:
+        directory: The folder; it need not exist.
+        name: Only those called ``name-<number>``.
+    """
+    folder = Path(directory)
+    if not folder.is_dir():
+        return []
+    paths = {one.with_name(one.name.removesuffix(REPLACED)) for one in folder.iterdir() if _is_one(one)}
+    wanted = [path for path in paths if name is None or number_of(path.name, name) is not None]
+    return [str(path) for path in sorted(wanted, key=_age)]
+
+
+def latest_checkpoint(directory: str | os.PathLike[str], latest_filename: str | None = None) -> str | None:
+    """The path of the newest finished checkpoint in a folder, None if there is none.
+
+    Args:
+        directory: The folder; it need not exist.
+        latest_filename: Accepted for TensorFlow's sake.
+
+    Example:
+        >>> latest_checkpoint("/nowhere") is None
+        True
+
+    TensorFlow: `tf.train.latest_checkpoint`. It reads a file named ``checkpoint`` there; here the checkpoints
+    themselves say when they were written.
+    """
+    del latest_filename
+    found = checkpoints_in(directory)
+    return found[-1] if found else None
+
+
+def number_of(file: str, name: str) -> int | None:
+    """The number in ``name-<number>``, None if it is not called so."""
+    prefix, _, number = file.rpartition("-")
+    return int(number) if prefix == name and number.isdecimal() else None
+
+
+def _is_one(path: Path) -> bool:
+    return not path.name.endswith(UNFINISHED) and is_checkpoint(path)
+
+
+def _age(path: Path) -> tuple[int, str]:
+    try:
+        return read_manifest(actual(path)).order, path.name
+    except (DamagedCheckpointError, MissingCheckpointError):
+        # It still counts: what is wrong with it is told when it is restored.
+        return actual(path).stat().st_mtime_ns, path.name

@@ -1,0 +1,163 @@
+"""The state below a checkpoint, by name: breadth first, so that every leaf has the shortest of its paths as name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final
+
+from mirrored.checkpoint.leaves import Leaf, NumberLeaf, VariableLeaf, is_number, leaf_of
+from mirrored.checkpoint.objects import (
+    HasSlots,
+    Part,
+    is_container,
+    is_node,
+    is_open,
+    is_shareable,
+    parts_of,
+)
+from mirrored.errors import ArgumentError
+from mirrored.variables import Variable
+
+SLOTS: Final = "slots"
+
+
+@dataclasses.dataclass
+class Graph:
+    """What `walk` found.
+
+    Attributes:
+        leaves: The pieces of state, by name.
+        aliases: Other paths to what has a name: ``{path: name}``.
+        groups: Of every optimizer, the names of the variables that have slots, group by group.
+        optimizers: The optimizers, by name.
+        visited: All objects that were passed, so that their identities stay theirs.
+    """
+
+    leaves: dict[str, Leaf] = dataclasses.field(default_factory=dict)
+    aliases: dict[str, str] = dataclasses.field(default_factory=dict)
+    groups: dict[str, list[list[str]]] = dataclasses.field(default_factory=dict)
+    optimizers: dict[str, HasSlots] = dataclasses.field(default_factory=dict)
+    visited: dict[int, Any] = dataclasses.field(default_factory=dict)
+
+    def other_names(self) -> dict[str, list[str]]:
+        """The other paths, by name."""
+        found: dict[str, list[str]] = {}
+        for path, name in self.aliases.items():
+            found.setdefault(name, []).append(path)
+        return found
+
+    def variable(self, name: str) -> Variable | None:
+        """The variable of this name."""
+        leaf = self.leaves.get(name)
+        return leaf.variable if isinstance(leaf, VariableLeaf) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Zone:
+    """Whether plain numbers count as state here.
+
+    They do where they are given to the checkpoint: directly, in dicts, lists and tuples, and as attributes of an object
+    that holds no variables (then `holder` is its name). In a model they are its configuration.
+    """
+
+    numbers: bool
+    holder: str | None = None
+
+
+def walk(parts: Iterable[Part]) -> Graph:
+    """All state below the parts of a checkpoint."""
+    return _Walk(parts).graph
+
+
+class _Walk:
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self.graph = Graph()
+        self._names: dict[int, str] = {}
+        self._held: dict[str, str] = {}
+        self._queue: deque[tuple[Part, _Zone]] = deque((part, _Zone(numbers=True)) for part in parts)
+        while self._queue:
+            self._visit(*self._queue.popleft())
+        for name, optimizer in self.graph.optimizers.items():
+            self._add_slots(name, optimizer)
+        self._drop_configuration()
+
+    def _visit(self, part: Part, zone: _Zone) -> None:
+        name, value = part.name, part.value
+        if is_number(value):
+            if zone.numbers:
+                self._add(name, NumberLeaf(part.place))
+                if zone.holder is not None:
+                    self._held[name] = zone.holder
+            return
+        if self._is_known(name, value):
+            return
+        if isinstance(value, HasSlots) and not isinstance(value, type):
+            self.graph.optimizers[name] = value
+            for label, variable in value.made().scalars.items():
+                self._visit(Part(f"{name}/{label}", variable, part.place), zone)
+            return
+        leaf = leaf_of(value, part.place)
+        if leaf is not None:
+            self._add(name, leaf)
+            return
+        inner = self._zone_inside(name, value, zone)
+        for one in parts_of(value, part.place):
+            self._queue.append((dataclasses.replace(one, name=f"{name}/{one.name}"), inner))
+
+    def _zone_inside(self, name: str, value: Any, zone: _Zone) -> _Zone:
+        if is_container(value):
+            return zone
+        holds = zone.numbers and zone.holder is None and is_open(value) and not is_node(value)
+        return _Zone(numbers=holds, holder=name if holds else None)
+
+    def _is_known(self, name: str, value: Any) -> bool:
+        """Whether it has a name already; notes the other one."""
+        if not is_shareable(value) or not (is_open(value) or is_container(value) or isinstance(value, Variable)):
+            return False
+        known = self._names.get(id(value))
+        if known is None:
+            self._names[id(value)] = name
+            self.graph.visited[id(value)] = value
+            return False
+        self.graph.aliases[name] = known
+        return True
+
+    def _add(self, name: str, leaf: Leaf) -> None:
+        if name in self.graph.leaves:
+            raise ArgumentError(
+                "Checkpoint",
+                found=f"two pieces of state with the name {name!r}",
+                rule="every piece of state has a name of its own",
+                remedy="rename one of them (keys 1 and '1' of a dict have the same name, for instance)",
+            )
+        self.graph.leaves[name] = leaf
+
+    def _add_slots(self, name: str, optimizer: HasSlots) -> None:
+        groups = optimizer.made().groups
+        self.graph.groups[name] = [[self._name_of(variable) for variable in group.variables] for group in groups]
+        for number, group in enumerate(groups):
+            for label, slot in group.shared.items():
+                self._add_slot(f"{name}/{SLOTS}/{number}/{label}", slot)
+            for variable in group.variables:
+                for label, slot in optimizer.slots(variable).items():
+                    self._add_slot(f"{name}/{SLOTS}/{self._name_of(variable)}/{label}", slot)
+
+    def _add_slot(self, name: str, slot: Variable) -> None:
+        if not self._is_known(name, slot):
+            self._add(name, VariableLeaf(slot))
+
+    def _name_of(self, variable: Variable) -> str:
+        """A variable's name here; one that is not part of the checkpoint goes by its own, marked with a colon."""
+        own = f":{variable.name.removesuffix(':0')}"
+        return self._names.get(id(variable), own)
+
+    def _drop_configuration(self) -> None:
+        """Leaves out numbers of objects that turned out to hold variables."""
+        stateful = [name for name, leaf in self.graph.leaves.items() if isinstance(leaf, VariableLeaf)]
+        owners = {f"{holder}/" for holder in self._held.values()}
+        models = {owner for owner in owners if any(name.startswith(owner) for name in stateful)}
+        for name, holder in self._held.items():
+            if f"{holder}/" in models:
+                del self.graph.leaves[name]

@@ -1,0 +1,187 @@
+"""`CheckpointManager`: the newest checkpoints of a training run, in one folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from mirrored.checkpoint.checkpoint import Checkpoint, PathLike
+from mirrored.checkpoint.directory import checkpoints_in, number_of
+from mirrored.checkpoint.manifest import Manifest, read_manifest
+from mirrored.checkpoint.status import RestoreStatus
+from mirrored.checkpoint.writing import REPLACED, UNFINISHED, Writer, actual, write
+from mirrored.errors import ArgumentError
+
+
+class CheckpointManager:
+    """Saves a checkpoint every so many steps, in the background, and keeps the newest.
+
+    A checkpoint is the folder ``<directory>/<checkpoint_name>-<step>``. It appears there when it is whole: a program
+    that is killed while saving, or a disk that is full, leaves the earlier ones as they were.
+
+    Args:
+        checkpoint: What to save.
+        directory: The folder; made when needed. One manager writes to it at a time.
+        max_to_keep: How many to keep, None for all. The oldest goes when a new one is whole.
+        save_interval_steps: `save` passes over steps that are no multiple of it.
+        checkpoint_name: Beginning of the names.
+
+    Raises:
+        ArgumentError: A number below one.
+
+    Example:
+        >>> import mirrored as mr, tempfile
+        >>> v = mr.Variable(0.0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     manager = CheckpointManager(Checkpoint(v=v), folder, max_to_keep=2)
+        ...     start = manager.restore_latest() or 0
+        ...     for step in range(start + 1, 5):
+        ...         _ = v.assign(float(step))
+        ...         _ = manager.save(step)
+        ...     _ = v.assign(-1.0)
+        ...     print(manager.restore_latest(), v.numpy(), len(manager.checkpoints))
+        4 4.0 2
+
+    TensorFlow: `tf.train.CheckpointManager`, which writes before `save` returns and has no `restore_latest`.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        directory: PathLike,
+        max_to_keep: int | None = 3,
+        save_interval_steps: int = 1,
+        *,
+        checkpoint_name: str = "ckpt",
+    ) -> None:
+        if (max_to_keep is not None and max_to_keep < 1) or save_interval_steps < 1:
+            raise ArgumentError(
+                "CheckpointManager",
+                found=f"max_to_keep={max_to_keep}, save_interval_steps={save_interval_steps}",
+                rule="both are at least 1",
+                remedy="give max_to_keep=None to keep all checkpoints",
+            )
+        self._checkpoint = checkpoint
+        self._directory = os.fspath(directory)
+        self._max_to_keep = max_to_keep
+        self._interval = save_interval_steps
+        self._name = checkpoint_name
+        self._writer = Writer()
+        self._restored: RestoreStatus | None = None
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What it saves."""
+        return self._checkpoint
+
+    @property
+    def directory(self) -> str:
+        """Where it saves to."""
+        return self._directory
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The paths of the finished checkpoints, oldest first. Waits for one that is being written."""
+        self.wait()
+        return checkpoints_in(self._directory, self._name)
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The path of the newest one, None if there is none. Waits for one that is being written."""
+        found = self.checkpoints
+        return found[-1] if found else None
+
+    @property
+    def restored(self) -> RestoreStatus | None:
+        """What became of the newest `restore_latest` that found a checkpoint."""
+        return self._restored
+
+    def save(self, step: int | None = None, *, force: bool = False) -> str | None:
+        """Saves, if it is time to.
+
+        The state is copied to this host, and training may go on while it is written. Before that an earlier checkpoint
+        that is still being written is waited for.
+
+        Context: cross-replica, outside of compiled functions.
+
+        Args:
+            step: The number in the checkpoint's name, and what `restore_latest` returns. Default: one more than the
+                checkpoint's `save_counter`. If it is there already it is replaced.
+            force: Saves whatever `save_interval_steps` says.
+
+        Returns:
+            The path; None if the step was passed over.
+
+        Raises:
+            CheckpointError: The checkpoint *before* this one could not be written.
+            ContextError: Inside a step.
+            LostStateError: The value of a variable went with a failed step.
+            MissingExtraError: Orbax is not installed.
+        """
+        counter = self._checkpoint.save_counter
+        number = int(counter.numpy()) + 1 if step is None else int(step)
+        if not force and number % self._interval:
+            return None
+        self.wait()
+        counter.assign_add(1)
+        manifest = self._checkpoint.state(number)
+        path = os.path.join(self._directory, f"{self._name}-{number}")
+        self._writer.start(lambda: self._write(Path(path).absolute(), manifest))
+        return path
+
+    def restore_latest(self, *, partial: bool = False) -> int | None:
+        """Restores the newest checkpoint, if there is one.
+
+        Context: cross-replica, outside of compiled functions.
+
+        Args:
+            partial: Whether names without a counterpart are passed over. `restored` tells which.
+
+        Returns:
+            Its step; None if there is no checkpoint yet.
+
+        Raises:
+            CheckpointMismatchError: It does not fit the program; without `partial` every name must be on both sides.
+            DamagedCheckpointError: It is not as it was written.
+            In both cases every variable is as it was.
+        """
+        path = self.latest_checkpoint
+        if path is None:
+            return None
+        called = "CheckpointManager.restore_latest"
+        self._restored = self._checkpoint.load(path, called=called, strict=not partial).expect_partial()
+        step = read_manifest(actual(Path(path))).step
+        return step if step is not None else number_of(Path(path).name, self._name)
+
+    def wait(self) -> None:
+        """Waits until all that was saved is on disk.
+
+        Raises:
+            CheckpointError: It could not be written.
+        """
+        self._writer.wait()
+
+    def _write(self, path: Path, manifest: Manifest) -> None:
+        write(path, manifest)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Removes what is too old, and what killed programs have left unfinished."""
+        if self._max_to_keep is not None:
+            for path in checkpoints_in(self._directory, self._name)[: -self._max_to_keep]:
+                _remove(Path(path))
+        for one in Path(self._directory).iterdir():
+            name = one.name.removesuffix(UNFINISHED)
+            if name != one.name and number_of(name, self._name) is not None:
+                shutil.rmtree(one, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    """Removes a checkpoint; half removed it is none."""
+    for one in (path, path.with_name(path.name + REPLACED)):
+        if one.exists():
+            doomed = one.with_name(one.name + UNFINISHED)
+            shutil.rmtree(doomed, ignore_errors=True)
+            one.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)

@@ -1,0 +1,163 @@
+"""The manifest of a checkpoint: one JSON file that says what is in it, and by which checksums it can be trusted.
+
+A checkpoint is a folder with ``mirrored.json`` and ``arrays/``, the latter in Orbax's own format. Names, shapes and
+dtypes are in it, nothing about devices or replicas: it fits any number of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+import zlib
+from pathlib import Path
+from typing import Any, Final
+
+from mirrored.checkpoint.leaves import Saved, to_json
+from mirrored.errors import DamagedCheckpointError, MissingCheckpointError
+
+FILE: Final = "mirrored.json"
+ARRAYS: Final = "arrays"
+_FORMAT: Final = "mirrored checkpoint"
+_VERSION: Final = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What is in a checkpoint.
+
+    Attributes:
+        leaves: Every piece of state by name; numbers and positions with their values.
+        aliases: Other paths to what has a name, in the program that wrote it.
+        groups: Of every optimizer, the names of the variables that have slots, group by group.
+        step: The step given to `CheckpointManager.save`, if any.
+        order: Nanoseconds since 1970 when the save began: which of two checkpoints is newer.
+        files: The checksum of every file below ``arrays/``.
+    """
+
+    leaves: dict[str, Saved]
+    aliases: dict[str, str]
+    groups: dict[str, list[list[str]]]
+    step: int | None = None
+    order: int = dataclasses.field(default_factory=time.time_ns)
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def write(self, directory: Path) -> None:
+        """Writes ``mirrored.json``, with the checksums of the arrays that are there."""
+        files = {one: checksum(directory / ARRAYS / one) for one in _files(directory / ARRAYS)}
+        body = dataclasses.asdict(dataclasses.replace(self, files=files))
+        body["leaves"] = {name: _leaf_to_json(saved) for name, saved in self.leaves.items()}
+        text = to_json(body)
+        head = {"format": _FORMAT, "version": _VERSION, "checksum": _crc(text.encode()), "contents": body}
+        (directory / FILE).write_text(to_json(head), encoding="utf-8")
+
+    @property
+    def shape_and_dtype(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Of everything written among the arrays, as it is stored there."""
+        return {name: (tuple(s.value), _stored_dtype(s)) for name, s in self.leaves.items() if s.is_array}
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a checkpoint.
+
+    Raises:
+        MissingCheckpointError: There is none at the path.
+        DamagedCheckpointError: It is not as it was written.
+    """
+    path = directory / FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise _missing(directory) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _damaged(directory, f"{FILE} cannot be read: {error}") from error
+    try:
+        head = json.loads(text)
+        body, stated = head["contents"], head["checksum"]
+        version = head["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(directory, f"{FILE} is not what was written: {error}") from None
+    if version != _VERSION:
+        raise _damaged(directory, f"{FILE} has version {version!r}, and this version of mirrored reads {_VERSION}")
+    if _crc(to_json(body).encode()) != stated:
+        raise _damaged(directory, f"the checksum of {FILE} does not match its contents")
+    leaves = {name: _leaf_from_json(saved) for name, saved in body.pop("leaves").items()}
+    return Manifest(leaves=leaves, **body)
+
+
+def verify_files(directory: Path, manifest: Manifest) -> None:
+    """Checks the arrays' files by their checksums.
+
+    Raises:
+        DamagedCheckpointError: A file is missing or is not as it was written.
+    """
+    for name, stated in manifest.files.items():
+        path = directory / ARRAYS / name
+        if not path.is_file():
+            raise _damaged(directory, f"the file {ARRAYS}/{name} is missing")
+        if checksum(path) != stated:
+            raise _damaged(directory, f"the checksum of {ARRAYS}/{name} does not match")
+
+
+def checksum(path: Path) -> str:
+    """The CRC-32 of a file and its size."""
+    total, size = 0, 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            total, size = zlib.crc32(block, total), size + len(block)
+    return f"{total:08x}-{size}"
+
+
+def is_checkpoint(directory: Path) -> bool:
+    """Whether there is a finished checkpoint at the path."""
+    return (directory / FILE).is_file()
+
+
+def _files(directory: Path) -> list[str]:
+    return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+
+
+def _crc(data: bytes) -> str:
+    return f"{zlib.crc32(data):08x}"
+
+
+def _leaf_to_json(saved: Saved) -> dict[str, Any]:
+    # Of an array the value stays away; the shape as stored tells how many components or words of a key there are.
+    value = list(saved.value.shape) if saved.is_array else saved.value
+    return {"kind": saved.kind, "shape": list(saved.shape), "dtype": saved.dtype, "value": value}
+
+
+def _leaf_from_json(leaf: dict[str, Any]) -> Saved:
+    return Saved(leaf["kind"], tuple(leaf["shape"]), leaf["dtype"], leaf["value"])
+
+
+def _stored_dtype(saved: Saved) -> str:
+    return "uint32" if saved.kind == "key" else saved.dtype
+
+
+def _missing(directory: Path) -> MissingCheckpointError:
+    there = directory.exists()
+    return MissingCheckpointError(
+        "restoring a checkpoint",
+        found=f"{directory} {f'has no {FILE}: it is no checkpoint of mirrored' if there else 'does not exist'}",
+        rule="the path is that of a finished checkpoint, as save() returned it",
+        remedy=_nearby(directory),
+    )
+
+
+def _nearby(directory: Path) -> str:
+    inside = [directory, directory.parent]
+    for place in inside:
+        found = sorted(one.name for one in place.iterdir() if is_checkpoint(one)) if place.is_dir() else []
+        if found:
+            return f"in {place} there are: {', '.join(found[-5:])} (latest_checkpoint(directory) finds the newest)"
+    return "latest_checkpoint(directory) finds the newest one of a folder, or returns None"
+
+
+def _damaged(directory: Path, found: str) -> DamagedCheckpointError:
+    return DamagedCheckpointError(
+        f"reading the checkpoint {directory}",
+        found=found,
+        rule="a checkpoint is read only if everything in it is as it was written; nothing was restored",
+        remedy="restore an older one, by its path",
+    )

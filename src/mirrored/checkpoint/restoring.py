@@ -1,0 +1,138 @@
+"""Restoring: everything is checked and read before anything changes; then all of it changes, or none."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mirrored._jax.traces import eager
+from mirrored.checkpoint._extra import engine
+from mirrored.checkpoint.graph import Graph
+from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Saved, Undo
+from mirrored.checkpoint.manifest import ARRAYS, Manifest, verify_files
+from mirrored.checkpoint.matching import COUNTER, Match, match
+from mirrored.errors import CheckpointMismatchError, ContextError, DamagedCheckpointError
+from mirrored.replicas.ambient import ambient, within
+
+
+@contextlib.contextmanager
+def outside_of_steps(called: str) -> Iterator[None]:
+    """State is read and written as a whole, whatever scope or tape is open.
+
+    Raises:
+        ContextError: Inside `run` or a compiled function.
+    """
+    here = ambient()
+    if here.replica is not None or here.frame is not None:
+        raise ContextError(
+            called,
+            found="it was called inside a replica function or a compiled function",
+            rule="a checkpoint is of the whole state, between two steps",
+            remedy="call it after strategy.run(...), outside of mirrored.function",
+        )
+    with within(strategies=(), listeners=()), eager():
+        yield
+
+
+def restore(
+    directory: Path,
+    manifest: Manifest,
+    look: Callable[[], Graph],
+    *,
+    called: str,
+    done: frozenset[str] = frozenset(),
+    strict: bool = False,
+) -> Match:
+    """Puts what fits into the program.
+
+    Args:
+        directory: Of the checkpoint.
+        manifest: Its manifest.
+        look: Finds the program's state, as it is when it is called.
+        called: For messages.
+        done: Names of the program that have been restored already.
+        strict: Whether everything on either side needs its counterpart.
+
+    Raises:
+        CheckpointMismatchError: Kinds, shapes or dtypes differ, nothing fits, or (strict) a name has no counterpart.
+        DamagedCheckpointError: The files are not as they were written.
+    """
+    graph = look()
+    found = match(graph, manifest)
+    _check(found, directory, called, strict=False)
+    verify_files(directory, manifest)
+    if _make_slots(graph, found, manifest):
+        found = match(look(), manifest)
+    _check(found, directory, called, strict)
+    todo = {name: pair for name, pair in found.pairs.items() if name not in done}
+    values = _read(directory, manifest, [source for source, _ in todo.values()])
+    with outside_of_steps(called):
+        _put([(leaf, values[source]) for source, leaf in todo.values()])
+    return found
+
+
+def _check(found: Match, directory: Path, called: str, strict: bool) -> None:
+    here, there = found.here.keys() - {COUNTER}, found.saved.keys() - {COUNTER}
+    nothing = bool(here and there) and not found.pairs.keys() - {COUNTER} and not found.misfits
+    if not (found.misfits or nothing or (strict and not found.is_complete)):
+        return
+    what = "is of another program" if nothing else "does not fit the program"
+    raise CheckpointMismatchError(
+        called,
+        found=f"{directory} {what}; nothing was restored\n{found.report()}",
+        rule="what has the same name has the same shape and dtype"
+        + (", and every name is on both sides" if strict else ""),
+        remedy="build the same objects under the same names as when it was saved"
+        + (", or restore what fits with partial=True" if strict and not (found.misfits or nothing) else ""),
+    )
+
+
+def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
+    """Makes the slots that optimizers had and have not made yet, where all of their variables are there."""
+    variables = {source: graph.variable(name) for name, (source, _) in found.pairs.items()}
+    made = False
+    for name, groups in manifest.groups.items():
+        optimizer = graph.optimizers.get(name)
+        had_state = any(one.startswith(f"{name}/") for one in manifest.leaves)
+        if optimizer is None or optimizer.made().groups or not had_state:
+            continue
+        members = [[variables.get(one) for one in group] for group in groups]
+        if any(variable is None for group in members for variable in group):
+            continue
+        for group in members or [[]]:
+            optimizer.build(group)
+        made = True
+    return made
+
+
+def _read(directory: Path, manifest: Manifest, names: list[str]) -> dict[str, Saved]:
+    stored = manifest.shape_and_dtype
+    wanted = {name: stored[name] for name in names if name in stored}
+    try:
+        arrays: dict[str, Any] = engine().read_arrays(directory / ARRAYS, wanted)
+    except Exception as error:
+        raise DamagedCheckpointError(
+            f"reading the checkpoint {directory}",
+            found=f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else ''}",
+            rule="a checkpoint is read only if everything in it is as it was written; nothing was restored",
+            remedy="restore an older one, by its path",
+        ) from error
+    saved = {name: manifest.leaves[name] for name in names}
+    return {**saved, **{name: dataclasses.replace(saved[name], value=array) for name, array in arrays.items()}}
+
+
+def _put(todo: list[tuple[Leaf, Saved]]) -> None:
+    """Positions first: the code behind them is the user's and may refuse."""
+    todo = sorted(todo, key=lambda pair: not isinstance(pair[0], (PositionLeaf, GeneratorLeaf)))
+    undos: list[Undo] = []
+    try:
+        for leaf, saved in todo:
+            undos.append(leaf.put(saved))
+    except BaseException:
+        for undo in reversed(undos):
+            with contextlib.suppress(Exception):
+                undo()
+        raise
