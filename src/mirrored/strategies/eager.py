@@ -49,7 +49,7 @@ class EagerSession(Session):
             base=lambda variable, replica: self._separate(variable.stored_component(replica)),
             whole_base=lambda variable: variable.stored(),
             join=self._join,
-            split=lambda value, replica: self._separate(self.component(value, replica)),
+            split=self.reduced_component,
         )
         self._lockstep = LockStep("Strategy.run")
         # Components of plain values that were handed to replicas, with the value: handed back by all, it is that value again.
@@ -106,7 +106,7 @@ class EagerSession(Session):
 
     def group(self, components: Sequence[Any]) -> Any:
         wholes = [self._handed.get(id(component), (None, None))[1] for component in components]
-        if wholes[0] is not None and structures.identical(wholes):
+        if wholes[0] is not None and structures.identical(wholes) and id(components[0]) not in self._separated:
             return wholes[0]
         return PerReplica(components, self.layout)
 

@@ -15,7 +15,7 @@ from mirrored.errors import ContextError, TransformError, VariableError
 from mirrored.replicas.ambient import Ambient, ambient
 from mirrored.replicas.frames import Frame
 from mirrored.replicas.merging import Merge, Session
-from mirrored.replicas.values import LocalPerReplica, Mirrored, PerReplica
+from mirrored.replicas.values import LocalPerReplica, Mirrored, PerReplica, stack_components
 from mirrored.variables.rules import VariableAggregation, reduction_of
 
 Combine = Callable[[Any, Any], Any]
@@ -42,6 +42,21 @@ def components(whole: jax.Array, layout: Any, per_replica: bool) -> tuple[Any, .
     if per_replica:
         return tuple(shard[k] for shard in shards for k in range(local))
     return tuple(shard for shard in shards for _ in range(local))
+
+
+def _aligned(variable: Any, value: Any) -> Any:
+    """A concrete value on all devices of the variable, so that it can be combined with what is there."""
+    layout = variable.layout
+    if layout is None or not isinstance(value, jax.Array) or is_tracer(value) or not value.committed:
+        return value
+    return value if value.sharding.device_set == set(layout.devices) else jax.device_put(value, layout.replicated)
+
+
+def _near(value: Any, other: Any) -> Any:
+    """A concrete value on the one device of another, so that they can be combined."""
+    if other is None or not isinstance(value, jax.Array) or is_tracer(value) or not value.committed:
+        return value
+    return value if value.sharding.device_set == other.sharding.device_set else jax.device_put(value, other.device)
 
 
 # Contexts
@@ -112,7 +127,9 @@ def read(variable: Any) -> Any:
     _check_read(variable, frame, here)
     if not variable.per_replica:
         if frame is None:
-            return variable.stored()
+            value = variable.stored()
+            shared = here.runner is not None and here.replica is not None
+            return here.runner.component(value, here.replica.local_index) if shared else value
         if here.replica is None:
             return frame.whole(variable)
         _check_strategy(variable, here, f"reading {variable.name}")
@@ -196,8 +213,8 @@ def _write_whole(
         return None if variable.aggregation is VariableAggregation.NONE else _aggregate(variable, frame, here)
     if isinstance(value, PerReplica):
         value = _reduce_assigned(variable, called, value, here)
-    old = variable.stored_or_lost() if frame is None else frame.whole(variable)
-    new = _fitting(variable, called, combine, old, value)
+    old = _old(variable, called) if frame is None else frame.whole(variable)
+    new = _fitting(variable, called, combine, old, _aligned(variable, value))
     if frame is None:
         variable.store(placed(_own(new, value), variable.layout, per_replica=False))
         return variable.stored()
@@ -225,16 +242,19 @@ def _write_components(
     if session is not None and frame is not None:
         shares = [session.component(value, k) for k in range(session.num_local)] if per_replica else None
         for k in range(session.num_local):
-            part = shares[k] if shares is not None else _share(variable, value, k)
+            part = shares[k] if shares is not None else _share(variable, value, _replica_index(session, k))
             old = frame.local(variable, k)
             frame.set_local(variable, k, _fitting(variable, called, combine, old, part), where)
         return
-    old = variable.stored_or_lost() if frame is None else frame.whole(variable)
     parts = list(value.values) if per_replica else [_share(variable, value, k) for k in range(count)]
-    new = [_fitting(variable, called, combine, old[k], part) for k, part in enumerate(parts)]
     if frame is None:
-        host = np.stack([np.asarray(part) for part in new])
-        variable.store(jax.device_put(host, variable.layout.sharded) if variable.layout else jnp.asarray(host))
+        olds = [variable.stored_component(k) if adds else None for k in range(count)]
+        parts = [_near(part, old) for part, old in zip(parts, olds, strict=True)]
+    else:
+        olds = list(frame.whole(variable))
+    new = [_fitting(variable, called, combine, old, part) for old, part in zip(olds, parts, strict=True)]
+    if frame is None:
+        variable.store(stack_components(new, variable.layout))
     else:
         frame.set_whole(variable, jnp.stack(new), where)
 
@@ -269,7 +289,15 @@ def write_component(variable: Any, replica: int, called: str, combine: Combine, 
     return new
 
 
-def _share(variable: Any, value: Any, replica: int) -> Any:
+def _replica_index(session: Session, local: int) -> Any:
+    """Which of all replicas a local one is: known only to the running program where one device stands for all."""
+    if session.num_local == session.layout.num_replicas:
+        return local
+    indices = range(session.layout.num_replicas)
+    return session.component(PerReplica([jnp.asarray(index) for index in indices], session.layout), local)
+
+
+def _share(variable: Any, value: Any, replica: Any) -> Any:
     """The part of a value assigned in cross-replica context that one replica's component gets."""
     if variable.aggregation is not VariableAggregation.SUM:
         return value
@@ -286,9 +314,12 @@ def _write_replica(
 ) -> Any:
     aggregation, session, index = variable.aggregation, here.runner, here.replica.local_index
     alone = session is None or session.layout.num_replicas == 1
+    if frame is None and session is not None:
+        return _write_shared(variable, called, combine, value, session.component(_old(variable, called), index))
     if frame is None:
-        old = variable.stored_or_lost()
-        new = _fitting(variable, called, combine, old[0] if variable.per_replica else old, value)
+        old = _old(variable, called)
+        first = old[0] if variable.per_replica and old is not None else old
+        new = _fitting(variable, called, combine, first, _aligned(variable, value))
         variable.store(placed(_own(new, value), variable.layout, variable.per_replica))
         return new
     if not (variable.per_replica or aggregation is VariableAggregation.NONE or alone):
@@ -300,13 +331,26 @@ def _write_replica(
     return new
 
 
+def _old(variable: Any, called: str) -> Any:
+    """The value in storage to combine with; None where it is replaced, so that a lost value may be assigned over."""
+    return None if called.endswith(".assign") else variable.stored()
+
+
+def _write_shared(variable: Any, called: str, combine: Combine, value: Any, old: Any) -> Any:
+    """A plain variable, assigned by one replica of an eager run on its own device."""
+    new = _fitting(variable, called, combine, old, value)
+    # By way of the host it is committed to no device, so that the next replica can use it on its own.
+    variable.store(jnp.asarray(np.array(new)))
+    return new
+
+
 def _merge_assignment(
     variable: Any, called: str, combine: Combine, value: Any, where: str, frame: Frame, session: Session
 ) -> None:
     aggregation = variable.aggregation
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
-        merged = _merged(variable, called, payloads, session)
+        merged = _aligned(variable, _merged(variable, called, payloads, session))
         frame.set_whole(variable, _fitting(variable, called, combine, frame.whole(variable), merged), where)
         return [None] * len(payloads)
 

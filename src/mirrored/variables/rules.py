@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirrored.collectives.reduce_op import ReduceOp, check_reduction
+from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_reduction
 from mirrored.errors import ArgumentError
 
 
@@ -90,7 +90,7 @@ def as_aggregation(value: Any, name: str | None) -> Any:
     if isinstance(key, str) and key in VariableAggregation.__members__:
         return VariableAggregation[key]
     if not isinstance(value, str) and callable(value):
-        return value
+        return as_reduce_op(value) if isinstance(value, type) else value
     raise ArgumentError(
         "Variable",
         found=f"aggregation={value!r} for variable {name!r}",

@@ -1,0 +1,401 @@
+"""Mirrored variables: one value on all replicas, in every context and with every aggregation."""
+
+from __future__ import annotations
+
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored import ReduceOp, VariableAggregation
+from mirrored.errors import ArgumentError, ContextError, SynchronyError, VariableError
+from mirrored.testing import assert_same_bits
+
+AGGREGATIONS = list(VariableAggregation)
+few = pytest.mark.ways(replicas=(4,))
+
+
+def replica_id():
+    return mr.get_replica_context().replica_id_in_sync_group
+
+
+def make(way, value, **options):
+    with way.strategy.scope():
+        return mr.Variable(value, **options)
+
+
+def components(way, value):
+    return [np.asarray(component).tolist() for component in way.strategy.local_results(value)]
+
+
+def ranks(way):
+    """A per-replica value: 1.0 on the first replica, 2.0 on the second, ..."""
+    return way.strategy.distribute_values_from_function(lambda c: jnp.float32(c.replica_id_in_sync_group + 1))
+
+
+def combined(aggregation, n):
+    """What 1.0, 2.0, ..., n become together."""
+    return {
+        VariableAggregation.SUM: n * (n + 1) / 2,
+        VariableAggregation.MEAN: (n + 1) / 2,
+        VariableAggregation.ONLY_FIRST_REPLICA: 1.0,
+    }[aggregation]
+
+
+# Cross-replica context
+
+
+@pytest.mark.ways(modes=("eager", "folded"), replicas=(1, 2, 4))
+def test_copies_are_equal_and_lie_on_their_replicas_devices(way):
+    v = make(way, [1.0, 2.0], name="w")
+    assert isinstance(v, mr.DistributedValues)
+    assert isinstance(v, mr.Variable)
+    assert components(way, v) == [[1.0, 2.0]] * way.num_replicas
+    layout = way.strategy.layout
+    assert [copy.read_value().devices() for copy in v.values] == [
+        {layout.device_of(replica)} for replica in range(way.num_replicas)
+    ]
+    assert [copy.device for copy in v.values] == [layout.name_of(r) for r in range(way.num_replicas)]
+
+
+@pytest.mark.ways(modes=("eager",), replicas=(2,))
+def test_repr_keeps_tensorflows_outline(way):
+    lines = repr(make(way, 1.0, name="w")).split("\n")
+    assert lines[0] == "MirroredVariable:{"
+    assert [line[:5] for line in lines[1:-1]] == ["  0: ", "  1: "]
+    assert "'w/replica_1'" in lines[2]
+    assert lines[-1] == "}"
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda a: a.name)
+@few
+def test_assignments_in_cross_replica_context(way, aggregation):
+    v = make(way, 1.0, aggregation=aggregation)
+
+    @way.compile
+    def step(x):
+        v.assign(x)
+        v.assign_add(2.0)
+        return v.assign_sub(jnp.float32(1.0))
+
+    assert float(step(5.0)) == 6.0
+    assert components(way, v) == [6.0] * way.num_replicas
+    assert v.read_value().sharding.is_fully_replicated
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda a: a.name)
+@few
+def test_per_replica_value_assigned_in_cross_replica_context_is_aggregated(way, aggregation):
+    v = make(way, 1.0, aggregation=aggregation, name="v")
+    step = way.compile(lambda x: v.assign_add(x))
+    if aggregation is VariableAggregation.NONE:
+        with pytest.raises(VariableError, match="a per-replica value for mirrored variable 'v' with aggregation NONE"):
+            step(ranks(way))
+        assert float(v) == 1.0
+        return
+    step(ranks(way))
+    assert components(way, v) == [1.0 + combined(aggregation, way.num_replicas)] * way.num_replicas
+
+
+@few
+def test_wrong_shape_changes_nothing(way):
+    v = make(way, 0.0, name="v")
+    with pytest.raises(VariableError, match=r"v\.assign: a value of shape \(2,\)"):
+        way.compile(lambda: v.assign([1.0, 2.0]))()
+    assert components(way, v) == [0.0] * way.num_replicas
+
+
+# Replica context
+
+
+@pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS[1:], ids=lambda a: a.name)
+def test_replicas_values_are_aggregated(way, aggregation, method):
+    v = make(way, 10.0, aggregation=aggregation)
+
+    def replica(x):
+        new = getattr(v, method)(x)
+        return new, v.read_value(), v + 1.0
+
+    new, read, plus = way.compile(lambda x: way.strategy.run(replica, args=(x,)))(ranks(way))
+    total = combined(aggregation, way.num_replicas)
+    expected = {"assign": total, "assign_add": 10.0 + total, "assign_sub": 10.0 - total}[method]
+    assert components(way, new) == components(way, read) == [expected] * way.num_replicas
+    assert components(way, plus) == [expected + 1.0] * way.num_replicas
+    assert components(way, v) == [expected] * way.num_replicas
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda a: a.name)
+@few
+def test_one_python_number_from_all_replicas(way, aggregation):
+    v = make(way, 1.0, aggregation=aggregation, name="v")
+
+    def replica():
+        v.assign(5.0)
+        v.assign_add(2.0)
+        return v.assign_sub(1)
+
+    step = way.compile(lambda: way.strategy.run(replica))
+    if aggregation is VariableAggregation.SUM:
+        with pytest.raises(VariableError, match=r"the Python number 5\.0[\s\S]*jnp\.asarray\(5\.0\)"):
+            step()
+        assert components(way, v) == [1.0] * way.num_replicas
+        return
+    assert components(way, step()) == [6.0] * way.num_replicas
+    assert components(way, v) == [6.0] * way.num_replicas
+
+
+@few
+def test_equal_arrays_need_no_aggregation(way):
+    v = make(way, [1.0, 1.0])
+    x = jnp.array([3.0, 4.0])
+
+    def replica():
+        v.assign(x)
+        v.assign_add(jnp.array([1.0, 2.0]))
+        return v * 2.0
+
+    assert components(way, way.compile(lambda: way.strategy.run(replica))()) == [[8.0, 12.0]] * way.num_replicas
+
+
+def test_all_reduced_values_need_no_aggregation(way):
+    v = make(way, 1.0)
+
+    def replica(x):
+        mean = mr.get_replica_context().all_reduce("MEAN", x)
+        v.assign(0.5 * v + mean)
+        return v.read_value()
+
+    step = way.compile(lambda x: way.strategy.run(replica, args=(x,)))
+    expected = 1.0
+    for _ in range(3):
+        result = step(ranks(way))
+        expected = 0.5 * expected + (way.num_replicas + 1) / 2
+    np.testing.assert_allclose(components(way, result), [expected] * way.num_replicas)
+    np.testing.assert_allclose(components(way, v), [expected] * way.num_replicas)
+
+
+@few
+def test_drift_is_refused_and_leaves_the_value(way):
+    v, w = make(way, 1.0, name="v"), make(way, 0.0, name="w")
+
+    def replica(x):
+        w.assign_add(1.0)
+        v.assign(v * x)
+
+    with pytest.raises(SynchronyError, match=r"mirrored variable 'v'[\s\S]*test_mirrored\.py:\d+"):
+        way.compile(lambda x: way.strategy.run(replica, args=(x,)))(ranks(way))
+    assert components(way, v) == [1.0] * way.num_replicas
+    assert float(w) == 0.0
+
+
+@pytest.mark.ways(modes=("compiled", "folded"), replicas=(2, 4))
+def test_drift_is_explained_by_the_path_from_its_origin(way):
+    v = make(way, 1.0, name="v")
+
+    def replica(x):
+        loss = jnp.tanh(x)
+        v.assign(v - loss)
+
+    with pytest.raises(SynchronyError) as caught:
+        way.compile(lambda x: way.strategy.run(replica, args=(x,)))(ranks(way))
+    message = str(caught.value)
+    places = [message.index(word) for word in ("the per-replica argument 0 of run", "tanh", "sub")]
+    assert places == sorted(places)
+    assert "rule:" in message
+    assert "all_reduce" in message
+
+
+@few
+def test_assigning_on_one_replica_only_is_refused(way):
+    v = make(way, 1.0, name="v")
+
+    def replica(branch):
+        if branch:
+            v.assign(2.0)
+
+    flags = mr.PerReplica([index == 0 for index in range(way.num_replicas)])
+    if way.is_eager:
+        with pytest.raises(SynchronyError, match=r"replicas \[1.*\] did not assign it"):
+            way.strategy.run(replica, args=(flags,))
+    else:
+        with pytest.raises(jax.errors.TracerBoolConversionError, match="Python decided"):
+            _run_with_note(way, replica)
+    assert float(v) == 1.0
+
+
+def _run_with_note(way, replica):
+    try:
+        way.compile(lambda: way.strategy.run(lambda: replica(replica_id() == 0)))()
+    except jax.errors.TracerBoolConversionError as error:
+        raise jax.errors.TracerBoolConversionError.__new__(type(error), "".join(error.__notes__)) from error
+
+
+@few
+def test_reads_before_and_after_a_merge_see_the_newest_value(way):
+    v = make(way, 0.0, aggregation=VariableAggregation.MEAN)
+
+    def replica(x):
+        first = v.assign_add(x)
+        second = mr.get_replica_context().merge_call(lambda strategy: v.read_value())
+        v.assign_sub(jnp.float32(1.0))
+        return first, second, v.value()
+
+    mean = (way.num_replicas + 1) / 2
+    first, second, third = way.compile(lambda x: way.strategy.run(replica, args=(x,)))(ranks(way))
+    n = way.num_replicas
+    assert components(way, first) == [mean] * n
+    assert np.unique(np.asarray(components(way, second))).tolist() == [mean]
+    assert components(way, third) == [mean - 1.0] * n
+
+
+@few
+def test_operators_in_replicas(way):
+    v = make(way, [7.0, 2.0])
+
+    def replica(x):
+        return v + x, x * v, jnp.sum(v), v[1], v // 2.0, v % 4.0, np.ones(2, np.float32) + v
+
+    results = way.compile(lambda x: way.strategy.run(replica, args=(x,)))(ranks(way))
+    for rank in range(way.num_replicas):
+        value = np.array([7.0, 2.0], np.float32)
+        x = rank + 1.0
+        expected = (value + x, x * value, value.sum(), value[1], value // 2, value % 4, 1 + value)
+        for result, one in zip(results, expected, strict=True):
+            np.testing.assert_allclose(np.asarray(way.strategy.local_results(result)[rank]), one)
+
+
+@few
+def test_variable_as_argument_and_result_is_itself(way):
+    v = make(way, 3.0)
+    seen = []
+
+    def replica(w):
+        seen.append(w is v)
+        return {"v": [w]}
+
+    assert way.strategy.run(replica, args=(v,))["v"][0] is v
+    assert set(seen) == {True}
+
+
+# Custom aggregation
+
+
+class Largest(ReduceOp):
+    def __call__(self, per_replica):
+        return jnp.max(per_replica, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        (Largest(), lambda n: n),
+        (Largest, lambda n: n),
+        (lambda stacked: jnp.prod(stacked, axis=0), lambda n: float(np.prod(np.arange(1, n + 1)))),
+        (ReduceOp.MEAN, lambda n: (n + 1) / 2),
+        ("sum", lambda n: n * (n + 1) / 2),
+    ],
+    ids=["subclass object", "subclass", "callable", "ReduceOp", "name"],
+)
+@few
+def test_custom_aggregation(way, aggregation, expected):
+    v = make(way, 0.0, aggregation=aggregation)
+    step = way.compile(lambda x: way.strategy.run(lambda y: v.assign(y), args=(x,)))
+    step(ranks(way))
+    assert components(way, v) == [pytest.approx(expected(way.num_replicas))] * way.num_replicas
+    v.assign_add(ranks(way))
+    assert float(v) == pytest.approx(2 * expected(way.num_replicas))
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "message"),
+    [
+        (lambda stacked: stacked, r"it gave float32\[2, 3\]"),
+        (lambda stacked: jnp.sum(stacked, axis=0).astype(jnp.int32), r"it gave int32\[3\]"),
+        (lambda stacked: 1 / 0, "it raised ZeroDivisionError"),
+    ],
+    ids=["shape", "dtype", "raises"],
+)
+def test_custom_aggregation_is_checked_at_creation(aggregation, message):
+    with (
+        mr.MirroredStrategy(["CPU:0"], num_replicas=2).scope(),
+        pytest.raises(ArgumentError, match=message),
+    ):
+        mr.Variable(jnp.zeros(3), aggregation=aggregation)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"aggregation": "MEAN"}, "the mean of integers is no integer"),
+        ({"aggregation": "MAX"}, "aggregation='MAX' for variable 'n'"),
+        ({"aggregation": 7}, "aggregation=7"),
+        ({"synchronization": "NONE"}, "synchronization="),
+        ({"synchronization": "SOMETIMES"}, "synchronization='SOMETIMES'"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        mr.Variable(0, name="n", **options)
+
+
+def test_integer_counter_of_the_first_replica():
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        n = mr.Variable(0, aggregation=VariableAggregation.ONLY_FIRST_REPLICA, trainable=False)
+    step = mr.function(lambda: strategy.run(lambda: n.assign_add(1)))
+    for _ in range(3):
+        step()
+        strategy.run(lambda: n.assign_add(1))
+    assert int(n) == 6
+
+
+# Contexts that do not fit
+
+
+def test_foreign_strategies():
+    mine, other = mr.MirroredStrategy(["CPU:0", "CPU:1"]), mr.MirroredStrategy(["CPU:2", "CPU:3"])
+    with mine.scope():
+        v = mr.Variable(1.0, name="v")
+    with pytest.raises(ContextError, match=r"variable 'v' belongs to"), other.scope():
+        v.assign(9.0)
+    with pytest.raises(ContextError, match=r"variable 'v' belongs to"):
+        other.run(lambda: v.assign(jnp.float32(1.0)))
+    with pytest.raises(ContextError, match=r"variable 'v' belongs to"):
+        mr.function(lambda: other.run(lambda: v.assign(jnp.float32(1.0))))()
+    assert float(v) == 1.0
+
+
+@few
+def test_plain_variable_is_shared_by_eager_replicas_and_proved_in_compiled_ones(way):
+    v = mr.Variable(0.0, name="v")
+    step = way.compile(lambda x: way.strategy.run(lambda y: v.assign_add(y), args=(x,)))
+    if way.is_eager:
+        assert components(way, step(ranks(way))) == np.cumsum(np.arange(1.0, way.num_replicas + 1)).tolist()
+        assert float(v) == way.num_replicas * (way.num_replicas + 1) / 2
+        return
+    with pytest.raises(SynchronyError, match="variable 'v'"):
+        step(ranks(way))
+    assert float(v) == 0.0
+
+
+@pytest.mark.ways(modes=("compiled", "folded"), replicas=(2, 4))
+def test_plain_variable_assigned_equally_in_a_compiled_run(way):
+    v = mr.Variable(1.0)
+    step = way.compile(lambda: way.strategy.run(lambda: v.assign(v * 2)))
+    step()
+    step()
+    assert float(v) == 4.0
+
+
+@pytest.mark.parametrize("operation", [operator.add, operator.mul], ids=lambda o: o.__name__)
+def test_arithmetic_in_cross_replica_context_gives_an_array(operation):
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        v = mr.Variable([1.0, 2.0])
+    assert_same_bits(np.asarray(operation(v, 3.0)), operation(np.array([1.0, 2.0], np.float32), np.float32(3.0)))
+    assert_same_bits(np.asarray(operation(np.ones(2, np.float32), v)), operation(np.ones(2, np.float32), v.numpy()))
