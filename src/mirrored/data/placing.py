@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mirrored._jax.putting import put_rows
 from mirrored.data.splitting import share_bounds
 from mirrored.replicas.layout import Layout
 from mirrored.replicas.values import PerReplica
@@ -65,8 +66,7 @@ class Placer:
             return [PerReplica(np.split(leaf, shared_by), self.layout) for leaf in leaves]
         rows = [leaf.reshape(shared_by, share, *leaf.shape[1:]) for leaf in leaves]
         if sharding.is_fully_addressable:
-            # One array alone is quicker than a list of one.
-            placed = jax.device_put(rows, sharding) if len(rows) > 1 else [jax.device_put(rows[0], sharding)]
+            placed = [put_rows(leaf, sharding, self.layout.devices) for leaf in rows]
         elif self.own_batches:
             shapes = [(self.num_replicas, *leaf.shape[1:]) for leaf in rows]
             placed = [

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from mirrored._jax.putting import put_rows
+from mirrored.replicas.layout import make_layout
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.float64, np.int64, np.uint8, np.bool_, np.complex64, jax.numpy.bfloat16]
+)
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_it_does_what_device_put_does(dtype: type, devices: int) -> None:
+    layout = make_layout([f"CPU:{i}" for i in range(devices)])
+    rows = np.arange(24).reshape(8, 3).astype(dtype)
+    for values in (rows, rows[:, ::2], np.asfortranarray(rows), rows.reshape(4, 2, 3), rows[:, :0]):
+        ours, theirs = put_rows(values, layout.sharded, layout.devices), jax.device_put(values, layout.sharded)
+        assert (ours.dtype, ours.shape, ours.sharding) == (theirs.dtype, theirs.shape, theirs.sharding)
+        assert ours.committed == theirs.committed
+        assert np.array_equal(np.asarray(ours), np.asarray(theirs))
+        assert [(shard.device, shard.index) for shard in ours.addressable_shards] == [
+            (shard.device, shard.index) for shard in theirs.addressable_shards
+        ]
+
+
+def test_the_result_is_an_ordinary_array() -> None:
+    layout = make_layout(["CPU:0", "CPU:1"])
+    placed = put_rows(np.arange(6.0, dtype=np.float32).reshape(2, 3), layout.sharded, layout.devices)
+    assert jax.jit(lambda x: x.sum())(placed) == 15.0
+    assert jax.jit(lambda x: x * 2, donate_argnums=0)(placed).tolist() == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
