@@ -18,6 +18,19 @@ from mirrored.replicas.ambient import Ambient, entered
 from mirrored.replicas.merging import Merge
 
 
+Carrier = Callable[[], Callable[[], None]]
+_carriers: list[Carrier] = []
+
+
+def carry(carrier: Carrier) -> None:
+    """Adds to the thread-local state that replica threads start with.
+
+    Args:
+        carrier: Called in the thread that starts a run; what it returns is called first in each replica's thread.
+    """
+    _carriers.append(carrier)
+
+
 class _Unwind(BaseException):
     """Ends a replica that waits at a merge which will not happen. Not an `Exception`: user code must not catch it."""
 
@@ -25,7 +38,14 @@ class _Unwind(BaseException):
 class _Replica:
     """One replica's thread, and the baton that it and the driver pass back and forth."""
 
-    def __init__(self, index: int, body: Callable[[], Any], context: Ambient, state: ThreadState) -> None:
+    def __init__(
+        self,
+        index: int,
+        body: Callable[[], Any],
+        context: Ambient,
+        state: ThreadState,
+        adopt: Sequence[Callable[[], None]],
+    ) -> None:
         self.index = index
         self.merge: Merge | None = None
         self.payload: Any = None
@@ -36,6 +56,7 @@ class _Replica:
         self._body = body
         self._context = context
         self._state = state
+        self._adopt = adopt
         self._unwinding = False
         self._mine = threading.Semaphore(0)
         self._drivers = threading.Semaphore(0)
@@ -50,6 +71,8 @@ class _Replica:
         try:
             if not self._unwinding:
                 adopt_thread_state(self._state)
+                for adopt in self._adopt:
+                    adopt()
                 with entered(self._context):
                     self.result = self._body()
         except _Unwind:
@@ -99,8 +122,9 @@ class LockStep:
             MergeError: One replica met a merge that another never reached, or another merge.
         """
         state = capture_thread_state()
+        adopt = [carrier() for carrier in _carriers]
         self._replicas = [
-            _Replica(index, body, context, state)
+            _Replica(index, body, context, state, adopt)
             for index, (body, context) in enumerate(zip(bodies, contexts, strict=True))
         ]
         try:

@@ -1,0 +1,71 @@
+"""Timing contenders side by side: interleaved rounds in one process, medians of ratios with their spread."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Paired:
+    """Two contenders' times for one piece of work.
+
+    Attributes:
+        ours_seconds: One time per round and call.
+        theirs_seconds: Likewise, of the same rounds.
+    """
+
+    ours_seconds: Sequence[float]
+    theirs_seconds: Sequence[float]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Ours over theirs, round by round."""
+        return [a / b for a, b in zip(self.ours_seconds, self.theirs_seconds, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        """The median of the rounds' ratios."""
+        return statistics.median(self.ratios)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """A 95 % interval of the median ratio, by the ranks that bound it (no assumption about the distribution)."""
+        ordered = sorted(self.ratios)
+        n = len(ordered)
+        half = 0.98 * n**0.5
+        low, high = max(0, round(n / 2 - half)), min(n - 1, round(n / 2 + half))
+        return ordered[low], ordered[high]
+
+
+def pair(ours: Callable[[], None], theirs: Callable[[], None], *, rounds: int, calls: int, warm_up: int = 3) -> Paired:
+    """Times two pieces of work in turn.
+
+    Args:
+        ours: Does one unit of work and waits for it.
+        theirs: Likewise.
+        rounds: How many rounds; in each, both are timed, in alternating order.
+        calls: How many calls make one timing.
+        warm_up: Calls that are not counted, first.
+    """
+    for _ in range(warm_up):
+        ours()
+        theirs()
+    ours_seconds: list[float] = []
+    theirs_seconds: list[float] = []
+    gc.collect()
+    gc.disable()
+    try:
+        for round_ in range(rounds):
+            order = [(ours, ours_seconds), (theirs, theirs_seconds)]
+            for work, into in order if round_ % 2 == 0 else reversed(order):
+                start = time.perf_counter()
+                for _ in range(calls):
+                    work()
+                into.append((time.perf_counter() - start) / calls)
+    finally:
+        gc.enable()
+    return Paired(ours_seconds, theirs_seconds)

@@ -1,0 +1,1 @@
+"""Bridges to frameworks. They depend on the core, never the reverse."""

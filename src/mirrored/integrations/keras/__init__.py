@@ -1,0 +1,11 @@
+"""Keras 3 on the JAX backend: its variables live on ours, its optimizers all-reduce, its `fit` distributes.
+
+Importing this module connects Keras, through one public hook (a `keras.distribution.Distribution`, which Keras asks about every
+variable that it makes) and three methods that it wraps (`Optimizer.apply`, `Model.fit` and its kin). No Keras code is copied.
+"""
+
+from mirrored.integrations.keras.connecting import connect as connect
+from mirrored.integrations.keras.variables import StrategyVariable as StrategyVariable
+from mirrored.integrations.keras.variables import keras as keras
+
+connect()

@@ -1,0 +1,38 @@
+"""Keras itself, on the JAX backend, or an error that says how to get it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from mirrored.errors import ContextError, MissingExtraError
+
+
+def load() -> Any:
+    """The module `keras`, on the JAX backend.
+
+    Raises:
+        MissingExtraError: Keras is not installed.
+        ContextError: It is loaded already, on another backend.
+    """
+    if "keras" not in sys.modules:
+        os.environ["KERAS_BACKEND"] = "jax"
+    try:
+        keras = importlib.import_module("keras")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "mirrored.integrations.keras",
+            found=f"keras is not installed ({error})",
+            rule="Keras support is an extra",
+            remedy="pip install 'mirrored[keras]'",
+        ) from error
+    if keras.backend.backend() != "jax":
+        raise ContextError(
+            "mirrored.integrations.keras",
+            found=f"Keras is running on the backend {keras.backend.backend()!r}",
+            rule="Keras models of a strategy run on JAX",
+            remedy="set KERAS_BACKEND=jax in the environment, or import mirrored before keras",
+        )
+    return keras

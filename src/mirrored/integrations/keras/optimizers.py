@@ -1,0 +1,128 @@
+"""Keras optimizers in replica context: gradients are summed over replicas first, then the optimizer runs as a pure function."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from mirrored._jax.traces import current_trace, is_eval
+from mirrored.collectives.reduce_op import ReduceOp
+from mirrored.errors import ContextError
+from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.variables import StrategyVariable, as_keras
+from mirrored.replicas.ambient import ambient, within
+from mirrored.strategies import get_replica_context
+
+keras = load()
+
+
+def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """`Optimizer.apply` for variables of a strategy; for all others what it was."""
+
+    @functools.wraps(apply)
+    def apply_over_replicas(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        stateless = keras.src.backend.common.stateless_scope.in_stateless_scope()
+        variables = None if trainable_variables is None else [as_keras(one) for one in trainable_variables]
+        if stateless or not _is_ours(variables if variables is not None else self._trainable_variables):
+            return apply(self, grads, variables)
+        if not self.built:
+            _build(self, variables)
+        if variables is None:
+            variables = self._trainable_variables
+        self._check_variables_are_known(variables)
+        _apply(self, _summed(self, list(grads)), variables)
+        return None
+
+    return apply_over_replicas
+
+
+def wrapped_build(build: Callable[..., Any]) -> Callable[..., Any]:
+    """`Optimizer.build`, also for variables of ours that Keras has not made."""
+
+    @functools.wraps(build)
+    def build_for(self: Any, variables: Sequence[Any]) -> Any:
+        return build(self, [as_keras(variable) for variable in variables])
+
+    return build_for
+
+
+def wrapped_reference(add: Callable[..., Any]) -> Callable[..., Any]:
+    """`Optimizer.add_variable_from_reference`, also for variables of ours that Keras has not made."""
+
+    @functools.wraps(add)
+    def add_for(self: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        return add(self, as_keras(reference_variable), *args, **kwargs)
+
+    return add_for
+
+
+def _is_ours(variables: Any) -> bool:
+    return bool(variables) and all(isinstance(variable, StrategyVariable) for variable in variables)
+
+
+def _build(optimizer: Any, variables: Any) -> None:
+    """Makes the slots: in a replica, the first one does it for all."""
+    with keras.src.backend.name_scope(optimizer.name, caller=optimizer):
+        optimizer.build(variables)
+    optimizer.built = True
+
+
+def _summed(optimizer: Any, grads: list[Any]) -> list[Any]:
+    context = get_replica_context()
+    if context is None:
+        raise ContextError(
+            f"{type(optimizer).__name__}.apply_gradients",
+            found="it was called in cross-replica context",
+            rule="a Keras optimizer is applied by every replica, which sums the gradients first",
+            remedy="call it inside the function given to strategy.run",
+        )
+    if context.num_replicas_in_sync == 1:
+        return grads
+    present = [grad for grad in grads if grad is not None]
+    summed = iter(context.all_reduce(ReduceOp.SUM, present))
+    return [None if grad is None else next(summed) for grad in grads]
+
+
+def _apply(optimizer: Any, grads: list[Any], variables: Sequence[Any]) -> None:
+    """Runs the optimizer on values and assigns what changed: clipping, weight decay, loss scaling and averages included."""
+    indices = [optimizer._get_variable_index(variable) for variable in variables]
+    # `stateless_apply` wants a gradient for every variable that the optimizer was built with; None is skipped.
+    everything = optimizer._trainable_variables
+    all_grads: list[Any] = [None] * len(everything)
+    for index, grad in zip(indices, grads, strict=True):
+        all_grads[index] = grad
+    slots = list(optimizer.variables)
+    present = tuple(grad is not None for grad in all_grads)
+    update = _updates(optimizer, present)
+    new_values, new_slots = update(
+        [grad for grad in all_grads if grad is not None],
+        [variable.read_value() for variable in everything],
+        [variable.read_value() for variable in slots],
+    )
+    for variable, value, used in zip(everything, new_values, present, strict=True):
+        if used:
+            variable.assign(value)
+    for variable, value in zip(slots, new_slots, strict=True):
+        variable.assign(value)
+
+
+def _updates(optimizer: Any, present: tuple[bool, ...]) -> Callable[..., Any]:
+    """The optimizer as a function of arrays; compiled (and kept) for eager code, where each operation would be dispatched."""
+
+    def update(grads: list[Any], values: list[Any], slots: list[Any]) -> Any:
+        remaining = iter(grads)
+        full = [next(remaining) if is_present else None for is_present in present]
+        with within(listeners=()):
+            return optimizer.stateless_apply(slots, full, values)
+
+    if not is_eval(current_trace()) or ambient().listeners:
+        return update
+    cache = optimizer.__dict__.setdefault("_mirrored_updates", {})
+    settings = tuple((k, v) for k, v in vars(optimizer).items() if isinstance(v, (bool, int, float, str)))
+    key = (present, settings)
+    if key not in cache:
+        cache[key] = jax.jit(update)
+    return cache[key]  # type: ignore[no-any-return]

@@ -1,0 +1,150 @@
+"""`fit`, `evaluate`, `predict` and their kin on a model of a strategy: batches are spread over its devices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirrored.data import Dataset, DistributedDataset
+from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.variables import StrategyVariable
+
+keras = load()
+_METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+
+
+class Spreading(keras.src.distribution.distribution_lib.Distribution):  # type: ignore[misc]
+    """Spreads batches over the devices of a strategy, for one call of `fit` or its kin."""
+
+    def __init__(self, strategy: Any, outer: Any) -> None:
+        super().__init__(device_mesh=None, batch_dim_name="replica", auto_shard_dataset=False)
+        self._layout = strategy.layout
+        self._outer = outer
+
+    @property
+    def num_model_replicas(self) -> int:
+        """One per device."""
+        return len(self._layout.devices)
+
+    def get_variable_layout(self, variable: Any) -> Any:
+        """As outside the call."""
+        return None if self._outer is None else self._outer.get_variable_layout(variable)
+
+    def get_tensor_layout(self, path: str) -> None:
+        """None: values are where the compiler puts them."""
+
+    def get_data_layout(self, data_shape: Any) -> Any:
+        """Over the devices, by the batch dimension."""
+        return _Layout(self._layout.sharded)
+
+    def distribute_dataset(self, dataset: Any) -> Any:
+        """The dataset itself: each batch is spread when it is fed."""
+        return dataset
+
+
+class _Layout:
+    """What Keras asks a layout for."""
+
+    def __init__(self, sharding: Any) -> None:
+        self.backend_layout = sharding
+
+
+class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+    """A dataset of ours, as Keras takes it: batch after batch, from the start again each epoch."""
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(workers=1, use_multiprocessing=False)
+        cardinality = int(dataset.cardinality()) if hasattr(dataset, "cardinality") else -2
+        # An unknown length is found by going through the data once.
+        self._count = cardinality if cardinality >= 0 else None if cardinality == -1 else sum(1 for _ in dataset)
+        self._dataset = dataset
+        self._iterator: Any = None
+        self._next = 0
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many batches an epoch has; None if the dataset never ends."""
+        return self._count
+
+    def __getitem__(self, index: int) -> Any:
+        if self._iterator is None or index != self._next:
+            self._iterator, self._next = iter(self._dataset), 0
+            for _ in range(index):
+                next(self._iterator)
+                self._next += 1
+        self._next += 1
+        return jax.tree.map(np.asarray, next(self._iterator))
+
+
+def strategy_of(model: Any) -> Any:
+    """The strategy that a model's variables belong to, None if they belong to none."""
+    for variable in model.variables:
+        if isinstance(variable, StrategyVariable) and variable.mirrored is not None:
+            return variable.mirrored.strategy if variable.mirrored.layout is not None else None
+    return getattr(model, "_mirrored_strategy", None)
+
+
+def wrap_model(model_class: Any) -> None:
+    """Wraps the methods of `keras.Model` that train, evaluate and predict."""
+    for name in _METHODS:
+        setattr(model_class, name, _spread(getattr(model_class, name)))
+
+
+def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def spread(self: Any, *args: Any, **kwargs: Any) -> Any:
+        args = tuple(_fed(arg) for arg in args)
+        kwargs = {name: _fed(arg) for name, arg in kwargs.items()}
+        strategy = strategy_of(self)
+        with _distribution_for(strategy), _scope_of(strategy):
+            return method(self, *args, **kwargs)
+
+    return spread
+
+
+def _scope_of(strategy: Any) -> Any:
+    """The strategy's scope: slots that Keras makes on the way are mirrored, too."""
+    return nullcontext() if strategy is None else strategy.scope()
+
+
+def _fed(argument: Any) -> Any:
+    if isinstance(argument, DistributedDataset):
+        argument = argument.dataset
+    return Batches(argument) if isinstance(argument, Dataset) else argument
+
+
+@contextmanager
+def _distribution_for(strategy: Any) -> Iterator[None]:
+    """Lets Keras spread batches over the strategy's devices; without a strategy, leave them where they are."""
+    outer = keras.distribution.distribution()
+    if isinstance(outer, Spreading):
+        yield
+        return
+    keras.distribution.set_distribution(None if strategy is None else Spreading(strategy, outer))
+    trainer = keras.src.backend.distribution_lib
+    whole = trainer.distribute_data_input
+    trainer.distribute_data_input = _divisible(whole)
+    try:
+        yield
+    finally:
+        trainer.distribute_data_input = whole
+        keras.distribution.set_distribution(outer)
+
+
+def _divisible(distribute: Callable[..., Any]) -> Callable[..., Any]:
+    """Batches that the devices do not divide (the last one) go to all of them whole: the same numbers, only slower."""
+
+    def distribute_data_input(batch: Any, layout: Any, batch_dim_name: Any) -> Any:
+        sharding = getattr(layout, "backend_layout", layout)
+        if batch is None:
+            return None
+        if isinstance(sharding, jax.sharding.NamedSharding) and np.shape(batch)[0] % sharding.mesh.size:
+            sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+        return distribute(np.asarray(batch), sharding, batch_dim_name)
+
+    return distribute_data_input

@@ -1,0 +1,170 @@
+"""Keras variables whose value is a variable of ours.
+
+A variable that Keras makes for a layer, an optimizer or a metric gets the synchronization that its role asks for:
+
+| made by | variable | here |
+|---|---|---|
+| a layer | trainable | mirrored |
+| a layer | floating, not trainable (BatchNormalization's statistics) | one component per replica, MEAN on read |
+| a seed generator | its state | one component per replica, each with a seed of its own |
+| a metric | ``synchronization="on_read"`` | one component per replica, SUM on read |
+| an optimizer | any | mirrored |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.traces import eager
+from mirrored.integrations.keras.backend import load
+from mirrored.replicas.ambient import ambient, within
+from mirrored.replicas.reads import announce_read, announce_write
+from mirrored.replicas.values import PerReplica
+from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
+
+keras = load()
+KerasVariable: Any = keras.src.backend.Variable
+_in_stateless_scope = keras.src.backend.common.stateless_scope.in_stateless_scope
+_SEED_NAME = "seed_generator_state"
+# An odd constant near 2**32 / golden ratio: replicas' seeds are far apart, and replica 0 keeps the seed that the user gave.
+_SEED_STRIDE = 0x9E3779B9
+
+
+class StrategyVariable(KerasVariable):  # type: ignore[misc]
+    """A Keras variable over a variable of ours. Keras makes it; it is never made by hand.
+
+    Keras keeps a variable's array in `_value`; here that is a property over the variable of ours, so that reads are captured
+    by compiled functions and recorded by tapes, and assignments follow the variable's rules.
+    """
+
+    @property
+    def mirrored(self) -> Variable | None:
+        """The variable of ours, None before it has a value."""
+        return self.__dict__.get("_mirrored")
+
+    @property
+    def _value(self) -> Any:
+        return None if self.mirrored is None else self.read_value()
+
+    @_value.setter
+    def _value(self, value: Any) -> None:
+        if value is None:
+            return  # Keras lets go of a value that `fit` carries along itself, and assigns it when it is done.
+        if self.mirrored is None:
+            self.__dict__["_mirrored"] = _made_for(self, value)
+        else:
+            announce_write(self)
+            _assign(self, self.mirrored, value)
+
+    def read_value(self) -> Any:
+        """The value, as the context sees it; tapes know it as this variable's."""
+        assert self.mirrored is not None
+        if _in_stateless_scope() and ambient().frame is None:
+            # Keras infers shapes, or calls a model as a function of other variables' values: it takes these as they are.
+            with eager():
+                return self.mirrored.checked_value()
+        return announce_read(self, self.mirrored.checked_value())
+
+    @property
+    def components(self) -> tuple[Any, ...]:
+        """The copies, one per replica."""
+        return () if self.mirrored is None else self.mirrored.values
+
+
+class View(StrategyVariable):
+    """A variable of ours, seen as Keras sees its own: for optimizers that are given it."""
+
+    def __init__(self, variable: Variable) -> None:
+        self.__dict__["_mirrored"] = variable
+        name = variable.name.replace("/", "_").replace(":", "_")
+        super().__init__(
+            lambda *_args, **_kwargs: None,
+            shape=variable.shape,
+            dtype=str(variable.dtype),
+            trainable=variable.trainable,
+            name=name,
+        )
+
+    def _initialize_with_initializer(self, initializer: Any) -> None:
+        """It has its value."""
+
+
+def as_keras(variable: Any) -> Any:
+    """`variable` as a Keras variable: itself, or the one view of a variable of ours."""
+    if not isinstance(variable, Variable):
+        return variable
+    view = vars(variable).get("_keras_view")
+    if view is None:
+        view = View(variable)
+        vars(variable)["_keras_view"] = view
+    return view
+
+
+def adopt(variable: Any) -> None:
+    """Makes a Keras variable that is just being created one of a strategy."""
+    if type(variable) is KerasVariable:
+        variable.__dict__.pop("_value", None)
+        variable.__class__ = StrategyVariable
+
+
+def _made_for(variable: Any, value: Any) -> Variable:
+    synchronization, aggregation = _rules_of(variable)
+    # In a replica the first one makes it, for all: a layer that is built inside run is built once.
+    with within(replica=None, runner=None):
+        made = Variable(
+            value,
+            trainable=bool(variable._trainable),
+            name=variable.path,
+            dtype=variable._dtype,
+            synchronization=synchronization,
+            aggregation=aggregation,
+        )
+        if _is_seed(variable) and made.num_replicas > 1:
+            with within(frame=None):
+                made.assign(_seeds_of(made, np.asarray(made.stored())[0]))
+    return made
+
+
+def _rules_of(variable: Any) -> tuple[VariableSynchronization, VariableAggregation]:
+    given = VariableAggregation[variable.aggregation.upper()]
+    if _is_seed(variable):
+        return VariableSynchronization.ON_READ, VariableAggregation.ONLY_FIRST_REPLICA
+    if variable.synchronization == "on_read":
+        return VariableSynchronization.ON_READ, given
+    maker = _maker()
+    is_statistic = (
+        isinstance(maker, keras.layers.Layer)
+        and not variable._trainable
+        and jnp.issubdtype(variable._dtype, jnp.floating)
+    )
+    if is_statistic:
+        return VariableSynchronization.ON_READ, VariableAggregation.MEAN
+    # Optimizers ask for the first replica's value: after the all-reduce all have the same, which is proved.
+    return VariableSynchronization.ON_WRITE, given if given.name != "ONLY_FIRST_REPLICA" else VariableAggregation.NONE
+
+
+def _maker() -> Any:
+    """The layer, optimizer, metric or seed generator in whose name scope a variable is made."""
+    stack = keras.src.backend.common.global_state.get_global_attribute("name_scope_stack") or [None]
+    return getattr(stack[-1], "caller", None)
+
+
+def _is_seed(variable: Any) -> bool:
+    return bool(variable.name == _SEED_NAME)
+
+
+def _seeds_of(made: Variable, state: Any) -> PerReplica:
+    """A seed state per replica: the same count, seeds of their own."""
+    first = jnp.asarray(state, made.dtype)
+    stride = np.asarray(_SEED_STRIDE).astype(made.dtype)
+    parts = [first.at[0].add(jnp.asarray(replica, made.dtype) * stride) for replica in range(made.num_replicas)]
+    return PerReplica(parts, made.layout)
+
+
+def _assign(variable: Any, made: Variable, value: Any) -> None:
+    if _is_seed(variable) and made.num_replicas > 1 and ambient().replica is None:
+        value = _seeds_of(made, value)
+    made.assign(value, read_value=False)
