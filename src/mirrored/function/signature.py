@@ -92,7 +92,7 @@ def _array_of(leaf: Any, layout: Any) -> Any:
 
 def _type_of(array: Any) -> tuple[Hashable, ...]:
     if isinstance(array, jax.Array):
-        return (array.dtype, array.weak_type)
+        return (array.dtype, getattr(array, "weak_type", False))  # random keys have none
     return (canonical_dtype(array.dtype), False)
 
 

@@ -34,6 +34,8 @@ def check_signature(
 
 
 def _fit(name: str, place: int, spec: Any, arg: Any) -> Any:
+    if _is_spec(spec) and isinstance(arg, (list, tuple)):
+        arg = np.asarray(arg)
     specs, spec_tree = jax.tree_util.tree_flatten(spec, is_leaf=_is_spec)
     leaves, treedef = structures.flatten(arg)
     if treedef != spec_tree:
