@@ -44,7 +44,7 @@ def _from_data(name: str) -> Callable[[Any, Any, Any], Any]:
 config.set_from_environment()
 set_distributors(dataset=_from_data("distribute_dataset"), from_function=_from_data("distribute_from_function"))
 
-_MODULES = ("collectives", "data", "losses", "optimizers", "testing", "tf")
+_MODULES = ("checkpoint", "cluster", "collectives", "data", "losses", "optimizers", "testing", "tf")
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,7 @@
     │   └── CheckpointMismatchError (ValueError, AssertionError)  a checkpoint that does not fit the program
     ├── ClusterError (ValueError)          a description of a cluster that is malformed or does not hold together
     │   ├── ClusterKeyError (KeyError)     a task described twice
+    │   ├── AllocationError (RuntimeError)  what Slurm or Kubernetes has assigned does not do
     │   └── RendezvousError (TimeoutError)  the coordinator cannot be reached
     └── MissingExtraError (ImportError)    an optional dependency that is not installed
 
@@ -150,6 +151,10 @@ class ClusterKeyError(ClusterError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class AllocationError(ClusterError, RuntimeError):
+    """What Slurm or Kubernetes has assigned does not do for what was asked, or is not there yet."""
 
 
 class RendezvousError(ClusterError, TimeoutError):

@@ -1,0 +1,27 @@
+"""Where a process learns which tasks there are and which of them it is."""
+
+from mirrored.cluster.kubernetes import ExecutableLocation as ExecutableLocation
+from mirrored.cluster.kubernetes import KubernetesClusterResolver as KubernetesClusterResolver
+from mirrored.cluster.reaching import wait_for_coordinator as wait_for_coordinator
+from mirrored.cluster.resolver import ClusterResolver as ClusterResolver
+from mirrored.cluster.simple import SimpleClusterResolver as SimpleClusterResolver
+from mirrored.cluster.simple import UnionResolver as UnionResolver
+from mirrored.cluster.slurm import SlurmClusterResolver as SlurmClusterResolver
+from mirrored.cluster.spec import ClusterSpec as ClusterSpec
+from mirrored.cluster.tasks import Process as Process
+from mirrored.cluster.tasks import process_of as process_of
+from mirrored.cluster.tf_config import TFConfigClusterResolver as TFConfigClusterResolver
+
+__all__ = [
+    "ClusterResolver",
+    "ClusterSpec",
+    "ExecutableLocation",
+    "KubernetesClusterResolver",
+    "Process",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TFConfigClusterResolver",
+    "UnionResolver",
+    "process_of",
+    "wait_for_coordinator",
+]

@@ -1,0 +1,114 @@
+"""`KubernetesClusterResolver`: the pods that labels select."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mirrored.cluster.resolver import ClusterResolver, master_url
+from mirrored.cluster.spec import ClusterSpec
+from mirrored.errors import AllocationError, ArgumentError, MissingExtraError
+
+
+class ExecutableLocation(enum.Enum):
+    """Where the program runs, and so how Kubernetes is reached."""
+
+    WITHIN_CLUSTER = 0
+    OFF_CLUSTER = 1
+
+
+class KubernetesClusterResolver(ClusterResolver):
+    """The cluster of the running pods that labels select, sorted by name; asked for anew every time.
+
+    It cannot know which of them this process is: set `task_type` and `task_id`.
+
+    Args:
+        job_to_label_mapping: ``{"worker": ["job-name=a", "job-name=b"]}``.
+            Default: ``{"worker": ["job-name=tensorflow"]}``.
+        tf_server_port: The port of every task.
+        rpc_layer: What stands before addresses in `master`.
+        override_client: A `kubernetes.client.CoreV1Api` with its credentials loaded, or anything with its
+            `list_pod_for_all_namespaces`. Default: one is made.
+        executable_location: Where this program runs.
+
+    Raises:
+        ArgumentError: `executable_location` is none.
+        MissingExtraError: The package kubernetes is not installed, and no client is given.
+
+    TensorFlow: `tf.distribute.cluster_resolver.KubernetesClusterResolver`.
+    """
+
+    def __init__(
+        self,
+        job_to_label_mapping: Mapping[str, Sequence[str]] | None = None,
+        tf_server_port: int = 8470,
+        rpc_layer: str | None = "grpc",
+        override_client: Any = None,
+        executable_location: ExecutableLocation = ExecutableLocation.WITHIN_CLUSTER,
+    ) -> None:
+        if not isinstance(executable_location, ExecutableLocation):
+            raise ArgumentError(
+                "KubernetesClusterResolver",
+                found=f"executable_location={executable_location!r}",
+                rule="it is a KubernetesExecutableLocation",
+                remedy="give WITHIN_CLUSTER in a pod, else OFF_CLUSTER",
+            )
+        self._labels = dict(job_to_label_mapping or {"worker": ["job-name=tensorflow"]})
+        self._port, self._rpc_layer = tf_server_port, rpc_layer
+        self._client = _client(executable_location) if override_client is None else override_client
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The pods' addresses by job.
+
+        Raises:
+            AllocationError: A pod does not run.
+        """
+        return ClusterSpec(
+            {job: [one for label in labels for one in self._pods(label)] for job, labels in self._labels.items()}
+        )
+
+    def _pods(self, label: str) -> list[str]:
+        found = self._client.list_pod_for_all_namespaces(label_selector=label)
+        addresses = []
+        for pod in sorted(found.items, key=lambda one: str(one.metadata.name)):
+            if pod.status.phase != "Running":
+                raise AllocationError(
+                    "KubernetesClusterResolver.cluster_spec",
+                    found=f'Pod "{pod.metadata.name}" is not running; phase: "{pod.status.phase}"',
+                    rule=f"all pods with the label {label} run",
+                    remedy="wait until they do, or ask for a label that only running pods have",
+                )
+            addresses.append(f"{pod.status.host_ip}:{self._port}")
+        return addresses
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The address of a task, by default of this one; empty if it is not known which.
+
+        Raises:
+            ClusterError: There is no such task.
+        """
+        job = self.task_type if task_type is None else task_type
+        index = self.task_id if task_id is None else task_id
+        if job is None or index is None:
+            return ""
+        return master_url(self.cluster_spec().task_address(job, index), rpc_layer or self._rpc_layer)
+
+
+def _client(location: ExecutableLocation) -> Any:
+    try:
+        config = importlib.import_module("kubernetes.config")
+        client = importlib.import_module("kubernetes.client")
+    except ImportError as error:
+        raise MissingExtraError(
+            "KubernetesClusterResolver",
+            found=f"the package kubernetes cannot be imported: {error}",
+            rule="pods are asked for through its client",
+            remedy="pip install kubernetes, or give override_client",
+        ) from error
+    if location is ExecutableLocation.OFF_CLUSTER:
+        config.load_kube_config()
+    else:
+        config.load_incluster_config()
+    return client.CoreV1Api()

@@ -1,0 +1,202 @@
+"""Resolvers of what is given: a fixed cluster, and several resolvers taken together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mirrored.cluster.resolver import ClusterResolver, master_url
+from mirrored.cluster.spec import ClusterSpec
+from mirrored.errors import ArgumentTypeError, ClusterError, ClusterKeyError
+
+
+class SimpleClusterResolver(ClusterResolver):
+    """A cluster that is given.
+
+    Args:
+        cluster_spec: The tasks.
+        master: What `master()` returns when no task is asked for.
+        task_type: The job of this task.
+        task_id: The index of this task.
+        environment: Accepted for TensorFlow's sake.
+        num_accelerators: How many accelerators each task has, by kind.
+        rpc_layer: What stands before addresses in `master`.
+
+    Raises:
+        ArgumentTypeError: `cluster_spec` is no `ClusterSpec`, or `master` no string.
+
+    Example:
+        >>> spec = ClusterSpec({"worker": ["a:1", "b:1"]})
+        >>> SimpleClusterResolver(spec, rpc_layer="grpc").master("worker", 1)
+        'grpc://b:1'
+
+    TensorFlow: `tf.distribute.cluster_resolver.SimpleClusterResolver`.
+    """
+
+    def __init__(
+        self,
+        cluster_spec: ClusterSpec,
+        master: str = "",
+        task_type: str | None = None,
+        task_id: int | None = None,
+        environment: str = "",
+        num_accelerators: Mapping[str, int] | None = None,
+        rpc_layer: str | None = None,
+    ) -> None:
+        if not isinstance(cluster_spec, ClusterSpec):
+            raise _wrong("cluster_spec", cluster_spec, "`cluster_spec` must be a `ClusterSpec`")
+        if not isinstance(master, str):
+            raise _wrong("master", master, "`master` must be a string")
+        self._spec, self._master, self._environment = cluster_spec, master, environment
+        self._task_type, self._task_id, self._rpc_layer = task_type, task_id, rpc_layer
+        self._accelerators = dict(num_accelerators or {})
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The tasks, as given."""
+        return self._spec
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The address of a task, or what was given for `master`.
+
+        Raises:
+            ClusterError: There is no such task.
+        """
+        asked = task_type is not None and task_id is not None
+        address = self._spec.task_address(str(task_type), int(task_id or 0)) if asked else self._master
+        return master_url(address, rpc_layer or self._rpc_layer)
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+    ) -> dict[str, int]:
+        """What was given."""
+        del task_type, task_id, config_proto
+        return dict(self._accelerators)
+
+    @property
+    def environment(self) -> str:
+        """What was given."""
+        return self._environment
+
+
+class UnionResolver(ClusterResolver):
+    """Several resolvers taken together: lists of tasks one after the other, single tasks by index.
+
+    Args:
+        *resolvers: The resolvers. What is asked about this task comes from the first one.
+        task_type: The job of this task, instead of the first resolver's.
+        task_id: The index of this task.
+        rpc_layer: What stands before addresses in `master`.
+
+    Raises:
+        ArgumentTypeError: One of them is no resolver.
+        ClusterError: None is given.
+
+    TensorFlow: `tf.distribute.cluster_resolver.UnionResolver`.
+    """
+
+    def __init__(
+        self,
+        *resolvers: ClusterResolver,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> None:
+        if not resolvers:
+            raise ClusterError(
+                "UnionResolver",
+                found="no resolvers",
+                rule="At least one `ClusterResolver` is needed",
+                remedy="write UnionResolver(first, second)",
+            )
+        for resolver in resolvers:
+            if not isinstance(resolver, ClusterResolver):
+                raise _wrong("a resolver", resolver, "All arguments must be `ClusterResolver`s")
+        self._resolvers = resolvers
+        self._task_type, self._task_id, self._rpc_layer = task_type, task_id, rpc_layer
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The tasks of all.
+
+        Raises:
+            ClusterKeyError: Two of them have a task of the same job and index.
+        """
+        specs = [resolver.cluster_spec().as_dict() for resolver in self._resolvers]
+        sparse = {job for spec in specs for job, tasks in spec.items() if isinstance(tasks, dict)}
+        lists: dict[str, list[str]] = {}
+        dicts: dict[str, dict[int, str]] = {}
+        for spec in specs:
+            for job, tasks in spec.items():
+                if isinstance(tasks, list) and job not in sparse:
+                    lists.setdefault(job, []).extend(tasks)
+                else:
+                    _merge(job, dicts.setdefault(job, {}), tasks if isinstance(tasks, dict) else dict(enumerate(tasks)))
+        return ClusterSpec({**lists, **dicts})
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The address of a task of any of them, or the first resolver's answer.
+
+        Raises:
+            ClusterError: There is no such task.
+        """
+        if task_type is not None and task_id is not None:
+            return master_url(self.cluster_spec().task_address(task_type, task_id), rpc_layer or self._rpc_layer)
+        return self._resolvers[0].master(rpc_layer=rpc_layer)
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+    ) -> dict[str, int]:
+        """The first resolver's answer."""
+        return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
+
+    @property
+    def environment(self) -> str | None:
+        """The first resolver's."""
+        return self._resolvers[0].environment
+
+    @property
+    def task_type(self) -> str | None:
+        """What was set, or the first resolver's."""
+        return self._resolvers[0].task_type if self._task_type is None else self._task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """What was set, or the first resolver's."""
+        return self._resolvers[0].task_id if self._task_id is None else self._task_id
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """What was set, or the first resolver's."""
+        return self._resolvers[0].rpc_layer if self._rpc_layer is None else self._rpc_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+
+def _merge(job: str, merged: dict[int, str], tasks: dict[int, str]) -> None:
+    twice = merged.keys() & tasks.keys()
+    if twice:
+        raise ClusterKeyError(
+            "UnionResolver.cluster_spec",
+            found=f"Duplicate keys detected when merging two ClusterSpecs: {sorted(twice)} of job {job!r}",
+            rule="a task is described by one resolver",
+            remedy="leave these tasks to one of the resolvers",
+        )
+    merged.update(tasks)
+
+
+def _wrong(name: str, found: object, rule: str) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        "ClusterResolver",
+        found=f"{name} is {found!r}"[:300],
+        rule=rule,
+        remedy='write SimpleClusterResolver(ClusterSpec({"worker": ["host0:2222", "host1:2222"]}))',
+    )

@@ -1,0 +1,244 @@
+"""`SlurmClusterResolver`: the environment of a Slurm job step."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mirrored.cluster.resolver import ClusterResolver, master_url
+from mirrored.cluster.spec import ClusterSpec
+from mirrored.errors import AllocationError, ClusterError
+
+
+class SlurmClusterResolver(ClusterResolver):
+    """The cluster that Slurm has assigned to a job step. What is not given is taken from the environment.
+
+    Tasks are numbered as Slurm numbers them: node after node, in the order of the list of nodes.
+
+    Args:
+        jobs: How many tasks each job has: ``{"worker": 4}``. Default: all of the step's tasks are workers.
+        port_base: The port of the first task on a node; the next ones follow.
+        gpus_per_node: Default: as many as CUDA_VISIBLE_DEVICES names, or `nvidia-smi` lists; without it none.
+        gpus_per_task: Default: those of a node divided among its tasks.
+        tasks_per_node: A number, or ``{host: number}``. Default: SLURM_STEP_TASKS_PER_NODE.
+        auto_set_gpu: Whether `cluster_spec` sets CUDA_VISIBLE_DEVICES for this task. Call it before JAX opens devices.
+        rpc_layer: What stands before addresses in `master`.
+
+    Raises:
+        AllocationError: A variable of Slurm is missing, or more is asked for than was assigned.
+        ClusterError: A variable of Slurm cannot be read.
+
+    TensorFlow: `tf.distribute.cluster_resolver.SlurmClusterResolver`, which sorts hosts by name (``n10`` before
+    ``n2``), and so gives tasks other hosts than Slurm does; and which fails on nodes without `nvidia-smi`.
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, int] | None = None,
+        port_base: int = 8888,
+        gpus_per_node: int | None = None,
+        gpus_per_task: int | None = None,
+        tasks_per_node: int | Mapping[str, int] | None = None,
+        auto_set_gpu: bool = True,
+        rpc_layer: str = "grpc",
+    ) -> None:
+        self._rank = _number("PROCID")
+        self._jobs = {"worker": _number("STEP_NUM_TASKS")} if jobs is None else dict(jobs)
+        self._port_base, self._auto_set_gpu, self._rpc_layer = port_base, auto_set_gpu, rpc_layer
+        self._tasks_per_node = _tasks_per_node(tasks_per_node)
+        most = max(self._tasks_per_node.values())
+        self._gpus_per_node = _visible_gpus() if gpus_per_node is None else gpus_per_node
+        self._gpus_per_task = self._gpus_per_node // most if gpus_per_task is None else gpus_per_task
+        self._check(most)
+
+    def _check(self, most: int) -> None:
+        if most * self._gpus_per_task > self._gpus_per_node:
+            raise _too_much(
+                f"Requested more GPUs per node than available: {most} tasks with {self._gpus_per_task} each, and "
+                f"{self._gpus_per_node} GPUs",
+                "the GPUs of a node are divided among its tasks",
+            )
+        wanted, assigned = sum(self._jobs.values()), sum(self._tasks_per_node.values())
+        if wanted != assigned:
+            raise _too_much(
+                f"Requested {wanted} tasks but only {assigned} were assigned"
+                if wanted > assigned
+                else f"Requested {wanted} tasks and {assigned} were assigned",
+                "the jobs have as many tasks as the job step",
+            )
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The tasks; with `auto_set_gpu` it also sets CUDA_VISIBLE_DEVICES for this one."""
+        hosts = [(host, place) for host, count in self._tasks_per_node.items() for place in range(count)]
+        addresses = [f"{host}:{self._port_base + place}" for host, place in hosts]
+        cluster, first = {}, 0
+        for job, count in sorted(self._jobs.items()):
+            cluster[job] = addresses[first : first + count]
+            first += count
+        if self._auto_set_gpu and self._gpus_per_task:
+            place = hosts[self._rank][1]
+            gpus = range(place * self._gpus_per_task, (place + 1) * self._gpus_per_task)
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        return ClusterSpec(cluster)
+
+    def get_task_info(self) -> tuple[str | None, int | None]:
+        """The job and index of this task."""
+        return self.task_type, self.task_id
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The address of a task, by default of this one.
+
+        Raises:
+            ClusterError: There is no such task.
+        """
+        job = self.task_type if task_type is None else task_type
+        index = self.task_id if task_id is None else task_id
+        if job is None or index is None:
+            return ""
+        return master_url(self.cluster_spec().task_address(job, index), rpc_layer or self._rpc_layer)
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+    ) -> dict[str, int]:
+        """The GPUs of a task: ``{"GPU": 1}``."""
+        del task_type, task_id, config_proto
+        return {"GPU": self._gpus_per_task}
+
+    @property
+    def task_type(self) -> str | None:
+        """What was set, or the job of this task by its rank."""
+        return self._found()[0] if self._task_type is None else self._task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """What was set, or the index of this task by its rank."""
+        return self._found()[1] if self._task_id is None else self._task_id
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    def _found(self) -> tuple[str | None, int | None]:
+        first = 0
+        for job, count in sorted(self._jobs.items()):
+            if self._rank < first + count:
+                return job, self._rank - first
+            first += count
+        return None, None
+
+
+def expand_hostlist(hostlist: str) -> list[str]:
+    """The hosts of a list of Slurm's, in order.
+
+    Raises:
+        ClusterError: It cannot be read.
+
+    Example:
+        >>> expand_hostlist("n[09-10],m5")
+        ['n09', 'n10', 'm5']
+    """
+    hosts = [host for part in _split(hostlist) for host in _expand(part, hostlist)]
+    if not hosts:
+        raise _unreadable("list of hosts", hostlist)
+    return hosts
+
+
+def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
+    """How many tasks each node has, from Slurm's short form.
+
+    Raises:
+        ClusterError: It cannot be read.
+
+    Example:
+        >>> expand_tasks_per_node("3(x2),2,1")
+        [3, 3, 2, 1]
+    """
+    counts: list[int] = []
+    for part in tasks_per_node.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if found is None:
+            raise _unreadable("number of tasks per node", tasks_per_node)
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
+def _split(hostlist: str) -> Iterator[str]:
+    """Cuts at the commas outside of brackets."""
+    return (part for part in re.split(r",(?![^\[]*\])", hostlist.strip()) if part)
+
+
+def _expand(part: str, hostlist: str) -> Iterator[str]:
+    found = re.fullmatch(r"([^,\[\]]*)(?:\[([\d,\- ]+)\])?([^,\[\]]*)", part.strip())
+    if found is None or not part.strip():
+        raise _unreadable("list of hosts", hostlist)
+    if found[2] is None:
+        yield part.strip()
+        return
+    for piece in found[2].split(","):
+        first, _, last = piece.strip().partition("-")
+        if not first.isdecimal() or (last and not last.isdecimal()) or "-" in last:
+            raise _unreadable("list of hosts", hostlist)
+        for number in range(int(first), int(last or first) + 1):
+            yield f"{found[1]}{number:0{len(first)}d}{found[3]}"
+
+
+def _tasks_per_node(given: int | Mapping[str, int] | None) -> dict[str, int]:
+    if isinstance(given, Mapping):
+        return dict(given)
+    hosts = expand_hostlist(_variable("STEP_NODELIST"))
+    counts = expand_tasks_per_node(_variable("STEP_TASKS_PER_NODE")) if given is None else [int(given)] * len(hosts)
+    if len(hosts) != len(counts):
+        raise _too_much(f"{len(hosts)} hosts, and numbers of tasks for {len(counts)}", "every host has its number")
+    return dict(zip(hosts, counts, strict=True))
+
+
+def _visible_gpus() -> int:
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return len([one for one in named.split(",") if one.strip()])
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(f"SLURM_{name}")
+    if value is None:
+        raise AllocationError(
+            "SlurmClusterResolver",
+            found=f"SLURM_{name} not found in environment",
+            rule="Slurm sets it in a job step",
+            remedy="start the program with srun, or give the argument that stands for it",
+        )
+    return value
+
+
+def _number(name: str) -> int:
+    value = _variable(name)
+    if not value.strip().isdecimal():
+        raise _unreadable("number", f"SLURM_{name}={value}")
+    return int(value)
+
+
+def _unreadable(what: str, text: str) -> ClusterError:
+    return ClusterError(
+        "SlurmClusterResolver",
+        found=f"{text!r} as a {what}",
+        rule="Slurm's short forms: n[1-3],m5 for hosts, 2(x3),1 for numbers of tasks",
+        remedy="correct the variable of the environment, or leave it to srun",
+    )
+
+
+def _too_much(found: str, rule: str) -> AllocationError:
+    return AllocationError(
+        "SlurmClusterResolver", found=found, rule=rule, remedy="change the arguments, or what srun or sbatch asks for"
+    )

@@ -1,0 +1,151 @@
+"""`ClusterSpec`: which tasks there are, by job, and their addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mirrored.errors import ArgumentTypeError, ClusterError
+
+Tasks = Sequence[str] | Mapping[int, str]
+
+
+class ClusterSpec:
+    """The tasks of a cluster: for each job the addresses of its tasks.
+
+    Args:
+        cluster: ``{"worker": ["host0:2222", "host1:2222"]}``; for single tasks of a job ``{"ps": {1: "host2:2222"}}``;
+            or another `ClusterSpec`.
+
+    Raises:
+        ArgumentTypeError: Anything else.
+        ClusterError: A task index below zero.
+
+    Example:
+        >>> spec = ClusterSpec({"worker": ["a:1", "b:1"]})
+        >>> spec.task_address("worker", 1), spec.num_tasks("worker"), bool(spec)
+        ('b:1', 2, True)
+
+    TensorFlow: `tf.train.ClusterSpec`, without protocol buffers.
+    """
+
+    def __init__(self, cluster: Mapping[str, Tasks] | ClusterSpec) -> None:
+        given = cluster.as_dict() if isinstance(cluster, ClusterSpec) else cluster
+        if not isinstance(given, Mapping):
+            raise _wrong(cluster)
+        self._jobs: dict[str, dict[int, str]] = {_text(job, cluster): _indexed(tasks) for job, tasks in given.items()}
+
+    @property
+    def jobs(self) -> list[str]:
+        """The names of the jobs."""
+        return list(self._jobs)
+
+    def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
+        """The addresses by job: a list, or a dict by index where indices are missing."""
+        return {job: _dense(tasks) for job, tasks in self._jobs.items()}
+
+    def num_tasks(self, job_name: str) -> int:
+        """How many tasks a job has.
+
+        Raises:
+            ClusterError: There is no such job.
+        """
+        return len(self._tasks(job_name, "num_tasks"))
+
+    def task_indices(self, job_name: str) -> list[int]:
+        """The indices of a job's tasks, ascending.
+
+        Raises:
+            ClusterError: There is no such job.
+        """
+        return sorted(self._tasks(job_name, "task_indices"))
+
+    def task_address(self, job_name: str, task_index: int) -> str:
+        """The address of a task.
+
+        Raises:
+            ClusterError: There is no such job or task.
+        """
+        tasks = self._tasks(job_name, "task_address")
+        if task_index not in tasks:
+            raise ClusterError(
+                "ClusterSpec.task_address",
+                found=f"No task with index {task_index!r} in job {job_name!r}",
+                rule=f"the job has the tasks {sorted(tasks)}",
+                remedy="give one of these indices (in TF_CONFIG: task.index)",
+            )
+        return tasks[task_index]
+
+    def job_tasks(self, job_name: str) -> list[str | None]:
+        """The addresses of a job's tasks by index, None for a missing one.
+
+        Raises:
+            ClusterError: There is no such job.
+        """
+        tasks = self._tasks(job_name, "job_tasks")
+        return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
+
+    def _tasks(self, job: str, method: str) -> dict[int, str]:
+        if job not in self._jobs:
+            raise ClusterError(
+                f"ClusterSpec.{method}",
+                found=f"No such job in cluster: {job!r}",
+                rule=f"the jobs are {self.jobs}",
+                remedy="give one of these",
+            )
+        return self._jobs[job]
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def __eq__(self, other: object) -> bool:
+        return self._jobs == other._jobs if isinstance(other, ClusterSpec) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple((job, tuple(sorted(tasks.items()))) for job, tasks in sorted(self._jobs.items())))
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{job!r}: {tasks!r}" for job, tasks in sorted(self.as_dict().items()))
+        return f"ClusterSpec({{{inside}}})"
+
+
+def _dense(tasks: dict[int, str]) -> list[str] | dict[int, str]:
+    indices = sorted(tasks)
+    if indices == list(range(len(indices))):
+        return [tasks[index] for index in indices]
+    return {index: tasks[index] for index in indices}
+
+
+def _indexed(tasks: Any) -> dict[int, str]:
+    if isinstance(tasks, Mapping):
+        pairs = list(tasks.items())
+    elif isinstance(tasks, Sequence) and not isinstance(tasks, (str, bytes)):
+        pairs = list(enumerate(tasks))
+    else:
+        raise _wrong(tasks)
+    for index, _ in pairs:
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise _wrong(tasks)
+        if index < 0:
+            raise ClusterError(
+                "ClusterSpec",
+                found=f"the task index {index}",
+                rule="tasks are counted from zero",
+                remedy="give an index that is not negative",
+            )
+    return {index: _text(address, tasks) for index, address in pairs}
+
+
+def _text(value: Any, whole: Any) -> str:
+    if not isinstance(value, str):
+        raise _wrong(whole)
+    return value
+
+
+def _wrong(found: Any) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        "ClusterSpec",
+        found=f"{found!r}"[:300],
+        rule="`cluster` is a dictionary from names of jobs to lists of addresses (or dictionaries by index)",
+        remedy='write ClusterSpec({"worker": ["host0:2222", "host1:2222"]})',
+    )

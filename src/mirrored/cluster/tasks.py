@@ -1,0 +1,218 @@
+"""The part that each task plays: who trains, who is the chief, and in which order tasks become processes of JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+from mirrored.cluster.resolver import ClusterResolver
+from mirrored.cluster.spec import ClusterSpec
+from mirrored.errors import ArgumentTypeError, ClusterError
+
+CHIEF: Final = "chief"
+WORKER: Final = "worker"
+EVALUATOR: Final = "evaluator"
+PS: Final = "ps"
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """What a task is to JAX's distributed runtime.
+
+    Attributes:
+        coordinator: The address of process 0, ``host:port``.
+        num_processes: How many tasks train together.
+        index: Which of them this is; the chief first, then the workers.
+        addresses: Of all of them, by index.
+    """
+
+    coordinator: str
+    num_processes: int
+    index: int
+    addresses: tuple[str, ...]
+
+
+def process_of(resolver: ClusterResolver) -> Process | None:
+    """What the resolver's task is to JAX's distributed runtime.
+
+    Parameter servers in the cluster are accepted and unused; an evaluator works by itself.
+
+    Args:
+        resolver: Says which tasks there are, and which of them this is.
+
+    Returns:
+        None if this task trains alone: no cluster, one task, or an evaluator.
+
+    Raises:
+        ClusterError: The task is missing, is a parameter server or of another job, has an index that is not there; two
+            tasks have one address; an address has no port; there are several chiefs.
+    """
+    spec = resolver.cluster_spec()
+    job, index = resolver.task_type, resolver.task_id
+    if not spec or job == EVALUATOR:
+        return None
+    trainers = training_tasks(spec)
+    if job is None or index is None:
+        if len(trainers) <= 1:
+            return None
+        raise _error(
+            f"a cluster of {len(trainers)} tasks, and a task of type {job!r} and index {index!r}",
+            "every process says which task of the cluster it is",
+            'add "task": {"type": "worker", "index": 0} to TF_CONFIG, or set task_type and task_id',
+        )
+    _check_task(spec, job, index)
+    check_addresses(spec, type(resolver).__name__)
+    addresses = tuple(spec.task_address(*task) for task in trainers)
+    for address in addresses:
+        _check_port(address)
+    if len(trainers) == 1:
+        return None
+    return Process(addresses[0], len(trainers), trainers.index((job, index)), addresses)
+
+
+def training_tasks(spec: ClusterSpec) -> list[tuple[str, int]]:
+    """The tasks that train, in the order of JAX's processes: the chief, then the workers.
+
+    Raises:
+        ClusterError: There are several chiefs, or a job that is not known.
+    """
+    unknown = [job for job in spec.jobs if job not in (CHIEF, WORKER, EVALUATOR, PS)]
+    if unknown:
+        raise _error(
+            f"the jobs {unknown}",
+            f"the jobs of a cluster are {CHIEF}, {WORKER}, {EVALUATOR} and {PS} (which is unused)",
+            "rename them",
+        )
+    if CHIEF in spec.jobs and spec.num_tasks(CHIEF) > 1:
+        raise _error(
+            f"There must be at most one 'chief' job; found {spec.num_tasks(CHIEF)} chiefs",
+            "one task leads",
+            "make the others workers",
+        )
+    jobs = [job for job in (CHIEF, WORKER) if job in spec.jobs]
+    return [(job, index) for job in jobs for index in spec.task_indices(job)]
+
+
+def check_addresses(spec: ClusterSpec, source: str) -> None:
+    """Refuses two tasks with one address.
+
+    Raises:
+        ClusterError: There are such.
+    """
+    addresses = Counter(spec.task_address(job, index) for job in spec.jobs for index in spec.task_indices(job))
+    twice = [address for address, count in addresses.items() if count > 1]
+    if twice:
+        raise _error(
+            f"{source} gives the address {twice[0]} to {addresses[twice[0]]} tasks",
+            "every task has an address of its own",
+            "give them different hosts or ports",
+        )
+
+
+def _check_task(spec: ClusterSpec, job: str, index: int) -> None:
+    if job == PS:
+        raise _error(
+            f"the task is of type {PS!r}",
+            "training is synchronous and state is mirrored: there are no parameter servers",
+            f"start no process for the {PS!r} tasks (they may stay in the cluster, unused)",
+        )
+    if job not in spec.jobs:
+        raise _error(
+            f"`task_type` {job!r} not found in cluster_spec",
+            f"the jobs are {spec.jobs}",
+            "correct task.type in TF_CONFIG",
+        )
+    if index not in spec.task_indices(job):
+        raise _error(
+            f"No task with index {index} in job {job!r}",
+            f"the job has the tasks {spec.task_indices(job)}",
+            "correct task.index in TF_CONFIG (the first task has index 0)",
+        )
+
+
+def _check_port(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 65536):
+        raise _error(
+            f"the address {address!r}",
+            "an address is a host and a port",
+            'write "host0.example.com:2222"',
+        )
+
+
+# The words of tf.distribute's multi_worker_util
+
+
+def normalize_cluster_spec(cluster_spec: Any) -> ClusterSpec:
+    """A `ClusterSpec` from one, or from a dict.
+
+    Raises:
+        ArgumentTypeError: Anything else.
+    """
+    if isinstance(cluster_spec, (ClusterSpec, Mapping)):
+        return ClusterSpec(cluster_spec)
+    raise ArgumentTypeError(
+        "normalize_cluster_spec",
+        found=f"{cluster_spec!r}"[:200],
+        rule="`cluster_spec` is a dict or a `ClusterSpec`",
+        remedy='write {"worker": ["host0:2222"]}',
+    )
+
+
+def is_chief(cluster_spec: Any, task_type: str | None = None, task_id: int | None = None) -> bool:
+    """Whether a task is the chief: the one called so, else worker 0; an evaluator is its own chief.
+
+    Raises:
+        ClusterError: There is no such task.
+    """
+    spec = normalize_cluster_spec(cluster_spec)
+    if not spec or task_type is None or task_type == EVALUATOR:
+        return True
+    index = int(task_id or 0)
+    if task_type != PS:
+        _check_task(spec, task_type, index)
+    return task_type == CHIEF or (CHIEF not in spec.jobs and task_type == WORKER and index == 0)
+
+
+def worker_count(cluster_spec: Any, task_type: str) -> int:
+    """How many tasks train together with one of this type.
+
+    Raises:
+        ClusterError: It does not train.
+    """
+    if task_type not in (CHIEF, WORKER, EVALUATOR):
+        raise _error(f"Unexpected `task_type` {task_type!r}", "a task trains or evaluates", "give 'worker' or 'chief'")
+    spec = normalize_cluster_spec(cluster_spec)
+    if task_type == EVALUATOR:
+        return spec.num_tasks(EVALUATOR) if EVALUATOR in spec.jobs else 1
+    return len(training_tasks(spec))
+
+
+def id_in_cluster(cluster_spec: Any, task_type: str, task_id: int) -> int:
+    """Which of the tasks that train this one is: the chief first.
+
+    Raises:
+        ClusterError: It does not train, or is not there.
+    """
+    spec = normalize_cluster_spec(cluster_spec)
+    if task_type == EVALUATOR:
+        return task_id
+    trainers = training_tasks(spec)
+    if task_type == PS:
+        raise _error("There is no id for task_type 'ps'", "a parameter server does not train", "ask for a worker")
+    _check_task(spec, task_type, task_id)
+    return trainers.index((task_type, task_id))
+
+
+def collective_leader(cluster_spec: Any, task_type: str | None, task_id: int | None) -> str:
+    """The device name of the task that leads collectives; empty for a task that works by itself."""
+    spec = normalize_cluster_spec(cluster_spec)
+    if not spec or task_type == EVALUATOR or task_type is None:
+        return ""
+    return f"/job:{CHIEF if CHIEF in spec.jobs else WORKER}/replica:0/task:0"
+
+
+def _error(found: str, rule: str, remedy: str) -> ClusterError:
+    return ClusterError("finding this process's place in the cluster", found=found, rule=rule, remedy=remedy)
