@@ -9,12 +9,15 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, overload
 
 import jax
+import jax.numpy as jnp
 
 from mirrored._jax.traces import trace_settings
+from mirrored.errors import ArgumentError
 from mirrored.function.program import Program
 from mirrored.function.signature import Arguments, Ragged, difference, take_apart
 from mirrored.function.specs import check_signature
-from mirrored.replicas.ambient import ambient
+from mirrored.replicas.ambient import ambient, within
+from mirrored.replicas.driving import Driver, IteratedWhileTracing
 
 _DECISIONS = (
     "mirrored.function: Python decided by a value that is known only when the compiled program runs (an `if`, `while`, `float()` "
@@ -59,29 +62,37 @@ class Function:
         donate: bool = True,
         input_signature: Sequence[Any] | None = None,
         name: str | None = None,
+        steps_per_call: int | None = None,
     ) -> None:
         functools.update_wrapper(self, python_function)
         self.python_function = python_function
         self._traces = 0
         self.retrace_reason: str | None = None
         self._donate = donate
+        self._steps = steps_per_call
         self._input_signature = input_signature
         self._name = name or getattr(python_function, "__name__", "function")
         self._programs: dict[Hashable, Program] = {}
         self._last: Arguments | None = None
+        self._driver: Driver | None = None
         self._by_strategy: dict[int, Function] = {}
         self._by_instance: weakref.WeakKeyDictionary[Any, Function] = weakref.WeakKeyDictionary()
 
     @property
     def trace_count(self) -> int:
         """How often it has been traced, by itself and inside runs."""
-        return self._traces + sum(made.trace_count for made in self._by_strategy.values())
+        driven = 0 if self._driver is None else self._driver.trace_count
+        return self._traces + driven + sum(made.trace_count for made in self._by_strategy.values())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program for these arguments, tracing and compiling it first if there is none."""
         here = ambient()
         if here.frame is not None or here.runner is not None or _Mode.eager:
-            return self.python_function(*args, **kwargs)
+            return self.python_function(*args, **kwargs) if self._steps is None else self._steps_eagerly(*args)
+        if self._steps is not None:
+            return self._call_steps(*args, **kwargs)
+        if self._driver is not None:
+            return self._driven(args, kwargs)
         if self._input_signature is not None:
             args, kwargs = check_signature(self.python_function, self._input_signature, args, kwargs)
         strategies = here.strategies
@@ -90,7 +101,44 @@ class Function:
         except Ragged:
             self._notice_ragged()
             return self.python_function(*args, **kwargs)
-        return self._program(arguments, strategies)(arguments)
+        try:
+            return self._program(arguments, strategies)(arguments.arrays)
+        except IteratedWhileTracing:
+            self._driver = Driver(lambda function: Function(function, donate=self._donate))
+            return self._driven(args, kwargs)
+
+    def _call_steps(self, batches: Sequence[Any]) -> Any:
+        """Makes `steps_per_call` steps in one dispatch."""
+        strategies = ambient().strategies
+        layout = strategies[-1].layout if strategies else None
+        steps = [take_apart(args, {}, layout) for args in self._steps_of(batches)]
+        if any(step.key != steps[0].key for step in steps):
+            raise ArgumentError(
+                self._name,
+                found="batches of different structure, shapes, dtypes or static values",
+                rule="the steps of one call are one program, run over and over",
+                remedy="distribute the dataset with last_batch='pad' or 'drop', and pass numbers as arrays",
+            )
+        return self._program(steps[0], strategies)([array for step in steps for array in step.arrays])
+
+    def _steps_eagerly(self, batches: Sequence[Any]) -> Any:
+        results = [self.python_function(*args) for args in self._steps_of(batches)]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+
+    def _steps_of(self, batches: Sequence[Any]) -> list[tuple[Any, ...]]:
+        if len(batches) != self._steps:
+            raise ArgumentError(
+                self._name,
+                found=f"{len(batches)} batches",
+                rule=f"with steps_per_call={self._steps} a call takes so many, one tuple of arguments per step",
+                remedy="group the batches, and run the rest through a function with steps_per_call=1",
+            )
+        return [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
+
+    def _driven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs it as Python, each `run` in it compiled: it iterates a distributed dataset."""
+        with within(driver=self._driver):
+            return self.python_function(*args, **kwargs)
 
     def _program(self, arguments: Arguments, strategies: tuple[Any, ...]) -> Program:
         key = (arguments.key, tuple(map(id, strategies)), ambient().replica is None, trace_settings())
@@ -105,7 +153,7 @@ class Function:
             self.retrace_reason = f"{self._name} is traced again: {difference(self._last, arguments)}"
             _log.info(self.retrace_reason)
         try:
-            program = Program(self.python_function, arguments, donate=self._donate)
+            program = Program(self.python_function, arguments, donate=self._donate, steps=self._steps)
         except jax.errors.ConcretizationTypeError as error:
             error.add_note(_DECISIONS)
             raise
@@ -129,7 +177,7 @@ class Function:
         """JAX's lowering of the program for these arguments (`.compile().as_text()` is its HLO). Nothing is run."""
         strategies = ambient().strategies
         arguments = take_apart(args, kwargs, strategies[-1].layout if strategies else None)
-        return self._program(arguments, strategies).lower(arguments)
+        return self._program(arguments, strategies).lower(arguments.arrays)
 
     def around(self, strategy: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Function:
         """This function inside a run of `strategy`, compiled as a whole; made once.
@@ -186,6 +234,7 @@ def function(
     *,
     donate: bool = True,
     input_signature: Sequence[Any] | None = None,
+    steps_per_call: int | None = None,
     **options: Any,
 ) -> Any:
     """Compiles a function that reads and assigns variables; a decorator, with or without arguments.
@@ -201,6 +250,8 @@ def function(
         donate: Reuse the memory of assigned variables for their new values. An error while the program runs then loses
             them; False keeps them, at the cost of their memory.
         input_signature: Shapes and dtypes that arguments must have (objects with `shape`, None for any size, and `dtype`).
+        steps_per_call: Make so many steps in one dispatch, as one compiled scan. The function is then called with a
+            sequence of so many argument tuples, and each array that it returns gets a leading dimension of steps.
         **options: `reduce_retracing`, `autograph`, `jit_compile`, `experimental_...`: accepted for TensorFlow's sake.
 
     Returns:
@@ -226,5 +277,13 @@ def function(
     if unknown:
         raise TypeError(f"function() got an unexpected keyword argument {unknown[0]!r}")
     if func is None:
-        return lambda decorated: function(decorated, donate=donate, input_signature=input_signature, **options)
-    return Function(func, donate=donate, input_signature=input_signature, name=options.get("name"))
+        return lambda decorated: function(
+            decorated, donate=donate, input_signature=input_signature, steps_per_call=steps_per_call, **options
+        )
+    return Function(
+        func,
+        donate=donate,
+        input_signature=input_signature,
+        name=options.get("name"),
+        steps_per_call=steps_per_call,
+    )

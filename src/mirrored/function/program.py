@@ -33,9 +33,10 @@ _OUR_REFERENCES = 3
 class _Result(Bookkeeping):
     """One leaf of the result: a static object, or an array and what to wrap it in."""
 
-    static: Any = None
     is_array: bool = False
+    is_per_replica: bool = False
     wrap: Callable[[Any], Any] | None = None
+    static: Any = None
 
 
 class Program:
@@ -45,13 +46,17 @@ class Program:
         function: The Python function.
         arguments: The call that it is traced for.
         donate: Whether the variables' old buffers are reused.
+        steps: How many steps one call makes, as one scan; None is one step, without a leading dimension of results.
 
     Attributes:
         created: The variables made while tracing.
     """
 
-    def __init__(self, function: Callable[..., Any], arguments: Arguments, *, donate: bool) -> None:
+    def __init__(
+        self, function: Callable[..., Any], arguments: Arguments, *, donate: bool, steps: int | None = None
+    ) -> None:
         self._arguments = arguments
+        self._steps = steps
         self._donate = donate
         self._frame = FunctionFrame()
         self._results: list[_Result] = []
@@ -82,7 +87,7 @@ class Program:
         """Notes what a leaf of the result is; its array, or None if it is static."""
         if isinstance(leaf, PerReplica) and leaf.layout is not None:
             layout = leaf.layout
-            self._results.append(_Result(is_array=True, wrap=lambda array: PerReplica.from_stacked(array, layout)))
+            self._results.append(_Result(True, True, lambda array: PerReplica.from_stacked(array, layout)))
             return leaf.stacked(layout)
         if isinstance(leaf, Mirrored):
             count = leaf.num_replicas
@@ -98,9 +103,12 @@ class Program:
         assigned = [variable for variable, _ in self._frame.staged.values()]
         assigned_ids = {id(variable) for variable in assigned}
         read = [variable for variable, _ in self._frame.captured.values()]
-        self._donated = [v for v in read if id(v) in assigned_ids] if self._donate else []
+        # A scan carries every assigned variable; a single step need not be told the old value of one that it only assigns.
+        carried = assigned if self._steps is not None else [v for v in read if id(v) in assigned_ids]
+        self._donated = carried if self._donate else []
         donated_ids = {id(variable) for variable in self._donated}
-        self._kept = [v for v in read if id(v) not in donated_ids]
+        needed = {id(v): v for v in (*read, *carried)}
+        self._kept = [v for v in needed.values() if id(v) not in donated_ids]
         self._assigned = assigned
         self._synchronous = has_callbacks(staged.jaxpr)
         self._outer = [c for c in staged.constants if _is_outer(c)]
@@ -109,13 +117,22 @@ class Program:
         num_state, num_outer, token = len(places), len(self._outer), self._token
         sources = [_place(constant, places) for constant in staged.constants]
 
-        def program(*operands: Any) -> list[Any]:
-            outer = iter(operands[num_state : num_state + num_outer])
+        def step(state: Sequence[Any], outer: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+            remaining = iter(outer)
             constants = [
-                operands[place] if place is not None else next(outer) if _is_outer(constant) else constant
+                state[place] if place is not None else next(remaining) if _is_outer(constant) else constant
                 for place, constant in zip(sources, staged.constants, strict=True)
             ]
-            outs = staged(constants, operands[num_state + num_outer :])
+            return staged(constants, inputs)
+
+        def program(*operands: Any) -> list[Any]:
+            state, rest = list(operands[:num_state]), operands[num_state:]
+            outer, inputs = rest[:num_outer], rest[num_outer:]
+            if self._steps is None:
+                outs = step(state, outer, inputs)
+            else:
+                carry = [places[id(variable)] for variable in assigned]
+                outs = self._scanned(step, carry, state, outer, inputs)
             return [*outs, jnp.zeros((), jnp.int32)] if token else outs
 
         shardings = [_sharding(variable) for variable in assigned]
@@ -124,19 +141,51 @@ class Program:
         self._plain = jax.jit(program, out_shardings=pinned)
         self._donating = jax.jit(program, donate_argnums=tuple(range(len(self._donated))), out_shardings=pinned)
 
-    def lower(self, arguments: Arguments) -> Any:
-        """JAX's lowering of the program for these arguments, for looking at its HLO."""
-        state = [variable.stored() for variable in (*self._donated, *self._kept)]
-        return self._donating.lower(*state, *self._outer, *arguments.arrays)
+    def _scanned(
+        self,
+        step: Callable[..., list[Any]],
+        carry: Sequence[int],
+        state: Sequence[Any],
+        outer: Sequence[Any],
+        inputs: Sequence[Any],
+    ) -> list[Any]:
+        """All steps of one call; the results get a leading dimension, per-replica ones behind the replicas'."""
+        assert self._steps is not None
+        count = len(inputs) // self._steps
+        per_step = [jnp.stack(inputs[i::count]) for i in range(count)]
 
-    def __call__(self, arguments: Arguments) -> Any:
-        """Runs it on the variables as they are now, and assigns what it assigns."""
+        def body(carried: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            now = list(state)
+            for place, value in zip(carry, carried, strict=True):
+                now[place] = value
+            outs = step(now, outer, xs)
+            return outs[: len(carry)], outs[len(carry) :]
+
+        last, results = jax.lax.scan(body, [state[place] for place in carry], per_step, length=self._steps)
+        arrays = [result for result in self._results if result.is_array]
+        moved = [
+            jnp.moveaxis(value, 0, 1) if result.is_per_replica else value
+            for value, result in zip(results, arrays, strict=True)
+        ]
+        return [*last, *moved]
+
+    def lower(self, arrays: Sequence[Any]) -> Any:
+        """JAX's lowering of the program for these arrays, for looking at its HLO."""
+        state = [variable.stored() for variable in (*self._donated, *self._kept)]
+        return self._donating.lower(*state, *self._outer, *arrays)
+
+    def __call__(self, arrays: Sequence[Any]) -> Any:
+        """Runs it on the variables as they are now, and assigns what it assigns.
+
+        Args:
+            arrays: The arguments' arrays, of all steps one after another.
+        """
         if not is_eval(current_trace()):
-            return self._call_recorded(arguments)
+            return self._call_recorded(arrays)
         donated = [_donatable(variable) for variable in self._donated]
         kept = [variable.stored() for variable in self._kept]
         try:
-            outs = self._donating(*donated, *kept, *self._outer, *arguments.arrays)
+            outs = self._donating(*donated, *kept, *self._outer, *arrays)
             if self._synchronous:
                 jax.block_until_ready(outs)
         except Exception as error:
@@ -153,12 +202,12 @@ class Program:
             raise
         return self._wrapped(rest)
 
-    def _call_recorded(self, arguments: Arguments) -> Any:
+    def _call_recorded(self, arrays: Sequence[Any]) -> Any:
         """Under a tape (or a bare transform): nothing is donated, reads are announced, results recorded."""
         state = [_announced(variable) for variable in (*self._donated, *self._kept)]
         for variable in self._assigned:
             variable.check_assignable("function")
-        outs = self._plain(*state, *self._outer, *arguments.arrays)
+        outs = self._plain(*state, *self._outer, *arrays)
         for variable, value in zip(self._assigned, outs, strict=False):
             variable.store(payload_of(value))
         return self._wrapped(outs[len(self._assigned) :])

@@ -1,0 +1,73 @@
+"""Many steps in one dispatch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+
+
+def momentum_step(strategy: Any, v: Any, count: Any) -> Any:
+    """A step that assigns two variables and returns a reduced and a per-replica value."""
+
+    def replica(x: Any) -> Any:
+        total = mr.get_replica_context().all_reduce(mr.ReduceOp.SUM, x.sum(0))
+        v.assign(0.5 * v + total)
+        count.assign_add(1)
+        return x.sum()
+
+    def step(x: Any) -> Any:
+        out = strategy.run(replica, args=(x,))
+        return strategy.reduce(mr.ReduceOp.SUM, out, axis=None), out
+
+    return step
+
+
+@pytest.mark.parametrize(("devices", "replicas"), [(1, 2), (2, 2), (2, 4)])
+def test_equals_single_steps(devices: int, replicas: int) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas)
+    batches = list(strategy.distribute_dataset([np.full((4, 2), i, np.float32) for i in range(1, 7)]))
+    results = []
+    for steps in (None, 3):
+        with strategy.scope():
+            v, count = mr.Variable(jnp.zeros(2)), mr.Variable(0, trainable=False)
+        step = mr.function(momentum_step(strategy, v, count), steps_per_call=steps)
+        if steps is None:
+            sums = [float(step(x)[0]) for x in batches]
+        else:
+            pairs = [step(batches[i : i + 3]) for i in (0, 3)]
+            sums = [float(s) for reduced, _ in pairs for s in reduced]
+            assert [component.shape for component in pairs[0][1].values] == [(3,)] * replicas
+        assert step.trace_count == 1
+        results.append((sums, v.numpy().tolist(), int(count.numpy())))
+    assert results[0] == results[1]
+
+
+def test_eager_mode_makes_the_same_steps() -> None:
+    v = mr.Variable(0.0)
+    step = mr.function(lambda x: v.assign_add(x), steps_per_call=2)
+    compiled = step([jnp.float32(1), jnp.float32(2)])
+    mr.run_functions_eagerly(True)
+    try:
+        eager = step([jnp.float32(1), jnp.float32(2)])
+    finally:
+        mr.run_functions_eagerly(False)
+    assert compiled.tolist() == [1, 3]
+    assert eager.tolist() == [4, 6]
+
+
+def test_refuses_another_number_of_batches() -> None:
+    step = mr.function(lambda x: x, steps_per_call=3)
+    with pytest.raises(mr.errors.ArgumentError, match="2 batches"):
+        step([jnp.ones(1), jnp.ones(1)])
+
+
+def test_refuses_batches_of_different_shapes() -> None:
+    step = mr.function(lambda x: x, steps_per_call=2)
+    with pytest.raises(mr.errors.ArgumentError, match="batches of different structure"):
+        step([jnp.ones(1), jnp.ones(2)])
