@@ -52,7 +52,9 @@ def test_an_iterator_is_driven_too() -> None:
 
     @mr.function
     def two_steps(iterator: Any) -> Any:
-        return [strategy.reduce("SUM", strategy.run(lambda x: x.sum(), args=(next(iterator),)), axis=None) for _ in "ab"]
+        return [
+            strategy.reduce("SUM", strategy.run(lambda x: x.sum(), args=(next(iterator),)), axis=None) for _ in "ab"
+        ]
 
     iterator = iter(dataset)
     assert [[float(s) for s in two_steps(iterator)] for _ in range(2)] == [[0, 2], [4, 6]]

@@ -17,6 +17,7 @@ from mirrored.data.readers import Reader
 from mirrored.data.stats import InputStats
 from mirrored.errors import ArgumentError, InputError, TransformationError
 from mirrored.replicas.ambient import ambient
+from mirrored.replicas.driving import note_iteration
 
 _VERSION: Final = 1
 _TRANSFORMATIONS: Final = frozenset(
@@ -67,6 +68,7 @@ class DistributedIterator:
         return self
 
     def __next__(self) -> Any:
+        note_iteration()
         self._refuse_in_replica()
         if self._done is not None:
             if self._done == "ended":
@@ -215,6 +217,7 @@ class DistributedDataset:
         self._stats = InputStats()
 
     def __iter__(self) -> DistributedIterator:
+        note_iteration()
         self._stats = InputStats()
         return DistributedIterator(self._open_reader(), self._placer, self._options, self._stats, self._element_spec)
 

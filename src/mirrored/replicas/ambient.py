@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mirrored.replicas.driving import Driver
     from mirrored.replicas.frames import Frame
     from mirrored.replicas.merging import Session
     from mirrored.replicas.reads import ReadListener
@@ -28,6 +29,7 @@ class Ambient:
         frame: Where variables are read from and written to; None is the root frame: their storage.
         listeners: Who is told of reads and writes, innermost last.
         runner: The session of the `run` that surrounds this code, if any.
+        driver: What compiles the runs of a function that is driven from Python, if one surrounds this code.
         creators: Who is asked when a variable is created, innermost last.
     """
 
@@ -36,6 +38,7 @@ class Ambient:
     frame: Frame | None = None
     listeners: tuple[ReadListener, ...] = ()
     runner: Session | None = None
+    driver: Driver | None = None
     creators: tuple[Callable[..., Any], ...] = ()
 
     def fork(self, **changes: Any) -> Ambient:

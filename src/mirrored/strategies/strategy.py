@@ -128,8 +128,10 @@ class Strategy:
         self._refuse_in_replica("run")
         self._refuse_mixing("run")
         kwargs = kwargs or {}
+        here = ambient()
+        if here.driver is not None and here.frame is None and here.runner is None and not isinstance(fn, Function):
+            fn = here.driver.compiled(fn)
         if isinstance(fn, Function):
-            here = ambient()
             if here.frame is None and here.runner is None and not functions_run_eagerly():
                 return fn.around(self, self._runs)(*args, **kwargs)
             fn = fn.python_function
