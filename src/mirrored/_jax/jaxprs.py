@@ -16,6 +16,8 @@ from jax._src.core import NamedAxisEffect as _NamedAxisEffect
 from jax._src.debugging import DebugEffect as _DebugEffect
 from jax._src.state.types import AbstractRef as _AbstractRef
 
+from mirrored._jax.equal import NAME as EQUAL
+
 ClosedJaxpr = _extend.ClosedJaxpr
 Jaxpr = _extend.Jaxpr
 JaxprEqn = _extend.JaxprEqn
@@ -102,7 +104,7 @@ _CALLS: Final = {
     "remat2": "jaxpr",
     "shard_map": "jaxpr",
 }
-_EQUALISING: Final = frozenset({"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"})
+_EQUALISING: Final = frozenset({"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant", EQUAL})
 _HOST: Final = frozenset({"pure_callback", "io_callback", "python_callback", "infeed", "recv", "precv", "rng_uniform"})
 _IDENTITY: Final = frozenset({"pvary"})
 _PLAIN: Final = Plain()

@@ -1,1 +1,21 @@
+"""Reductions over replicas: what they mean, and the algorithms that carry them out.
 
+Example:
+    >>> from mirrored.collectives import ReduceOp
+    >>> ReduceOp("sum") is ReduceOp.SUM
+    True
+"""
+
+from __future__ import annotations
+
+from mirrored.collectives.cross_device_ops import AllReduce as AllReduce
+from mirrored.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
+from mirrored.collectives.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
+from mirrored.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
+from mirrored.collectives.cross_device_ops import OrderedTree as OrderedTree
+from mirrored.collectives.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
+from mirrored.collectives.custom import Adasum as Adasum
+from mirrored.collectives.custom import Median as Median
+from mirrored.collectives.custom import TrimmedMean as TrimmedMean
+from mirrored.collectives.group import Group as Group
+from mirrored.collectives.reduce_op import ReduceOp as ReduceOp

@@ -16,7 +16,7 @@ _REMEDY: Final = "give ReduceOp.SUM, for instance"
 
 
 class _Members(type):
-    """Makes `ReduceOp` look like the enum it is in TensorFlow: `ReduceOp("sum")`, `ReduceOp["SUM"]`, `list(ReduceOp)`."""
+    """Makes `ReduceOp` look like TensorFlow's enum: `ReduceOp("sum")`, `ReduceOp["SUM"]`, `list(ReduceOp)`."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if cls is ReduceOp:
@@ -36,9 +36,9 @@ class _Members(type):
 class ReduceOp(metaclass=_Members):
     """How the components of a per-replica value become one: `SUM`, `MEAN`, or a subclass.
 
-    A subclass defines `__call__`, from the stacked components ``[replicas, ...]``, in replica order, to one value ``[...]`` of the
-    component's shape and dtype. It is traced, and called on every device with the same values. Give it equality and a hash
-    (a frozen dataclass has both): compiled programs are found again by it.
+    A subclass defines `__call__`, from the stacked components ``[replicas, ...]``, in replica order, to one value
+    ``[...]`` of the component's shape and dtype. It is traced, and called on every device with the same values. Give
+    it equality and a hash (a frozen dataclass has both): compiled programs are found again by it.
 
     Attributes:
         SUM: The sum, in the components' dtype.
@@ -90,10 +90,12 @@ class _Member(ReduceOp):
         self._name = name
 
     def __call__(self, per_replica: Any) -> Any:
+        """Over axis 0."""
         return jnp.mean(per_replica, axis=0) if self is ReduceOp.MEAN else jnp.sum(per_replica, axis=0)
 
     @property
     def name(self) -> str:
+        """``"SUM"`` or ``"MEAN"``."""
         return self._name
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -112,10 +114,12 @@ class CallableReduction(ReduceOp):
     fn: Callable[[Any], Any]
 
     def __call__(self, per_replica: Any) -> Any:
+        """Calls it."""
         return self.fn(per_replica)
 
     @property
     def name(self) -> str:
+        """The callable's name."""
         return getattr(self.fn, "__name__", type(self.fn).__name__)
 
 
@@ -123,8 +127,9 @@ def as_reduce_op(value: Any) -> ReduceOp:
     """The reduction that a user means.
 
     Args:
-        value: A `ReduceOp`, a subclass of it that needs no arguments, a name in any case (``"sum"``, ``"ReduceOp.SUM"``), an object
-            with such a `.name` (`VariableAggregation.SUM`), or a callable over stacked components.
+        value: A `ReduceOp`, a subclass of it that needs no arguments, a name in any case (``"sum"``,
+            ``"ReduceOp.SUM"``), an object with such a `.name` (`VariableAggregation.SUM`), or a callable over stacked
+            components.
 
     Raises:
         ArgumentError: It is none of these.

@@ -54,7 +54,11 @@ def _reduction(algorithm: Any, op: Any, layout: Layout, num_inputs: int) -> Call
 
 @functools.lru_cache(maxsize=256)
 def _compiled_reduction(algorithm: Any, op: Any, layout: Layout, num_inputs: int) -> Callable[..., Any]:
-    return jax.jit(_reduction(algorithm, op, layout, num_inputs), out_shardings=layout.replicated)
+    return jax.jit(
+        _reduction(algorithm, op, layout, num_inputs),
+        out_shardings=layout.replicated,
+        compiler_options=dict(algorithm.compiler_options) or None,
+    )
 
 
 def reduce_stacked(algorithm: Any, op: Any, arrays: Sequence[Any], layout: Layout) -> list[Any]:

@@ -1,0 +1,41 @@
+"""Borders that no compiler pass crosses, so that a sum has the same bits wherever it is computed.
+
+A compiler contracts a multiplication and the addition that follows it into one operation with one rounding, if it
+puts both into one kernel; whether it does depends on everything around. A conditional with a predicate known only at
+run time is its own computation: its operands and results are buffers, and nothing is fused across.
+`optimization_barrier` is not enough: it is taken out before fusion. An exclusive-or of the bits with a run-time zero
+holds on the side of the operands, but the kernel that reads the result is then another one than where a collective
+wrote it, and may round differently *(seen: momentum updates)*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+
+def never(array: Any) -> Any:
+    """``bool[]``, False whatever `array` holds, which no compiler knows: e to a negative power is not above 2."""
+    first = jnp.real(jnp.ravel(array)[0]).astype(jnp.float32)
+    return jnp.exp(-jnp.abs(first)) > 2.0
+
+
+def bordered(
+    function: Callable[[Any], Sequence[Any]], operands: Sequence[Sequence[Any]], results_per_list: int
+) -> list[Any]:
+    """`function` of `operands`, compiled for itself.
+
+    Args:
+        function: From lists of arrays of one shape and dtype to a flat list of results, so many for each list, each
+            like its arrays.
+        operands: At least one list; the first one's first array is not empty.
+        results_per_list: How many results each list has.
+    """
+
+    def otherwise(lists: Sequence[Sequence[Any]]) -> list[Any]:
+        return [arrays[0] for arrays in lists for _ in range(results_per_list)]
+
+    return list(lax.cond(never(operands[0][0]), otherwise, function, [list(arrays) for arrays in operands]))

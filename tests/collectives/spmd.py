@@ -1,0 +1,57 @@
+"""Running reductions as compiled programs do: local components inside a `shard_map` body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from mirrored.collectives import CrossDeviceOps, Group
+
+AXIS = "replica"
+Body = Callable[..., Any]
+
+
+def over_devices(body: Body, devices: int, *, stacked: int, options: Any = None, equal: bool = True) -> Any:
+    """`body(*local parts [K, ...], *others)` on every device, jitted; `stacked` of its arguments are ``[R, ...]``."""
+    if devices == 1:
+        return jax.jit(body, compiler_options=options)
+    mesh = Mesh(np.array(jax.devices()[:devices]), (AXIS,), axis_types=(AxisType.Auto,))
+    own, shared = PartitionSpec(AXIS), PartitionSpec()
+
+    def mapped(*args: Any) -> Any:
+        specs = (own,) * stacked + (shared,) * (len(args) - stacked)
+        out = shared if equal else own
+        return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)(*args)
+
+    return jax.jit(mapped, compiler_options=options)
+
+
+def group_of(devices: int, replicas: int) -> Group:
+    return Group(axis=AXIS if devices > 1 else None, devices=devices, local=replicas // devices)
+
+
+def reduction(algorithm: CrossDeviceOps, op: Any, devices: int, replicas: int, count: int) -> Any:
+    """A compiled reduction of `count` stacked arrays ``[R, ...]``; every device's results, ``[D, ...]``."""
+    group = group_of(devices, replicas)
+
+    def body(*parts: Any) -> list[Any]:
+        lists = [[part[k] for k in range(group.local)] for part in parts]
+        return [result[None] for result in algorithm.reduce(op, lists, group)]
+
+    options = dict(algorithm.compiler_options) or None
+    return over_devices(body, devices, stacked=count, options=options, equal=False)
+
+
+def collectives_in(text: str) -> dict[str, int]:
+    """How often each collective is issued in optimised HLO."""
+    names = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
+    found = {name: text.count(f" {name}(") + text.count(f" {name}-start(") for name in names}
+    return {name: count for name, count in found.items() if count}
+
+
+def same_bits(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in zip(one, other, strict=True))
