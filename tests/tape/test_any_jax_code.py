@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tape.programs import PROGRAMS
 
 from mirrored.tape import GradientTape
+from tape.programs import PROGRAMS
 
 
 def by_tape(function, x):
@@ -20,8 +20,8 @@ def by_tape(function, x):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_eager_gradient_is_that_of_jax(name):
-    # Un-jitted jax.grad runs each equation by itself; a rule compiles the few equations of one operation together, where
-    # XLA may contract a multiplication and an addition.
+    # Un-jitted jax.grad runs each equation by itself; a rule compiles the few equations of one operation together, and
+    # XLA may contract a multiplication and an addition there.
     function, value = PROGRAMS[name]
     x = jnp.asarray(value)
     result, gradient = by_tape(function, x)

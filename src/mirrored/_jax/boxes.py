@@ -230,6 +230,7 @@ def _fill_in() -> None:
     for name in _SPECIAL:
         if name not in _OWN and hasattr(ArrayImpl, name):
             setattr(Box, name, _special_from_payload(name))
+    Box.__cuda_array_interface__ = _from_payload("__cuda_array_interface__")  # type: ignore[attr-defined]
     Box.__array_module__ = ArrayImpl.__array_module__  # type: ignore[attr-defined]
     for name in vars(ArrayImpl):
         if not name.startswith("__") and name not in _OWN and name not in _OF_JAX_METHODS:
@@ -273,6 +274,15 @@ def payload_of(value: Any) -> Any:
     if type(value) is BoxTracer:
         return value.box.payload
     return value
+
+
+def another_object(array: Any) -> Any:
+    """The same concrete array on one device as another object over the same buffer; anything else as it is."""
+    if type(array) is Box:
+        return Box(array.owner, array.payload, array.key)
+    if type(array) is ArrayImpl and len(array.sharding.device_set) == 1:
+        return array.addressable_data(0)
+    return array
 
 
 def is_eval_trace(trace: Any) -> bool:

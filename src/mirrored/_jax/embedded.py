@@ -107,7 +107,11 @@ def _jit(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -
 
 
 def _scan(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
-    split = params.get("num_consts", 0), params.get("num_carry", 0)
+    if "ft_in" in params:  # from JAX 0.12
+        of_constants, of_carry, _ = params["ft_in"].unpack()
+        split = len(of_constants), len(of_carry)
+    else:
+        split = params["num_consts"], params["num_carry"]
     constants, carry, xs = args[: split[0]], args[split[0] : sum(split)], args[sum(split) :]
 
     def body(carry: Any, x: Any) -> Any:

@@ -32,6 +32,11 @@ class Program:
         """Applies every equation under the current trace."""
         return list(jax.core.eval_jaxpr(self.jaxpr, self.constants, *args))
 
+    def of_constants(self, *args: Any) -> list[Any]:
+        """The same with the constants as leading arguments."""
+        count = len(self.constants)
+        return list(jax.core.eval_jaxpr(self.jaxpr, args[:count], *args[count:]))
+
     @property
     def out_avals(self) -> list[Any]:
         """The abstract values of its results."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
+
 from mirrored._jax import jit_key
+from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored.tape import _catalogue as catalogue
 from mirrored.tape._operation import Operation
@@ -70,7 +73,14 @@ class Walk:
         for position, cotangent in pull(arrived, self._run):
             key = record.in_keys[position]
             before = cotangents.get(key)
-            cotangents[key] = cotangent if before is None else self._run(catalogue.ADD, [before, cotangent])[0]
+            cotangents[key] = cotangent if before is None else self._added(before, cotangent)
+
+    def _added(self, first: Any, second: Any) -> Any:
+        try:
+            return self._run(catalogue.ADD, [first, second])[0]
+        except ValueError:
+            # A variable that several replicas have read under a tape around them: each cotangent is on another device.
+            return self._run(catalogue.ADD, [first, jax.device_put(second, payload_of(first).sharding)])[0]
 
     def _run(self, operation: Operation, values: Sequence[Any]) -> Sequence[Any]:
         if self._direct:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import jit_key
-from mirrored._jax.boxes import STAND_INS, ReadTracer, payload_of
+from mirrored._jax.boxes import STAND_INS, Array, ReadTracer, payload_of
 from mirrored._jax.programs import aval_of, is_inexact
 from mirrored._jax.traces import current_trace, is_staging_above, put_trace
 from mirrored.errors import ArgumentError, StructureError, TapeError
@@ -269,7 +269,7 @@ class GradientTape:
         with self._differentiating() as walk:
             gradients = self._pull(walk, targets, weights, leaves)
         return rebuild(
-            [_or_zeros(gradient, leaf, unconnected) for gradient, leaf in zip(gradients, leaves, strict=True)]
+            [_finished(gradient, leaf, unconnected) for gradient, leaf in zip(gradients, leaves, strict=True)]
         )
 
     def jacobian(
@@ -465,7 +465,11 @@ def _weight(weight: Any, target: Any) -> Any:
     return jnp.asarray(target_value(weight), target.dtype)
 
 
-def _or_zeros(gradient: Any, source: Any, unconnected: UnconnectedGradients) -> Any:
-    if gradient is None and unconnected is UnconnectedGradients.ZERO:
-        return zeros_like_source(source)
+def _finished(gradient: Any, source: Any, unconnected: UnconnectedGradients) -> Any:
+    if gradient is None:
+        return zeros_like_source(source) if unconnected is UnconnectedGradients.ZERO else None
+    if type(gradient) is Array and is_variable(source) and jax.local_device_count() > 1:
+        home = payload_of(source.read_value())
+        if type(home) is Array and home.sharding.device_set != gradient.sharding.device_set:
+            return jax.device_put(gradient, home.sharding)
     return gradient

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from mirrored._jax.boxes import another_object
 from mirrored._jax.programs import aval_of, is_inexact
 from mirrored.replicas.merging import Merge, meet
 from mirrored.tape._operation import linearize
@@ -64,6 +65,7 @@ def process(trace: TapeTrace, merge: Merge, payload: list[Any]) -> list[Any]:
     residuals = results[part.num_results :]
     own = results[: part.num_results]
     record = MergeRecord(keys, watched, merge.name, part, residuals)
+    record.arrays = [_is_array(value) for value in own]
     return trace.add(record, own, [_is_array(value) and is_inexact(aval_of(value)) for value in own], values)
 
 
@@ -72,25 +74,30 @@ def _forward(merge: Merge, payloads: Sequence[list[Any]]) -> list[list[Any]]:
     sizes = [len(payload) for payload in payloads]
     operands = [value for payload in payloads for value in payload]
     watched = [i for i, value in enumerate(operands) if _is_array(value) and is_inexact(aval_of(value))]
-    counts: list[int] = []
+    shapes: list[list[Any]] = []
 
     def merged(*values: Any) -> list[Any]:
         results = [list(result) for result in merge.run(_split(values, sizes))]
-        counts[:] = [len(result) for result in results]
-        return [value for result in results for value in result]
+        # A tape inside this one hands its parts through, which are no arrays.
+        shapes[:] = [[None if _is_array(value) else value for value in result] for result in results]
+        return [value for result in results for value in result if _is_array(value)]
 
     results, pullback = linearize(merged, operands, watched)
     residuals, tree = jax.tree.flatten(pullback)
-    by_replica = _split(results, counts)
-    way = Way(tree, sizes, watched, [[aval_of(value) for value in result] for result in by_replica])
-    by_replica[0] = [*by_replica[0], *residuals]
-    return [[*result, Part(way, k, counts[k])] for k, result in enumerate(by_replica)]
+    arrays = iter(results)
+    by_replica = [[next(arrays) if other is None else other for other in shape] for shape in shapes]
+    way = Way(tree, sizes, watched, [[aval_of(value) for value in result if _is_array(value)] for result in by_replica])
+    first = by_replica[0]
+    return [
+        [*result, *(residuals if result is first else ()), Part(way, k, len(result))]
+        for k, result in enumerate(by_replica)
+    ]
 
 
 class MergeRecord(Record):
     """Goes back through a merge by another merge."""
 
-    __slots__ = ("name", "part", "residuals")
+    __slots__ = ("arrays", "name", "part", "residuals")
 
     meets = True
 
@@ -101,12 +108,14 @@ class MergeRecord(Record):
         self.name = name
         self.part = part
         self.residuals = residuals
+        self.arrays: list[bool] = []
 
     def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
         way, index = self.part.way, self.part.index
+        arrived = [cotangent for cotangent, is_array in zip(cotangents, self.arrays, strict=True) if is_array]
         given = [
             no_cotangent(aval) if cotangent is None else cotangent
-            for cotangent, aval in zip(cotangents, way.results[index], strict=True)
+            for cotangent, aval in zip(arrived, way.results[index], strict=True)
             if is_inexact(aval)
         ]
         merge = Merge(f"the gradient of {self.name}", lambda payloads: _back(way, payloads))
@@ -127,7 +136,8 @@ def _back(way: Way, payloads: Sequence[list[Any]]) -> list[list[Any]]:
     row: list[Any] = [None] * sum(way.sizes)
     for position, cotangent in zip(way.watched, pullback(cotangents), strict=True):
         row[position] = cotangent
-    return _split(row, way.sizes)
+    # Each replica takes home an object of its own: one object handed to all would count as one value for all.
+    return _split([another_object(value) for value in row], way.sizes)
 
 
 def _split(values: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:

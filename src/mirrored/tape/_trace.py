@@ -99,7 +99,8 @@ class TapeTrace(Trace):  # type: ignore[misc]
             with self.under_parent():
                 return primitive.bind(*values, **params)
         if primitive is device_put_p:
-            return self._process_call(lambda *arrays: list(primitive.bind(*arrays, **params)), values, keys, watched)
+            moved = {**params, "srcs": tuple(map(_place, values, params["srcs"]))}
+            return self._process_call(lambda *arrays: list(primitive.bind(*arrays, **moved)), values, keys, watched)
         unrolled = loops.UNROLLED.get(primitive)
         if unrolled is not None and self.eager:
             return unrolled(self, args, params)
@@ -137,6 +138,20 @@ class TapeTrace(Trace):  # type: ignore[misc]
         params = {"out_trees": out_trees, "symbolic_zeros": symbolic_zeros}
         values, keys, watched = self.sort(args)
         return self._process_call(binder(primitive, (function, forward, backward), params), values, keys, watched)
+
+    def process_shard_map(self, primitive: Any, function: Any, args: Sequence[Any], **params: Any) -> Any:
+        """`jax.shard_map` outside `jit`: traced first, so that what its function closes over becomes an operand."""
+        result: list[Any] = []
+
+        def bind(*arrays: Any) -> list[Any]:
+            result[:] = [primitive.bind(*arrays, subfuns=(function,), **params)]
+            return list(result[0])
+
+        values, _, _ = self.sort(args)
+        with self.as_current():
+            program = program_of(bind, [aval_of(value) for value in values])
+        operation = Operation(program.of_constants, str(primitive))
+        return result[0].update(self.apply(operation, [*program.constants, *args]))
 
     def process_call(self, primitive: Any, function: Any, args: Sequence[Any], params: Any, /) -> Any:
         """A call primitive of older JAX: its body is ordinary code."""
@@ -370,6 +385,11 @@ class TapeTrace(Trace):  # type: ignore[misc]
         avals = [aval_of(result) for result in results]
         record = PullbackRecord(keys, watched, bind, pullback, avals)
         return self.add(record, results, [is_inexact(aval) for aval in avals], values)
+
+
+def _place(value: Any, source: Any) -> Any:
+    """Where a cotangent of `value` belongs: where `value` lies (JAX would leave it on the other device)."""
+    return value.sharding if source is None and type(value) in (Array, Box) else source
 
 
 def run_under(trace: Any, operation: Operation, values: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,86 @@
+"""The token in JAX's tracing caches."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mirrored._jax import jit_key
+
+
+@pytest.fixture
+def counted():
+    traces = []
+
+    @jax.jit
+    def function(x):
+        traces.append(x)
+        return x + 1.0
+
+    return function, traces
+
+
+def test_default_is_none():
+    assert jit_key.current() is None
+
+
+def test_another_token_traces_again_and_the_same_does_not(counted):
+    function, traces = counted
+    for token in (None, "a", "a", None, "b", "a"):
+        with jit_key.using(token):
+            assert jit_key.current() == token
+            function(1.0)
+    assert len(traces) == 3
+
+
+def test_swap_gives_what_was():
+    assert jit_key.swap("a") is None
+    assert jit_key.swap(None) == "a"
+
+
+def test_fresh_is_never_the_same(counted):
+    function, traces = counted
+    for _ in range(3):
+        with jit_key.fresh():
+            function(1.0)
+            function(1.0)
+    assert len(traces) == 3
+    assert jit_key.current() is None
+
+
+def test_renew_within_fresh(counted):
+    function, traces = counted
+    with jit_key.fresh():
+        function(1.0)
+        jit_key.renew()
+        function(1.0)
+    assert len(traces) == 2
+    assert jit_key.current() is None
+
+
+def test_renew_elsewhere_changes_nothing():
+    jit_key.renew()
+    assert jit_key.current() is None
+    with jit_key.using(jit_key.TAPE):
+        jit_key.renew()
+        assert jit_key.current() == jit_key.TAPE
+
+
+def test_inner_traces_of_scan_and_checkpoint_obey_it():
+    traces = []
+
+    def body(carry, _):
+        traces.append(carry)
+        return carry * 2.0, None
+
+    for token in ("a", "b", "b"):
+        with jit_key.using(token):
+            jax.lax.scan(body, jnp.ones(2), None, length=2)
+    assert len(traces) == 2
+
+
+def test_left_by_an_exception():
+    with pytest.raises(KeyError, match="k"), jit_key.using("a"):
+        raise KeyError("k")
+    assert jit_key.current() is None

@@ -1,0 +1,199 @@
+"""Tapes inside replicas, through the places where replicas meet."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.tape import GradientTape
+
+LAYOUTS = {
+    "two devices": {"devices": ["CPU:0", "CPU:1"]},
+    "two on one device": {"devices": ["CPU:0"], "num_replicas": 2},
+    "four on two devices": {"devices": ["CPU:0", "CPU:1"], "num_replicas": 4},
+}
+
+
+@pytest.fixture(params=LAYOUTS, ids=list(LAYOUTS))
+def strategy(request):
+    return mr.MirroredStrategy(**LAYOUTS[request.param])
+
+
+@pytest.fixture(params=["eager", "compiled"])
+def compiled(request):
+    return request.param == "compiled"
+
+
+def on_replicas(strategy, compiled, function):
+    """Each result of `function(context, number of the replica from 1)` as a list over replicas."""
+
+    def replica():
+        context = mr.get_replica_context()
+        return function(context, jnp.asarray(context.replica_id_in_sync_group, jnp.float32) + 1.0)
+
+    run = (lambda: strategy.run(replica)) if not compiled else mr.function(lambda: strategy.run(replica))
+    n = strategy.num_replicas_in_sync
+
+    def values(result):
+        local = strategy.local_results(result)
+        return [np.asarray(one).tolist() for one in (local if len(local) == n else local * n)]
+
+    return [values(result) for result in run()]
+
+
+@pytest.mark.parametrize(("op", "scale"), [("SUM", 1.0), ("MEAN", None)])
+def test_gradient_of_a_reduction_is_the_reduced_upstream_gradient(strategy, compiled, op, scale):
+    n = strategy.num_replicas_in_sync
+    scale = scale or 1 / n
+
+    def function(context, k):
+        x = jnp.float32(42.0)
+        with GradientTape() as tape:
+            tape.watch(x)
+            y = context.all_reduce(op, x) * (2 * k - 1)
+        return y, tape.gradient(y, x)
+
+    values, gradients = on_replicas(strategy, compiled, function)
+    weights = [2.0 * k + 1 for k in range(n)]
+    np.testing.assert_allclose(values, [42.0 * n * scale * weight for weight in weights])
+    np.testing.assert_allclose(gradients, [sum(weights) * scale] * n)
+
+
+def test_gradient_of_a_gather_is_the_sum_of_the_slices(strategy, compiled):
+    n = strategy.num_replicas_in_sync
+
+    def function(context, k):
+        x = jnp.array([[3.0], [5.0]]) * k
+        with GradientTape() as tape:
+            tape.watch(x)
+            y = jnp.sum(context.all_gather(x, axis=1) * k)
+        return (tape.gradient(y, x),)
+
+    (gradients,) = on_replicas(strategy, compiled, function)
+    total = sum(range(1, n + 1))
+    assert gradients == [[[total], [total]]] * n
+
+
+def test_a_merge_that_is_not_linear_and_its_second_derivative(strategy, compiled):
+    def merged(strategy, value):
+        return strategy.reduce("SUM", value, axis=None) ** 2
+
+    def function(context, k):
+        x = k * 1.0
+        with GradientTape() as outer:
+            outer.watch(x)
+            with GradientTape() as inner:
+                inner.watch(x)
+                y = context.merge_call(merged, args=(x * x,))
+            first = inner.gradient(y, x)
+        return y, first, outer.gradient(first, x)
+
+    values, first, second = on_replicas(strategy, compiled, function)
+    ids = np.arange(1.0, strategy.num_replicas_in_sync + 1)
+    total, n = np.sum(ids**2), len(ids)
+    np.testing.assert_allclose(values, total**2)
+    # y_r = s^2 for every r, s = sum of x_q^2; each replica's gradient is that of the sum of all y over its own x.
+    np.testing.assert_allclose(first, n * 4 * total * ids, rtol=1e-5)
+    # Each replica's own tape adds up, for its x, the derivatives of every replica's gradient.
+    jacobian = n * (4 * total * np.eye(n) + 8 * np.outer(ids, ids))
+    np.testing.assert_allclose(second, jacobian.sum(0), rtol=1e-5)
+
+
+def test_a_persistent_tape_through_a_reduction(strategy, compiled):
+    n = strategy.num_replicas_in_sync
+
+    def function(context, k):
+        x = k * 1.0
+        with GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = context.all_reduce("SUM", x * x)
+            z = y * y
+        return tape.gradient(y, x), tape.gradient(z, x), tape.gradient(z, y)
+
+    of_y, of_z, z_of_y = on_replicas(strategy, compiled, function)
+    ids = np.arange(1.0, n + 1)
+    total = np.sum(ids**2)
+    np.testing.assert_allclose(of_y, n * 2 * ids)
+    np.testing.assert_allclose(of_z, n * 2 * total * 2 * ids)
+    np.testing.assert_allclose(z_of_y, [2 * total] * n)
+
+
+def test_every_replica_takes_the_way_back_through_a_merge(strategy, compiled):
+    n = strategy.num_replicas_in_sync
+
+    def function(context, k):
+        x, w = k * 1.0, k * 1.0
+        with GradientTape() as tape:
+            tape.watch([x, w])
+            reduced = context.all_reduce("SUM", x)
+            y = w * 3.0  # The reduced value is not used.
+        of_x, of_w = tape.gradient(y, [x, w], unconnected_gradients="zero")
+        return of_x, of_w, reduced
+
+    of_x, of_w, _ = on_replicas(strategy, compiled, function)
+    assert of_x == [0.0] * n
+    assert of_w == [3.0] * n
+
+
+def test_a_tape_per_replica_over_mirrored_variables(strategy, compiled):
+    with strategy.scope():
+        v, unused = mr.Variable(2.0), mr.Variable(1.0)
+
+    def function(context, k):
+        with GradientTape() as tape:
+            y = v * v * k
+        of_v, nothing = tape.gradient(y, [v, unused])
+        assert nothing is None
+        assert tape.watched_variables()[0] is v
+        return (of_v,)
+
+    (gradients,) = on_replicas(strategy, compiled, function)
+    assert gradients == [4.0 * (k + 1) for k in range(strategy.num_replicas_in_sync)]
+
+
+def test_a_tape_around_run_sees_inside_it(strategy, compiled):
+    with strategy.scope():
+        v = mr.Variable(2.0)
+    n = strategy.num_replicas_in_sync
+
+    def step():
+        x = jnp.float32(3.0)
+        with GradientTape(persistent=True) as tape:
+            tape.watch(x)
+
+            def replica(x):
+                k = jnp.asarray(mr.get_replica_context().replica_id_in_sync_group, jnp.float32) + 1.0
+                return v * v * k * x
+
+            loss = strategy.reduce("SUM", strategy.run(replica, args=(x,)), axis=None)
+        return loss, tape.gradient(loss, v), tape.gradient(loss, x)
+
+    loss, of_v, of_x = (mr.function(step) if compiled else step)()
+    total = n * (n + 1) / 2
+    assert float(loss) == 12.0 * total
+    assert float(of_v) == 12.0 * total
+    assert float(of_x) == 4.0 * total
+
+
+def test_second_order_and_jacobians_inside_replicas(strategy, compiled):
+    with strategy.scope():
+        v = mr.Variable(3.0)
+
+    def function(context, k):
+        with GradientTape() as outer:
+            with GradientTape() as inner:
+                y = v**3
+            first = inner.gradient(y, v)
+        x = jnp.stack([k, k + 1.0])
+        with GradientTape() as tape:
+            tape.watch(x)
+            z = x * x * v
+        return first, outer.gradient(first, v), tape.jacobian(z, x)
+
+    first, second, jacobian = on_replicas(strategy, compiled, function)
+    n = strategy.num_replicas_in_sync
+    assert first == [27.0] * n
+    assert second == [18.0] * n
+    assert jacobian == [[[6.0 * k, 0.0], [0.0, 6.0 * (k + 1)]] for k in range(1, n + 1)]

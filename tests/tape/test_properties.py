@@ -1,0 +1,127 @@
+"""Generated programs: a tape gives what `jax.grad` and `jax.jacobian` give."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mirrored.tape import GradientTape
+
+# Each of these is one primitive (or none) forward and back, so that un-jitted jax.grad does the very same operations.
+EXACT_BINARY = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "maximum": lambda a, b: jnp.maximum(a, b),
+    "where": lambda a, b: jnp.where(a > b, a, b),
+}
+EXACT_UNARY = {
+    "neg": lambda a: -a,
+    "twice": lambda a: a * 2.0,
+    "half": lambda a: 0.5 * a,
+    "shifted": lambda a: a + 1.5,
+    "from one": lambda a: 1.0 - a,
+    "reversed": lambda a: a[::-1],
+    "rolled": lambda a: jnp.concatenate([a[1:], a[:1]]),
+    "abs": abs,
+}
+SMOOTH = {
+    "sin": jnp.sin,
+    "tanh": jnp.tanh,
+    "exp": lambda a: jnp.exp(jnp.clip(a, -3, 3)),
+    "sigmoid": jax.nn.sigmoid,
+    "relu": jax.nn.relu,
+    "mean": lambda a: a - jnp.mean(a),
+    "softmax": jax.nn.softmax,
+    "cumsum": jnp.cumsum,
+    "scan": lambda a: jax.lax.scan(lambda c, x: (c + x * 0.5, c * x), 0.0, a)[1],
+    "cond": lambda a: jax.lax.cond(a[0] > 0, lambda: a * 2.0, lambda: a * a),
+    "jit": lambda a: jax.jit(lambda b: b * a)(a),
+    "checkpoint": jax.checkpoint(lambda a: jnp.sin(a) * a),
+    "quotient": lambda a: a / (1.0 + a * a),
+    "power": lambda a: a**2 - a**3 * 0.1,
+}
+
+
+@st.composite
+def programs(draw, unary, binary, length=8):
+    """A function of two vectors: each step makes a value from earlier ones."""
+    steps = []
+    for k in range(draw(st.integers(2, length))):
+        size = k + 2
+        if draw(st.booleans()):
+            steps.append(
+                (draw(st.sampled_from(sorted(binary))), draw(st.integers(0, size - 1)), draw(st.integers(0, size - 1)))
+            )
+        else:
+            steps.append((draw(st.sampled_from(sorted(unary))), draw(st.integers(0, size - 1))))
+
+    def function(x, y):
+        values = [x, y]
+        for name, *where in steps:
+            values.append((unary if len(where) == 1 else binary)[name](*[values[i] for i in where]))
+        return values[-1] + values[-2]
+
+    return function
+
+
+vectors = st.lists(
+    st.floats(-2, 2, width=32, allow_subnormal=False).map(lambda v: round(v, 3)), min_size=3, max_size=3
+).map(lambda v: np.asarray(v, np.float32))
+
+
+def gradients(function, x, y):
+    with GradientTape() as tape:
+        tape.watch([x, y])
+        total = jnp.sum(function(x, y))
+    return tape.gradient(total, [x, y], unconnected_gradients="zero")
+
+
+@given(programs(EXACT_UNARY, EXACT_BINARY), vectors, vectors)
+@settings(max_examples=40, deadline=None)
+def test_same_operations_same_bits(function, x, y):
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    expected = jax.grad(lambda x, y: jnp.sum(function(x, y)), (0, 1))(x, y)
+    for ours, theirs in zip(gradients(function, x, y), expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+
+
+@given(programs({**EXACT_UNARY, **SMOOTH}, EXACT_BINARY, length=6), vectors, vectors)
+@settings(max_examples=25, deadline=None)
+def test_compiled_gradients_are_those_of_jax_to_the_last_bit(function, x, y):
+    ours = jax.jit(lambda x, y: gradients(function, x, y))(x, y)
+    expected = jax.jit(jax.grad(lambda x, y: jnp.sum(function(x, y)), (0, 1)))(x, y)
+    for a, b in zip(ours, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@given(programs({**EXACT_UNARY, **SMOOTH}, EXACT_BINARY, length=5), vectors, vectors)
+@settings(max_examples=15, deadline=None)
+def test_jacobians(function, x, y):
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    with GradientTape() as tape:
+        tape.watch([x, y])
+        z = function(x, y)
+    ours = tape.jacobian(z, [x, y], unconnected_gradients="zero")
+    for a, b in zip(ours, jax.jacobian(function, (0, 1))(x, y), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-4)
+
+
+@given(programs({**EXACT_UNARY, **SMOOTH}, EXACT_BINARY, length=4), vectors, vectors)
+@settings(max_examples=10, deadline=None)
+def test_second_derivatives(function, x, y):
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    with GradientTape() as outer:
+        outer.watch([x, y])
+        slope, _ = gradients(function, x, y)
+        total = jnp.sum(slope * slope)
+    ours = outer.gradient(total, [x, y], unconnected_gradients="zero")
+
+    def plain(x, y):
+        return jnp.sum(jax.grad(lambda x: jnp.sum(function(x, y)))(x) ** 2)
+
+    for a, b in zip(ours, jax.grad(plain, (0, 1))(x, y), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-3, atol=2e-3)
