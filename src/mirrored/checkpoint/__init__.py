@@ -6,11 +6,13 @@ from mirrored.checkpoint.directory import latest_checkpoint as latest_checkpoint
 from mirrored.checkpoint.manager import CheckpointManager as CheckpointManager
 from mirrored.checkpoint.manifest import Manifest as Manifest
 from mirrored.checkpoint.manifest import read_manifest as read_manifest
+from mirrored.checkpoint.reader import CheckpointReader as CheckpointReader
 from mirrored.checkpoint.status import RestoreStatus as RestoreStatus
 
 __all__ = [
     "Checkpoint",
     "CheckpointManager",
+    "CheckpointReader",
     "Manifest",
     "RestoreStatus",
     "checkpoints_in",

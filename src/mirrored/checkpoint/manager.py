@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
+from typing import Final
 
 from mirrored.checkpoint.checkpoint import Checkpoint, PathLike
 from mirrored.checkpoint.directory import checkpoints_in, number_of
@@ -12,6 +14,9 @@ from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.status import RestoreStatus
 from mirrored.checkpoint.writing import REPLACED, UNFINISHED, Writer, actual, write
 from mirrored.errors import ArgumentError
+
+_KEPT: Final = "kept"
+_NANOSECONDS_PER_HOUR: Final = 3600 * 10**9
 
 
 class CheckpointManager:
@@ -26,6 +31,7 @@ class CheckpointManager:
         max_to_keep: How many to keep, None for all. The oldest goes when a new one is whole.
         save_interval_steps: `save` passes over steps that are no multiple of it.
         checkpoint_name: Beginning of the names.
+        keep_every_n_hours: One in so many hours is kept for good, beside the newest; `checkpoints` leaves it out.
 
     Raises:
         ArgumentError: A number below one.
@@ -54,6 +60,7 @@ class CheckpointManager:
         save_interval_steps: int = 1,
         *,
         checkpoint_name: str = "ckpt",
+        keep_every_n_hours: float | None = None,
     ) -> None:
         if (max_to_keep is not None and max_to_keep < 1) or save_interval_steps < 1:
             raise ArgumentError(
@@ -67,6 +74,8 @@ class CheckpointManager:
         self._max_to_keep = max_to_keep
         self._interval = save_interval_steps
         self._name = checkpoint_name
+        self._keep_every_n_hours = keep_every_n_hours
+        self._last_kept_nanoseconds = time.time_ns()
         self._writer = Writer()
         self._restored: RestoreStatus | None = None
 
@@ -84,7 +93,7 @@ class CheckpointManager:
     def checkpoints(self) -> list[str]:
         """The paths of the finished checkpoints, oldest first. Waits for one that is being written."""
         self.wait()
-        return checkpoints_in(self._directory, self._name)
+        return self._managed()
 
     @property
     def latest_checkpoint(self) -> str | None:
@@ -169,12 +178,27 @@ class CheckpointManager:
     def _tidy(self) -> None:
         """Removes what is too old, and what killed programs have left unfinished."""
         if self._max_to_keep is not None:
-            for path in checkpoints_in(self._directory, self._name)[: -self._max_to_keep]:
-                _remove(Path(path))
+            for path in self._managed()[: -self._max_to_keep]:
+                self._retire(Path(path))
         for one in Path(self._directory).iterdir():
             name = one.name.removesuffix(UNFINISHED)
             if name != one.name and number_of(name, self._name) is not None:
                 shutil.rmtree(one, ignore_errors=True)
+
+    def _managed(self) -> list[str]:
+        found = checkpoints_in(self._directory, self._name)
+        return [path for path in found if not (Path(path) / _KEPT).exists()]
+
+    def _retire(self, path: Path) -> None:
+        """Removes a checkpoint, or keeps it for good if it is time for one."""
+        hours = self._keep_every_n_hours
+        if hours is not None:
+            written = read_manifest(actual(path)).order
+            if written - self._last_kept_nanoseconds >= hours * _NANOSECONDS_PER_HOUR:
+                self._last_kept_nanoseconds = written
+                (path / _KEPT).touch()
+                return
+        _remove(path)
 
 
 def _remove(path: Path) -> None:

@@ -68,7 +68,7 @@ def restore(
         found = match(look(), manifest)
     _check(found, directory, called, strict)
     todo = {name: pair for name, pair in found.pairs.items() if name not in done}
-    values = _read(directory, manifest, [source for source, _ in todo.values()])
+    values = read_leaves(directory, manifest, [source for source, _ in todo.values()])
     with outside_of_steps(called):
         _put([(leaf, values[source]) for source, leaf in todo.values()])
     return found
@@ -108,7 +108,12 @@ def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
     return made
 
 
-def _read(directory: Path, manifest: Manifest, names: list[str]) -> dict[str, Saved]:
+def read_leaves(directory: Path, manifest: Manifest, names: list[str]) -> dict[str, Saved]:
+    """Some pieces of state with their values.
+
+    Raises:
+        DamagedCheckpointError: They cannot be read.
+    """
     stored = manifest.shape_and_dtype
     wanted = {name: stored[name] for name in names if name in stored}
     try:

@@ -129,10 +129,27 @@ _DATA: Final = {
     "distribute.InputReplicationMode": "InputReplicationMode",
 }
 
+_CLUSTER: Final = {
+    "distribute.cluster_resolver.ClusterResolver": "ClusterResolver",
+    "distribute.cluster_resolver.KubernetesClusterResolver": "KubernetesClusterResolver",
+    "distribute.cluster_resolver.KubernetesExecutableLocation": "ExecutableLocation",
+    "distribute.cluster_resolver.SimpleClusterResolver": "SimpleClusterResolver",
+    "distribute.cluster_resolver.SlurmClusterResolver": "SlurmClusterResolver",
+    "distribute.cluster_resolver.TFConfigClusterResolver": "TFConfigClusterResolver",
+    "distribute.cluster_resolver.UnionResolver": "UnionResolver",
+    "train.ClusterSpec": "ClusterSpec",
+}
+_TRAIN: Final = (
+    "Checkpoint", "CheckpointManager", "CheckpointOptions", "checkpoints_iterator", "get_checkpoint_state",
+    "latest_checkpoint", "list_variables", "load_checkpoint", "load_variable",
+)  # fmt: skip
+
 # Imported when first asked for: parts that need more than the core, or take long to import.
 LAZY: Final[dict[str, Callable[[], Any]]] = {
     "keras": _from("mirrored.integrations.keras", "keras"),
     **{place: _from("mirrored.data", name) for place, name in _DATA.items()},
+    **{place: _from("mirrored.cluster", name) for place, name in _CLUSTER.items()},
+    **{f"train.{name}": _from("mirrored.tf._train", name) for name in _TRAIN},
     **{
         f"data.{name}": _from("mirrored.tf._datasets", name)
         for name in ("Dataset", "TextLineDataset", "TFRecordDataset")

@@ -1,0 +1,82 @@
+"""`CheckpointReader`: looking into a checkpoint without a program that fits it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirrored.checkpoint.directory import latest_checkpoint
+from mirrored.checkpoint.leaves import decode
+from mirrored.checkpoint.manifest import read_manifest, verify_files
+from mirrored.checkpoint.restoring import read_leaves
+from mirrored.checkpoint.writing import actual
+from mirrored.errors import ArgumentError
+
+
+class CheckpointReader:
+    """What is in a checkpoint, by name.
+
+    Args:
+        path: A checkpoint, or a folder whose newest checkpoint is meant.
+
+    Raises:
+        MissingCheckpointError: There is none.
+        DamagedCheckpointError: It is not as it was written.
+
+    Example:
+        >>> import mirrored as mr, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = mr.checkpoint.Checkpoint(v=mr.Variable([1.0, 2.0])).write(folder + "/c")
+        ...     reader = CheckpointReader(path)
+        ...     print(reader.shapes, reader.read("v"))
+        {'v': (2,)} [1. 2.]
+
+    TensorFlow: `tf.train.load_checkpoint`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        newest = latest_checkpoint(path)
+        self._directory = actual(Path(newest or path).absolute())
+        self._manifest = read_manifest(self._directory)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, sorted."""
+        return tuple(sorted(self._manifest.leaves))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all arrays, by name."""
+        return {name: saved.shape for name, saved in self._arrays()}
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The dtypes of all arrays, by name."""
+        return {name: saved.dtype for name, saved in self._arrays()}
+
+    def read(self, name: str) -> Any:
+        """An array as NumPy's (of a variable with a component per replica ``[replicas, ...]``), a number or a position.
+
+        Raises:
+            ArgumentError: There is no such name.
+            DamagedCheckpointError: The files are not as they were written.
+        """
+        if name not in self._manifest.leaves:
+            raise ArgumentError(
+                "CheckpointReader.read",
+                found=f"the name {name!r}",
+                rule=f"{self._directory} has the names {', '.join(self.names[:20])}",
+                remedy="give one of these",
+            )
+        verify_files(self._directory, self._manifest)
+        saved = read_leaves(self._directory, self._manifest, [name])[name]
+        if saved.kind == "key":
+            return jax.random.wrap_key_data(saved.value, impl=saved.dtype)
+        return np.asarray(saved.value) if saved.is_array else decode(saved.value)
+
+    def _arrays(self) -> list[tuple[str, Any]]:
+        return [(name, self._manifest.leaves[name]) for name in self.names if self._manifest.leaves[name].is_array]

@@ -1,0 +1,320 @@
+"""`tf.train`: checkpoints under TensorFlow's names and with its arguments, over `mirrored.checkpoint`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from mirrored import checkpoint as checkpoints
+from mirrored.errors import MissingCheckpointError
+from mirrored.tf import _dtypes
+from mirrored.tf._errors import NotFoundError
+
+_SUFFIX: Final = "/.ATTRIBUTES/VARIABLE_VALUE"
+PathLike = str | os.PathLike[str]
+_T = TypeVar("_T")
+
+latest_checkpoint = checkpoints.latest_checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointOptions:
+    """Options of a save.
+
+    TensorFlow: `tf.train.CheckpointOptions`. Of its options the asynchronous ones have a meaning here.
+    """
+
+    experimental_io_device: Any = None
+    experimental_enable_async_checkpoint: bool = False
+    enable_async: bool = False
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether a save returns before it is on disk."""
+        return self.enable_async or self.experimental_enable_async_checkpoint
+
+
+class Checkpoint(checkpoints.Checkpoint):
+    """`mirrored.checkpoint.Checkpoint`, with TensorFlow's arguments and errors.
+
+    Example:
+        >>> import mirrored.tf as tf, tempfile
+        >>> v = tf.Variable(1.0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = tf.train.Checkpoint(v=v).save(folder + "/c")
+        ...     _ = v.assign(2.0)
+        ...     _ = tf.train.Checkpoint(v=v).restore(path).assert_consumed()
+        >>> print(v.numpy())
+        1.0
+
+    TensorFlow: `tf.train.Checkpoint`. A checkpoint is a folder; what has another shape is refused before anything
+    changes.
+    """
+
+    def save(self, file_prefix: PathLike, options: CheckpointOptions | None = None, *, wait: bool | None = None) -> str:
+        """Saves to ``<file_prefix>-<save_counter>``."""
+        return super().save(file_prefix, wait=_waits(options, wait))
+
+    def write(
+        self, file_prefix: PathLike, options: CheckpointOptions | None = None, *, wait: bool | None = None
+    ) -> str:
+        """Saves to `file_prefix`."""
+        return super().write(file_prefix, wait=_waits(options, wait))
+
+    def restore(
+        self, save_path: PathLike | None, options: CheckpointOptions | None = None
+    ) -> checkpoints.RestoreStatus:
+        """Restores what has the same name.
+
+        Raises:
+            NotFoundError: There is no checkpoint.
+        """
+        del options
+        return _found(lambda: super(Checkpoint, self).restore(save_path))
+
+    def read(self, save_path: PathLike, options: CheckpointOptions | None = None) -> checkpoints.RestoreStatus:
+        """The same as `restore`.
+
+        Raises:
+            NotFoundError: There is no checkpoint.
+        """
+        del options
+        return _found(lambda: super(Checkpoint, self).read(save_path))
+
+
+class CheckpointManager:
+    """The newest checkpoints in a folder.
+
+    Args:
+        checkpoint: What to save.
+        directory: The folder.
+        max_to_keep: How many to keep; None keeps all.
+        keep_checkpoint_every_n_hours: One in so many hours is kept for good.
+        checkpoint_name: Beginning of the names.
+        step_counter: A variable with the step, for `checkpoint_interval`.
+        checkpoint_interval: `save` passes over calls until so many steps have gone since the last one.
+        init_fn: Called by `restore_or_initialize` if there is nothing to restore.
+
+    Raises:
+        ValueError: A number below one, or an interval without a counter.
+
+    TensorFlow: `tf.train.CheckpointManager`.
+    """
+
+    def __init__(
+        self,
+        checkpoint: checkpoints.Checkpoint,
+        directory: PathLike,
+        max_to_keep: int | None,
+        keep_checkpoint_every_n_hours: float | None = None,
+        checkpoint_name: str = "ckpt",
+        step_counter: Any = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Callable[[], Any] | None = None,
+    ) -> None:
+        if checkpoint_interval is not None and step_counter is None:
+            raise ValueError("`step_counter` should be passed if `checkpoint_interval` is not None.")
+        self._manager = checkpoints.CheckpointManager(
+            checkpoint,
+            directory,
+            max_to_keep or None,
+            checkpoint_name=checkpoint_name,
+            keep_every_n_hours=keep_checkpoint_every_n_hours,
+        )
+        self._step_counter, self._interval, self._init_fn = step_counter, checkpoint_interval, init_fn
+        self._last_step: int | None = None
+
+    @property
+    def checkpoint(self) -> checkpoints.Checkpoint:
+        """What it saves."""
+        return self._manager.checkpoint
+
+    @property
+    def directory(self) -> str:
+        """Where it saves to."""
+        return self._manager.directory
+
+    @property
+    def checkpoint_interval(self) -> int | None:
+        """After how many steps it saves."""
+        return self._interval
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The paths of the checkpoints that it manages, oldest first."""
+        return self._manager.checkpoints
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The path of the newest one, None if there is none."""
+        return self._manager.latest_checkpoint
+
+    def save(
+        self, checkpoint_number: Any = None, check_interval: bool = True, options: CheckpointOptions | None = None
+    ) -> str | None:
+        """Saves.
+
+        Args:
+            checkpoint_number: The number in its name; by default one more than the checkpoint's `save_counter`.
+            check_interval: Whether `checkpoint_interval` counts.
+            options: Whether to wait until it is on disk.
+
+        Returns:
+            The path; None if it is not time yet.
+        """
+        step = None if self._step_counter is None else int(np.asarray(self._step_counter))
+        if self._interval is not None and check_interval and step is not None:
+            if self._last_step is not None and step - self._last_step < self._interval:
+                return None
+            self._last_step = step
+        number = None if checkpoint_number is None else int(np.asarray(checkpoint_number))
+        path = self._manager.save(number, force=True)
+        if _waits(options, None):
+            self._manager.wait()
+        return path
+
+    def restore_or_initialize(self) -> str | None:
+        """Restores the newest checkpoint, or calls `init_fn` if there is none.
+
+        Returns:
+            The path; None if there is none.
+        """
+        path = self.latest_checkpoint
+        if path is None:
+            if self._init_fn is not None:
+                self._init_fn()
+            return None
+        self.checkpoint.restore(path).expect_partial()
+        if self._step_counter is not None:
+            self._last_step = int(np.asarray(self._step_counter))
+        return path
+
+    def sync(self) -> None:
+        """Waits until all is on disk."""
+        self._manager.wait()
+
+
+class CheckpointReader:
+    """What `load_checkpoint` returns. Names are TensorFlow's (``v/.ATTRIBUTES/VARIABLE_VALUE``) or the short ones.
+
+    TensorFlow: `tf.train.CheckpointReader`.
+    """
+
+    def __init__(self, filename: PathLike) -> None:
+        self._reader: checkpoints.CheckpointReader = _found(lambda: checkpoints.CheckpointReader(filename))
+
+    def get_variable_to_shape_map(self) -> dict[str, list[int]]:
+        """The shapes by name."""
+        return {name + _SUFFIX: list(shape) for name, shape in self._reader.shapes.items()}
+
+    def get_variable_to_dtype_map(self) -> dict[str, Any]:
+        """The dtypes by name."""
+        return {name + _SUFFIX: _dtypes.as_dtype(dtype) for name, dtype in self._reader.dtypes.items()}
+
+    def has_tensor(self, tensor_str: str) -> bool:
+        """Whether there is such a name."""
+        return tensor_str.removesuffix(_SUFFIX) in self._reader.names
+
+    def get_tensor(self, tensor_str: str) -> Any:
+        """The value of this name."""
+        return self._reader.read(tensor_str.removesuffix(_SUFFIX))
+
+
+def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:
+    """Looks into a checkpoint, or the newest one of a folder.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    return CheckpointReader(ckpt_dir_or_file)
+
+
+def load_variable(ckpt_dir_or_file: PathLike, name: str) -> Any:
+    """A value from a checkpoint.
+
+    Raises:
+        NotFoundError: There is no checkpoint.
+    """
+    return load_checkpoint(ckpt_dir_or_file).get_tensor(name)
+
+
+def list_variables(ckpt_dir_or_file: PathLike) -> list[tuple[str, list[int]]]:
+    """Names and shapes in a checkpoint.
+
+    Raises:
+        NotFoundError: There is no checkpoint.
+    """
+    return sorted(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointState:
+    """The checkpoints of a folder.
+
+    Attributes:
+        model_checkpoint_path: The newest.
+        all_model_checkpoint_paths: All, oldest first.
+    """
+
+    model_checkpoint_path: str
+    all_model_checkpoint_paths: list[str]
+
+
+def get_checkpoint_state(checkpoint_dir: PathLike, latest_filename: str | None = None) -> CheckpointState | None:
+    """The checkpoints of a folder, None if there are none."""
+    del latest_filename
+    found = checkpoints.checkpoints_in(checkpoint_dir)
+    return CheckpointState(found[-1], found) if found else None
+
+
+def checkpoints_iterator(
+    checkpoint_dir: PathLike,
+    min_interval_secs: float = 0,
+    timeout: float | None = None,
+    timeout_fn: Callable[[], bool] | None = None,
+) -> Iterator[str]:
+    """Yields the newest checkpoint of a folder whenever there is another one.
+
+    Args:
+        checkpoint_dir: The folder.
+        min_interval_secs: The least time between two.
+        timeout: After how many seconds without another one it ends, or asks `timeout_fn`; None waits for ever.
+        timeout_fn: Returns whether to end.
+    """
+    last: str | None = None
+    while True:
+        newest = _wait_for_another(checkpoint_dir, last, timeout)
+        if newest is None:
+            if timeout_fn is None or timeout_fn():
+                return
+            continue
+        start, last = time.monotonic(), newest
+        yield newest
+        time.sleep(max(0.0, min_interval_secs - (time.monotonic() - start)))
+
+
+def _wait_for_another(directory: PathLike, last: str | None, timeout: float | None) -> str | None:
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        newest = latest_checkpoint(directory)
+        if newest is not None and newest != last:
+            return newest
+        if end is not None and time.monotonic() >= end:
+            return None
+        time.sleep(0.1 if end is None else min(0.1, max(0.0, end - time.monotonic())))
+
+
+def _waits(options: CheckpointOptions | None, wait: bool | None) -> bool:
+    return not (options is not None and options.is_asynchronous) if wait is None else wait
+
+
+def _found(read: Callable[[], _T]) -> _T:
+    try:
+        return read()
+    except MissingCheckpointError as error:
+        raise NotFoundError.of(error.called, found=error.found, rule=error.rule, remedy=error.remedy) from error
