@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ from mirrored.strategies.compiled import run_compiled
 from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.eager import nested_run, run_eager
 from mirrored.strategies.extended import StrategyExtended
+from mirrored.strategies.scope import Scope
 
 
 class Strategy:
@@ -67,19 +67,20 @@ class Strategy:
 
     # Contexts
 
-    @contextmanager
-    def scope(self) -> Iterator[Strategy]:
+    def scope(self) -> Scope:
         """Makes this the current strategy: variables made inside are mirrored on its replicas.
 
-        Context: cross-replica. May be nested in itself.
+        Context: cross-replica. May be nested in itself, and entered several times.
 
         Raises:
-            ContextError: Inside `run`, or inside the scope of another strategy.
+            ContextError: On entering it inside `run`, or inside the scope of another strategy.
         """
+        return Scope(self)
+
+    def check_scope(self) -> None:
+        """Refuses to open a scope where none may be opened. `Scope` calls it."""
         self._refuse_in_replica("scope")
         self._refuse_mixing("scope")
-        with within(strategies=(*ambient().strategies, self)):
-            yield self
 
     def run(
         self,
