@@ -87,6 +87,22 @@ def swap_trace(trace: Any) -> Any:
 put_trace: Callable[[Any], None] = _core.trace_ctx.set_trace
 
 
+class _Nobody(Trace):  # type: ignore[misc]
+    """Whom the traces that share an identity are to JAX."""
+
+
+_nobody = _Nobody()  # type: ignore[no-untyped-call]
+
+
+def share_identity(trace: Any) -> None:
+    """Makes `trace` the same as others of its kind to the caches of compiled functions, which key by the current trace.
+
+    Otherwise each trace of a kind would leave an entry for every function called under it, 8,192 of them. Nothing is ever
+    kept under such a key but that the function has to be traced.
+    """
+    trace._weakref = _nobody._weakref
+
+
 def parent_of(trace: Any) -> Any:
     """The trace under `trace`, None if there is none or it is not known."""
     return trace.parent if hasattr(trace, "process_merge") else getattr(trace, "parent_trace", None)

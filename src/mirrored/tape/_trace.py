@@ -19,7 +19,7 @@ from mirrored._jax.custom_calls import binder, is_from_jax, reset_stores, with_s
 from mirrored._jax.embedded import Lifted, embedded_arrays
 from mirrored._jax.programs import aval_of, context_key, is_inexact, program_of
 from mirrored._jax.structured import device_put_p
-from mirrored._jax.traces import Trace, is_eval, is_eval_below, is_tracer, put_trace, swap_trace
+from mirrored._jax.traces import Trace, is_eval, is_eval_below, is_tracer, put_trace, share_identity, swap_trace
 from mirrored.tape import _catalogue as catalogue
 from mirrored.tape import _loops as loops
 from mirrored.tape import _merging as merging
@@ -48,6 +48,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        share_identity(self)
         self.parent: Any = None
         self.outer_token: Any = None
         self.recorder: Recorder | None = None
