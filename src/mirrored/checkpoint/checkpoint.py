@@ -9,12 +9,12 @@ from typing import Any
 
 from mirrored.checkpoint import deferred
 from mirrored.checkpoint.graph import Graph, walk
-from mirrored.checkpoint.leaves import HasPosition, is_number, leaf_of
+from mirrored.checkpoint.leaves import HasPosition, VariableLeaf, is_number, leaf_of
 from mirrored.checkpoint.manifest import Manifest, read_manifest
-from mirrored.checkpoint.matching import COUNTER, Match, match
+from mirrored.checkpoint.matching import COUNTER, match
 from mirrored.checkpoint.objects import Part, is_container, is_open, parts_of
 from mirrored.checkpoint.places import Attribute, Place, Root
-from mirrored.checkpoint.restoring import outside_of_steps, restore
+from mirrored.checkpoint.restoring import Restoration, outside_of_steps
 from mirrored.checkpoint.status import RestoreStatus
 from mirrored.checkpoint.writing import Writer, actual, write
 from mirrored.errors import ArgumentError
@@ -63,10 +63,10 @@ class Checkpoint:
     _root: dict[str, Any]
     _counter: Variable | None
     _writer: Writer
-    _pending: tuple[Path, Manifest, frozenset[str]] | None
+    _restoration: Restoration | None
 
     def __init__(self, root: Any = None, /, **parts: Any) -> None:
-        vars(self).update(_parts={}, _root={}, _counter=None, _writer=Writer(), _pending=None)
+        vars(self).update(_parts={}, _root={}, _counter=None, _writer=Writer(), _restoration=None)
         if root is not None:
             self._root["root"] = _checked("root", root)
         for name, part in parts.items():
@@ -94,7 +94,9 @@ class Checkpoint:
                 remedy="choose another name",
             )
         self._parts[name] = _checked(name, value)
-        self._continue()
+        if self._restoration is not None:
+            self._restoration.proceed("Checkpoint.restore", lambda path, leaf: path.partition("/")[0] == name)
+        deferred.state_came(value)
 
     def checkpoint_parts(self, place: Place) -> Iterator[Part]:
         """The parts, for a checkpoint that has this one as a part."""
@@ -148,7 +150,7 @@ class Checkpoint:
     def write(self, file_prefix: PathLike, *, wait: bool = True) -> str:
         """Saves to the folder `file_prefix`. A checkpoint that is there already is replaced when the new one is whole.
 
-        Context, Args, Returns, Raises: as `save`.
+        Context: as `save`, and so are arguments, result and errors.
         """
         path, manifest = Path(file_prefix).absolute(), self.state()
         self._writer.start(lambda: write(path, manifest))
@@ -191,8 +193,8 @@ class Checkpoint:
         Raises:
             MissingCheckpointError: There is no checkpoint.
             DamagedCheckpointError: It is not as it was written.
-            CheckpointMismatchError: Something has another kind, shape or dtype, or nothing fits.
-            In all of these cases every variable is as it was.
+            CheckpointMismatchError: Something has another kind, shape or dtype, or nothing fits. In all of these cases
+                every variable is as it was.
         """
         return self.load(save_path, called="Checkpoint.restore")
 
@@ -208,31 +210,22 @@ class Checkpoint:
         directory = actual(Path(save_path).absolute())
         manifest = read_manifest(directory)
         with outside_of_steps(called):
-            pass
-        if COUNTER in manifest.leaves:
-            _ = self.save_counter
-        found = restore(directory, manifest, self._look, called=called, strict=strict)
-        self._note(directory, manifest, found)
-        return RestoreStatus(os.fspath(save_path), lambda: self._compare(manifest))
+            if COUNTER in manifest.leaves:
+                _ = self.save_counter
+        restoration = Restoration(directory, manifest, self._look)
+        restoration.begin(called, strict=strict)
+        self._restoration = restoration if restoration.match().unexpected else None
+        deferred.expect(self, self._state_came if self._restoration is not None else None)
+        return RestoreStatus(os.fspath(save_path), restoration.match)
 
-    def _compare(self, manifest: Manifest) -> Match:
-        self._continue()
-        return match(self._look(), manifest)
-
-    def _continue(self) -> None:
-        """Restores what has come since the restore."""
-        if self._pending is None:
-            return
-        directory, manifest, done = self._pending
-        if match(self._look(), manifest).pairs.keys() - done:
-            self._pending = None
-            found = restore(directory, manifest, self._look, called="Checkpoint.restore", done=done)
-            self._note(directory, manifest, found)
-
-    def _note(self, directory: Path, manifest: Manifest, found: Match) -> None:
-        """Remembers what is still to come."""
-        self._pending = (directory, manifest, frozenset(found.pairs)) if found.unexpected else None
-        deferred.expect(self, self._continue if found.unexpected else None)
+    def _state_came(self, value: Any) -> None:
+        """Restores the variables below `value`, an object's new attribute."""
+        leaves = walk([Part("new", value, Root({}, ""))]).leaves.values()
+        came = {id(leaf.variable) for leaf in leaves if isinstance(leaf, VariableLeaf)}
+        if self._restoration is not None and came:
+            self._restoration.proceed(
+                "Checkpoint.restore", lambda _, leaf: isinstance(leaf, VariableLeaf) and id(leaf.variable) in came
+            )
 
 
 def _checked(name: str, part: Any) -> Any:

@@ -6,25 +6,23 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-_waiting: weakref.WeakKeyDictionary[Any, weakref.WeakMethod[Callable[[], None]]] = weakref.WeakKeyDictionary()
+_waiting: weakref.WeakKeyDictionary[Any, weakref.WeakMethod[Callable[[Any], None]]] = weakref.WeakKeyDictionary()
 
 
-def expect(checkpoint: Any, resume: Callable[[], None] | None) -> None:
-    """Has `resume` (a method of `checkpoint`) called when an object may have got more state; None: no more."""
-    if resume is None:
+def expect(checkpoint: Any, came: Callable[[Any], None] | None) -> None:
+    """Has `came` (a method of `checkpoint`) called with every new attribute of an object; None: no more."""
+    if came is None:
         _waiting.pop(checkpoint, None)
     else:
-        _waiting[checkpoint] = weakref.WeakMethod(resume)
+        _waiting[checkpoint] = weakref.WeakMethod(came)
 
 
-def state_came() -> None:
-    """Tells those that wait. Objects that can notice a new attribute call it."""
+def state_came(value: Any) -> None:
+    """Tells those that wait of an object's new attribute. Objects that can notice one call it.
+
+    Context: any. It is cheap if nobody waits.
+    """
     for method in list(_waiting.values()):
-        resume = method()
-        if resume is not None:
-            resume()
-
-
-def is_anyone_waiting() -> bool:
-    """Whether `state_came` would do anything; cheap."""
-    return bool(_waiting)
+        came = method()
+        if came is not None:
+            came(value)

@@ -152,8 +152,7 @@ class CheckpointManager:
 
         Raises:
             CheckpointMismatchError: It does not fit the program; without `partial` every name must be on both sides.
-            DamagedCheckpointError: It is not as it was written.
-            In both cases every variable is as it was.
+            DamagedCheckpointError: It is not as it was written. In both cases every variable is as it was.
         """
         path = self.latest_checkpoint
         if path is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from mirrored.checkpoint.manifest import ARRAYS, Manifest, verify_files
 from mirrored.checkpoint.matching import COUNTER, Match, match
 from mirrored.errors import CheckpointMismatchError, ContextError, DamagedCheckpointError
 from mirrored.replicas.ambient import ambient, within
+
+_log = logging.getLogger("mirrored.checkpoint")
 
 
 @contextlib.contextmanager
@@ -37,46 +40,94 @@ def outside_of_steps(called: str) -> Iterator[None]:
         yield
 
 
-def restore(
-    directory: Path,
-    manifest: Manifest,
-    look: Callable[[], Graph],
-    *,
-    called: str,
-    done: frozenset[str] = frozenset(),
-    strict: bool = False,
-) -> Match:
-    """Puts what fits into the program.
+class Restoration:
+    """One checkpoint being put into one program: what fits at once, and what comes later when it comes.
 
     Args:
         directory: Of the checkpoint.
         manifest: Its manifest.
         look: Finds the program's state, as it is when it is called.
-        called: For messages.
-        done: Names of the program that have been restored already.
-        strict: Whether everything on either side needs its counterpart.
-
-    Raises:
-        CheckpointMismatchError: Kinds, shapes or dtypes differ, nothing fits, or (strict) a name has no counterpart.
-        DamagedCheckpointError: The files are not as they were written.
     """
-    graph = look()
-    found = match(graph, manifest)
-    _check(found, directory, called, strict=False)
-    verify_files(directory, manifest)
-    if _make_slots(graph, found, manifest):
-        found = match(look(), manifest)
-    _check(found, directory, called, strict)
-    todo = {name: pair for name, pair in found.pairs.items() if name not in done}
-    values = read_leaves(directory, manifest, [source for source, _ in todo.values()])
-    with outside_of_steps(called):
-        _put([(leaf, values[source]) for source, leaf in todo.values()])
-    return found
+
+    def __init__(self, directory: Path, manifest: Manifest, look: Callable[[], Graph]) -> None:
+        self._directory, self._manifest, self._look = directory, manifest, look
+        self._done: set[str] = set()
+        self._late: set[str] = set()
+
+    def match(self) -> Match:
+        """How both sides fit now. State that came too late to be restored counts as missing."""
+        found = match(self._look(), self._manifest)
+        late = [name for name in found.pairs if name not in self._done]
+        kept = {name: pair for name, pair in found.pairs.items() if name in self._done}
+        sources = tuple(found.pairs[name][0] for name in late)
+        return dataclasses.replace(
+            found, pairs=kept, missing=(*found.missing, *late), unexpected=(*found.unexpected, *sources)
+        )
+
+    def begin(self, called: str, *, strict: bool = False) -> None:
+        """Puts everything that fits into the program.
+
+        Args:
+            called: For messages.
+            strict: Whether everything on either side needs its counterpart.
+
+        Raises:
+            CheckpointMismatchError: Kinds, shapes or dtypes differ, nothing fits, or (strict) a name is on one side.
+            DamagedCheckpointError: The files are not as they were written.
+        """
+        self._restore(called, lambda name, leaf: True, strict=strict, first=True)
+
+    def proceed(self, called: str, wanted: Callable[[str, Leaf], bool]) -> None:
+        """Puts state into what has just come: not into what has been there, which may have been trained since.
+
+        Args:
+            called: For messages.
+            wanted: Says of a name of the program and its leaf whether it has just come.
+
+        Raises:
+            CheckpointMismatchError: Kinds, shapes or dtypes differ.
+            DamagedCheckpointError: The files are not as they were written.
+        """
+        if ambient().replica is not None or ambient().frame is not None:
+            self._give_up(wanted)
+        elif any(self._is_new(name) and wanted(name, leaf) for name, (_, leaf) in self._pairs().items()):
+            self._restore(called, wanted, strict=False, first=False)
+
+    def _pairs(self) -> dict[str, tuple[str, Leaf]]:
+        return match(self._look(), self._manifest).pairs
+
+    def _is_new(self, name: str) -> bool:
+        return name not in self._done and name not in self._late
+
+    def _give_up(self, wanted: Callable[[str, Leaf], bool]) -> None:
+        came = [name for name, (_, leaf) in self._pairs().items() if self._is_new(name) and wanted(name, leaf)]
+        if came:
+            self._late.update(came)
+            _log.warning(
+                "%s came inside a step, after %s was restored, and kept its initial value: build it before the restore",
+                ", ".join(came[:5]), self._directory,
+            )  # fmt: skip
+
+    def _restore(self, called: str, wanted: Callable[[str, Leaf], bool], *, strict: bool, first: bool) -> None:
+        graph = self._look()
+        found = match(graph, self._manifest)
+        _check(found, self._directory, called, strict=False, first=first)
+        verify_files(self._directory, self._manifest)
+        chosen = {name for name, (_, leaf) in found.pairs.items() if self._is_new(name) and wanted(name, leaf)}
+        if _make_slots(graph, found, self._manifest):
+            before, found = found, match(self._look(), self._manifest)
+            chosen |= found.pairs.keys() - before.pairs.keys()
+        _check(found, self._directory, called, strict=strict, first=first)
+        todo = [found.pairs[name] for name in found.pairs if name in chosen]
+        values = read_leaves(self._directory, self._manifest, [source for source, _ in todo])
+        with outside_of_steps(called):
+            _put([(leaf, values[source]) for source, leaf in todo])
+        self._done |= chosen
 
 
-def _check(found: Match, directory: Path, called: str, strict: bool) -> None:
+def _check(found: Match, directory: Path, called: str, *, strict: bool, first: bool) -> None:
     here, there = found.here.keys() - {COUNTER}, found.saved.keys() - {COUNTER}
-    nothing = bool(here and there) and not found.pairs.keys() - {COUNTER} and not found.misfits
+    nothing = first and bool(here and there) and not found.pairs.keys() - {COUNTER} and not found.misfits
     if not (found.misfits or nothing or (strict and not found.is_complete)):
         return
     what = "is of another program" if nothing else "does not fit the program"

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import jax
 
+from mirrored.checkpoint.deferred import state_came
 from mirrored.tf._nest import is_nested, with_paths
 from mirrored.variables.creation import variable_creator_scope
 from mirrored.variables.variable import Variable
@@ -107,6 +108,11 @@ class Module:
             raise ValueError(f"{chosen!r} is not a valid module name. Module names must be valid Python identifiers.")
         self._name = chosen
         self._name_scope = name_scope(chosen)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute; a checkpoint that was restored before its variables were made restores them now."""
+        super().__setattr__(name, value)
+        state_came(value)
 
     @property
     def name(self) -> str:
