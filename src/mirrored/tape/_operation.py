@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mirrored._jax import jit_key
 from mirrored._jax.programs import Program, context_key, is_inexact, program_of, zero_tangent
 
 Flat = Callable[..., Sequence[Any]]
@@ -38,11 +39,15 @@ class Operation:
         self._rules: dict[Any, Rule] = {}
 
     def rule(self, avals: tuple[Any, ...], watched: Watched) -> Rule:
-        """The rule for inputs of these types, of which those at `watched` are tracked."""
-        key = (avals, watched, context_key())
-        rule = self._rules.get(key)
-        if rule is None:
-            rule = self._rules[key] = Rule(self, avals, watched)
+        """The rule for inputs of these types, of which those at `watched` are tracked.
+
+        It closes over nothing, so it is the same for every trace of a compiled function, whatever `jit_key` says.
+        """
+        with jit_key.using(None):
+            key = (avals, watched, context_key())
+            rule = self._rules.get(key)
+            if rule is None:
+                rule = self._rules[key] = Rule(self, avals, watched)
         return rule
 
 

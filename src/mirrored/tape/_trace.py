@@ -368,7 +368,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             program = program_of(bind, avals)
             return catalogue.LibraryCall(Operation(program, str(key[0])), program.captured, function)
 
-        with self.under_parent():
+        with self.under_parent(), jit_key.using(None):
             call = catalogue.of_library_call((*key, avals, context_key()), make)
         if call.captured:
             return None

@@ -1,0 +1,70 @@
+"""The eager tape costs a fraction of un-jitted `jax.grad`, and nothing is derived twice."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import mirrored as mr
+from mirrored.tape import GradientTape, _operation
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import eager_tape
+
+AT_MOST = 0.35
+
+
+@pytest.mark.timeout(120)
+def test_an_operation_costs_at_most_a_third_of_what_it_costs_in_jax_grad():
+    ratios = []
+    for _ in range(4):
+        ratios.append(eager_tape.measure(rounds=5).ratio)
+        if ratios[-1] <= AT_MOST:
+            return
+    raise AssertionError(f"tape / jax.grad = {ratios}, at most {AT_MOST}")
+
+
+def test_rules_are_derived_once(monkeypatch):
+    derived = []
+    derive = _operation.Rule._derive
+    monkeypatch.setattr(_operation.Rule, "_derive", lambda self, *args: (derived.append(self._operation.name), derive(self, *args))[1])
+    v = mr.Variable([1.0, 2.0, 3.0])
+    x = jnp.arange(3.0)
+
+    def step():
+        with GradientTape() as tape:
+            y = jnp.sum(jax.nn.relu(jnp.sin(v) * x + 1.0))
+        return tape.gradient(y, v)
+
+    step()
+    eager = len(derived)
+    step()
+    assert len(derived) == eager > 0
+    mr.function(step)()
+    del derived[:]
+    for _ in range(3):
+        mr.function(lambda: step())()
+    # Each trace of a compiled function traces the jitted functions in it anew, and so meets new programs.
+    assert set(derived) == {"jit"}
+
+
+def test_functions_of_jax_numpy_are_traced_once_for_all_tapes():
+    x = jnp.arange(4.0)
+    traces = []
+
+    @jax.jit
+    def library(a):
+        traces.append(a)
+        return jnp.exp(a)
+
+    for _ in range(5):
+        with GradientTape() as tape:
+            tape.watch(x)
+            y = jnp.sum(library(x))
+        tape.gradient(y, x)
+    assert len(traces) == 1
