@@ -28,7 +28,7 @@ class ReplicaContext:
     TensorFlow: `tf.distribute.ReplicaContext`.
     """
 
-    def __init__(self, strategy: Strategy, replica_id: Any, local_index: int) -> None:
+    def __init__(self, strategy: Strategy, replica_id: Any, local_index: int = 0) -> None:
         self._strategy = strategy
         self._replica_id = replica_id
         self.local_index = local_index
@@ -140,6 +140,7 @@ class ReplicaContext:
 
     def _check(self, called: str) -> None:
         here = ambient().replica
+        several = self._strategy.num_replicas_in_sync > 1
         if here is not None and here is not self and here.strategy is not self._strategy:
             raise ContextError(
                 f"ReplicaContext.{called}",
@@ -147,7 +148,7 @@ class ReplicaContext:
                 rule="a replica context is used by the replica that it was given to",
                 remedy="call get_replica_context() where you are",
             )
-        if here is None and self._strategy.layout is not None:
+        if (here is None and self._strategy.layout is not None) or (several and ambient().runner is None):
             raise ContextError(
                 f"ReplicaContext.{called}",
                 found="it was called outside its run",

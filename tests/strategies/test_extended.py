@@ -1,0 +1,158 @@
+"""`StrategyExtended`: the documented pattern of merge_call, reduce_to and update, and the rest."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from strategies.programs import fid, parts, per_replica
+
+import mirrored as mr
+from mirrored.errors import ArgumentError, ContextError
+
+few = pytest.mark.ways(replicas=(4,))
+
+
+@pytest.fixture
+def two():
+    return mr.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def variable(strategy, value, **options):
+    with strategy.scope():
+        return mr.Variable(value, **options)
+
+
+def test_merge_call_reduce_to_update(way):
+    """The pattern of TensorFlow's documentation: all replicas' values are reduced, and the variable updated once."""
+    v = variable(way.strategy, 1.0)
+
+    def replica(x):
+        def merge(strategy, value):
+            total = strategy.extended.reduce_to("SUM", value, destinations=v)
+            return strategy.extended.update(v, lambda var, t: var.assign_add(t, read_value=False), args=(total,))
+
+        mr.get_replica_context().merge_call(merge, args=(x,))
+        return v.read_value()
+
+    n = way.num_replicas
+    x = per_replica(way.strategy, [1.0 * r for r in range(n)])
+    result = way.compile(lambda x: way.strategy.run(replica, args=(x,)))(x)
+    expected = 1.0 + n * (n - 1) / 2
+    assert parts(way.strategy, result) == [expected] * n
+    assert parts(way.strategy, v) == [expected] * n
+
+
+@few
+def test_momentum_by_hand(way):
+    v, m = variable(way.strategy, [1.0, 2.0]), variable(way.strategy, [0.0, 0.0])
+    extended = way.strategy.extended
+
+    @way.compile
+    def step(x):
+        gradients = way.strategy.run(lambda y: 2 * v * y, args=(x,))
+        mean = extended.reduce_to("MEAN", gradients, destinations=v)
+        extended.update(m, lambda mom, g: mom.assign(0.9 * mom + g, read_value=False), args=(mean,))
+        extended.update(v, lambda var, mom: var.assign_sub(0.1 * mom, read_value=False), args=(m,))
+
+    n = way.num_replicas
+    x = per_replica(way.strategy, [[1.0 + r, 2.0 - r] for r in range(n)])
+    value, momentum = np.array([1.0, 2.0]), np.zeros(2)
+    rate = np.mean([[1.0 + r, 2.0 - r] for r in range(n)], axis=0)
+    for _ in range(3):
+        step(x)
+        momentum = 0.9 * momentum + 2 * value * rate
+        value = value - 0.1 * momentum
+    np.testing.assert_allclose(v.numpy(), value, rtol=1e-5)
+    np.testing.assert_allclose(m.numpy(), momentum, rtol=1e-5)
+
+
+def test_destinations(two):
+    v, x = variable(two, 0.0), two.run(fid)
+    extended = two.extended
+    for destinations in (v, x, None):
+        result = extended.reduce_to("SUM", x, destinations)
+        assert isinstance(result, mr.Mirrored)
+        assert parts(two, result) == [1.0, 1.0]
+    on_device = extended.reduce_to(mr.ReduceOp.MEAN, x, "CPU:0")
+    assert float(on_device) == 0.5
+    assert not isinstance(on_device, mr.Mirrored)
+    pair = extended.batch_reduce_to("SUM", [(x, v), (two.run(lambda: jnp.ones(2)), v)])
+    assert [parts(two, one) for one in pair] == [[1.0, 1.0], [[2.0, 2.0]] * 2]
+    assert isinstance(extended.broadcast_to(jnp.ones(2), v), mr.Mirrored)
+
+
+def test_plain_values_are_reduced_already(two):
+    v = variable(two, 0.0)
+    assert float(two.extended.reduce_to("MEAN", jnp.float32(1.5), v)) == 1.5
+    with pytest.raises(ArgumentError, match=r"StrategyExtended\.reduce_to: ReduceOp\.SUM of a value that is not per"):
+        two.extended.reduce_to("SUM", jnp.float32(1.5), v)
+
+
+def test_mirrored_values_in_expressions_and_as_arguments(two):
+    total = two.extended.reduce_to("SUM", two.run(lambda: fid() + 1), variable(two, 0.0))
+    assert float(total + 1) == float(1 + total) == 4.0
+    assert float(jnp.sqrt(total + 1)) == 2.0
+    assert float(jnp.add(total, total)) == 6.0
+    assert (np.ones(2) * total).tolist() == [3.0, 3.0]
+    assert (total.shape, str(total.dtype), total.num_replicas) == ((), "float32", 2)
+    assert parts(two, two.run(lambda x: x * (fid() + 2), args=(total,))) == [6.0, 9.0]
+    assert float(mr.function(lambda t: t * 2)(total)) == 6.0
+    assert repr(total).startswith("Mirrored:{\n  0: ")
+
+
+@few
+def test_update_ungrouped(way):
+    v = variable(way.strategy, 1.0)
+    result = way.strategy.extended.update(v, lambda var, x: var * x, args=(3.0,), group=False)
+    assert isinstance(result, tuple)
+    assert [float(x) for x in result] == [3.0] * way.num_replicas
+
+
+def test_update_refuses_foreign_variables(two):
+    with pytest.raises(ArgumentError, match=r"StrategyExtended\.update"):
+        two.extended.update(mr.Variable(1.0), lambda v: v.assign(2.0))
+
+
+def test_update_non_slot(two):
+    assert two.extended.update_non_slot(two.extended.worker_devices, lambda x: x + 1, args=(1,)) == 2
+    assert two.extended.update_non_slot(None, lambda: 3, group=False) == (3, 3)
+
+
+def test_reduce_to_errors(two):
+    x = two.run(fid)
+    with pytest.raises(ArgumentError, match="'MAX'"):
+        two.extended.reduce_to("MAX", x, "CPU:0")
+    with pytest.raises(ContextError, match=r"extended\.reduce_to: it was called inside a replica"):
+        two.run(lambda: two.extended.reduce_to("SUM", x, "CPU:0"))
+
+
+def test_colocation_and_containers(two):
+    v, plain = variable(two, 1.0), mr.Variable(1.0)
+    with two.extended.colocate_vars_with(v):
+        assert isinstance(mr.Variable(2.0), mr.DistributedValues)
+    with two.scope(), two.extended.colocate_vars_with(v.values[1]):
+        assert isinstance(mr.Variable(2.0), mr.DistributedValues)
+    with pytest.raises(ArgumentError, match="colocated with variables of the same strategy"):
+        two.extended.colocate_vars_with(plain).__enter__()
+    assert two.extended.value_container(v.values[1]) is v
+    assert two.extended.value_container(plain) is plain
+    assert two.extended.read_var(v).tolist() == 1.0
+
+
+def test_places_and_flags(two):
+    extended = two.extended
+    assert [device[-5:] for device in extended.worker_devices] == ["CPU:0", "CPU:1"]
+    assert extended.parameter_devices == extended.non_slot_devices([]) == extended.worker_devices
+    assert extended.should_checkpoint
+    assert extended.should_save_summary
+    assert extended.experimental_should_init
+    assert not extended.experimental_between_graph
+    assert not extended.experimental_require_static_shapes
+    folded = mr.MirroredStrategy(["CPU:0"], num_replicas=3)
+    assert len(folded.extended.worker_devices) == 3
+
+
+def test_call_for_each_replica_and_local_results(two):
+    result = two.extended.call_for_each_replica(lambda a, b: a + b * fid(), args=[1.0], kwargs={"b": 2.0})
+    assert [float(x) for x in two.extended.local_results(result)] == [1.0, 3.0]
