@@ -19,7 +19,7 @@ import numpy as np
 
 from mirrored._jax.array_protocol import register_array_like
 from mirrored._jax.boxes import is_live_box, payload_of
-from mirrored._jax.traces import ShapedArray, is_tracer
+from mirrored._jax.traces import ShapedArray, eager, is_tracer
 from mirrored.errors import ValuesError
 from mirrored.replicas.operators import ArrayOperators
 
@@ -166,6 +166,11 @@ def stack_components(components: Sequence[Any], layout: Layout) -> jax.Array:
     components = [payload_of(component) for component in components]
     if any(is_tracer(component) for component in components):
         return jnp.stack([jnp.asarray(component) for component in components])
+    with eager():
+        return _laid_out(components, layout)
+
+
+def _laid_out(components: Sequence[Any], layout: Layout) -> jax.Array:
     if len(layout.devices) == 1:
         return jax.device_put(jnp.stack([jnp.asarray(component) for component in components]), layout.sharded)
     per_device = []

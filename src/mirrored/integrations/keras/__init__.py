@@ -1,7 +1,7 @@
 """Keras 3 on the JAX backend: its variables live on ours, its optimizers all-reduce, its `fit` distributes.
 
-Importing this module connects Keras, through one public hook (a `keras.distribution.Distribution`, which Keras asks about every
-variable that it makes) and three methods that it wraps (`Optimizer.apply`, `Model.fit` and its kin). No Keras code is copied.
+Importing this module connects Keras, by wrapping its variables' constructor, `Optimizer.apply` and `Model.fit` with its
+kin. No Keras code is copied.
 """
 
 from mirrored.integrations.keras.connecting import connect as connect

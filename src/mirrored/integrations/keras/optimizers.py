@@ -1,4 +1,4 @@
-"""Keras optimizers in replica context: gradients are summed over replicas first, then the optimizer runs as a pure function."""
+"""Keras optimizers in replica context: gradients are summed over replicas, then the optimizer runs as a function."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _summed(optimizer: Any, grads: list[Any]) -> list[Any]:
 
 
 def _apply(optimizer: Any, grads: list[Any], variables: Sequence[Any]) -> None:
-    """Runs the optimizer on values and assigns what changed: clipping, weight decay, loss scaling and averages included."""
+    """Runs the optimizer on values and assigns what changed: clipping, decay, loss scaling and averages included."""
     indices = [optimizer._get_variable_index(variable) for variable in variables]
     # `stateless_apply` wants a gradient for every variable that the optimizer was built with; None is skipped.
     everything = optimizer._trainable_variables
@@ -110,7 +110,7 @@ def _apply(optimizer: Any, grads: list[Any], variables: Sequence[Any]) -> None:
 
 
 def _updates(optimizer: Any, present: tuple[bool, ...]) -> Callable[..., Any]:
-    """The optimizer as a function of arrays; compiled (and kept) for eager code, where each operation would be dispatched."""
+    """The optimizer as a function of arrays; compiled (and kept) for eager code, which dispatches each operation."""
 
     def update(grads: list[Any], values: list[Any], slots: list[Any]) -> Any:
         remaining = iter(grads)

@@ -21,19 +21,17 @@ _METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "pr
 class Spreading(keras.src.distribution.distribution_lib.Distribution):  # type: ignore[misc]
     """Spreads batches over the devices of a strategy, for one call of `fit` or its kin."""
 
-    def __init__(self, strategy: Any, outer: Any) -> None:
+    def __init__(self, strategy: Any) -> None:
         super().__init__(device_mesh=None, batch_dim_name="replica", auto_shard_dataset=False)
         self._layout = strategy.layout
-        self._outer = outer
 
     @property
     def num_model_replicas(self) -> int:
         """One per device."""
         return len(self._layout.devices)
 
-    def get_variable_layout(self, variable: Any) -> Any:
-        """As outside the call."""
-        return None if self._outer is None else self._outer.get_variable_layout(variable)
+    def get_variable_layout(self, variable: Any) -> None:
+        """None: the variable of ours places its value."""
 
     def get_tensor_layout(self, path: str) -> None:
         """None: values are where the compiler puts them."""
@@ -122,10 +120,10 @@ def _fed(argument: Any) -> Any:
 def _distribution_for(strategy: Any) -> Iterator[None]:
     """Lets Keras spread batches over the strategy's devices; without a strategy, leave them where they are."""
     outer = keras.distribution.distribution()
-    if isinstance(outer, Spreading):
+    if strategy is None or outer is not None:
         yield
         return
-    keras.distribution.set_distribution(None if strategy is None else Spreading(strategy, outer))
+    keras.distribution.set_distribution(Spreading(strategy))
     trainer = keras.src.backend.distribution_lib
     whole = trainer.distribute_data_input
     trainer.distribute_data_input = _divisible(whole)

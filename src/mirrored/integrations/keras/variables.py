@@ -29,15 +29,15 @@ keras = load()
 KerasVariable: Any = keras.src.backend.Variable
 _in_stateless_scope = keras.src.backend.common.stateless_scope.in_stateless_scope
 _SEED_NAME = "seed_generator_state"
-# An odd constant near 2**32 / golden ratio: replicas' seeds are far apart, and replica 0 keeps the seed that the user gave.
+# An odd constant near 2**32 / golden ratio: replicas' seeds are far apart, and replica 0 keeps the user's seed.
 _SEED_STRIDE = 0x9E3779B9
 
 
 class StrategyVariable(KerasVariable):  # type: ignore[misc]
     """A Keras variable over a variable of ours. Keras makes it; it is never made by hand.
 
-    Keras keeps a variable's array in `_value`; here that is a property over the variable of ours, so that reads are captured
-    by compiled functions and recorded by tapes, and assignments follow the variable's rules.
+    Keras keeps a variable's array in `_value`; here that is a property over the variable of ours, so that reads are
+    captured by compiled functions and recorded by tapes, and assignments follow the variable's rules.
     """
 
     @property
@@ -63,7 +63,7 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
         """The value, as the context sees it; tapes know it as this variable's."""
         assert self.mirrored is not None
         if _in_stateless_scope() and ambient().frame is None:
-            # Keras infers shapes, or calls a model as a function of other variables' values: it takes these as they are.
+            # Keras infers shapes, or calls a model as a function of other variables: it takes these as they are.
             with eager():
                 return self.mirrored.checked_value()
         return announce_read(self, self.mirrored.checked_value())

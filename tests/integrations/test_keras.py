@@ -1,0 +1,235 @@
+"""Keras 3 models on strategy variables: custom loops and `fit` give the numbers of one device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.integrations.keras import StrategyVariable, keras
+
+# Keras' own `numpy()` calls NumPy in a way that NumPy 2 has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+
+BATCH, STEPS = 8, 5
+MODELS = ("dense", "lstm", "attention", "conv")
+
+
+@pytest.fixture(autouse=True)
+def fresh_names() -> Iterator[None]:
+    """Keras numbers layers per process: each test starts anew."""
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(3)
+    yield
+
+
+def build(kind: str) -> Any:
+    """A small model; the same weights for the same kind."""
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    if kind == "dense":
+        return keras.Sequential([keras.Input((6, 4)), layers.Flatten(), layers.Dense(5, "tanh"), layers.Dense(1)])
+    if kind == "lstm":
+        return keras.Sequential([keras.Input((6, 4)), layers.LSTM(3), layers.Dense(1)])
+    if kind == "conv":
+        return keras.Sequential([keras.Input((6, 4)), layers.Conv1D(3, 3, 2), layers.Flatten(), layers.Dense(1)])
+    inputs = keras.Input((6, 4))
+    attended = layers.MultiHeadAttention(2, 3)(inputs, inputs)
+    return keras.Model(inputs, layers.Dense(1)(layers.Flatten()(layers.LayerNormalization()(inputs + attended))))
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """One batch."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(BATCH, 6, 4)).astype("float32")
+    return x, x.sum((1, 2))[:, None].astype("float32")
+
+
+def train_by_keras(kind: str) -> tuple[list[float], list[np.ndarray]]:
+    """Single-device Keras in a process-wide default: `train_on_batch`."""
+    model = build(kind)
+    model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse")
+    x, y = data()
+    losses = [float(model.train_on_batch(x, y)) for _ in range(STEPS)]
+    return losses, model.get_weights()
+
+
+def train_by_loop(kind: str, replicas: int, compiled: bool) -> tuple[list[float], list[np.ndarray]]:
+    """The custom loop on replicas."""
+    strategy = mr.MirroredStrategy(jax.devices()[:replicas])
+    with strategy.scope():
+        model, optimizer = build(kind), keras.optimizers.SGD(0.02, momentum=0.9)
+        optimizer.build(model.trainable_variables)
+
+    def replica_step(x: Any, y: Any) -> Any:
+        with mr.GradientTape() as tape:
+            loss = mr.losses.average_loss(((model(x, training=True) - y) ** 2)[:, 0])
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    def step(x: Any, y: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(x, y)), axis=None)
+
+    step = mr.function(step) if compiled else step
+    losses = [float(step(x, y)) for x, y in strategy.distribute_dataset([data()] * STEPS)]
+    return losses, model.get_weights()
+
+
+def assert_same(a: tuple[list[float], list[np.ndarray]], b: tuple[list[float], list[np.ndarray]]) -> None:
+    """Losses and weights within 1e-5."""
+    np.testing.assert_allclose(a[0], b[0], rtol=1e-5)
+    for mine, theirs in zip(a[1], b[1], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_compiled_custom_loop_equals_single_device_keras(kind: str, replicas: int) -> None:
+    assert_same(train_by_loop(kind, replicas, True), train_by_keras(kind))
+
+
+@pytest.mark.parametrize("kind", ["dense"])
+def test_eager_custom_loop_equals_single_device_keras(kind: str) -> None:
+    assert_same(train_by_loop(kind, 2, False), train_by_keras(kind))
+
+
+@pytest.mark.parametrize("batch_size", [8, 5], ids=["even", "uneven"])
+@pytest.mark.parametrize("make", [lambda: build("dense"), lambda: with_statistics()], ids=["dense", "batchnorm"])
+def test_fit_equals_single_device_keras(make: Callable[[], Any], batch_size: int) -> None:
+    histories, weights = [], []
+    for replicas in (None, 2):
+        keras.utils.set_random_seed(3)
+        scope = mr.MirroredStrategy(jax.devices()[:replicas]).scope() if replicas else _nothing()
+        with scope:
+            model = make()
+            model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse", metrics=["mae"])
+        x, y = data()
+        histories.append(model.fit(x, y, batch_size=batch_size, epochs=3, shuffle=False, verbose=0).history)
+        weights.append([*model.get_weights(), model.predict(x, verbose=0), np.asarray(model.evaluate(x, y, verbose=0))])
+    for name in histories[0]:
+        np.testing.assert_allclose(histories[1][name], histories[0][name], rtol=1e-4)
+    for mine, theirs in zip(weights[1], weights[0], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5)
+
+
+def with_statistics() -> Any:
+    """A model with moving statistics."""
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    return keras.Sequential(
+        [keras.Input((6, 4)), layers.Conv1D(3, 3), layers.BatchNormalization(), layers.Flatten(), layers.Dense(1)]
+    )
+
+
+class _nothing:  # noqa: N801  reads like contextlib.nullcontext
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_moving_statistics_are_the_mean_over_replicas(compiled: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization(momentum=0.5, epsilon=1e-3)
+        layer.build((None, 3))
+    x = strategy.distribute_values_from_function(
+        lambda context: np.full((4, 3), 1.0 + 2 * context.replica_id_in_sync_group, np.float32)
+    )
+
+    def step() -> Any:
+        return strategy.run(lambda x: layer(x, training=True), args=(x,))
+
+    (mr.function(step) if compiled else step)()
+    np.testing.assert_allclose(layer.moving_mean.numpy(), 0.5 * np.full(3, 2.0), rtol=1e-6)
+    assert [component.numpy().tolist() for component in layer.moving_mean.components] == [[0.5] * 3, [1.5] * 3]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_dropout_masks_differ_between_replicas_and_steps(compiled: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        layer = keras.layers.Dropout(0.5, seed=1)
+
+    def step() -> Any:
+        return strategy.run(lambda: layer(jax.numpy.ones(64), training=True))
+
+    run = mr.function(step) if compiled else step
+    masks = [np.asarray(mask).tolist() for _ in range(2) for mask in strategy.local_results(run())]
+    assert len({tuple(mask) for mask in masks}) == 4
+
+
+def test_variables_are_mirrored_and_metrics_are_summed() -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        model, metric = build("dense"), keras.metrics.Mean()
+    assert all(isinstance(variable, StrategyVariable) for variable in model.variables)
+    assert len(model.trainable_variables[0].components) == 2
+
+    def replica() -> None:
+        metric.update_state(jax.numpy.float32(mr.get_replica_context().replica_id_in_sync_group))
+
+    strategy.run(replica)
+    mr.function(lambda: strategy.run(replica))()
+    assert float(metric.result()) == 0.5
+
+
+def test_clipping_acts_on_the_summed_gradient() -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        v, optimizer = mr.Variable(0.0), keras.optimizers.SGD(1.0, clipnorm=1.0)
+    strategy.run(lambda: optimizer.apply_gradients([(jax.numpy.float32(10.0), v)]))
+    assert float(v) == pytest.approx(-1.0)
+
+
+def test_loss_scaling_skips_a_step_that_overflowed_on_one_replica() -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        v = mr.Variable(1.0)
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=4.0)
+        optimizer.build([v])
+
+    @mr.function
+    def step(gradient: Any) -> None:
+        strategy.run(lambda g: optimizer.apply_gradients([(g, v)]), args=(gradient,))
+
+    for gradients in ((4.0, 4.0), (float("inf"), 4.0)):
+        step(strategy.distribute_values_from_function(lambda c, g=gradients: np.float32(g[c.replica_id_in_sync_group])))
+    assert float(v) == 1.0 - 0.5 * 8.0 / 4.0
+    assert float(optimizer.dynamic_scale.numpy()) == 2.0
+
+
+def test_an_optimizer_in_cross_replica_context_says_where_to_call_it() -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        v, optimizer = mr.Variable(0.0), keras.optimizers.SGD(1.0)
+        with pytest.raises(mr.errors.ContextError, match="cross-replica context"):
+            optimizer.apply_gradients([(jax.numpy.float32(1.0), v)])
+
+
+def test_fit_takes_our_datasets() -> None:
+    x, y = data()
+    dataset = mr.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    with mr.MirroredStrategy(jax.devices()[:2]).scope():
+        model = build("dense")
+        model.compile("sgd", "mse")
+    assert len(model.fit(dataset, epochs=2, verbose=0).history["loss"]) == 2
+
+
+def test_save_and_load_onto_another_number_of_replicas(tmp_path: Any) -> None:
+    with mr.MirroredStrategy(jax.devices()[:2]).scope():
+        model = build("dense")
+    model.save(tmp_path / "m.keras")
+    with mr.MirroredStrategy(jax.devices()[:4]).scope():
+        loaded = keras.models.load_model(tmp_path / "m.keras")
+    for mine, theirs in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert len(loaded.trainable_variables[0].components) == 4
