@@ -69,3 +69,25 @@ def test_options_of_run_are_accepted() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     options = tf.distribute.RunOptions(experimental_enable_dynamic_batch_size=False)
     assert [int(one) for one in strategy.run(lambda: tf.constant(3), options=options).values] == [3, 3]
+
+
+@pytest.mark.parametrize("name", ["NcclAllReduce", "HierarchicalCopyAllReduce", "ReductionToOneDevice"])
+def test_cross_device_operations_called_directly(name: str) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=getattr(tf.distribute, name)())
+    ops = getattr(tf.distribute, name)()
+    assert isinstance(ops, tf.distribute.CrossDeviceOps)
+    value = strategy.run(lambda: tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32) + 1)
+    total, mean = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
+    assert ops.reduce(total, value, "CPU:0") == 3
+    assert [float(one) for one in ops.reduce(mean, value, destinations=value).values] == [1.5, 1.5]
+    assert ops.reduce(total, mr.PerReplica((tf.constant(1.0), tf.constant(2.0))), "CPU:0") == 3
+    assert [float(one.values[0]) for one in ops.batch_reduce(total, [(value, value), (value, value)])] == [3, 3]
+    assert ops.broadcast(tf.constant(1.0), value).values == (1, 1)
+    assert ops.reduce(total, tf.constant(2.0), "CPU:0") == 2
+    assert strategy.reduce("SUM", value, axis=None) == 3
+    with pytest.raises(ValueError, match="`reduce_op` is a ReduceOp"):
+        ops.reduce("SUM", value, "CPU:0")
+    with pytest.raises(ValueError, match="destinations is"):
+        ops.reduce(total, value, None)
+    with pytest.raises(ValueError, match="should be a tuple"):
+        ops.batch_reduce(total, [value])

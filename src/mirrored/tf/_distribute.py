@@ -7,7 +7,6 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mirrored.collectives import cross_device_ops
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError
 from mirrored.function import function as compiled
@@ -28,6 +27,7 @@ from mirrored.strategies import (
     in_cross_replica_context,
 )
 from mirrored.tape import GradientTape, UnconnectedGradients, custom_gradient, stop_gradient
+from mirrored.tf import _cross_device
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization, variable_creator_scope
 
 
@@ -103,8 +103,6 @@ def function(
     return made(func, input_signature=input_signature, **options)
 
 
-_OPS = ("CrossDeviceOps", "HierarchicalCopyAllReduce", "NcclAllReduce", "ReductionToOneDevice")
-
 NAMES: dict[str, Any] = {
     "GradientTape": GradientTape,
     "UnconnectedGradients": UnconnectedGradients,
@@ -139,5 +137,5 @@ NAMES: dict[str, Any] = {
     "nn.scale_regularization_loss": scale_regularization_loss,
     "stop_gradient": stop_gradient,
     "variable_creator_scope": variable_creator_scope,
-    **{f"distribute.{name}": getattr(cross_device_ops, name) for name in _OPS if hasattr(cross_device_ops, name)},
+    **_cross_device.NAMES,
 }

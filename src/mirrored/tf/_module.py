@@ -39,7 +39,7 @@ class name_scope:
         >>> with tf.name_scope("layer"):
         ...     v = tf.Variable(1.0, name="w")
         >>> v.name
-        'layer/w:0'
+        'layer/w'
 
     TensorFlow: `tf.name_scope`.
     """

@@ -1,0 +1,128 @@
+"""`tf.distribute`'s cross-device operations: the core's algorithms, which may also be called directly.
+
+TensorFlow's `reduce` and that of `mirrored.collectives.CrossDeviceOps` share a name; the latter is called with a
+`Group`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from mirrored.collectives import cross_device_ops as core
+from mirrored.collectives.group import Group
+from mirrored.collectives.reduce_op import ReduceOp
+from mirrored.collectives.stacked import reduce_stacked
+from mirrored.errors import ArgumentError
+from mirrored.replicas.values import DistributedValues, Mirrored, PerReplica
+
+
+class Direct(core.CrossDeviceOps):
+    """What TensorFlow's cross-device operations offer besides being given to a strategy."""
+
+    def reduce(self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any = None) -> Any:  # type: ignore[misc]
+        """Reduces a per-replica value.
+
+        Context: cross-replica.
+
+        Args:
+            reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN` (names are not taken here, as in TensorFlow).
+            per_replica_value: The value; one that is not per replica is returned as it is.
+            destinations: A per-replica value or variable, or a device name.
+            options: Accepted for TensorFlow's sake.
+
+        Returns:
+            A mirrored value, or with a device name the plain result.
+
+        Raises:
+            ArgumentError: No `ReduceOp`, or no destinations.
+        """
+        if isinstance(destinations, Group):
+            return super().reduce(reduce_op, per_replica_value, destinations)
+        del options
+        _check_op(reduce_op)
+        _check_destinations(destinations)
+        if not isinstance(per_replica_value, PerReplica):
+            return per_replica_value
+        return _delivered(self._reduced(reduce_op, per_replica_value), per_replica_value, destinations)
+
+    def batch_reduce(self, reduce_op: Any, value_destination_pairs: Sequence[Any], options: Any = None) -> list[Any]:
+        """`reduce` of several values.
+
+        Raises:
+            ArgumentError: No `ReduceOp`, or an element that is no pair of a value and its destinations.
+        """
+        for pair in value_destination_pairs:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise ArgumentError(
+                    "CrossDeviceOps.batch_reduce",
+                    found=f"{pair!r}",
+                    rule="Each element of `value_destination_pairs` should be a tuple.",
+                    remedy="give pairs: [(value, destinations), ...]",
+                )
+        return [self.reduce(reduce_op, value, place, options) for value, place in value_destination_pairs]
+
+    def broadcast(self, tensor: Any, destinations: Any) -> Any:
+        """The same value on all replicas of `destinations`.
+
+        Raises:
+            ArgumentError: No destinations.
+        """
+        _check_destinations(destinations)
+        return _delivered(tensor, destinations, destinations)
+
+    def _reduced(self, op: Any, value: PerReplica) -> Any:
+        if value.layout is not None:
+            return reduce_stacked(self, op, [value.stacked(value.layout)], value.layout)[0]
+        group = Group(axis=None, devices=1, local=len(value.values))
+        return super().reduce(op, [list(value.values)], group)[0]
+
+
+def _delivered(result: Any, value: Any, destinations: Any) -> Any:
+    if isinstance(destinations, str) or not isinstance(value, DistributedValues):
+        return result
+    return Mirrored(result, len(value.values))
+
+
+def _check_op(op: Any) -> None:
+    if not isinstance(op, ReduceOp):
+        raise ArgumentError(
+            "CrossDeviceOps.reduce",
+            found=f"reduce_op={op!r}",
+            rule="`reduce_op` is a ReduceOp",
+            remedy="write tf.distribute.ReduceOp.SUM or tf.distribute.ReduceOp.MEAN",
+        )
+
+
+def _check_destinations(destinations: Any) -> None:
+    if not isinstance(destinations, (str, DistributedValues)):
+        raise ArgumentError(
+            "CrossDeviceOps.reduce",
+            found=f"destinations={destinations!r}",
+            rule="destinations is a DistributedValues object, a tf.Variable or a device string",
+            remedy="give the value itself to keep the result on its devices",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class NcclAllReduce(Direct, core.NcclAllReduce):
+    """`mirrored.collectives.NcclAllReduce`, to be called directly too."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HierarchicalCopyAllReduce(Direct, core.HierarchicalCopyAllReduce):
+    """`mirrored.collectives.HierarchicalCopyAllReduce`, to be called directly too."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReductionToOneDevice(Direct, core.ReductionToOneDevice):
+    """`mirrored.collectives.ReductionToOneDevice`, to be called directly too."""
+
+
+NAMES: dict[str, Any] = {
+    "distribute.CrossDeviceOps": core.CrossDeviceOps,
+    "distribute.HierarchicalCopyAllReduce": HierarchicalCopyAllReduce,
+    "distribute.NcclAllReduce": NcclAllReduce,
+    "distribute.ReductionToOneDevice": ReductionToOneDevice,
+}
