@@ -221,9 +221,10 @@ def test_errors_leave_everything_as_it_was(way, pairs, error, match):
 def test_variables_that_cannot_be_trained_are_refused():
     with pytest.raises(VariableError, match="variable 'n' is int32"):
         SGD(0.1).apply_gradients([(1.0, mr.Variable(1, name="n"))])
-    local = mr.Variable(1.0, name="local", synchronization=mr.VariableSynchronization.ON_READ)
-    with pytest.raises(VariableError, match="variable 'local' is sync-on-read"):
-        SGD(0.1).build([local])
+    with mr.MirroredStrategy(["CPU:0"], num_replicas=2).scope():
+        local = mr.Variable(1.0, name="local", synchronization=mr.VariableSynchronization.ON_READ)
+        with pytest.raises(VariableError, match="variable 'local' is sync-on-read"):
+            SGD(0.1).build([local])
 
 
 @pytest.mark.ways(modes=("eager",), replicas=(2,))
