@@ -1,8 +1,8 @@
 """Variables created while a function is traced: they must outlive the trace in the user's hands.
 
-A function may create its variables on the first call and keep them. One that creates a variable on *every* call would get a fresh
-one each time as plain Python, but one and the same as a compiled program; so it is refused. Whether a variable has been kept is
-asked of Python's garbage collector: somebody other than our own bookkeeping must refer to it.
+A function may create its variables on the first call and keep them. One that creates a variable on *every* call would
+get a fresh one each time as plain Python, but one and the same as a compiled program; so it is refused. Whether a
+variable has been kept is asked of Python's garbage collector: somebody other than our own bookkeeping must refer to it.
 """
 
 from __future__ import annotations

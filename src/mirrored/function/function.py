@@ -20,8 +20,8 @@ from mirrored.replicas.ambient import ambient, within
 from mirrored.replicas.driving import Driver, IteratedWhileTracing
 
 _DECISIONS = (
-    "mirrored.function: Python decided by a value that is known only when the compiled program runs (an `if`, `while`, `float()` "
-    "or `int()` on an array or on replica_id_in_sync_group).\n"
+    "mirrored.function: Python decided by a value that is known only when the compiled program runs "
+    "(an `if`, `while`, `float()` or `int()` on an array or on replica_id_in_sync_group).\n"
     "  rule:   a function is traced once; its Python runs while tracing, with stand-ins for values\n"
     "  remedy: jnp.where or jax.lax.cond for `if`, jax.lax.while_loop for `while`; or run eagerly "
     "(mirrored.run_functions_eagerly(True), or without the function)"
@@ -71,7 +71,7 @@ class Function:
         self._donate = donate
         self._steps = steps_per_call
         self._input_signature = input_signature
-        self._name = name or getattr(python_function, "__name__", "function")
+        self._name: str = name or str(getattr(python_function, "__name__", "function"))
         self._programs: dict[Hashable, Program] = {}
         self._last: Arguments | None = None
         self._driver: Driver | None = None
@@ -239,9 +239,9 @@ def function(
 ) -> Any:
     """Compiles a function that reads and assigns variables; a decorator, with or without arguments.
 
-    It is traced once for each combination of structure, shapes, dtypes and static values (Python numbers, strings, other
-    objects) of its arguments; Python side effects happen while tracing only. Variables that it reads and assigns are found
-    in that trace. Errors while tracing leave every variable as it was.
+    It is traced once for each combination of structure, shapes, dtypes and static values (Python numbers, strings,
+    other objects) of its arguments; Python side effects happen while tracing only. Variables that it reads and assigns
+    are found in that trace. Errors while tracing leave every variable as it was.
 
     Context: cross-replica, or none. Inside a replica, or another function, it is ordinary code of the caller.
 
@@ -249,7 +249,8 @@ def function(
         func: The function. Inside it, `strategy.run` runs on all replicas in one program.
         donate: Reuse the memory of assigned variables for their new values. An error while the program runs then loses
             them; False keeps them, at the cost of their memory.
-        input_signature: Shapes and dtypes that arguments must have (objects with `shape`, None for any size, and `dtype`).
+        input_signature: Shapes and dtypes that arguments must have (objects with `shape`, None for any size, and
+            `dtype`).
         steps_per_call: Make so many steps in one dispatch, as one compiled scan. The function is then called with a
             sequence of so many argument tuples, and each array that it returns gets a leading dimension of steps.
         **options: `reduce_retracing`, `autograph`, `jit_compile`, `experimental_...`: accepted for TensorFlow's sake.
@@ -269,8 +270,8 @@ def function(
         >>> float(double()), float(double()), double.trace_count
         (2.0, 4.0, 1)
 
-    TensorFlow: `tf.function`. Python `if` on a traced value is an error that names `lax.cond` (the facade's `tf.function` can
-    convert it).
+    TensorFlow: `tf.function`. Python `if` on a traced value is an error that names `lax.cond` (the facade's
+    `tf.function` can convert it).
     """
     known = {"reduce_retracing", "autograph", "jit_compile", "name"}
     unknown = [option for option in options if option not in known and not option.startswith("experimental_")]

@@ -1,8 +1,8 @@
 """Bounding the steps in flight.
 
-JAX dispatches asynchronously. Several simulated devices share one pool of threads, and with dozens of steps in flight their
-collectives can wait for each other for ever (64 in flight: 0 of 5 runs finished; 1 to 16: 29 of 29). So a step waits for the one
-`LIMIT` steps before it.
+JAX dispatches asynchronously. Several simulated devices share one pool of threads, and with dozens of steps in flight
+their collectives can wait for each other for ever (64 in flight: 0 of 5 runs finished; 1 to 16: 29 of 29). So a step
+waits for the one `LIMIT` steps before it.
 """
 
 from __future__ import annotations

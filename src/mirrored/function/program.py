@@ -1,4 +1,4 @@
-"""One compiled program of a function: traced once, with the variables that it reads and assigns as arguments and results."""
+"""One compiled program of a function: traced once, the variables that it reads and assigns arguments and results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from mirrored.replicas.frames import Bookkeeping, FunctionFrame
 from mirrored.replicas.reads import announce_read
 from mirrored.replicas.values import Mirrored, PerReplica
 
-# References to a variable's array that are ours while a call gathers it: the variable's, the local name, getrefcount's argument.
+# References to a variable's array that are ours while a call gathers it: the variable's, the local name, getrefcount's
+# argument.
 _OUR_REFERENCES = 3
 
 
@@ -103,7 +104,8 @@ class Program:
         assigned = [variable for variable, _ in self._frame.staged.values()]
         assigned_ids = {id(variable) for variable in assigned}
         read = [variable for variable, _ in self._frame.captured.values()]
-        # A scan carries every assigned variable; a single step need not be told the old value of one that it only assigns.
+        # A scan carries every assigned variable; a single step need not be told the old value of one that it only
+        # assigns.
         carried = assigned if self._steps is not None else [v for v in read if id(v) in assigned_ids]
         self._donated = carried if self._donate else []
         donated_ids = {id(variable) for variable in self._donated}

@@ -1,7 +1,7 @@
 """Running local replicas in lock-step: threads that run strictly one at a time.
 
-Each replica runs until it meets a merge; when all have arrived the merge runs once, in the thread that started them, and
-they go on in turn. An exception in one replica unwinds and joins all of them. The same runner serves eager code and
+Each replica runs until it meets a merge; when all have arrived the merge runs once, in the thread that started them,
+and they go on in turn. An exception in one replica unwinds and joins all of them. The same runner serves eager code and
 tracing: the threads carry all of JAX's thread-local state, so several replicas can be traced into one program.
 """
 
@@ -16,7 +16,6 @@ from mirrored._jax.thread_state import ThreadState, adopt_thread_state, capture_
 from mirrored.errors import MergeError
 from mirrored.replicas.ambient import Ambient, entered
 from mirrored.replicas.merging import Merge
-
 
 Carrier = Callable[[], Callable[[], None]]
 _carriers: list[Carrier] = []

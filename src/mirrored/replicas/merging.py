@@ -101,8 +101,8 @@ def meet(merge: Merge, payload: list[Any]) -> list[Any]:
     its operations as ordinary ones.
 
     Raises:
-        MergeError: The call sits under a JAX transform (`jit`, `scan`, `cond`, `vmap`, ...) inside the replica function,
-            where replicas of one process cannot meet.
+        MergeError: The call sits under a JAX transform (`jit`, `scan`, `cond`, `vmap`, ...) inside the replica
+            function, where replicas of one process cannot meet.
     """
     session = ambient().runner
     if session is None or session.in_place:

@@ -79,7 +79,8 @@ def regroup(
 ) -> Any:
     """One structure from one result per replica: structure kept, leaves grouped.
 
-    A leaf that all replicas share (a variable, None, a closed-over array) stays what it is; all others go through `group`.
+    A leaf that all replicas share (a variable, None, a closed-over array) stays what it is; all others go through
+    `group`.
     """
     places, treedef = transpose(results, called)
     return unflatten(treedef, [leaves[0] if is_shared(leaves) else group(leaves) for leaves in places])

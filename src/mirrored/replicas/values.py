@@ -4,7 +4,8 @@ A `PerReplica` has one component per replica. It is held in one of three ways:
 
 - *stacked*: one array ``[replicas, ...]`` laid over the devices (what compiled steps take and give);
 - *components*: one object per replica (what eager runs give; shapes may differ);
-- *local*: inside a compiled run, the components of the replicas that share a device, the same program standing for all devices.
+- *local*: inside a compiled run, the components of the replicas that share a device, the same program standing for all
+  devices.
 """
 
 from __future__ import annotations

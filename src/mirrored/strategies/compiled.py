@@ -132,7 +132,8 @@ class BodySession(Session):
             return (
                 not is_tracer(first) and isinstance(first, (bool, int, float, complex, str)) and _all_equal(components)
             )
-        # The local replicas stand for those of all devices: what was computed here is theirs, what came from outside is shared.
+        # The local replicas stand for those of all devices: what was computed here is theirs, what came from outside is
+        # shared.
         return not (is_tracer(first) and (self._is_inside(first) or self._is_component(first)))
 
     def component(self, value: Any, local: int) -> Any:
@@ -302,7 +303,7 @@ class _Run:
         return self._finish(list(stacked), list(mirrored))
 
     def _operands(self, body: Body) -> tuple[list[Any], list[_Source]]:
-        """One operand per captured variable or outer value (several constants may come from one per-replica variable)."""
+        """One operand per captured variable or outer value (a per-replica variable may give several constants)."""
         operands: list[Any] = []
         sources: list[_Source] = []
         places: dict[int, int] = {}
@@ -387,8 +388,8 @@ def _would_differ(entry: Assigned, path: str) -> SynchronyError:
         f"{name}.assign",
         found=f"mirrored variable {name!r}, assigned at {', '.join(lines)}, would differ between replicas. "
         f"How its value came to differ:\n{path}\n",
-        rule="a mirrored variable is equal on all replicas at all times; a value that depends on a replica's share of the "
-        "batch, its id or its own state is not, until it is reduced",
+        rule="a mirrored variable is equal on all replicas at all times; a value that depends on a replica's share of "
+        "the batch, its id or its own state is not, until it is reduced",
         remedy="reduce it first (get_replica_context().all_reduce(ReduceOp.MEAN, value)), create the variable with "
         "aggregation=VariableAggregation.MEAN, or make it sync-on-read",
     )

@@ -11,7 +11,7 @@ _distributors: dict[str, Distributor] = {}
 
 
 def set_distributors(*, dataset: Distributor, from_function: Distributor) -> None:
-    """Says who makes distributed datasets, from ``(strategy, dataset or function, options)``. Called by `mirrored.data`."""
+    """Says who makes distributed datasets, from ``(strategy, dataset or function, options)``; `mirrored.data` does."""
     _distributors.update(dataset=dataset, from_function=from_function)
 
 

@@ -52,7 +52,8 @@ class EagerSession(Session):
             split=self.reduced_component,
         )
         self._lockstep = LockStep("Strategy.run")
-        # Components of plain values that were handed to replicas, with the value: handed back by all, it is that value again.
+        # Components of plain values that were handed to replicas, with the value: handed back by all, it is that value
+        # again.
         self._handed: dict[int, tuple[Any, Any]] = {}
         # Replicas' own components, though replicas of one device may hold the very same array.
         self._separated: dict[int, Any] = {}
@@ -179,8 +180,8 @@ def _check_equal(variable: Any, components: Sequence[Any], where: Sequence[str])
         found=f"mirrored variable {variable.name!r} would differ between replicas after {', '.join(lines)}: {found}"
         + (f"; replicas {missing} did not assign it" if missing else ""),
         rule="a mirrored variable is equal on all replicas at all times",
-        remedy="reduce the value first (get_replica_context().all_reduce(ReduceOp.MEAN, value)), create the variable with "
-        "aggregation=, or make it sync-on-read (synchronization=VariableSynchronization.ON_READ)",
+        remedy="reduce the value first (get_replica_context().all_reduce(ReduceOp.MEAN, value)), create the variable "
+        "with aggregation=, or make it sync-on-read (synchronization=VariableSynchronization.ON_READ)",
     )
 
 

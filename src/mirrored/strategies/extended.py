@@ -85,8 +85,9 @@ class StrategyExtended:
     ) -> Any:
         """Calls ``fn(var, *args, **kwargs)`` to update a variable on all replicas.
 
-        Context: cross-replica. A mirrored variable is updated once for all replicas, since its copies are one variable; of a
-        sync-on-read variable every replica updates its own component, as in `run`. In replica context `fn` is just called.
+        Context: cross-replica. A mirrored variable is updated once for all replicas, since its copies are one variable;
+        of a sync-on-read variable every replica updates its own component, as in `run`. In replica context `fn` is just
+        called.
 
         Args:
             var: The variable.
@@ -180,7 +181,7 @@ class StrategyExtended:
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """Whether shapes must be known while compiling. They need not be equal on all replicas: such steps run eagerly."""
+        """Whether all replicas need equal shapes: no, steps with unequal ones run eagerly."""
         return False
 
     @property

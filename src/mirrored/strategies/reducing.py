@@ -76,7 +76,8 @@ def _reduce_plain(strategy: Strategy, called: str, op: Any, leaf: Any, axes: tup
     if strategy.num_replicas_in_sync > 1 and op is not ReduceOp.MEAN:
         raise ArgumentError(
             called,
-            found=f"{op} of a value that is not per replica (shape {array.shape}) on {strategy.num_replicas_in_sync} replicas",
+            found=f"{op} of a value that is not per replica (shape {array.shape}) "
+            f"on {strategy.num_replicas_in_sync} replicas",
             rule="only what differs between replicas can be summed over them",
             remedy="reduce what run returned; a value that is equal on all replicas is already reduced "
             "(MEAN gives it back; multiply by num_replicas_in_sync for a sum)",

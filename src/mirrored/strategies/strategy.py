@@ -91,18 +91,19 @@ class Strategy:
     ) -> Any:
         """Calls `fn` on every replica, in lock-step.
 
-        Context: cross-replica. Outside `function` the replicas really run one after another, each on its own device; inside
-        (or if `fn` itself is a `function`) one compiled program runs on all devices at once.
+        Context: cross-replica. Outside `function` the replicas really run one after another, each on its own device;
+        inside (or if `fn` itself is a `function`) one compiled program runs on all devices at once.
 
         Args:
             fn: The function. A `function` is compiled around the whole run.
-            args: Positional arguments, a list or tuple; of per-replica values at any depth, each replica gets its component.
+            args: Positional arguments, a list or tuple; of per-replica values at any depth, each replica gets its
+                component.
             kwargs: Keyword arguments, likewise.
             options: Accepted for TensorFlow's sake.
 
         Returns:
-            The structure that `fn` returns, with per-replica leaves; an object that is the very same on all replicas (None, a
-            variable) stays itself. With one replica: exactly what `fn` returns.
+            The structure that `fn` returns, with per-replica leaves; an object that is the very same on all replicas
+            (None, a variable) stays itself. With one replica: exactly what `fn` returns.
 
         Raises:
             ContextError: Inside another run's replica, or in another strategy's scope.
@@ -165,7 +166,8 @@ class Strategy:
             reduce_op: `ReduceOp.SUM` or `MEAN`, their names in any case, or a custom reduction.
             value: A per-replica value, or a structure of such.
             axis: None: the components are reduced with each other. An int or several: each component is also reduced
-                along these dimensions; MEAN then weights by the true number of elements, also of uneven or empty shares.
+                along these dimensions; MEAN then weights by the true number of elements, also of uneven or empty
+                shares.
 
         Returns:
             Arrays in the structure of `value`.
@@ -230,8 +232,8 @@ class Strategy:
             options: See `mirrored.data.InputOptions`.
 
         Returns:
-            A re-iterable of per-replica batches. A batch of m rows over n replicas gives ceil(m / n) rows each; the last
-            replicas get fewer, or none.
+            A re-iterable of per-replica batches. A batch of m rows over n replicas gives ceil(m / n) rows each; the
+            last replicas get fewer, or none.
         """
         self._refuse_in_replica("experimental_distribute_dataset")
         return distribution.distribute_dataset(self, dataset, options)

@@ -65,7 +65,8 @@ def _near(value: Any, other: Any) -> Any:
 def frame_of(variable: Any, here: Ambient) -> Frame | None:
     """Where `variable` is read and written in this context; None is its storage.
 
-    A plain variable used by an eager run is shared by the replicas, which run one after another: it has no copies to stage.
+    A plain variable used by an eager run is shared by the replicas, which run one after another: it has no copies to
+    stage.
     """
     frame = here.frame
     if frame is not None and not frame.captures and variable.layout is None:
@@ -103,7 +104,8 @@ def _check_write(variable: Any, frame: Frame | None, called: str) -> None:
     raise TransformError(
         called,
         found=f"variable {variable.name!r} was assigned under a JAX transform ({_transform()})",
-        rule="an assignment inside jit, grad, scan, cond or vmap would happen once while tracing, not when the program runs",
+        rule="an assignment inside jit, grad, scan, cond or vmap would happen once while tracing, "
+        "not when the program runs",
         remedy="return the new value from the transformed function and assign it outside",
     )
 
@@ -166,7 +168,7 @@ def _aggregate(variable: Any, frame: Frame | None, here: Ambient) -> Any:
         raise VariableError(
             f"reading {variable.name}",
             found=f"sync-on-read variable {variable.name!r} with aggregation NONE, in cross-replica context",
-            rule="outside run a sync-on-read variable is read as one value, so it needs a way to aggregate its components",
+            rule="outside run a sync-on-read variable is read as one value, so its components must be aggregated",
             remedy="give aggregation=VariableAggregation.SUM (or MEAN, ...), or read variable.values one by one",
         )
     session = here.runner
@@ -233,7 +235,8 @@ def _write_components(
     ) and not per_replica:
         raise VariableError(
             called,
-            found=f"sync-on-read variable {variable.name!r} with aggregation {_name(aggregation)}, in cross-replica context",
+            found=f"sync-on-read variable {variable.name!r} with aggregation {_name(aggregation)}, "
+            "in cross-replica context",
             rule="there an assignment must say what each replica's component becomes: "
             "SUM divides an assigned value among replicas and cannot add; NONE says nothing",
             remedy="assign inside run, or assign a per-replica value",
@@ -347,8 +350,6 @@ def _write_shared(variable: Any, called: str, combine: Combine, value: Any, old:
 def _merge_assignment(
     variable: Any, called: str, combine: Combine, value: Any, where: str, frame: Frame, session: Session
 ) -> None:
-    aggregation = variable.aggregation
-
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         merged = _aligned(variable, _merged(variable, called, payloads, session))
         frame.set_whole(variable, _fitting(variable, called, combine, frame.whole(variable), merged), where)
@@ -370,7 +371,8 @@ def _merged(variable: Any, called: str, payloads: Sequence[Any], session: Sessio
             called,
             found=f"the Python number {first!r} for variable {variable.name!r} with aggregation {_name(aggregation)}",
             rule="a Python number is one value, not one per replica, so it cannot be reduced over replicas",
-            remedy=f"say what is meant: jnp.asarray({first!r}) is one value per replica; aggregation=MEAN keeps it as it is",
+            remedy=f"say what is meant: jnp.asarray({first!r}) is one value per replica; "
+            "aggregation=MEAN keeps it as it is",
         )
     arrays = [jnp.asarray(payload) for payload in payloads]
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class VariableComponent(ArrayOperators):
     """One replica's copy of a variable: its own buffer, on its own device. What `variable.values` holds.
 
-    Reading it does not aggregate, and assigning it does not reach the other replicas, so only sync-on-read variables allow that.
+    Reading it does not aggregate, and assigning it does not reach the other replicas, so only sync-on-read variables
+    allow that.
     """
 
     __slots__ = ("_replica", "_variable")

@@ -18,7 +18,7 @@ Creator = Callable[..., Any]
 
 
 class VariableMeta(abc.ABCMeta):
-    """Lets all replicas of a run that create a variable get one and the same: the first replica makes it, the others find it."""
+    """Lets all replicas of a run that create a variable get the same one: the first makes it, the others find it."""
 
     @property
     def __signature__(cls) -> inspect.Signature:
@@ -88,8 +88,9 @@ def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
     Context: any; also for variables that replicas create in a run inside the block.
 
     Args:
-        creator: Gets the next creator and all of `Variable`'s arguments by keyword; returns what ``next_creator(**kwargs)`` makes,
-            or something else. Of nested scopes the innermost one's creator is called first.
+        creator: Gets the next creator and all of `Variable`'s arguments by keyword; returns what
+            ``next_creator(**kwargs)`` makes, or something else. Of nested scopes the innermost one's creator is called
+            first.
 
     Example:
         >>> import mirrored as mr

@@ -3,7 +3,7 @@
 | synchronization | context | read | assign |
 |---|---|---|---|
 | ON_WRITE (AUTO) | cross-replica | the value | the value, for all replicas |
-| ON_WRITE (AUTO) | replica | the value | NONE: as it is, if proven equal on all replicas; else aggregated over replicas |
+| ON_WRITE (AUTO) | replica | the value | NONE: as it is, if proven equal on all replicas; else aggregated |
 | ON_READ | cross-replica | aggregated over replicas | SUM: divided among replicas; else the value for each |
 | ON_READ | replica | this replica's component | this replica's component |
 """
@@ -23,8 +23,8 @@ from mirrored.errors import ArgumentError
 class VariableAggregation(enum.Enum):
     """How values that differ between replicas become one.
 
-    TensorFlow: `tf.VariableAggregation`. A `ReduceOp` subclass, or any callable from ``[replicas, ...]`` to ``[...]``, is
-    accepted wherever one of these is.
+    TensorFlow: `tf.VariableAggregation`. A `ReduceOp` subclass, or any callable from ``[replicas, ...]`` to ``[...]``,
+    is accepted wherever one of these is.
     """
 
     NONE = 0

@@ -43,8 +43,8 @@ _COMBINE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 class Variable(ArrayOperators, metaclass=VariableMeta):
     """A variable: mirrored on every replica of the strategy whose scope it is made in, equal on all at all times.
 
-    Context: made anywhere. In a strategy's scope (or inside `run`, where all replicas make one together) it belongs to that
-    strategy; elsewhere it is a plain variable. Inside `function` it may be made on the first call.
+    Context: made anywhere. In a strategy's scope (or inside `run`, where all replicas make one together) it belongs to
+    that strategy; elsewhere it is a plain variable. Inside `function` it may be made on the first call.
 
     Args:
         initial_value: An array, a number, a list, or a callable that gives one.
@@ -53,8 +53,8 @@ class Variable(ArrayOperators, metaclass=VariableMeta):
         dtype: Default: the initial value's.
         synchronization: `VariableSynchronization`: AUTO and ON_WRITE make it mirrored, ON_READ gives every replica a
             component of its own that is aggregated when read in cross-replica context.
-        aggregation: `VariableAggregation`, a `ReduceOp`, or a callable from stacked components ``[replicas, ...]`` to one:
-            how assignments of replicas (mirrored) or components (ON_READ) become one.
+        aggregation: `VariableAggregation`, a `ReduceOp`, or a callable from stacked components ``[replicas, ...]`` to
+            one: how assignments of replicas (mirrored) or components (ON_READ) become one.
 
     Raises:
         ArgumentError: No initial value, or options that do not fit.
@@ -220,8 +220,8 @@ class Variable(ArrayOperators, metaclass=VariableMeta):
             read_value: Whether to return the new value.
 
         Returns:
-            The new value (this replica's, in replica context; of a sync-on-read variable in an eager run the component itself,
-            which later assignments show in), or None.
+            The new value (this replica's, in replica context; of a sync-on-read variable in an eager run the component
+            itself, which later assignments show in), or None.
 
         Raises:
             VariableError: Shape or dtype do not fit, or the rules refuse.
