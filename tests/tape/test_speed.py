@@ -32,7 +32,9 @@ def test_an_operation_costs_at_most_a_third_of_what_it_costs_in_jax_grad():
 def test_rules_are_derived_once(monkeypatch):
     derived = []
     derive = _operation.Rule._derive
-    monkeypatch.setattr(_operation.Rule, "_derive", lambda self, *args: (derived.append(self._operation.name), derive(self, *args))[1])
+    monkeypatch.setattr(
+        _operation.Rule, "_derive", lambda self, *args: (derived.append(self._operation.name), derive(self, *args))[1]
+    )
     v = mr.Variable([1.0, 2.0, 3.0])
     x = jnp.arange(3.0)
 
