@@ -108,12 +108,17 @@ def _row(called: str, parameters: tuple[_Parameter, ...], target: Callable[..., 
     options = [(index, one.target) for index, one in enumerate(parameters) if one.kind == "option"]
 
     def run(*args: Any, name: str | None = None, **kwargs: Any) -> Any:
-        values = bind(called, parameters, args, kwargs)
+        values = args if len(args) == len(parameters) and not kwargs else bind(called, parameters, args, kwargs)
         keywords = {target_name: _option(called, values[index]) for index, target_name in options}
         positional = operands([values[index] for index in tensors])
         positional += [operands(list(values[index])) for index in lists]
-        with reported(called, positional):
+        try:
             return target(*positional, **keywords)
+        except (TypeError, ValueError) as error:  # as `reported`, whose entering would cost every call a microsecond
+            replaced = _replacement(called, positional, error)
+            if replaced is None:
+                raise
+            raise replaced from error
 
     run.__name__ = run.__qualname__ = called.rpartition(".")[2]
     run.__doc__ = f"`{called}({', '.join(one.name for one in parameters)})`: {_first_line(target)}"
@@ -169,17 +174,21 @@ class reported:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         """Replaces a TypeError or ValueError of JAX's."""
-        if not isinstance(error, (TypeError, ValueError)) or isinstance(error, MirroredError):
-            return
-        if isinstance(error, jax.errors.JAXTypeError):
-            return
-        shapes = ", ".join(_described(one) for one in self._values)
-        raise InvalidArgumentError.of(
-            self._called,
-            found=f"{shapes}: {error}",
-            rule="shapes and dtypes of the operands fit each other",
-            remedy="print the shapes of the operands; tf.reshape, tf.transpose and tf.cast change them",
-        ) from error
+        replaced = _replacement(self._called, self._values, error)
+        if replaced is not None:
+            raise replaced from error
+
+
+def _replacement(called: str, values: Iterable[Any], error: BaseException | None) -> InvalidArgumentError | None:
+    """What to raise for an error of JAX's; None for errors that say enough themselves."""
+    if not isinstance(error, (TypeError, ValueError)) or isinstance(error, (MirroredError, jax.errors.JAXTypeError)):
+        return None
+    return InvalidArgumentError.of(
+        called,
+        found=f"{', '.join(_described(one) for one in values)}: {error}",
+        rule="shapes and dtypes of the operands fit each other",
+        remedy="print the shapes of the operands; tf.reshape, tf.transpose and tf.cast change them",
+    )
 
 
 def _described(value: Any) -> str:
