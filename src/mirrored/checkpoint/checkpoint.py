@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mirrored.checkpoint import deferred
+from mirrored.checkpoint._extra import engine
 from mirrored.checkpoint.graph import Graph, walk
 from mirrored.checkpoint.leaves import HasPosition, VariableLeaf, is_number, leaf_of
 from mirrored.checkpoint.manifest import Manifest, read_manifest
@@ -37,7 +38,7 @@ class Checkpoint:
     component is saved, and restored to the replicas that are there.
 
     Args:
-        root: An object whose parts become parts of the checkpoint.
+        root: An object whose parts become parts of the checkpoint (but for its numbers).
         **parts: The objects, by name. They are attributes of the checkpoint afterwards, and more may be set.
 
     Raises:
@@ -105,12 +106,11 @@ class Checkpoint:
 
     def _look(self) -> Graph:
         parts = [Part(name, value, Root(self._parts, name)) for name, value in self._parts.items()]
-        if self._root:
-            place = Root(self._root, "root")
-            parts += [part for part in parts_of(place.get(), place) if part.name not in self._parts]
         if self._counter is not None:
             parts.append(Part(COUNTER, self._counter, Root({COUNTER: self._counter}, COUNTER)))
-        return walk(parts)
+        place = Root(self._root, "root")
+        inside = parts_of(place.get(), place) if self._root else ()
+        return walk(parts, [part for part in inside if part.name not in self._parts])
 
     @property
     def save_counter(self) -> Variable:
@@ -152,14 +152,15 @@ class Checkpoint:
 
         Context: as `save`, and so are arguments, result and errors.
         """
-        path, manifest = Path(file_prefix).absolute(), self.state()
+        path, manifest = Path(file_prefix).absolute(), self.snapshot()
         self._writer.start(lambda: write(path, manifest))
         if wait:
             self._writer.wait()
         return os.fspath(file_prefix)
 
-    def state(self, step: int | None = None) -> Manifest:
+    def snapshot(self, step: int | None = None) -> Manifest:
         """Everything that is to be saved, copied to this host, so that training may go on."""
+        engine()
         with outside_of_steps("Checkpoint.save"):
             graph = self._look()
             leaves = {name: leaf.read() for name, leaf in graph.leaves.items()}
@@ -196,13 +197,13 @@ class Checkpoint:
             CheckpointMismatchError: Something has another kind, shape or dtype, or nothing fits. In all of these cases
                 every variable is as it was.
         """
-        return self.load(save_path, called="Checkpoint.restore")
+        return self.restore_from(save_path, called="Checkpoint.restore")
 
     def read(self, save_path: PathLike) -> RestoreStatus:
         """The same as `restore`, for what `write` wrote."""
-        return self.load(save_path, called="Checkpoint.read")
+        return self.restore_from(save_path, called="Checkpoint.read")
 
-    def load(self, save_path: PathLike | None, *, called: str, strict: bool = False) -> RestoreStatus:
+    def restore_from(self, save_path: PathLike | None, *, called: str, strict: bool = False) -> RestoreStatus:
         """`restore`, or with `strict` only if every name on either side has its counterpart."""
         if save_path is None:
             return RestoreStatus(None, lambda: match(self._look(), Manifest({}, {}, {})))

@@ -6,17 +6,18 @@ import os
 from pathlib import Path
 
 from mirrored.checkpoint.manifest import is_checkpoint, read_manifest
-from mirrored.checkpoint.writing import REPLACED, UNFINISHED, actual
+from mirrored.checkpoint.writing import REPLACED, UNFINISHED, actual, settle
 from mirrored.errors import DamagedCheckpointError, MissingCheckpointError
 
 
 def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -> list[str]:
-    """The paths of the finished checkpoints in a folder, oldest first.
+    """The paths of the finished checkpoints in a folder, oldest first. Waits for what this process is writing.
 
     Args:
         directory: The folder; it need not exist.
         name: Only those called ``name-<number>``.
     """
+    settle()
     folder = Path(directory)
     if not folder.is_dir():
         return []

@@ -66,17 +66,18 @@ class _Zone:
     holder: str | None = None
 
 
-def walk(parts: Iterable[Part]) -> Graph:
-    """All state below the parts of a checkpoint."""
-    return _Walk(parts).graph
+def walk(parts: Iterable[Part], of_root: Iterable[Part] = ()) -> Graph:
+    """All state below the parts of a checkpoint, and below those of its root object."""
+    return _Walk(parts, of_root).graph
 
 
 class _Walk:
-    def __init__(self, parts: Iterable[Part]) -> None:
+    def __init__(self, parts: Iterable[Part], of_root: Iterable[Part]) -> None:
         self.graph = Graph()
         self._names: dict[int, str] = {}
         self._held: dict[str, str] = {}
         self._queue: deque[tuple[Part, _Zone]] = deque((part, _Zone(numbers=True)) for part in parts)
+        self._queue.extend((part, _Zone(numbers=False)) for part in of_root)
         while self._queue:
             self._visit(*self._queue.popleft())
         for name, optimizer in self.graph.optimizers.items():

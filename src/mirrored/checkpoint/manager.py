@@ -134,7 +134,7 @@ class CheckpointManager:
             return None
         self.wait()
         counter.assign_add(1)
-        manifest = self._checkpoint.state(number)
+        manifest = self._checkpoint.snapshot(number)
         path = os.path.join(self._directory, f"{self._name}-{number}")
         self._writer.start(lambda: self._write(Path(path).absolute(), manifest))
         return path
@@ -158,7 +158,7 @@ class CheckpointManager:
         if path is None:
             return None
         called = "CheckpointManager.restore_latest"
-        self._restored = self._checkpoint.load(path, called=called, strict=not partial).expect_partial()
+        self._restored = self._checkpoint.restore_from(path, called=called, strict=not partial).expect_partial()
         step = read_manifest(actual(Path(path))).step
         return step if step is not None else number_of(Path(path).name, self._name)
 

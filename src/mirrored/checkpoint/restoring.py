@@ -90,17 +90,20 @@ class Restoration:
         """
         if ambient().replica is not None or ambient().frame is not None:
             self._give_up(wanted)
-        elif any(self._is_new(name) and wanted(name, leaf) for name, (_, leaf) in self._pairs().items()):
+        elif self._came(wanted):
             self._restore(called, wanted, strict=False, first=False)
 
-    def _pairs(self) -> dict[str, tuple[str, Leaf]]:
-        return match(self._look(), self._manifest).pairs
+    def _came(self, wanted: Callable[[str, Leaf], bool]) -> list[str]:
+        graph = self._look()
+        found = match(graph, self._manifest)
+        known = [*found.pairs, *(one.name for one in found.misfits)]
+        return [name for name in known if self._is_new(name) and wanted(name, graph.leaves[name])]
 
     def _is_new(self, name: str) -> bool:
         return name not in self._done and name not in self._late
 
     def _give_up(self, wanted: Callable[[str, Leaf], bool]) -> None:
-        came = [name for name, (_, leaf) in self._pairs().items() if self._is_new(name) and wanted(name, leaf)]
+        came = self._came(wanted)
         if came:
             self._late.update(came)
             _log.warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401
 import logging
 import os
 import shutil
@@ -19,6 +20,7 @@ from mirrored.errors import CheckpointError
 
 UNFINISHED: Final = ".unfinished"
 REPLACED: Final = ".replaced"
+_THREAD: Final = "mirrored-checkpoint"
 _log = logging.getLogger("mirrored.checkpoint")
 
 
@@ -94,7 +96,7 @@ class Writer:
         """
         self.wait()
         # Not a daemon: a program that ends normally ends after its last checkpoint.
-        self._thread = threading.Thread(target=self._run, args=(work,), name="mirrored-checkpoint")
+        self._thread = threading.Thread(target=self._run, args=(work,), name=_THREAD)
         self._thread.start()
 
     def wait(self) -> None:
@@ -115,6 +117,12 @@ class Writer:
         """Whether something is being written now."""
         return self._thread is not None and self._thread.is_alive()
 
+    def join(self) -> None:
+        """Waits for what is under way; an error is kept for `wait`."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
     def _run(self, work: Callable[[], None]) -> None:
         try:
             work()
@@ -123,6 +131,13 @@ class Writer:
 
 
 _writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def settle() -> None:
+    """Waits for everything that this process is writing, so that a look at a folder sees it. Not for writers."""
+    if threading.current_thread().name != _THREAD:
+        for writer in list(_writers):
+            writer.join()
 
 
 def _finish_all() -> None:
@@ -134,6 +149,6 @@ def _finish_all() -> None:
 
 
 # Orbax writes by executors of concurrent.futures, which refuse work once the interpreter has begun to end; that is
-# before `atexit` and before threads are joined. This hook of CPython (3.9 to 3.14) runs before they do so: the last
-# registered comes first.
+# before `atexit` and before threads are joined. They are told by this hook of CPython (3.9 to 3.14), as we are; the
+# last registered comes first, so concurrent.futures.thread has to be imported by now.
 threading._register_atexit(_finish_all)  # type: ignore[attr-defined]

@@ -1,0 +1,444 @@
+"""Saving and restoring one program, by names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import namedtuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+from checkpoint.programs import Model, Training
+from mirrored.checkpoint import Checkpoint, CheckpointReader
+from mirrored.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CheckpointMismatchError,
+    ContextError,
+    LostStateError,
+    MissingCheckpointError,
+)
+
+ON_READ = mr.VariableSynchronization.ON_READ
+Aggregation = mr.VariableAggregation
+
+
+def names_of(path):
+    return set(CheckpointReader(path).names)
+
+
+def test_names_are_paths(tmp_path):
+    model = Model()
+    path = Checkpoint(model=model, table={"a/b": mr.Variable(1.0), 3: [mr.Variable(2.0)]}).save(tmp_path / "c")
+    assert path == str(tmp_path / "c-1")
+    assert names_of(path) == {"model/kernel", "model/layers/0", "table/a%2Fb", "table/3/0", "save_counter"}
+
+
+def test_shortest_path_is_the_name_and_others_lead_to_it(tmp_path):
+    model = Model()
+    path = Checkpoint(deep={"inner": [model]}, model=model).write(tmp_path / "c")
+    assert names_of(path) == {"model/kernel", "model/layers/0"}
+    other = Model(0.0)
+    Checkpoint(deep={"inner": [other]}).restore(path).assert_consumed()
+    np.testing.assert_array_equal(other.kernel.numpy(), model.kernel.numpy())
+
+
+def test_objects_that_point_at_each_other(tmp_path):
+    parent, child = Model(), Model(2.0)
+    parent.child, child.parent = child, parent
+    path = Checkpoint(model=parent).write(tmp_path / "c")
+    assert names_of(path) == {"model/kernel", "model/layers/0", "model/child/kernel", "model/child/layers/0"}
+
+
+def test_save_counts_and_the_count_is_restored(tmp_path):
+    checkpoint = Checkpoint(v=mr.Variable(1.0))
+    assert [checkpoint.save(tmp_path / "c") for _ in range(2)] == [str(tmp_path / "c-1"), str(tmp_path / "c-2")]
+    again = Checkpoint(v=mr.Variable(0.0))
+    again.restore(tmp_path / "c-2").assert_consumed()
+    assert again.save(tmp_path / "c") == str(tmp_path / "c-3")
+
+
+def test_numbers_arrays_and_generators(tmp_path):
+    class Progress:
+        def __init__(self, epoch, best):
+            self.epoch, self.best, self.seen = epoch, best, np.zeros(2)
+
+    rng = np.random.default_rng(0)
+    parts = {
+        "step": 7, "rate": 0.1, "flag": True, "z": 1 + 2j, "small": np.float32(2.5),
+        "history": {"loss": [1.0, 0.5]}, "progress": Progress(3, 0.25), "rng": rng,
+        "host": np.arange(3.0), "device": jnp.ones(2, jnp.bfloat16), "key": jax.random.key(3),
+    }  # fmt: skip
+    checkpoint = Checkpoint(**parts)
+    path = checkpoint.write(tmp_path / "c")
+    drawn = rng.normal(size=4)
+    checkpoint.step, checkpoint.rate, checkpoint.flag = 0, 0.0, False
+    checkpoint.z, checkpoint.small = 0j, np.float32(0)
+    parts["history"]["loss"][:] = [9.0, 9.0]
+    progress, host = parts["progress"], parts["host"]
+    progress.epoch, progress.best = 0, 0.0
+    progress.seen[:] = 5
+    host[:] = 9
+    checkpoint.device, checkpoint.key = jnp.zeros(2, jnp.bfloat16), jax.random.key(0)
+
+    checkpoint.restore(path).assert_consumed()
+    assert (checkpoint.step, checkpoint.rate, checkpoint.flag, checkpoint.z) == (7, 0.1, True, 1 + 2j)
+    assert checkpoint.small == np.float32(2.5)
+    assert isinstance(checkpoint.small, np.float32)
+    assert parts["history"] == {"loss": [1.0, 0.5]}
+    assert (progress.epoch, progress.best) == (3, 0.25)
+    np.testing.assert_array_equal(progress.seen, [0, 0])
+    assert checkpoint.host is host
+    np.testing.assert_array_equal(host, [0, 1, 2])
+    np.testing.assert_array_equal(np.asarray(checkpoint.device, np.float32), [1, 1])
+    assert bool(checkpoint.key == jax.random.key(3))
+    np.testing.assert_array_equal(rng.normal(size=4), drawn)
+
+
+def test_numbers_in_a_model_are_its_configuration(tmp_path):
+    path = Checkpoint(model=Model()).write(tmp_path / "c")
+    model = Model()
+    model.units = 5
+    Checkpoint(model=model).restore(path).assert_consumed()
+    assert model.units == 5
+
+
+def test_one_array_under_two_names_is_two_pieces_of_state(tmp_path):
+    zero = jnp.zeros(())
+    state = {"a": zero, "b": zero}
+    checkpoint = Checkpoint(state=state)
+    path = checkpoint.write(tmp_path / "c")
+    state.update(a=jnp.ones(()), b=jnp.ones(()))
+    checkpoint.restore(path).assert_consumed()
+    assert [float(state["a"]), float(state["b"])] == [0.0, 0.0]
+
+
+def test_pytrees_that_cannot_be_changed_are_replaced(tmp_path):
+    State = namedtuple("State", ["count", "inner"])
+
+    @dataclasses.dataclass(frozen=True)
+    class Frozen:
+        weight: jax.Array
+        other: jax.Array
+
+    state = State(jnp.int32(3), (jnp.ones(2), jnp.zeros(1)))
+    checkpoint = Checkpoint(state=state, model=Frozen(jnp.ones(2), jnp.ones(1)))
+    path = checkpoint.write(tmp_path / "c")
+    checkpoint.state = State(jnp.int32(0), (jnp.zeros(2), jnp.ones(1)))
+    checkpoint.model = Frozen(jnp.zeros(2), jnp.zeros(1))
+    checkpoint.restore(path).assert_consumed()
+    assert isinstance(checkpoint.state, State)
+    assert int(checkpoint.state.count) == 3
+    np.testing.assert_array_equal(checkpoint.state.inner[0], [1, 1])
+    np.testing.assert_array_equal(checkpoint.state.inner[1], [0])
+    np.testing.assert_array_equal(checkpoint.model.weight, [1, 1])
+    np.testing.assert_array_equal(checkpoint.model.other, [1])
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["bool", "int4", "uint4", "int8", "int32", "uint32", "float16", "bfloat16", "float32", "float8_e4m3fn",
+     "float8_e5m2", "complex64"],
+)  # fmt: skip
+@pytest.mark.parametrize("shape", [(), (3,), (0, 2)])
+def test_every_dtype_and_shape(tmp_path, dtype, shape):
+    value = jnp.ones(shape, dtype)
+    holder = {"x": value}
+    checkpoint = Checkpoint(holder=holder)
+    path = checkpoint.write(tmp_path / "c")
+    holder["x"] = jnp.zeros(shape, dtype)
+    checkpoint.restore(path).assert_consumed()
+    assert holder["x"].dtype == value.dtype
+    np.testing.assert_array_equal(np.asarray(holder["x"]), np.asarray(value))
+
+
+@pytest.mark.parametrize("saved", [0, 1, 2])
+@pytest.mark.parametrize("restored", [0, 1, 3])
+def test_sync_on_read_by_rule(tmp_path, saved, restored):
+    def make(replicas):
+        strategy = mr.MirroredStrategy(jax.devices()[:replicas]) if replicas else mr.get_strategy()
+        with strategy.scope():
+            return strategy, {
+                "mirrored": mr.Variable(3.0),
+                "total": mr.Variable(0.0, synchronization=ON_READ, aggregation=Aggregation.SUM),
+                "mean": mr.Variable(0.0, synchronization=ON_READ, aggregation=Aggregation.MEAN),
+                "first": mr.Variable(0.0, synchronization=ON_READ, aggregation=Aggregation.ONLY_FIRST_REPLICA),
+                "count": mr.Variable(0, synchronization=ON_READ, aggregation=Aggregation.SUM),
+            }
+
+    strategy, made = make(saved)
+    if saved:
+
+        def fill():
+            replica = mr.get_replica_context().replica_id_in_sync_group
+            for name in ("total", "mean", "first"):
+                made[name].assign(replica + 3.0)
+            made["count"].assign(replica + 3)
+
+        strategy.run(fill)
+    else:
+        for name in ("total", "mean", "first"):
+            made[name].assign(3.0)
+        made["count"].assign(3)
+    expected = {name: variable.numpy() for name, variable in made.items()}
+    path = Checkpoint(**made).write(tmp_path / "c")
+
+    _, other = make(restored)
+    Checkpoint(**other).restore(path).assert_consumed()
+    for name, value in expected.items():
+        np.testing.assert_allclose(other[name].numpy(), value, rtol=1e-6)
+    if restored:
+        share = float(expected["total"]) / restored
+        np.testing.assert_allclose([one.numpy() for one in other["total"].values], [share] * restored, rtol=1e-6)
+        assert [one.numpy() for one in other["mean"].values] == [expected["mean"]] * restored
+
+
+@pytest.mark.parametrize(("saved", "restored", "components"), [(2, 4, [3, 4, 9, 9]), (4, 2, [3, 4]), (2, 2, [3, 4])])
+def test_components_that_nothing_aggregates_go_to_their_replicas(tmp_path, saved, restored, components):
+    def make(replicas, value):
+        strategy = mr.MirroredStrategy(jax.devices()[:replicas])
+        with strategy.scope():
+            return strategy, mr.Variable(value, synchronization=ON_READ)
+
+    strategy, variable = make(saved, 0.0)
+    strategy.run(lambda: variable.assign(mr.get_replica_context().replica_id_in_sync_group + 3.0))
+    path = Checkpoint(v=variable).write(tmp_path / "c")
+    _, other = make(restored, 9.0)
+    Checkpoint(v=other).restore(path).assert_consumed()
+    assert [float(one.numpy()) for one in other.values] == components
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_training_goes_on_as_if_it_had_not_stopped(tmp_path, replicas):
+    first = Training(2)
+    for _ in range(2):
+        first.step()
+    path = Checkpoint(model=first.model, optimizer=first.optimizer).save(tmp_path / "c")
+    first.step()
+
+    second = Training(replicas, scale=0.0)
+    Checkpoint(model=second.model, optimizer=second.optimizer).restore(path).assert_consumed()
+    assert int(second.optimizer.iterations.numpy()) == 2
+    second.step()
+    for here, there in zip(second.state(), first.state(), strict=True):
+        np.testing.assert_allclose(here, there, rtol=1e-6, atol=1e-7)
+
+
+def test_on_the_same_number_of_replicas_every_bit_is_restored(tmp_path):
+    first, second = Training(2), Training(2, scale=0.0)
+    for _ in range(3):
+        first.step()
+    path = Checkpoint(model=first.model, optimizer=first.optimizer).save(tmp_path / "c")
+    Checkpoint(model=second.model, optimizer=second.optimizer).restore(path)
+    first.step()
+    second.step()
+    for here, there in zip(second.state(), first.state(), strict=True):
+        np.testing.assert_array_equal(here, there)
+
+
+def test_slots_go_by_the_names_of_their_variables(tmp_path):
+    training = Training(2)
+    training.step()
+    path = Checkpoint(model=training.model, optimizer=training.optimizer).write(tmp_path / "c")
+    slots = {"slots/model/kernel/mu", "slots/model/kernel/nu", "slots/model/layers/0/mu", "slots/model/layers/0/nu"}
+    expected = {f"optimizer/{one}" for one in [*slots, "iterations", "learning_rate", "slots/0/count"]}
+    assert {name for name in names_of(path) if name.startswith("optimizer/")} == expected
+
+
+def test_optimizer_of_two_models_built_at_different_times(tmp_path):
+    def make():
+        a, b, optimizer = mr.Variable([1.0, 2.0], name="a"), mr.Variable([3.0], name="b"), mr.optimizers.Adam(0.1)
+        return a, b, optimizer, Checkpoint(a=a, b=b, optimizer=optimizer)
+
+    a, b, optimizer, checkpoint = make()
+    optimizer.apply_gradients([(jnp.ones(2), a)])
+    optimizer.apply_gradients([(jnp.ones(2), a), (jnp.ones(1), b)])
+    path = checkpoint.save(tmp_path / "c")
+    c, d, other, again = make()
+    again.restore(path).assert_consumed()
+    for one in (optimizer, other):
+        one.apply_gradients([(jnp.ones(2), a if one is optimizer else c), (jnp.ones(1), b if one is optimizer else d)])
+    np.testing.assert_array_equal(a.numpy(), c.numpy())
+    np.testing.assert_array_equal(b.numpy(), d.numpy())
+    assert [len(group.variables) for group in other.made().groups] == [1, 1]
+
+
+def test_position_of_an_iterator(tmp_path):
+    class Iterator:
+        def __init__(self):
+            self.at = 0
+
+        def __next__(self):
+            self.at += 1
+            return self.at
+
+        def get_state(self):
+            return {"at": self.at, "raw": b"\x00\x01", "shape": (1, 2)}
+
+        def set_state(self, state):
+            assert state["raw"] == b"\x00\x01"
+            assert state["shape"] == (1, 2)
+            self.at = state["at"]
+
+    iterator = Iterator()
+    checkpoint = Checkpoint(dataset_iterator=iterator)
+    next(iterator)
+    path = checkpoint.save(tmp_path / "c")
+    assert next(iterator) == 2
+    checkpoint.restore(path).assert_consumed()
+    assert next(iterator) == 2
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_position_of_a_distributed_dataset(tmp_path, replicas):
+    def values(item):
+        return [np.asarray(one).tolist() for one in mr.get_strategy().experimental_local_results(item)]
+
+    dataset = mr.data.Dataset.range(24).shuffle(24, seed=1).batch(4)
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    for _ in range(2):
+        next(iterator)
+    path = Checkpoint(dataset_iterator=iterator).save(tmp_path / "c")
+    expected = [sum(values(next(iterator)), []) for _ in range(2)]
+    other = mr.MirroredStrategy(jax.devices()[:replicas])
+    with iter(other.experimental_distribute_dataset(dataset)) as again:
+        Checkpoint(dataset_iterator=again).restore(path).assert_consumed()
+        found = []
+        for _ in range(2):
+            item = next(again)
+            found.append(sum(([one] if np.ndim(one) == 0 else np.asarray(one).tolist() for one in
+                              other.experimental_local_results(item)), []))  # fmt: skip
+    iterator.close()
+    assert found == expected
+
+
+def test_restore_of_nothing(tmp_path):
+    v = mr.Variable(1.0)
+    status = Checkpoint(v=v).restore(None)
+    assert v.numpy() == 1.0
+    with pytest.raises(CheckpointMismatchError, match=r"no checkpoint was given \(None\)"):
+        status.assert_consumed()
+    with pytest.raises(AssertionError, match="no checkpoint was given"):
+        status.assert_existing_objects_matched()
+
+
+def test_missing_checkpoint_names_what_there_is(tmp_path):
+    v = mr.Variable(1.0)
+    Checkpoint(v=v).save(tmp_path / "c")
+    with pytest.raises(MissingCheckpointError, match=r"nothing-1 does not exist(.|\n)*there are: c-1"):
+        Checkpoint(v=v).restore(tmp_path / "nothing-1")
+    with pytest.raises(FileNotFoundError, match=r"has no mirrored\.json"):
+        Checkpoint(v=v).restore(tmp_path)
+
+
+def test_write_replaces(tmp_path):
+    v = mr.Variable(1.0)
+    checkpoint = Checkpoint(v=v)
+    for value in (1.0, 2.0):
+        v.assign(value)
+        checkpoint.write(tmp_path / "c")
+    assert [one.name for one in tmp_path.iterdir()] == ["c"]
+    v.assign(0.0)
+    checkpoint.read(tmp_path / "c").assert_consumed()
+    assert v.numpy() == 2.0
+
+
+def test_relative_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    v = mr.Variable(1.0)
+    assert Checkpoint(v=v).save("c") == "c-1"
+    Checkpoint(v=v).restore("c-1").assert_consumed()
+
+
+def test_state_is_as_it_was_when_save_returned(tmp_path):
+    array, v = np.zeros(1000), mr.Variable(jnp.zeros(1000))
+    checkpoint = Checkpoint(v=v, array=array)
+    path = checkpoint.write(tmp_path / "c", wait=False)
+    array[:] = 1
+    v.assign(jnp.ones(1000))
+    checkpoint.wait()
+    reader = CheckpointReader(path)
+    assert reader.read("array").sum() == 0
+    assert reader.read("v").sum() == 0
+
+
+def test_a_root_object(tmp_path):
+    model, other = Model(), Model(0.0)
+    path = Checkpoint(model, step=3).write(tmp_path / "c")
+    assert names_of(path) == {"kernel", "layers/0", "step"}
+    Checkpoint(other, step=0).restore(path).assert_consumed()
+    np.testing.assert_array_equal(other.kernel.numpy(), model.kernel.numpy())
+
+
+@pytest.mark.parametrize("part", [None, "text", int, len])
+def test_part_without_state(part):
+    with pytest.raises(ArgumentError, match="a part holds state"):
+        Checkpoint(part=part)
+
+
+def test_dataset_in_place_of_its_iterator():
+    with pytest.raises(ArgumentError, match=r"dataset_iterator=iter\(dataset\)"):
+        Checkpoint(dataset=mr.data.Dataset.range(4))
+
+
+def test_part_with_the_name_of_a_method():
+    with pytest.raises(ArgumentError, match="a part named 'save'"):
+        Checkpoint(save=mr.Variable(1.0))
+
+
+def test_keys_with_the_same_name(tmp_path):
+    with pytest.raises(ArgumentError, match="two pieces of state with the name 'd/1'"):
+        Checkpoint(d={1: mr.Variable(1.0), "1": mr.Variable(2.0)}).write(tmp_path / "c")
+
+
+def test_state_that_cannot_be_written(tmp_path):
+    class Iterator:
+        def get_state(self):
+            return {"at": object()}
+
+        def set_state(self, state):
+            """Nothing to go to."""
+
+    with pytest.raises(ArgumentTypeError, match="the state of Iterator holds a object"):
+        Checkpoint(iterator=Iterator()).write(tmp_path / "c")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_not_inside_a_step(tmp_path):
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        v = mr.Variable(1.0)
+    checkpoint = Checkpoint(v=v)
+    path = checkpoint.save(tmp_path / "c")
+    with pytest.raises(ContextError, match="inside a replica function or a compiled function"):
+        strategy.run(lambda: checkpoint.write(tmp_path / "d"))
+    with pytest.raises(ContextError, match=r"Checkpoint\.restore"):
+        mr.function(lambda: checkpoint.restore(path))()
+    assert v.numpy() == 1.0
+
+
+def test_in_a_scope_and_under_a_tape(tmp_path):
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        v = mr.Variable(2.0)
+    other = mr.MirroredStrategy(jax.devices()[:1])
+    with other.scope(), mr.GradientTape() as tape:
+        path = Checkpoint(v=v).save(tmp_path / "c")
+        v_before = v.numpy()
+        Checkpoint(v=v).restore(path)
+    assert tape.gradient(jnp.zeros(()), v) is None
+    assert v.numpy() == v_before == 2.0
+
+
+def test_a_lost_variable_cannot_be_saved_and_is_restored(tmp_path):
+    v = mr.Variable(2.0, name="v")
+    path = Checkpoint(v=v).save(tmp_path / "c")
+    v.lose("the step failed")
+    with pytest.raises(LostStateError, match="restore a checkpoint"):
+        Checkpoint(v=v).save(tmp_path / "d")
+    Checkpoint(v=v).restore(path).assert_consumed()
+    assert v.numpy() == 2.0

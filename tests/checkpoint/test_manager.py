@@ -1,0 +1,145 @@
+"""The manager: steps, intervals, what is kept, what is newest."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.checkpoint import Checkpoint, CheckpointManager, checkpoints_in, latest_checkpoint
+from mirrored.errors import ArgumentError
+
+
+def names(manager):
+    return [os.path.basename(path) for path in manager.checkpoints]
+
+
+@pytest.fixture
+def v():
+    return mr.Variable(0.0)
+
+
+def test_nothing_to_restore_yet(tmp_path, v):
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path / "new")
+    assert manager.restore_latest() is None
+    assert manager.latest_checkpoint is None
+    assert manager.checkpoints == []
+    assert latest_checkpoint(tmp_path / "new") is None
+
+
+def test_keeps_the_newest(tmp_path, v):
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=2)
+    for step in range(1, 6):
+        v.assign(float(step))
+        assert manager.save(step) == str(tmp_path / f"ckpt-{step}")
+    assert names(manager) == ["ckpt-4", "ckpt-5"]
+    assert sorted(os.listdir(tmp_path)) == ["ckpt-4", "ckpt-5"]
+    v.assign(-1.0)
+    assert manager.restore_latest() == 5
+    assert v.numpy() == 5.0
+
+
+def test_keeps_all(tmp_path, v):
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=None)
+    for step in range(5):
+        manager.save(step)
+    assert len(manager.checkpoints) == 5
+
+
+def test_interval(tmp_path, v):
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, save_interval_steps=3)
+    saved = [step for step in range(1, 8) if manager.save(step) is not None]
+    assert saved == [3, 6]
+    assert manager.save(7, force=True) is not None
+    assert names(manager) == ["ckpt-3", "ckpt-6", "ckpt-7"]
+
+
+def test_goes_on_in_another_process(tmp_path, v):
+    first = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=2)
+    for step in (1, 2):
+        first.save(step)
+    second = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=2)
+    assert second.restore_latest() == 2
+    second.save(3)
+    assert names(second) == ["ckpt-2", "ckpt-3"]
+
+
+def test_after_going_back_the_newest_is_what_was_written_last(tmp_path, v):
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path)
+    for step in (10, 20, 30):
+        v.assign(float(step))
+        manager.save(step)
+    manager.checkpoint.restore(manager.checkpoints[0])
+    v.assign(15.0)
+    manager.save(15)
+    assert names(manager) == ["ckpt-20", "ckpt-30", "ckpt-15"]
+    assert manager.restore_latest() == 15
+    assert v.numpy() == 15.0
+
+
+def test_a_step_again_replaces_it(tmp_path, v):
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path)
+    for value in (1.0, 2.0):
+        v.assign(value)
+        manager.save(7)
+    assert names(manager) == ["ckpt-7"]
+    v.assign(0.0)
+    assert manager.restore_latest() == 7
+    assert v.numpy() == 2.0
+
+
+def test_counts_by_itself_without_steps(tmp_path, v):
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, checkpoint_name="model")
+    assert [os.path.basename(manager.save()) for _ in range(3)] == ["model-1", "model-2", "model-3"]
+    again = CheckpointManager(Checkpoint(v=v), tmp_path, checkpoint_name="model")
+    assert again.restore_latest() == 3
+    assert os.path.basename(again.save()) == "model-4"
+
+
+def test_two_names_in_one_folder(tmp_path, v):
+    a = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=1, checkpoint_name="a")
+    b = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=1, checkpoint_name="b")
+    for step in (1, 2):
+        a.save(step)
+        b.save(step)
+    assert names(a) == ["a-2"]
+    assert names(b) == ["b-2"]
+    assert len(checkpoints_in(tmp_path)) == 2
+
+
+def test_one_in_so_many_hours_is_kept_for_good(tmp_path, v):
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=1, keep_every_n_hours=0.0)
+    for step in (1, 2, 3):
+        manager.save(step)
+    assert names(manager) == ["ckpt-3"]
+    assert sorted(os.listdir(tmp_path)) == ["ckpt-1", "ckpt-2", "ckpt-3"]
+
+
+def test_steps_do_not_wait_for_the_disk(tmp_path, monkeypatch):
+    import threading
+
+    import mirrored.checkpoint.manager as module
+
+    gate, write = threading.Event(), module.write
+
+    def slow(path, manifest):
+        assert gate.wait(30)
+        write(path, manifest)
+
+    monkeypatch.setattr(module, "write", slow)
+    v = mr.Variable(np.zeros(10, np.float32))
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path)
+    manager.save(1)
+    v.assign_add(np.ones(10, np.float32))
+    assert os.listdir(tmp_path) == []
+    gate.set()
+    assert manager.restore_latest() == 1
+    assert v.numpy().sum() == 0
+
+
+@pytest.mark.parametrize("options", [{"max_to_keep": 0}, {"save_interval_steps": 0}])
+def test_numbers_below_one(tmp_path, v, options):
+    with pytest.raises(ArgumentError, match="both are at least 1"):
+        CheckpointManager(Checkpoint(v=v), tmp_path, **options)
