@@ -74,8 +74,16 @@ class Session(abc.ABC):
         """Reduces arrays over all replicas; per array one component per local replica. Cross-replica context."""
 
     @abc.abstractmethod
+    def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """As `reduce`, with a result for each local replica: equal in value, each with a gradient of its own."""
+
+    @abc.abstractmethod
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
         """Concatenates arrays of all replicas along `axis`. Cross-replica context."""
+
+    def first(self, components: Sequence[Any]) -> Any:
+        """The first replica's component, from one component per local replica, for all. Cross-replica context."""
+        return self.gather([[component[None] for component in components]], 0)[0][0]
 
     @abc.abstractmethod
     def group(self, components: Sequence[Any]) -> Any:

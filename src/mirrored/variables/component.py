@@ -11,8 +11,6 @@ from mirrored._jax.traces import ShapedArray
 from mirrored.replicas.operators import ArrayOperators
 
 if TYPE_CHECKING:
-    import jax
-
     from mirrored.variables.variable import Variable
 
 
@@ -78,7 +76,7 @@ class VariableComponent(ArrayOperators):
         """Where the copy lives, as TensorFlow writes it."""
         return self._variable.device_of(self._replica)
 
-    def read_value(self) -> jax.Array:
+    def read_value(self) -> Any:
         """The copy, on its own device.
 
         Context: any; in replica context only the replica's own.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,10 +18,14 @@ from mirrored.replicas.ambient import ambient
 from mirrored.replicas.operators import ArrayOperators
 from mirrored.replicas.reads import announce_read, announce_write
 from mirrored.replicas.values import DistributedValues, distributed_repr
-from mirrored.variables import access
+from mirrored.variables import reading, writing
+from mirrored.variables.assignment import Assignment
 from mirrored.variables.component import VariableComponent
+from mirrored.variables.component_writing import write_component
+from mirrored.variables.contexts import eager_replica
 from mirrored.variables.creation import VariableMeta
 from mirrored.variables.initial import evaluate_initial
+from mirrored.variables.placement import components, placed
 from mirrored.variables.reference import Reference
 from mirrored.variables.rules import (
     VariableAggregation,
@@ -33,11 +36,6 @@ from mirrored.variables.rules import (
 )
 
 _unnamed = itertools.count()
-_COMBINE: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "assign": lambda old, new: new,
-    "assign_add": lambda old, new: old + new,
-    "assign_sub": lambda old, new: old - new,
-}
 
 
 class Variable(ArrayOperators, metaclass=VariableMeta):
@@ -109,7 +107,7 @@ class Variable(ArrayOperators, metaclass=VariableMeta):
         self._shared = False
         self._components: tuple[Any, ...] | None = None
         self._array: Any = None
-        self.store(access.placed(value, self._layout, self.per_replica))
+        self.store(placed(value, self._layout, self.per_replica))
         if here.frame is not None:
             here.frame.created(self)
 
@@ -196,7 +194,7 @@ class Variable(ArrayOperators, metaclass=VariableMeta):
             TransformError: Under a bare `jax.jit`, `grad`, `vmap`, ..., where the value would be baked in.
             LostStateError: The value went with a failed step.
         """
-        return announce_read(self, access.read(self))
+        return announce_read(self, reading.read(self))
 
     def value(self) -> jax.Array:
         """The same as `read_value`."""
@@ -244,17 +242,17 @@ class Variable(ArrayOperators, metaclass=VariableMeta):
 
     def _update(self, method: str, value: Any, read_value: bool) -> Any:
         announce_write(self)
-        new = access.write(self, f"{self.name}.{method}", _COMBINE[method], payload_of(value), user_line())
+        new = writing.write(Assignment(self, method, user_line(), f"{self.name}.{method}"), payload_of(value))
         if not read_value:
             return None
-        replica = access.eager_replica(self)
+        replica = eager_replica(self)
         return new if replica is None else VariableComponent(self, replica)
 
     def update_component(self, replica: int, method: str, value: Any, read_value: bool) -> Any:
         """Assigns one component of a sync-on-read variable. `VariableComponent` calls it."""
         announce_write(self)
-        called = f"{self.values[replica].name}.{method}" if isinstance(self, DistributedVariable) else method
-        new = access.write_component(self, replica, called, _COMBINE[method], payload_of(value), user_line())
+        called = f"{VariableComponent(self, replica).name}.{method}"
+        new = write_component(Assignment(self, method, user_line(), called), replica, payload_of(value))
         return new if read_value else None
 
     # Storage: used by frames and compiled functions only
@@ -284,13 +282,13 @@ class Variable(ArrayOperators, metaclass=VariableMeta):
         if self._layout is None:
             return whole
         if self._components is None:
-            self._components = access.components(whole, self._layout, self.per_replica)
+            self._components = components(whole, self._layout, self.per_replica)
             self._shared = True
         return self._components[replica]
 
     def component_value(self, replica: int) -> Any:
         """One replica's component, as the current context has it."""
-        return access.component(self, replica)
+        return reading.component(self, replica)
 
     def store(self, value: Any) -> None:
         """Replaces the whole value in storage."""
@@ -303,11 +301,11 @@ class Variable(ArrayOperators, metaclass=VariableMeta):
 
     def checked_value(self) -> Any:
         """The value, after checking that it may be read here; not announced."""
-        return access.read(self)
+        return reading.read(self)
 
     def check_assignable(self, called: str) -> None:
         """Refuses an assignment under a bare transform."""
-        access.check_assignable(self, called)
+        writing.check_assignable(self, called)
 
     def mark_shared(self) -> None:
         """Notes that others hold this value's buffers: a step that donates it must copy it first."""

@@ -1,0 +1,125 @@
+"""Assigning the components of sync-on-read variables in cross-replica context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mirrored.errors import ContextError, VariableError
+from mirrored.replicas.ambient import Ambient, ambient
+from mirrored.replicas.frames import Frame
+from mirrored.replicas.merging import Session
+from mirrored.replicas.values import PerReplica, stack_components
+from mirrored.variables.assignment import Assignment, aggregation_name
+from mirrored.variables.contexts import check_strategy, check_writable, frame_of
+from mirrored.variables.placement import near
+from mirrored.variables.rules import VariableAggregation
+
+
+def write_components(assignment: Assignment, value: Any, frame: Frame | None, here: Ambient) -> None:
+    """Assigns all components: of a per-replica value each its own, of one value its share (see `rules`)."""
+    _check_says_all(assignment, value)
+    variable = assignment.variable
+    if here.runner is not None and frame is not None:
+        _stage_locals(assignment, value, frame, here.runner)
+        return
+    count = range(variable.num_replicas)
+    parts = list(value.values) if isinstance(value, PerReplica) else [_share(variable, value, k) for k in count]
+    if frame is not None:
+        olds = list(frame.whole(variable))
+        new = [assignment.combined(old, part) for old, part in zip(olds, parts, strict=True)]
+        frame.set_whole(variable, jnp.stack(new), assignment.where)
+        return
+    olds = [None if assignment.replaces else variable.stored_component(k) for k in count]
+    new = [assignment.combined(old, near(part, old)) for old, part in zip(olds, parts, strict=True)]
+    variable.store(stack_components(new, variable.layout))
+
+
+def _check_says_all(assignment: Assignment, value: Any) -> None:
+    """Refuses one value where it does not say what each component becomes."""
+    aggregation = assignment.variable.aggregation
+    silent = aggregation is VariableAggregation.NONE
+    cannot_add = aggregation is VariableAggregation.SUM and not assignment.replaces
+    if isinstance(value, PerReplica) or not (silent or cannot_add):
+        return
+    raise VariableError(
+        assignment.called,
+        found=f"sync-on-read variable {assignment.variable.name!r} with aggregation {aggregation_name(aggregation)}, "
+        "in cross-replica context",
+        rule="there an assignment must say what each replica's component becomes: "
+        "SUM divides an assigned value among replicas and cannot add; NONE says nothing",
+        remedy="assign inside run, or assign a per-replica value",
+    )
+
+
+def _stage_locals(assignment: Assignment, value: Any, frame: Frame, session: Session) -> None:
+    """In a merge: the components of the replicas that run in this session."""
+    variable = assignment.variable
+    for k in range(session.num_local):
+        if isinstance(value, PerReplica):
+            part = session.component(value, k)
+        else:
+            part = _share(variable, value, _replica_index(session, k))
+        frame.set_local(variable, k, assignment.combined(frame.local(variable, k), part), assignment.where)
+
+
+def _replica_index(session: Session, local: int) -> Any:
+    """Which of all replicas a local one is: known only to the running program where one device stands for all."""
+    if session.num_local == session.layout.num_replicas:
+        return local
+    indices = range(session.layout.num_replicas)
+    return session.component(PerReplica([jnp.asarray(index) for index in indices], session.layout), local)
+
+
+def _share(variable: Any, value: Any, replica: Any) -> Any:
+    """The part of a value assigned in cross-replica context that one replica's component gets."""
+    if variable.aggregation is not VariableAggregation.SUM:
+        return value
+    count = variable.num_replicas
+    value = jnp.asarray(value, variable.dtype)
+    if jnp.issubdtype(variable.dtype, jnp.integer):
+        # The first replicas get the remainder, so that the sum is what was assigned.
+        return value // count + (replica < value % count).astype(value.dtype)
+    return value / count
+
+
+def write_component(assignment: Assignment, replica: int, value: Any) -> Any:
+    """Assigns one component.
+
+    Raises:
+        VariableError: The variable is mirrored.
+        ContextError: Inside `run`.
+    """
+    variable, here = assignment.variable, ambient()
+    _check_has_components(assignment)
+    frame = frame_of(variable, here)
+    check_writable(variable, frame, assignment.called)
+    check_strategy(variable, here, assignment.called)
+    if here.runner is not None:
+        raise ContextError(
+            assignment.called,
+            found=f"an assignment to replica {replica}'s component inside run",
+            rule="inside run each replica assigns its own component, by the variable",
+            remedy=f"write {variable.name}.assign(value) in the replica function",
+        )
+    whole = variable.stored() if frame is None else frame.whole(variable)
+    new = assignment.combined(whole[replica], value)
+    whole = whole.at[replica].set(new)
+    if frame is None:
+        variable.store(jax.device_put(whole, variable.layout.sharded))
+    else:
+        frame.set_whole(variable, whole, assignment.where)
+    return new
+
+
+def _check_has_components(assignment: Assignment) -> None:
+    if assignment.variable.per_replica:
+        return
+    raise VariableError(
+        assignment.called,
+        found=f"an assignment to one copy of mirrored variable {assignment.variable.name!r}",
+        rule="the copies of a mirrored variable are equal at all times, so they change together only",
+        remedy="assign the variable itself, or create it with synchronization=VariableSynchronization.ON_READ",
+    )

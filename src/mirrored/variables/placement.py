@@ -1,0 +1,68 @@
+"""Where a variable's values lie: on all devices of its strategy, or wherever JAX puts a plain one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.traces import eager, is_tracer
+
+
+def placed(value: Any, layout: Any, per_replica: bool) -> Any:
+    """A concrete value in the form in which a variable stores it, whatever is being traced.
+
+    Args:
+        value: ``[...]``.
+        layout: Which replica lives on which device; None for a plain variable.
+        per_replica: Whether each replica gets a component of its own.
+
+    Returns:
+        ``[...]``, or ``[replicas, ...]`` if per replica.
+    """
+    with eager():
+        if layout is None:
+            return jnp.asarray(value)
+        if per_replica:
+            return jax.device_put(jnp.broadcast_to(value, (layout.num_replicas, *np.shape(value))), layout.sharded)
+        return jax.device_put(value, layout.replicated)
+
+
+def components(whole: jax.Array, layout: Any, per_replica: bool) -> tuple[Any, ...]:
+    """A stored value's components, one per replica, each on its replica's device."""
+    by_device = {shard.device: shard.data for shard in whole.addressable_shards}
+    shards = [by_device[device] for device in layout.devices]
+    local = layout.local
+    if per_replica:
+        return tuple(shard[k] for shard in shards for k in range(local))
+    return tuple(shard for shard in shards for _ in range(local))
+
+
+def aligned(value: Any, layout: Any) -> Any:
+    """A concrete value on all devices of a layout, so that it can be combined with what is there."""
+    if layout is None or not _is_committed(value) or value.sharding.device_set == set(layout.devices):
+        return value
+    return jax.device_put(value, layout.replicated)
+
+
+def near(value: Any, other: Any) -> Any:
+    """A concrete value on the one device of another (or as it is, if there is none)."""
+    if other is None or not _is_committed(value) or value.sharding.device_set == other.sharding.device_set:
+        return value
+    return jax.device_put(value, other.device)
+
+
+def own(value: Any) -> Any:
+    """A buffer that nobody else holds: a compiled step may donate it."""
+    return value if is_tracer(value) else jnp.array(value, copy=True)
+
+
+def uncommitted(value: Any) -> Any:
+    """The value by way of the host, committed to no device, so that each replica can use it on its own."""
+    return jnp.asarray(np.array(value))
+
+
+def _is_committed(value: Any) -> bool:
+    return isinstance(value, jax.Array) and not is_tracer(value) and bool(value.committed)

@@ -1,0 +1,155 @@
+"""Assigning a variable in each context: the assign column of the table in `rules`, as code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from mirrored.collectives.stacked import reduce_stacked
+from mirrored.errors import VariableError
+from mirrored.replicas.ambient import Ambient, ambient
+from mirrored.replicas.frames import Frame
+from mirrored.replicas.merging import Merge, Session
+from mirrored.replicas.values import LocalPerReplica, Mirrored, PerReplica
+from mirrored.variables.assignment import Assignment, aggregation_name
+from mirrored.variables.component_writing import write_components
+from mirrored.variables.contexts import check_strategy, check_writable, frame_of
+from mirrored.variables.placement import aligned, own, placed, uncommitted
+from mirrored.variables.reading import aggregate
+from mirrored.variables.rules import VariableAggregation, reduction_of
+
+
+def check_assignable(variable: Any, called: str) -> None:
+    """Refuses an assignment under a transform that would do it while tracing only."""
+    check_writable(variable, frame_of(variable, ambient()), called)
+
+
+def write(assignment: Assignment, value: Any) -> Any:
+    """Assigns by the rules, and returns the new value as the context sees it."""
+    here = ambient()
+    variable = assignment.variable
+    frame = frame_of(variable, here)
+    check_writable(variable, frame, assignment.called)
+    check_strategy(variable, here, assignment.called)
+    if isinstance(value, Mirrored):
+        value = value.value
+    if here.replica is not None:
+        return _write_in_replica(assignment, value, frame, here)
+    if not variable.per_replica:
+        return _write_whole(assignment, value, frame, here)
+    write_components(assignment, value, frame, here)
+    return None if variable.aggregation is VariableAggregation.NONE else aggregate(variable, frame, here)
+
+
+# Cross-replica context
+
+
+def _write_whole(assignment: Assignment, value: Any, frame: Frame | None, here: Ambient) -> Any:
+    variable = assignment.variable
+    if isinstance(value, PerReplica):
+        value = _reduced(assignment, value, here)
+    old = assignment.old() if frame is None else frame.whole(variable)
+    new = assignment.combined(old, aligned(value, variable.layout))
+    if frame is None:
+        variable.store(placed(own(new), variable.layout, per_replica=False))
+        return variable.stored()
+    frame.set_whole(variable, new, assignment.where)
+    return new
+
+
+def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
+    """A per-replica value for a mirrored variable, aggregated."""
+    variable = assignment.variable
+    aggregation = variable.aggregation
+    if aggregation is VariableAggregation.NONE:
+        raise VariableError(
+            assignment.called,
+            found=f"a per-replica value for mirrored variable {variable.name!r} with aggregation NONE",
+            rule="a mirrored variable is equal on all replicas, so values that differ must be aggregated",
+            remedy="create it with aggregation=VariableAggregation.MEAN (or SUM, ...), or reduce the value first",
+        )
+    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return value.values[0]
+    op, session = reduction_of(aggregation), here.runner
+    if session is not None and (isinstance(value, LocalPerReplica) or here.frame is not None):
+        return session.reduce(op, [[session.component(value, k) for k in range(session.num_local)]])[0]
+    return reduce_stacked(variable.strategy.cross_device_ops, op, [value.stacked(variable.layout)], variable.layout)[0]
+
+
+# Replica context
+
+
+def _write_in_replica(assignment: Assignment, value: Any, frame: Frame | None, here: Ambient) -> Any:
+    variable, session, index = assignment.variable, here.runner, here.replica.local_index
+    if isinstance(value, PerReplica):
+        raise VariableError(
+            assignment.called,
+            found=f"a per-replica value was assigned to {variable.name!r} inside a replica",
+            rule="inside run each replica assigns its own component",
+            remedy="pass the per-replica value to run(fn, args=(value,)) and assign what the replica receives",
+        )
+    if frame is None:
+        return _write_alone(assignment, value) if session is None else _write_shared(assignment, value, session, index)
+    alone = session is None or session.layout.num_replicas == 1
+    if session is None or alone or variable.per_replica or variable.aggregation is VariableAggregation.NONE:
+        new = assignment.combined(frame.local(variable, index), value)
+        frame.set_local(variable, index, new, assignment.where)
+        return new
+    _merge(assignment, value, frame, session)
+    return frame.local(variable, index)
+
+
+def _write_alone(assignment: Assignment, value: Any) -> Any:
+    """The only replica there is assigns into storage."""
+    variable, old = assignment.variable, assignment.old()
+    first = old[0] if variable.per_replica and old is not None else old
+    new = assignment.combined(first, aligned(value, variable.layout))
+    variable.store(placed(own(new), variable.layout, variable.per_replica))
+    return new
+
+
+def _write_shared(assignment: Assignment, value: Any, session: Session, index: int) -> Any:
+    """One replica of an eager run assigns a plain variable, on its own device."""
+    new = assignment.combined(session.component(assignment.old(), index), value)
+    assignment.variable.store(uncommitted(new))
+    return new
+
+
+def _merge(assignment: Assignment, value: Any, frame: Frame, session: Session) -> None:
+    """All replicas assign a mirrored variable: their values are aggregated."""
+    variable = assignment.variable
+
+    def run(payloads: Sequence[Any]) -> Sequence[Any]:
+        merged = aligned(_merged(assignment, payloads, session), variable.layout)
+        frame.set_whole(variable, assignment.combined(frame.whole(variable), merged), assignment.where)
+        return [None] * len(payloads)
+
+    session.meet(Merge(assignment.called, run), value)
+
+
+def _merged(assignment: Assignment, payloads: Sequence[Any], session: Session) -> Any:
+    """What the replicas' assigned values become together."""
+    aggregation, first = assignment.variable.aggregation, payloads[0]
+    is_number = not hasattr(first, "dtype") and not isinstance(first, (list, tuple))
+    if is_number and all(payload == first for payload in payloads):
+        return _one_number(assignment, first)
+    arrays = [jnp.asarray(payload) for payload in payloads]
+    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return session.first(arrays)
+    return session.reduce(reduction_of(aggregation), [arrays])[0]
+
+
+def _one_number(assignment: Assignment, number: Any) -> Any:
+    variable = assignment.variable
+    if variable.aggregation in (VariableAggregation.MEAN, VariableAggregation.ONLY_FIRST_REPLICA):
+        return number
+    raise VariableError(
+        assignment.called,
+        found=f"the Python number {number!r} for variable {variable.name!r} "
+        f"with aggregation {aggregation_name(variable.aggregation)}",
+        rule="a Python number is one value, not one per replica, so it cannot be reduced over replicas",
+        remedy=f"say what is meant: jnp.asarray({number!r}) is one value per replica; "
+        "aggregation=MEAN keeps it as it is",
+    )
