@@ -24,7 +24,7 @@ def modules_with_examples() -> list[str]:
 class Finder(doctest.DocTestFinder):
     """Goes by what a file defines: public objects call their module `mirrored`."""
 
-    def _from_module(self, module, object):  # noqa: A002  the name is doctest's
+    def _from_module(self, module, object):
         name = getattr(object, "__qualname__", None)
         if name is None:
             return super()._from_module(module, object)

@@ -122,7 +122,13 @@ def test_deep_structures_and_dataclasses_pass_through():
     @mr.function
     def step(tree):
         pair = tree["pairs"][0]
-        return {"pair": Pair(pair.left * 2, pair.right), "none": None, "text": "done", "numbers": (1, 2.5), "x": tree["x"]}
+        return {
+            "pair": Pair(pair.left * 2, pair.right),
+            "none": None,
+            "text": "done",
+            "numbers": (1, 2.5),
+            "x": tree["x"],
+        }
 
     result = step({"pairs": [Pair(jnp.ones(2), "tag")], "x": np.arange(2)})
     assert result["pair"].left.tolist() == [2.0, 2.0]

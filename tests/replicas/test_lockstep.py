@@ -76,7 +76,7 @@ def test_the_merge_runs_once_in_the_starting_thread():
 @pytest.mark.parametrize("when", ["at once", "after a merge"])
 @pytest.mark.parametrize("who", [0, 1, 2])
 def test_an_exception_unwinds_and_joins_all(error, when, who):
-    cleaned = []
+    cleaned, seen = [], []
 
     def failing(index):
         def body(lockstep):
@@ -87,8 +87,8 @@ def test_an_exception_unwinds_and_joins_all(error, when, who):
                     if index == who:
                         raise error
                     lockstep.meet(SUM, 1)
-                except Exception as caught:
-                    assert caught is error  # the unwinding of the others is not an Exception
+                except Exception as seen_by_user:
+                    seen.append(seen_by_user)
                     raise
                 finally:
                     cleaned.append(index)
@@ -100,6 +100,8 @@ def test_an_exception_unwinds_and_joins_all(error, when, who):
     with pytest.raises(type(error), match="boom") as caught:
         run([failing(index) for index in range(3)])
     assert caught.value is error
+    # The unwinding of the others is no Exception that user code would catch.
+    assert all(one is error for one in seen)
     # Those that had not started yet have nothing to clean up.
     assert set(cleaned) == set(range(who + 1)) | (set() if when == "at once" else {0, 1, 2})
 
@@ -204,7 +206,10 @@ def test_ambient_context_and_context_variables_go_along():
 
 
 SETTINGS = {
-    "matmul precision": (lambda: jax.default_matmul_precision("highest"), lambda: jax.config.jax_default_matmul_precision),
+    "matmul precision": (
+        lambda: jax.default_matmul_precision("highest"),
+        lambda: jax.config.jax_default_matmul_precision,
+    ),
     "x64": (lambda: jax.enable_x64(True), lambda: jnp.arange(2).dtype),
     "default device": (lambda: jax.default_device(jax.devices()[2]), lambda: jnp.ones(1).devices()),
     "debug nans": (lambda: jax.debug_nans(True), lambda: jax.config.jax_debug_nans),

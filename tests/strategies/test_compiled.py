@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-from strategies.programs import fid
 
 import mirrored as mr
+from strategies.programs import fid
 
 few = pytest.mark.ways(modes=("compiled", "folded"), replicas=(4,))
 

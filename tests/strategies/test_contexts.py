@@ -8,10 +8,10 @@ import threading
 import jax
 import jax.numpy as jnp
 import pytest
-from strategies.programs import fid
 
 import mirrored as mr
 from mirrored.errors import ArgumentError, ContextError, DeviceError, MergeError
+from strategies.programs import fid
 
 
 @pytest.fixture

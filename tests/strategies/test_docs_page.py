@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from strategies.programs import parts, rid
 
 import mirrored as mr
+from strategies.programs import parts, rid
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from strategies.programs import fid, parts, per_replica
 
 import mirrored as mr
 from mirrored.errors import ArgumentError, ContextError
+from strategies.programs import fid, parts, per_replica
 
 few = pytest.mark.ways(replicas=(4,))
 

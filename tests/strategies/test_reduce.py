@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from strategies.programs import fid, parts, per_replica, rid
 
 import mirrored as mr
 from mirrored import ReduceOp
 from mirrored.errors import ArgumentError, ContextError
+from strategies.programs import fid, parts, per_replica, rid
 
 few = pytest.mark.ways(replicas=(4,))
 some = pytest.mark.ways(modes=("eager", "compiled"), replicas=(2,))

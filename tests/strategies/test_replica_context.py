@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from strategies.programs import fid, parts, per_replica, rid
 
 import mirrored as mr
 from mirrored.errors import ArgumentError, ContextError, MergeError
+from strategies.programs import fid, parts, per_replica, rid
 
 few = pytest.mark.ways(replicas=(4,))
 
@@ -132,7 +132,9 @@ def test_all_gather_of_uneven_sizes(two):
 
 
 @pytest.mark.parametrize(
-    ("value", "axis"), [(lambda: fid(), 0), (lambda: jnp.ones((1, 2)), 2), (lambda: jnp.ones(1), -2)], ids=["scalar", "above", "below"]
+    ("value", "axis"),
+    [(lambda: fid(), 0), (lambda: jnp.ones((1, 2)), 2), (lambda: jnp.ones(1), -2)],
+    ids=["scalar", "above", "below"],
 )
 def test_all_gather_refuses_scalars_and_axes_out_of_range(two, value, axis):
     with pytest.raises(ArgumentError, match=rf"all_gather: axis={axis} for a value of shape"):
@@ -334,7 +336,11 @@ def test_devices_and_repr(two):
     seen = []
     two.run(lambda: seen.append(repr(context())))
     mr.function(lambda: two.run(lambda: seen.append(repr(context()))))()
-    assert seen == ["ReplicaContext(replica 0 of 2)", "ReplicaContext(replica 1 of 2)", "ReplicaContext(replica traced of 2)"]
+    assert seen == [
+        "ReplicaContext(replica 0 of 2)",
+        "ReplicaContext(replica 1 of 2)",
+        "ReplicaContext(replica traced of 2)",
+    ]
 
 
 def test_the_default_context():

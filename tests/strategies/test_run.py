@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from strategies.programs import fid, parts, per_replica, rid
 
 import mirrored as mr
 from mirrored.errors import ArgumentError, ContextError, MergeError, StructureError
 from mirrored.testing import assert_same_bits
+from strategies.programs import fid, parts, per_replica, rid
 
 few = pytest.mark.ways(replicas=(4,))
 Pair = collections.namedtuple("Pair", ["a", "b"])
@@ -261,7 +261,7 @@ def test_a_keyboard_interrupt_unwinds_all_replicas():
             cleaned.append(rid())
 
     before = threading.enumerate()
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT011  it has no message
+    with pytest.raises(KeyboardInterrupt):
         strategy.run(replica)
     assert sorted(cleaned) == [0, 1]
     assert threading.enumerate() == before
