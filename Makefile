@@ -33,7 +33,7 @@ demo: $(VENV)/.installed-demo
 	$(VENV)/bin/mirrored demo
 
 test: $(VENV)/.installed-test
-	$(PYTEST) -n $(WORKERS) --dist worksteal
+	$(PYTEST) -n $(WORKERS) --dist worksteal --durations 15
 
 bench: $(VENV)/.installed-test
 	$(RUN) benchmarks/overhead.py

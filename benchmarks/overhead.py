@@ -2,8 +2,8 @@
 
     python benchmarks/overhead.py [--rounds 60] [--json FILE]
 
-Both train the same MLP with Adam on the same batch over the same devices. Times are paired round by round; the figure is
-the median ratio with a 95 % interval. Also counted: all-reduce operations in the optimised HLO, and traces.
+Both train the same MLP with Adam on the same batch over the same devices. Times are paired round by round; the figure
+is the median ratio with a 95 % interval. Also counted: all-reduce operations in the optimised HLO, and traces.
 """
 
 from __future__ import annotations

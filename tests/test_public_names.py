@@ -14,6 +14,7 @@ import mirrored as mr
 NAMES = {
     "DistributedValues",
     "Function",
+    "GradientAccumulator",
     "GradientTape",
     "Mirrored",
     "MirroredStrategy",
@@ -26,6 +27,7 @@ NAMES = {
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "aggregate_gradients",
     "config",
     "custom_gradient",
     "errors",

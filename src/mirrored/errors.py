@@ -3,8 +3,8 @@
     MirroredError
     ├── ContextError (RuntimeError)        called in the wrong context: replica, cross-replica, scope, thread
     │   └── MergeError                     replicas did not meet at the same merge, or cannot meet here
-    ├── DeviceError (ValueError)           a device that does not exist, twice, of mixed kinds; a layout that does not fit
-    ├── StructureError (ValueError)        structures, shapes or dtypes that do not agree
+    ├── DeviceError (ValueError)           a device that does not exist, twice, of mixed kinds; a layout that does not
+    fit ├── StructureError (ValueError)        structures, shapes or dtypes that do not agree
     ├── ArgumentError (ValueError)         any other argument outside its rule
     ├── ArgumentTypeError (TypeError)      an argument of a kind that cannot be used there
     ├── SynchronyError (ValueError)        a mirrored value that would differ between replicas

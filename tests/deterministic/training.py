@@ -1,4 +1,5 @@
-"""Trains a small model for 50 steps and prints a hash of its final weights: run as a program, one process per device count.
+"""Trains a small model for 50 steps and prints a hash of its final weights: run as a program, one process per device
+count.
 
 python training.py MODEL DTYPE REPLICAS DEVICES
 """

@@ -60,6 +60,11 @@ def test_an_iterator_is_driven_too() -> None:
     assert [[float(s) for s in two_steps(iterator)] for _ in range(2)] == [[0, 2], [4, 6]]
 
 
+def scaled_by(factors: list[float]) -> Any:
+    """A function that closes over an object of its own."""
+    return lambda x: x.sum() * factors[0]
+
+
 def test_a_function_that_closes_over_each_batch_runs_eagerly_after_a_while() -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     dataset = strategy.distribute_dataset([np.full((2, 1), i, np.float32) for i in range(12)])
@@ -68,12 +73,7 @@ def test_a_function_that_closes_over_each_batch_runs_eagerly_after_a_while() -> 
     def epoch(dataset: Any) -> float:
         total = 0.0
         for x in dataset:
-            factor = np.float32(1)
-
-            def replica(x: Any, factor: Any = factor, box: Any = None) -> Any:
-                return x.sum() * factor + 0 * len([total])
-
-            total += float(strategy.reduce("SUM", strategy.run(replica, args=(x,)), axis=None))
+            total += float(strategy.reduce("SUM", strategy.run(scaled_by([1.0]), args=(x,)), axis=None))
         return total
 
     assert epoch(dataset) == sum(2 * i for i in range(12))

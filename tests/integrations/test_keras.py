@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -23,11 +23,10 @@ MODELS = ("dense", "lstm", "attention", "conv")
 
 
 @pytest.fixture(autouse=True)
-def fresh_names() -> Iterator[None]:
+def fresh_names() -> None:
     """Keras numbers layers per process: each test starts anew."""
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(3)
-    yield
 
 
 def build(kind: str) -> Any:
@@ -129,7 +128,7 @@ def with_statistics() -> Any:
     )
 
 
-class _nothing:  # noqa: N801  reads like contextlib.nullcontext
+class _nothing:
     def __enter__(self) -> None: ...
 
     def __exit__(self, *exception: object) -> None: ...

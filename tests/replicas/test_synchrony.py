@@ -382,7 +382,7 @@ def test_mutable_references_are_not_trusted() -> None:
     assert analysis.varies(result)
 
 
-def test_a_transformer_step_takes_less_than_50_ms() -> None:
+def test_the_proof_of_a_transformer_step_is_quick_beside_its_trace() -> None:
     def block(x: Any, w: Any) -> Any:
         q, k, v = x @ w, x @ w.T, jnp.tanh(x @ w)
         p = jax.nn.softmax(q @ k.T)
@@ -397,7 +397,9 @@ def test_a_transformer_step_takes_less_than_50_ms() -> None:
     def body(w: Any, x: Any) -> Any:
         return w - lax.pmean(jax.grad(whole)(w, x), AXIS)
 
+    start = time.perf_counter()
     closed = jax.make_jaxpr(body, axis_env=[(AXIS, 4)])(np.ones((4, 4), "f4"), np.ones((4, 4), "f4"))
+    tracing = time.perf_counter() - start
     assert len(closed.jaxpr.eqns) > 2_500
     seconds = []
     for _ in range(5):
@@ -405,7 +407,8 @@ def test_a_transformer_step_takes_less_than_50_ms() -> None:
         analysis = analyse(closed, [Origin(WEIGHTS, False), Origin(BATCH, True)])
         assert analysis.same([closed.jaxpr.outvars[0]])
         seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.05
+    # About a thirtieth of it on a quiet machine.
+    assert min(seconds) < tracing / 3
 
 
 # Several local replicas, traced one after another into one body.

@@ -1,6 +1,7 @@
 """Making a class of ours acceptable wherever JAX takes an array.
 
-Serves JAX 0.10 to 0.12: `lax`, `jit` and `jax.nn` no longer honour `__jax_array__`; they look the type up in two tables.
+Serves JAX 0.10 to 0.12: `lax`, `jit` and `jax.nn` no longer honour `__jax_array__`; they look the type up in two
+tables.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Capture tracers: stand-ins for values that a trace closes over.
 
-Serves JAX 0.10 to 0.12. A tracer that belongs to no running trace is a constant to every trace that meets it: JAX hoists it
-through nested `jit`, `scan`, `cond` and `checkpoint` and hands it back among the constants of the outermost jaxpr, where it is
-found by identity and becomes an argument.
+Serves JAX 0.10 to 0.12. A tracer that belongs to no running trace is a constant to every trace that meets it: JAX
+hoists it through nested `jit`, `scan`, `cond` and `checkpoint` and hands it back among the constants of the outermost
+jaxpr, where it is found by identity and becomes an argument.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from jax._src import core as _core
 ShapedArray = jax.core.ShapedArray
 
 
-class _CaptureTrace(jax.core.Trace):  # type: ignore[misc]
+class _CaptureTrace(jax.core.Trace):  # type: ignore[misc,unused-ignore]
     """Owns capture tracers and runs nothing: primitives go to the trace that is current."""
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
         raise AssertionError("the capture trace is never current")
 
 
-_capture_trace = _CaptureTrace()
+_capture_trace = _CaptureTrace()  # type: ignore[no-untyped-call,unused-ignore]
 
 
-class CaptureTracer(jax.core.Tracer):  # type: ignore[misc]
+class CaptureTracer(jax.core.Tracer):  # type: ignore[misc,type-arg,unused-ignore]
     """Stands for `source`'s value inside a trace.
 
     Attributes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from types import FrameType
 
 import jax
 
@@ -16,10 +17,10 @@ _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 
 def user_line() -> str:
     """``file.py:12 in step`` of the innermost caller outside JAX and this package."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
         if not filename.startswith((_OURS, _JAX)) and not filename.startswith("<frozen"):
             return f"{os.path.basename(filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "unknown line"

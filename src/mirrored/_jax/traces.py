@@ -97,8 +97,8 @@ _nobody = _Nobody()  # type: ignore[no-untyped-call]
 def share_identity(trace: Any) -> None:
     """Makes `trace` the same as others of its kind to the caches of compiled functions, which key by the current trace.
 
-    Otherwise each trace of a kind would leave an entry for every function called under it, 8,192 of them. Nothing is ever
-    kept under such a key but that the function has to be traced.
+    Otherwise each trace of a kind would leave an entry for every function called under it, 8,192 of them. Nothing is
+    ever kept under such a key but that the function has to be traced.
     """
     trace._weakref = _nobody._weakref
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
+from mirrored.checkpoint.keras_state import KerasLeaf, keras_leaf, keras_parts, keras_slots
 from mirrored.checkpoint.leaves import Leaf, NumberLeaf, VariableLeaf, is_number, leaf_of
 from mirrored.checkpoint.objects import (
     HasSlots,
@@ -33,6 +34,7 @@ class Graph:
         groups: Of every optimizer, the names of the variables that have slots, group by group.
         optimizers: The optimizers, by name.
         visited: All objects that were passed, so that their identities stay theirs.
+        variables: The variables (ours or Keras') by name.
     """
 
     leaves: dict[str, Leaf] = dataclasses.field(default_factory=dict)
@@ -40,6 +42,7 @@ class Graph:
     groups: dict[str, list[list[str]]] = dataclasses.field(default_factory=dict)
     optimizers: dict[str, HasSlots] = dataclasses.field(default_factory=dict)
     visited: dict[int, Any] = dataclasses.field(default_factory=dict)
+    variables: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def other_names(self) -> dict[str, list[str]]:
         """The other paths, by name."""
@@ -47,11 +50,6 @@ class Graph:
         for path, name in self.aliases.items():
             found.setdefault(name, []).append(path)
         return found
-
-    def variable(self, name: str) -> Variable | None:
-        """The variable of this name."""
-        leaf = self.leaves.get(name)
-        return leaf.variable if isinstance(leaf, VariableLeaf) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,18 +92,32 @@ class _Walk:
             return
         if self._is_known(name, value):
             return
-        if isinstance(value, HasSlots) and not isinstance(value, type):
-            self.graph.optimizers[name] = value
-            for label, variable in value.made().scalars.items():
-                self._visit(Part(f"{name}/{label}", variable, part.place), zone)
+        if self._visit_optimizer(part, zone) or self._visit_leaf(part):
             return
-        leaf = leaf_of(value, part.place)
-        if leaf is not None:
-            self._add(name, leaf)
-            return
-        inner = self._zone_inside(name, value, zone)
-        for one in parts_of(value, part.place):
+        of_keras = keras_parts(value, part.place)
+        inner = self._zone_inside(name, value, zone) if of_keras is None else _Zone(numbers=False)
+        for one in parts_of(value, part.place) if of_keras is None else of_keras:
             self._queue.append((dataclasses.replace(one, name=f"{name}/{one.name}"), inner))
+
+    def _visit_optimizer(self, part: Part, zone: _Zone) -> bool:
+        """Names an optimizer and its scalars; its slots wait until their variables have names."""
+        given = keras_slots(part.value) or part.value
+        if not isinstance(given, HasSlots) or isinstance(given, type):
+            return False
+        self.graph.optimizers[part.name] = given
+        for label, variable in given.made().scalars.items():
+            self._visit(Part(f"{part.name}/{label}", variable, part.place), zone)
+        return True
+
+    def _visit_leaf(self, part: Part) -> bool:
+        leaf = keras_leaf(part.value) or leaf_of(part.value, part.place)
+        if leaf is None:
+            return False
+        self._add(part.name, leaf)
+        if isinstance(leaf, (VariableLeaf, KerasLeaf)):
+            self.graph.variables[part.name] = part.value
+            self._names.setdefault(id(leaf.variable), part.name)
+        return True
 
     def _zone_inside(self, name: str, value: Any, zone: _Zone) -> _Zone:
         if is_container(value):
@@ -145,18 +157,18 @@ class _Walk:
                 for label, slot in optimizer.slots(variable).items():
                     self._add_slot(f"{name}/{SLOTS}/{self._name_of(variable)}/{label}", slot)
 
-    def _add_slot(self, name: str, slot: Variable) -> None:
+    def _add_slot(self, name: str, slot: Any) -> None:
         if not self._is_known(name, slot):
-            self._add(name, VariableLeaf(slot))
+            self._add(name, keras_leaf(slot) or VariableLeaf(slot))
 
-    def _name_of(self, variable: Variable) -> str:
+    def _name_of(self, variable: Any) -> str:
         """A variable's name here; one that is not part of the checkpoint goes by its own, marked with a colon."""
         own = f":{variable.name.removesuffix(':0')}"
         return self._names.get(id(variable), own)
 
     def _drop_configuration(self) -> None:
         """Leaves out numbers of objects that turned out to hold variables."""
-        stateful = [name for name, leaf in self.graph.leaves.items() if isinstance(leaf, VariableLeaf)]
+        stateful = [name for name, leaf in self.graph.leaves.items() if isinstance(leaf, (VariableLeaf, KerasLeaf))]
         owners = {f"{holder}/" for holder in self._held.values()}
         models = {owner for owner in owners if any(name.startswith(owner) for name in stateful)}
         for name, holder in self._held.items():

@@ -146,7 +146,7 @@ def _check(found: Match, directory: Path, called: str, *, strict: bool, first: b
 
 def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
     """Makes the slots that optimizers had and have not made yet, where all of their variables are there."""
-    variables = {source: graph.variable(name) for name, (source, _) in found.pairs.items()}
+    variables = {source: graph.variables.get(name) for name, (source, _) in found.pairs.items()}
     made = False
     for name, groups in manifest.groups.items():
         optimizer = graph.optimizers.get(name)

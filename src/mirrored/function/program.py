@@ -140,8 +140,10 @@ class Program:
         shardings = [_sharding(variable) for variable in assigned]
         rest: list[Any] = [None] * (sum(result.is_array for result in self._results) + token)
         pinned = [*shardings, *rest] if any(sharding is not None for sharding in shardings) else None
-        self._plain = jax.jit(program, out_shardings=pinned)
-        self._donating = jax.jit(program, donate_argnums=tuple(range(len(self._donated))), out_shardings=pinned)
+        options = self._frame.compiler_options or None
+        donated = tuple(range(len(self._donated)))
+        self._plain = jax.jit(program, out_shardings=pinned, compiler_options=options)
+        self._donating = jax.jit(program, donate_argnums=donated, out_shardings=pinned, compiler_options=options)
 
     def _scanned(
         self,

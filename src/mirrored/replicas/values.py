@@ -151,7 +151,7 @@ class PerReplica(_NotAnArray):
         return self._stacked
 
 
-def stack_components(components: Sequence[Any], layout: Layout) -> jax.Array:
+def stack_components(components: Sequence[Any], layout: Layout) -> Any:
     """One array ``[replicas, ...]`` over `layout`'s devices from one component per replica."""
     shapes = {np.shape(component) for component in components}
     if len(shapes) > 1:
@@ -171,7 +171,7 @@ def stack_components(components: Sequence[Any], layout: Layout) -> jax.Array:
         return _laid_out(components, layout)
 
 
-def _laid_out(components: Sequence[Any], layout: Layout) -> jax.Array:
+def _laid_out(components: Sequence[Any], layout: Layout) -> Any:
     if len(layout.devices) == 1:
         return jax.device_put(jnp.stack([jnp.asarray(component) for component in components]), layout.sharded)
     per_device = []
@@ -282,7 +282,7 @@ def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], tuple[str, Layout | No
     return value.values, ("components", value.layout)
 
 
-def _unflatten(how: tuple[str, Layout | None], children: Sequence[Any]) -> PerReplica:
+def _unflatten(how: tuple[str, Layout | None], children: Any) -> Any:
     kind, layout = how
     if kind == "stacked":
         made = PerReplica.__new__(PerReplica)

@@ -25,7 +25,7 @@ from mirrored.collectives.stacked import group_of
 from mirrored.errors import StructureError, SynchronyError
 from mirrored.replicas import structures
 from mirrored.replicas.ambient import ambient, within
-from mirrored.replicas.frames import Bookkeeping, ReplicaFrame
+from mirrored.replicas.frames import Bookkeeping, FunctionFrame, ReplicaFrame
 from mirrored.replicas.frames import Staged as Assigned
 from mirrored.replicas.layout import AXIS
 from mirrored.replicas.lockstep import LockStep
@@ -119,6 +119,9 @@ class BodySession(Session):
 
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
         return list(self.strategy.cross_device_ops.reduce(op, arrays, self.group_info))
+
+    def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        return self.strategy.cross_device_ops.all_reduce(op, arrays, self.group_info)
 
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
         return [jnp.concatenate(self._all_components(components), axis) for components in arrays]
@@ -344,6 +347,8 @@ class _Run:
         ]
         frame = ambient().frame
         assert frame is not None
+        if isinstance(frame, FunctionFrame):
+            frame.compiler_options.update(self._strategy.cross_device_ops.compiler_options)
         for entry in self._assigned:
             value = next(parts) if entry.variable.per_replica else next(wholes)
             frame.set_whole(entry.variable, value, entry.where[0])

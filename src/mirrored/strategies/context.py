@@ -171,8 +171,8 @@ class ReplicaContext:
 
 def _all_reduction(session: Session, op: Any) -> Merge:
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
-        whole = session.reduce(op, [list(locals_) for locals_ in zip(*payloads, strict=True)])
-        return [[session.reduced_component(array, k) for array in whole] for k in range(len(payloads))]
+        results = session.all_reduce(op, [list(locals_) for locals_ in zip(*payloads, strict=True)])
+        return [[parts[k] for parts in results] for k in range(len(payloads))]
 
     return Merge("ReplicaContext.all_reduce", run)
 

@@ -102,6 +102,15 @@ class EagerSession(Session):
         stacked = [stack_components(components, self.layout) for components in arrays]
         return reduce_stacked(algorithm, op, stacked, self.layout)
 
+    def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        if any(_is_recorded(component) for components in arrays for component in components):
+            near = [[self._near(component) for component in components] for components in arrays]
+            alone = Group(axis=None, devices=1, local=self.num_local)
+            results = self.strategy.cross_device_ops.all_reduce(op, near, alone)
+        else:
+            results = [[whole] * self.num_local for whole in self.reduce(op, arrays)]
+        return [[self.reduced_component(part, k) for k, part in enumerate(parts)] for parts in results]
+
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
         return [jnp.concatenate([self._near(component) for component in components], axis) for components in arrays]
 

@@ -36,7 +36,7 @@ def connect() -> None:
 
 
 def _adopting(make: Callable[..., None]) -> Callable[..., None]:
-    """A variable's constructor. (A distribution, which Keras asks about each, is forgotten by `clear_session`.)"""
+    """A variable's constructor that makes it ours (a distribution would be forgotten by `clear_session`)."""
 
     @functools.wraps(make)
     def adopting(self: Any, *args: Any, **kwargs: Any) -> None:

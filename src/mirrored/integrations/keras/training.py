@@ -18,7 +18,11 @@ keras = load()
 _METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 
-class Spreading(keras.src.distribution.distribution_lib.Distribution):  # type: ignore[misc]
+_Distribution: Any = keras.src.distribution.distribution_lib.Distribution
+_PyDataset: Any = keras.utils.PyDataset
+
+
+class Spreading(_Distribution):  # type: ignore[misc]
     """Spreads batches over the devices of a strategy, for one call of `fit` or its kin."""
 
     def __init__(self, strategy: Any) -> None:
@@ -52,7 +56,7 @@ class _Layout:
         self.backend_layout = sharding
 
 
-class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+class Batches(_PyDataset):  # type: ignore[misc]
     """A dataset of ours, as Keras takes it: batch after batch, from the start again each epoch."""
 
     def __init__(self, dataset: Any) -> None:

@@ -71,7 +71,7 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
     @property
     def components(self) -> tuple[Any, ...]:
         """The copies, one per replica."""
-        return () if self.mirrored is None else self.mirrored.values
+        return () if self.mirrored is None else tuple(getattr(self.mirrored, "values", (self.mirrored,)))
 
 
 class View(StrategyVariable):

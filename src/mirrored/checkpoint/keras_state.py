@@ -1,0 +1,154 @@
+"""Keras' objects in checkpoints: what they are made of, without importing Keras.
+
+Keras keeps sublayers and variables in lists of its own. Names are attributes' names where there are any, else positions
+(``layers/0``) and variables' names (``kernel``): not Keras' paths, which count layers over the whole process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from mirrored.checkpoint.leaves import Leaf, Saved, Undo, VariableLeaf, on_host
+from mirrored.checkpoint.objects import Part
+from mirrored.checkpoint.places import Attribute, Place
+from mirrored.variables import Variable
+
+_SCALARS: Final = ("iteration", "learning_rate", "step_counter", "dynamic_scale")
+
+
+@dataclasses.dataclass(frozen=True)
+class KerasLeaf(Leaf):
+    """A variable of Keras' own, outside of strategies."""
+
+    variable: Any
+
+    def outline(self) -> Saved:
+        """Shape and dtype."""
+        return Saved("array", tuple(self.variable.shape), str(np.dtype(self.variable.dtype)))
+
+    def read(self) -> Saved:
+        """The value."""
+        return dataclasses.replace(self.outline(), value=on_host(self.variable.numpy()))
+
+    def put(self, saved: Saved) -> Undo:
+        """Assigns it."""
+        variable, before = self.variable, on_host(self.variable.numpy())
+        variable.assign(saved.value)
+        return lambda: variable.assign(before)
+
+
+def keras_leaf(value: Any) -> Leaf | None:
+    """The leaf that a variable of Keras' is; None for anything else."""
+    if not _is(value, "Variable"):
+        return None
+    ours = variable_behind(value)
+    return KerasLeaf(value) if ours is None else VariableLeaf(ours)
+
+
+def variable_behind(value: Any) -> Variable | None:
+    """The variable of ours behind one of Keras', made in a strategy's scope."""
+    ours = getattr(value, "mirrored", None) if _is(value, "Variable") else None
+    return ours if isinstance(ours, Variable) else None
+
+
+def keras_parts(value: Any, place: Place) -> list[Part] | None:
+    """The parts of a layer, model, metric or seed generator of Keras'; None for anything else."""
+    if _is(value, "Layer"):
+        return list(_layer_parts(value, place))
+    if _is(value, "metrics.Metric"):
+        return _by_name(value._variables, value, place) + _numbered("metrics", getattr(value, "_metrics", ()), place)
+    if _is(value, "random.SeedGenerator"):
+        return [Part("state", value.state, Attribute(place, "state"))]
+    return None
+
+
+def keras_slots(value: Any) -> KerasSlots | None:
+    """The slots of an optimizer of Keras'; None for anything else."""
+    return KerasSlots(value) if _is(value, "optimizers.Optimizer") else None
+
+
+@dataclasses.dataclass(frozen=True)
+class KerasGroup:
+    """The variables that an optimizer of Keras' was built for, with its slots by position."""
+
+    variables: tuple[Any, ...]
+    shared: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class KerasMade:
+    """What an optimizer of Keras' has made so far."""
+
+    scalars: Mapping[str, Any]
+    groups: tuple[KerasGroup, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class KerasSlots:
+    """An optimizer of Keras', seen as `HasSlots`."""
+
+    optimizer: Any
+
+    def made(self) -> KerasMade:
+        """Its step and learning rate, and its slots once it is built."""
+        variables = list(self.optimizer.variables)
+        scalars = {one.name: one for one in variables if one.name in _SCALARS}
+        rest = [one for one in variables if one.name not in _SCALARS]
+        if not self.optimizer.built:
+            return KerasMade(scalars, ())
+        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        slots = {str(number): one for number, one in enumerate(rest)}
+        return KerasMade(scalars, (KerasGroup(tuple(inner._trainable_variables), slots),))
+
+    def slots(self, variable: Any) -> Mapping[str, Any]:
+        """Nothing: they are by position."""
+        del variable
+        return {}
+
+    def build(self, var_list: Sequence[Any]) -> None:
+        """Builds it, in the scope of the variables' strategy."""
+        owners = [ours.strategy for one in var_list if (ours := variable_behind(one)) is not None]
+        if var_list and not self.optimizer.built:
+            with owners[0].scope() if owners and owners[0] is not None else contextlib.nullcontext():
+                self.optimizer.build(list(var_list))
+
+
+def _layer_parts(layer: Any, place: Place) -> Iterator[Part]:
+    for name, value in vars(layer).items():
+        if not name.startswith("_") and (_is_stateful(value) or isinstance(value, (list, tuple, dict))):
+            yield Part(name, value, Attribute(place, name))
+    yield from _numbered("layers", getattr(layer, "layers", None) or layer._layers, place)
+    yield from _by_name([*layer._trainable_variables, *layer._non_trainable_variables], layer, place)
+    yield from _numbered("seed_generators", layer._seed_generators, place)
+    yield from _numbered("metrics", layer._metrics, place)
+
+
+def _is_stateful(value: Any) -> bool:
+    kinds = ("Variable", "Layer", "metrics.Metric", "random.SeedGenerator", "optimizers.Optimizer")
+    return any(_is(value, kind) for kind in kinds)
+
+
+def _numbered(name: str, values: Sequence[Any], place: Place) -> list[Part]:
+    # The place is the owner's: Keras' objects are changed, never replaced.
+    return [Part(f"{name}/{number}", value, place) for number, value in enumerate(values)]
+
+
+def _by_name(variables: Sequence[Any], owner: Any, place: Place) -> list[Part]:
+    names = [variable.name for variable in variables]
+    unique = [name if names.count(name) == 1 else f"{name}_{at}" for at, name in enumerate(names)]
+    del owner
+    return [Part(name, variable, place) for name, variable in zip(unique, variables, strict=True)]
+
+
+def _is(value: Any, name: str) -> bool:
+    """Whether it is an instance of a class of Keras', if Keras has been imported at all."""
+    found: Any = sys.modules.get("keras")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return isinstance(found, type) and isinstance(value, found)
