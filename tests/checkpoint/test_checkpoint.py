@@ -211,6 +211,19 @@ def test_components_that_nothing_aggregates_go_to_their_replicas(tmp_path, saved
     assert [float(one.numpy()) for one in other.values] == components
 
 
+def test_components_and_one_value_stand_for_each_other(tmp_path):
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        several = mr.Variable(0.0, synchronization=ON_READ)
+    strategy.run(lambda: several.assign(mr.get_replica_context().replica_id_in_sync_group + 3.0))
+    plain = mr.Variable(0.0)
+    Checkpoint(v=plain).restore(Checkpoint(v=several).write(tmp_path / "a")).assert_consumed()
+    assert plain.numpy() == 3.0
+    plain.assign(8.0)
+    Checkpoint(v=several).restore(Checkpoint(v=plain).write(tmp_path / "b")).assert_consumed()
+    assert [float(one.numpy()) for one in several.values] == [8.0, 8.0]
+
+
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_training_goes_on_as_if_it_had_not_stopped(tmp_path, replicas):
     first = Training(2)

@@ -39,7 +39,7 @@ class KerasLeaf(Leaf):
     def put(self, saved: Saved) -> Undo:
         """Assigns it."""
         variable, before = self.variable, on_host(self.variable.numpy())
-        variable.assign(saved.value)
+        variable.assign(saved.one())
         return lambda: variable.assign(before)
 
 

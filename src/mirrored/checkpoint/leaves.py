@@ -6,7 +6,7 @@ import abc
 import base64
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, runtime_checkable
 
 import jax
@@ -44,6 +44,10 @@ class Saved:
         """Whether it is written among the arrays."""
         return self.kind in ("array", "components", "key")
 
+    def one(self) -> Any:
+        """The value; of several components the first."""
+        return self.value[0] if self.kind == "components" else self.value
+
     def __str__(self) -> str:
         """``float32[2, 3]``."""
         shape = f"[{', '.join(map(str, self.shape))}]"
@@ -72,7 +76,10 @@ class Leaf(abc.ABC):
     def accepts(self, saved: Saved) -> bool:
         """Whether a saved value can be put here."""
         here = self.outline()
-        return (here.kind, here.shape, here.dtype) == (saved.kind, saved.shape, saved.dtype)
+        # One component of several, or one value for all of them, will do.
+        known = {"array", "components"}
+        alike = here.kind == saved.kind or (here.kind in known and saved.kind in known)
+        return alike and (here.shape, here.dtype) == (saved.shape, saved.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +104,11 @@ class VariableLeaf(Leaf):
 
     def put(self, saved: Saved) -> Undo:
         """Assigns it for all replicas: a SUM is divided among them, components go to the replicas that had them."""
-        variable, value = self.variable, saved.value
+        variable, value = self.variable, saved.one()
         undo = self._undo()
-        if saved.kind == "components":
-            value = PerReplica(self._components(saved.value))
+        if self._by_component:
+            whole = saved.value if saved.kind == "components" else [value] * variable.num_replicas
+            value = PerReplica(self._components(whole))
         variable.assign(value, read_value=False)
         return undo
 
@@ -112,7 +120,7 @@ class VariableLeaf(Leaf):
             return lambda: variable.lose("and a restore that would have given it another one failed")
         return lambda: variable.store(before)
 
-    def _components(self, saved: np.ndarray[Any, Any]) -> list[Any]:
+    def _components(self, saved: Sequence[Any]) -> list[Any]:
         """The saved components for the replicas that had one; the others keep theirs."""
         stored = self.variable.stored_or_lost()
         count = self.variable.num_replicas
@@ -143,7 +151,7 @@ class ArrayLeaf(Leaf):
         place, before = self.place, self.place.get()
         if isinstance(before, np.ndarray) and before.flags.writeable:
             old = before.copy()
-            before[...] = saved.value
+            before[...] = saved.one()
             return lambda: np.copyto(before, old)
         place.put(_like(before, saved))
         return lambda: place.put(before)
@@ -151,10 +159,10 @@ class ArrayLeaf(Leaf):
 
 def _like(before: Any, saved: Saved) -> Any:
     if isinstance(before, np.ndarray):
-        return np.asarray(saved.value, before.dtype)
+        return np.asarray(saved.one(), before.dtype)
     if saved.kind == "key":
         return jax.device_put(jax.random.wrap_key_data(jnp.asarray(saved.value), impl=saved.dtype), before.sharding)
-    return jax.device_put(saved.value, before.sharding)
+    return jax.device_put(saved.one(), before.sharding)
 
 
 @dataclasses.dataclass(frozen=True)
