@@ -15,13 +15,7 @@ SOURCE = HERE.parent.parent / "src"
 FILES = sorted(path.name for path in HERE.glob("cases_*.py"))
 
 # What closes with a later part of the work: whole topics (their names), or single cases.
-OPEN = {
-    "checkpoint": "tf.train.Checkpoint",
-    "cluster": "clusters and resolvers",
-    "keras_fit": "Model.fit on distributed models",
-    "contexts.multi_worker_strategy_alone/r0": "MultiWorkerMirroredStrategy",
-    "seed_docs.keras_model_in_scope/r2": "Model.fit on distributed models",
-}
+OPEN = {"contexts.multi_worker_strategy_alone/r0": "MultiWorkerMirroredStrategy"}
 
 
 def is_open(case: str) -> bool:
