@@ -77,7 +77,7 @@ def _array_of(leaf: Any, layout: Any) -> Any:
     if isinstance(leaf, jax.Array):
         return leaf
     if isinstance(leaf, (np.ndarray, np.generic)):
-        return np.asarray(leaf)
+        return np.asarray(leaf, canonical_dtype(leaf.dtype))
     if isinstance(leaf, PerReplica):
         where = leaf.layout or layout
         if where is None:
@@ -93,7 +93,7 @@ def _array_of(leaf: Any, layout: Any) -> Any:
 def _type_of(array: Any) -> tuple[Hashable, ...]:
     if isinstance(array, jax.Array):
         return (array.dtype, getattr(array, "weak_type", False))  # random keys have none
-    return (canonical_dtype(array.dtype), False)
+    return (array.dtype, False)
 
 
 def _static_key(leaf: Any) -> Hashable:

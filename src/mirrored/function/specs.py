@@ -35,7 +35,7 @@ def check_signature(
 
 def _fit(name: str, place: int, spec: Any, arg: Any) -> Any:
     if _is_spec(spec) and isinstance(arg, (list, tuple)):
-        arg = np.asarray(arg)
+        arg = np.asarray(arg, _dtype_of(spec))
     specs, spec_tree = jax.tree_util.tree_flatten(spec, is_leaf=_is_spec)
     leaves, treedef = structures.flatten(arg)
     if treedef != spec_tree:
@@ -48,7 +48,7 @@ def _fit(name: str, place: int, spec: Any, arg: Any) -> Any:
 def _fit_leaf(name: str, place: int, spec: Any, leaf: Any) -> Any:
     if isinstance(leaf, PerReplica):
         return leaf
-    dtype = jnp.dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
+    dtype = _dtype_of(spec)
     array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf).astype(dtype)
     shape, wanted = tuple(array.shape), spec.shape
     fits = wanted is None or (
@@ -57,6 +57,10 @@ def _fit_leaf(name: str, place: int, spec: Any, leaf: Any) -> Any:
     if not fits or jnp.dtype(array.dtype) != dtype:
         raise _misfit(name, f"argument {place}: {array.dtype}{list(shape)}", f"{dtype}[{_dims(wanted)}]")
     return array
+
+
+def _dtype_of(spec: Any) -> Any:
+    return jnp.dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
 
 
 def _dims(shape: Any) -> str:

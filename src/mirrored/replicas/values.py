@@ -136,7 +136,7 @@ class PerReplica(_NotAnArray):
         """The shape that all components share, None if they differ or are no arrays."""
         if self._stacked is not None:
             return tuple(self._stacked.shape[1:])
-        shapes = {getattr(component, "shape", None) for component in self.values}
+        shapes = {_shape_of(component) for component in self.values}
         return shapes.pop() if len(shapes) == 1 else None
 
     def stacked(self, layout: Layout) -> jax.Array:
@@ -149,6 +149,10 @@ class PerReplica(_NotAnArray):
             self._stacked = stack_components(self.values, layout)
             self._layout = layout
         return self._stacked
+
+
+def _shape_of(component: Any) -> tuple[int, ...] | None:
+    return () if isinstance(component, (bool, int, float, complex)) else getattr(component, "shape", None)
 
 
 def stack_components(components: Sequence[Any], layout: Layout) -> Any:

@@ -128,8 +128,8 @@ class GradientTape:
             ...     with tape.stop_recording():
             ...         scale = 1.0 / y
             ...     z = y * scale
-            >>> float(tape.gradient(z, x)) == 6.0 / 9.0
-            True
+            >>> round(float(tape.gradient(z, x)), 4)
+            0.6667
 
         TensorFlow: the same.
         """
