@@ -1,4 +1,4 @@
-"""Arrays on disk, by Orbax: the only module that imports it.
+"""Arrays on disk, by Orbax: the only module that imports it. (An exception: see `_write_plainly`.)
 
 Of Orbax's v0 interface only the plain `Checkpointer` is used, over arrays that are on this host already. Its
 asynchronous one and its `CheckpointManager` were tried: the first loses a save that is under way when the program ends
@@ -8,6 +8,8 @@ neither can replace a checkpoint without removing the old one first. Those parts
 
 from __future__ import annotations
 
+import shutil
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +18,7 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 
-VERSION: Final = str(ocp.__version__)
+_PLAIN: Final = "arrays.npz"
 # What TensorStore can hold. Arrays of other dtypes are written as their bytes.
 _KNOWN: Final = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
@@ -27,15 +29,41 @@ _KNOWN: Final = frozenset(
 def write_arrays(directory: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Writes arrays by name. Arrays without elements are left to the manifest: Orbax refuses them."""
     tree = {name: _as_stored(array) for name, array in arrays.items() if array.size}
-    if tree:
+    if not tree:
+        return
+    try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             checkpointer.save(directory.absolute(), args=ocp.args.PyTreeSave(tree))
+    except RuntimeError:
+        if threading.main_thread().is_alive():
+            raise
+        # The program is ending, and Python starts no more threads, which Orbax needs: from 3.12 on nothing can wait
+        # before that. The last checkpoint is written plainly.
+        _write_plainly(directory, tree)
+
+
+def _write_plainly(directory: Path, tree: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    numbered = {str(number): np.frombuffer(array.tobytes(), np.uint8) for number, array in enumerate(tree.values())}
+    np.savez(directory / _PLAIN, names=np.array(list(tree)), **numbered)
+
+
+def _read_plainly(path: Path, names: Iterable[str], dtypes: Mapping[str, str]) -> dict[str, np.ndarray[Any, Any]]:
+    with np.load(path) as file:
+        numbers = {str(name): str(number) for number, name in enumerate(file["names"])}
+        bytes_of = {name: file[numbers[name]].tobytes() for name in names}
+    kinds = {name: np.dtype(dtypes[name] if dtypes[name] in _KNOWN else np.uint8) for name in bytes_of}
+    return {name: np.frombuffer(data, kinds[name]).copy() for name, data in bytes_of.items()}
 
 
 def read_arrays(directory: Path, wanted: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, np.ndarray[Any, Any]]:
     """Reads some arrays by name, shape and dtype."""
     empty = {name: np.empty(shape, np.dtype(dtype)) for name, (shape, dtype) in wanted.items() if 0 in shape}
-    stored = _read(directory, [name for name in wanted if name not in empty])
+    names = [name for name in wanted if name not in empty]
+    plain = directory / _PLAIN
+    dtypes = {name: dtype for name, (_, dtype) in wanted.items()}
+    stored = _read_plainly(plain, names, dtypes) if plain.exists() else _read(directory, names)
     arrays = {name: _as_read(array, *wanted[name]) for name, array in stored.items()}
     return {name: empty[name] if name in empty else arrays[name] for name in wanted}
 

@@ -146,6 +146,7 @@ _TRAIN: Final = (
 
 # Imported when first asked for: parts that need more than the core, or take long to import.
 LAZY: Final[dict[str, Callable[[], Any]]] = {
+    "contrib.distribute.MirroredStrategy": _from("mirrored.tf._contrib", "MirroredStrategy"),
     "keras": _from("mirrored.integrations.keras", "keras"),
     **{place: _from("mirrored.data", name) for place, name in _DATA.items()},
     **{place: _from("mirrored.cluster", name) for place, name in _CLUSTER.items()},
