@@ -28,7 +28,7 @@ def test_what_was_written_is_read(tmp_path, plainly, monkeypatch):
                 raise RuntimeError("can't create new thread at interpreter shutdown")
 
         monkeypatch.setattr(engine.ocp, "Checkpointer", Refusing)
-        monkeypatch.setattr(engine.threading.main_thread(), "is_alive", lambda: False)
+        monkeypatch.setattr(engine, "is_ending", lambda: True)
     engine.write_arrays(tmp_path / "arrays", ARRAYS)
     monkeypatch.undo()
     found = engine.read_arrays(tmp_path / "arrays", WANTED)

@@ -108,6 +108,8 @@ def test_a_folder_of_something_else(tmp_path):
         target().restore(tmp_path)
 
 
+# Orbax leaves futures behind whose loop is gone when a write fails.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_full_disk_leaves_the_previous_one(tmp_path):
     v = mr.Variable(jnp.zeros(100_000))
     manager = CheckpointManager(Checkpoint(v=v), tmp_path)
@@ -129,6 +131,7 @@ def test_full_disk_leaves_the_previous_one(tmp_path):
     assert [os.path.basename(one) for one in manager.checkpoints] == ["ckpt-1", "ckpt-3"]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_failed_replacement_leaves_the_old_one(tmp_path):
     v = mr.Variable(1.0)
     checkpoint = Checkpoint(v=v)

@@ -1,4 +1,4 @@
-"""Arrays on disk, by Orbax: the only module that imports it. (An exception: see `_write_plainly`.)
+"""Arrays on disk, by Orbax: the only module that imports it.
 
 Of Orbax's v0 interface only the plain `Checkpointer` is used, over arrays that are on this host already. Its
 asynchronous one and its `CheckpointManager` were tried: the first loses a save that is under way when the program ends
@@ -9,7 +9,6 @@ neither can replace a checkpoint without removing the old one first. Those parts
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +16,8 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
+
+from mirrored.checkpoint.ending import is_ending
 
 _PLAIN: Final = "arrays.npz"
 # What TensorStore can hold. Arrays of other dtypes are written as their bytes.
@@ -35,7 +36,7 @@ def write_arrays(directory: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) ->
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             checkpointer.save(directory.absolute(), args=ocp.args.PyTreeSave(tree))
     except RuntimeError:
-        if threading.main_thread().is_alive():
+        if not is_ending():
             raise
         # The program is ending, and Python starts no more threads, which Orbax needs: from 3.12 on nothing can wait
         # before that. The last checkpoint is written plainly.
@@ -45,7 +46,8 @@ def write_arrays(directory: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) ->
 def _write_plainly(directory: Path, tree: Mapping[str, np.ndarray[Any, Any]]) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    numbered = {str(number): np.frombuffer(array.tobytes(), np.uint8) for number, array in enumerate(tree.values())}
+    # Typed loosely for the sake of NumPy's annotations of savez.
+    numbered: dict[str, Any] = {str(at): np.frombuffer(one.tobytes(), np.uint8) for at, one in enumerate(tree.values())}
     np.savez(directory / _PLAIN, names=np.array(list(tree)), **numbered)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401
 import logging
 import os
 import shutil
@@ -15,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from mirrored.checkpoint._extra import engine
+from mirrored.checkpoint.ending import at_end
 from mirrored.checkpoint.manifest import ARRAYS, FILE, Manifest
 from mirrored.errors import CheckpointError
 
@@ -148,7 +148,4 @@ def _finish_all() -> None:
             _log.error("%s", error)
 
 
-# Orbax writes by executors of concurrent.futures, which refuse work once the interpreter has begun to end; that is
-# before `atexit` and before threads are joined. They are told by this hook of CPython (3.9 to 3.14), as we are; the
-# last registered comes first, so concurrent.futures.thread has to be imported by now.
-threading._register_atexit(_finish_all)  # type: ignore[attr-defined]
+at_end(_finish_all)

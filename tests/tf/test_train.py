@@ -1,0 +1,149 @@
+"""`tf.train` and `tf.distribute.cluster_resolver`: TensorFlow's words for checkpoints and clusters."""
+
+from __future__ import annotations
+
+import os
+
+import jax
+import numpy as np
+import pytest
+
+import mirrored as mr
+import mirrored.tf as tf
+
+
+@pytest.fixture
+def v():
+    return tf.Variable([1.0, 2.0])
+
+
+def test_save_and_restore(tmp_path, v):
+    checkpoint = tf.train.Checkpoint(v=v)
+    path = checkpoint.save(os.path.join(tmp_path, "c"))
+    assert path == os.path.join(tmp_path, "c-1")
+    assert tf.train.latest_checkpoint(tmp_path) == path
+    v.assign([7.0, 8.0])
+    checkpoint.restore(path).assert_consumed()
+    assert v.numpy().tolist() == [1.0, 2.0]
+    assert int(checkpoint.save_counter.numpy()) == 1
+
+
+def test_restoring_the_latest_of_nothing(tmp_path, v):
+    tf.train.Checkpoint(v=v).restore(tf.train.latest_checkpoint(tmp_path)).expect_partial()
+    assert v.numpy().tolist() == [1.0, 2.0]
+
+
+def test_missing_checkpoint_is_not_found(tmp_path, v):
+    checkpoint = tf.train.Checkpoint(v=v)
+    for read in (checkpoint.restore, checkpoint.read, tf.train.load_checkpoint):
+        with pytest.raises(tf.errors.NotFoundError, match="nothing-1 does not exist"):
+            read(os.path.join(tmp_path, "nothing-1"))
+
+
+def test_asynchronous_save(tmp_path, v):
+    checkpoint = tf.train.Checkpoint(v=v)
+    path = checkpoint.write(os.path.join(tmp_path, "c"), options=tf.train.CheckpointOptions(enable_async=True))
+    v.assign([0.0, 0.0])
+    checkpoint.sync()
+    assert tf.train.load_variable(path, "v").tolist() == [1.0, 2.0]
+
+
+def test_manager_keeps_the_newest(tmp_path, v):
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=v), tmp_path, max_to_keep=2)
+    for k in range(4):
+        v.assign([float(k), 0.0])
+        manager.save()
+    assert [os.path.basename(path) for path in manager.checkpoints] == ["ckpt-3", "ckpt-4"]
+    assert manager.latest_checkpoint == os.path.join(tmp_path, "ckpt-4")
+    v.assign([-1.0, -1.0])
+    assert manager.restore_or_initialize() == manager.latest_checkpoint
+    assert v.numpy().tolist() == [3.0, 0.0]
+    state = tf.train.get_checkpoint_state(tmp_path)
+    assert state.model_checkpoint_path == manager.latest_checkpoint
+    assert state.all_model_checkpoint_paths == manager.checkpoints
+    assert os.path.basename(manager.save(checkpoint_number=tf.Variable(100))) == "ckpt-100"
+
+
+def test_manager_initializes(tmp_path, v):
+    called = []
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=v), tmp_path, 1, init_fn=lambda: called.append(1))
+    assert manager.restore_or_initialize() is None
+    assert called == [1]
+
+
+def test_manager_with_an_interval(tmp_path, v):
+    step = tf.Variable(0)
+    manager = tf.train.CheckpointManager(
+        tf.train.Checkpoint(v=v, step=step), tmp_path, None, step_counter=step, checkpoint_interval=2
+    )
+    saved = []
+    for _ in range(5):
+        saved.append(manager.save() is not None)
+        step.assign_add(1)
+    assert saved == [True, False, True, False, True]
+    assert manager.save(check_interval=False) is not None
+    with pytest.raises(ValueError, match="step_counter"):
+        tf.train.CheckpointManager(tf.train.Checkpoint(v=v), tmp_path, 1, checkpoint_interval=2)
+
+
+def test_looking_into_a_checkpoint(tmp_path, v):
+    path = tf.train.Checkpoint(net=tf.train.Checkpoint(v=v)).write(os.path.join(tmp_path, "c"))
+    name = "net/v/.ATTRIBUTES/VARIABLE_VALUE"
+    assert tf.train.list_variables(path) == [(name, [2])]
+    reader = tf.train.load_checkpoint(tmp_path)
+    assert reader.get_variable_to_shape_map() == {name: [2]}
+    assert reader.get_variable_to_dtype_map() == {name: tf.float32}
+    assert reader.has_tensor(name)
+    assert not reader.has_tensor("other")
+    np.testing.assert_array_equal(reader.get_tensor("net/v"), [1.0, 2.0])
+    with pytest.raises(ValueError, match="the name 'other'"):
+        reader.get_tensor("other")
+
+
+def test_checkpoints_iterator(tmp_path, v):
+    checkpoint = tf.train.Checkpoint(v=v)
+    checkpoint.save(os.path.join(tmp_path, "c"))
+    found = []
+    for path in tf.train.checkpoints_iterator(tmp_path, timeout=0.1):
+        found.append(os.path.basename(path))
+        if len(found) < 3:
+            checkpoint.save(os.path.join(tmp_path, "c"))
+    assert found == ["c-1", "c-2", "c-3"]
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_across_replica_counts(tmp_path, replicas):
+    def make(count):
+        with tf.distribute.MirroredStrategy(jax.devices()[:count]).scope():
+            return tf.Variable(float(count)), tf.Variable(
+                float(count), synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM
+            )
+
+    mirrored, total = make(2)
+    path = tf.train.Checkpoint(mirrored=mirrored, total=total).save(os.path.join(tmp_path, "c"))
+    before = total.numpy()
+    other, sum_ = make(replicas)
+    tf.train.Checkpoint(mirrored=other, total=sum_).restore(path).assert_consumed()
+    assert other.numpy() == 2.0
+    np.testing.assert_allclose(sum_.numpy(), before, rtol=1e-6)
+
+
+def test_delayed_restoration(tmp_path):
+    path = tf.train.Checkpoint(l1=tf.train.Checkpoint(bias=tf.Variable(2.0), kernel=tf.Variable(1.0))).save(
+        os.path.join(tmp_path, "c")
+    )
+    bias, layer = tf.Variable(0.0), tf.train.Checkpoint()
+    layer.bias = bias
+    status = tf.train.Checkpoint(l1=layer).restore(path)
+    assert bias.numpy() == 2.0
+    layer.kernel = tf.Variable(0.0)
+    assert layer.kernel.numpy() == 1.0
+    status.assert_consumed()
+
+
+def test_cluster_resolvers_are_those_of_mirrored():
+    names = ("SimpleClusterResolver", "TFConfigClusterResolver", "SlurmClusterResolver", "KubernetesClusterResolver")
+    for name in (*names, "UnionResolver", "ClusterResolver"):
+        assert getattr(tf.distribute.cluster_resolver, name) is getattr(mr.cluster, name)
+    assert tf.distribute.cluster_resolver.KubernetesExecutableLocation.OFF_CLUSTER.value == 1
+    assert tf.train.ClusterSpec is mr.cluster.ClusterSpec
