@@ -9,6 +9,7 @@
     ├── ArgumentTypeError (TypeError)      an argument of a kind that cannot be used there
     ├── SynchronyError (ValueError)        a mirrored value that would differ between replicas
     ├── VariableError (ValueError)         an assignment or read that the variable's rules refuse
+    │   ├── NotSupportedError (NotImplementedError)  an operation that has no meaning for such a variable
     │   └── LostStateError (RuntimeError)  the variable's buffer went with a failed step
     ├── TransformError (TypeError)         a variable read or written under a JAX transform that cannot see it
     ├── TapeError (RuntimeError)           a tape used outside its rules
@@ -89,6 +90,10 @@ class SynchronyError(MirroredError, ValueError):
 
 class VariableError(MirroredError, ValueError):
     """An assignment or read that the variable's rules refuse."""
+
+
+class NotSupportedError(VariableError, NotImplementedError):
+    """The variable's rules leave no meaning to the operation."""
 
 
 class LostStateError(VariableError, RuntimeError):

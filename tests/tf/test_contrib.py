@@ -54,8 +54,8 @@ def test_input_fn_iterator_feeds_call_for_each_replica():
 
     def input_fn(context):
         seen.append((context.num_input_pipelines, context.num_replicas_in_sync))
-        return tf.data.Dataset.from_tensors([[1.0]]).repeat().shard(
-            context.num_input_pipelines, context.input_pipeline_id
+        return (
+            tf.data.Dataset.from_tensors([[1.0]]).repeat().shard(context.num_input_pipelines, context.input_pipeline_id)
         )
 
     with s.scope():

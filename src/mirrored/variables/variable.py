@@ -34,11 +34,12 @@ from mirrored.variables.rules import (
     as_synchronization,
     check_aggregation,
 )
+from mirrored.variables.scattering import Scattering
 
 _unnamed = itertools.count()
 
 
-class Variable(ArrayOperators, metaclass=VariableMeta):
+class Variable(ArrayOperators, Scattering, metaclass=VariableMeta):
     """A variable: mirrored on every replica of the strategy whose scope it is made in, equal on all at all times.
 
     Context: made anywhere. In a strategy's scope (or inside `run`, where all replicas make one together) it belongs to

@@ -1,0 +1,70 @@
+"""Updates of rows: the values that TensorFlow gives."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import mirrored as mr
+import mirrored.tf as tf
+
+ADDED = {"SUM": [2.0, 3.0, 1.0], "MEAN": [1.5, 2.0, 1.0], "ONLY_FIRST_REPLICA": [2.0, 1.0, 1.0]}
+
+
+def rows(values, indices):
+    return tf.IndexedSlices(jnp.asarray(values), jnp.asarray(indices), (3,))
+
+
+def of_replica():
+    replica = mr.get_replica_context().replica_id_in_sync_group
+    return rows(jnp.reshape(jnp.asarray(replica + 1, "float32"), [1]), jnp.reshape(jnp.asarray(replica), [1]))
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("scatter_add", [3.0, 1.0, 4.0]),
+        ("scatter_sub", [-1.0, 1.0, -2.0]),
+        ("scatter_update", [2.0, 1.0, 3.0]),
+        ("scatter_max", [2.0, 1.0, 3.0]),
+        ("scatter_min", [1.0, 1.0, 1.0]),
+        ("scatter_mul", [2.0, 1.0, 3.0]),
+        ("scatter_div", [0.5, 1.0, 1 / 3]),
+    ],
+)
+def test_without_a_strategy(method, expected):
+    v = mr.Variable(jnp.ones(3))
+    getattr(v, method)(rows([2.0, 3.0], [0, 2]))
+    assert v.numpy().tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("aggregation", sorted(ADDED))
+def test_additions_follow_the_aggregation(aggregation, compiled):
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        v = mr.Variable(jnp.ones(3), aggregation=aggregation)
+
+    def step():
+        return strategy.run(lambda: v.scatter_add(of_replica()))
+
+    (mr.function(step) if compiled else step)()
+    assert v.numpy().tolist() == ADDED[aggregation]
+
+
+@pytest.mark.parametrize("aggregation", ["SUM", "MEAN"])
+def test_others_are_refused_where_aggregation_gives_them_no_meaning(aggregation):
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        v = mr.Variable(jnp.ones(3), aggregation=aggregation)
+    with pytest.raises(NotImplementedError, match=r"scatter_max.*aggregation"):
+        strategy.run(lambda: v.scatter_max(of_replica()))
+    assert v.numpy().tolist() == [1, 1, 1]
+
+
+def test_sync_on_read_variables_refuse():
+    with mr.MirroredStrategy(jax.devices()[:2]).scope():
+        v = mr.Variable(jnp.ones(3), synchronization="ON_READ", aggregation="SUM")
+    with pytest.raises(NotImplementedError, match="sync-on-read"):
+        v.scatter_add(rows([1.0], [0]))
