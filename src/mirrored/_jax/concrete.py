@@ -5,18 +5,26 @@ Serves JAX 0.10 to 0.12: a `DynamicJaxprTracer` knows the equation that made it 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from jax._src import core as _core
 from jax._src.interpreters import partial_eval as _partial_eval
+
+from mirrored._jax.capture import CaptureTracer
 
 
 class NotConstant(Exception):
     """The value depends on an argument of the trace, or on a captured value."""
 
 
-def evaluate(value: Any) -> Any:
-    """Computes `value` now, from the constants that it was made of.
+def evaluate(value: Any, value_of_source: Callable[[Any], Any]) -> Any:
+    """Computes `value` now, from the constants that it was made of; on the first replica where replicas differ.
+
+    Args:
+        value: Any value; what is no tracer is returned as it is.
+        value_of_source: The present value of what a capture tracer stands for.
 
     Raises:
         NotConstant: It depends on something that is not known while tracing.
@@ -24,16 +32,19 @@ def evaluate(value: Any) -> Any:
     if not isinstance(value, _core.Tracer):
         return value
     with _core.eval_context():
-        return _Evaluation().value_of(value)
+        return _Evaluation(value_of_source).value_of(value)
 
 
 class _Evaluation:
-    def __init__(self) -> None:
+    def __init__(self, value_of_source: Callable[[Any], Any]) -> None:
         self._known: dict[int, Any] = {}
+        self._value_of_source = value_of_source
 
     def value_of(self, tracer: Any) -> Any:
         if not isinstance(tracer, _core.Tracer):
             return tracer
+        if isinstance(tracer, CaptureTracer):
+            return self._value_of_source(tracer.source)
         if not isinstance(tracer, _partial_eval.DynamicJaxprTracer):
             raise NotConstant
         if isinstance(tracer.val, _core.Literal):
@@ -50,7 +61,10 @@ class _Evaluation:
 
     def _apply(self, equation: Any) -> None:
         inputs = [self.value_of(tracer) for tracer in equation.in_tracers]
-        outputs = equation.primitive.bind(*inputs, **equation.params)
+        if equation.primitive.name == "axis_index":
+            outputs: Any = np.int32(0)
+        else:
+            outputs = equation.primitive.bind(*inputs, **equation.params)
         outputs = outputs if equation.primitive.multiple_results else [outputs]
         for variable, output in zip(equation.outvars, outputs, strict=True):
             self._known[id(variable)] = output

@@ -68,8 +68,6 @@ KNOWN: Final[dict[str, tuple[str, str]]] = {
     "lite": ("programs are JAX's", "export with jax.export"),
     "estimator": ("removed from TensorFlow, too", "write the training loop, or use tf.keras"),
     "feature_column": ("removed from Keras, too", "use Keras preprocessing layers on the host"),
-    "summary": ("writing event files needs TensorBoard's writer", "use tensorboardX, or torch.utils.tensorboard"),
-    "profiler": ("profiles are JAX's", "use jax.profiler.trace(directory)"),
     "queue": ("there are no graphs and sessions", "use queue.Queue or a dataset"),
     "TensorArray": ("arrays are immutable", "collect a Python list and tf.stack it, or use tf.scan"),
     "qint8": ("no quantised types", "use int8"),

@@ -29,9 +29,11 @@ from mirrored.tf import (
     _math,
     _nest,
     _printing,
+    _profiler,
     _random,
     _reductions,
     _signal,
+    _summary,
 )
 from mirrored.tf._module import Module, name_scope
 from mirrored.tf._scopes import device, init_scope
@@ -103,6 +105,8 @@ NAMES: Final[dict[str, Any]] = {
     **_config.NAMES,
     **_gfile.NAMES,
     **_compat.NAMES,
+    **_profiler.NAMES,
+    **_summary.NAMES,
     **_exceptions(),
     **_dtype_names(),
     **{place: one.function for one in OPS.values() for place in one.places},

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from mirrored._jax.concrete import NotConstant, evaluate
 from mirrored._jax.traces import eager
 from mirrored.errors import ArgumentError, ValuesError
+from mirrored.replicas.ambient import within
 from mirrored.replicas.values import PerReplica
 
 
@@ -26,7 +27,7 @@ def evaluate_initial(initial_value: Any, dtype: Any, name: str | None) -> jax.Ar
             rule="a variable is created with a value, which gives its shape and dtype",
             remedy="Variable(jnp.zeros(shape)), Variable(0.0) or Variable(lambda: jnp.zeros(shape))",
         )
-    with eager():
+    with eager(), within(frame=None, listeners=()):
         value = initial_value() if callable(initial_value) and not hasattr(initial_value, "dtype") else initial_value
         if isinstance(value, PerReplica):
             raise ValuesError(
@@ -36,7 +37,7 @@ def evaluate_initial(initial_value: Any, dtype: Any, name: str | None) -> jax.Ar
                 remedy="reduce it first, or create a sync-on-read variable and assign each component inside run",
             )
         try:
-            value = evaluate(value)
+            value = evaluate(value, _stored_value)
         except NotConstant:
             raise ArgumentError(
                 "Variable",
@@ -45,3 +46,9 @@ def evaluate_initial(initial_value: Any, dtype: Any, name: str | None) -> jax.Ar
                 remedy="give a callable that computes it from constants: Variable(lambda: jnp.zeros(shape))",
             ) from None
         return jnp.array(value, dtype=dtype, copy=True)
+
+
+def _stored_value(source: Any) -> Any:
+    """The value of a captured variable (its first replica's component) as it is in storage."""
+    variable = getattr(source, "variable", source)
+    return variable.stored_component(0)

@@ -65,6 +65,6 @@ class Scattering:
         raise NotSupportedError(
             f"{self.name}.{method}",
             found=f"a {kind} variable with aggregation {self.aggregation}",
-            rule="rows of mirrored variables are updated; but for additions, with aggregation NONE or ONLY_FIRST_REPLICA",
+            rule="rows of mirrored variables are updated; those that add nothing need NONE or ONLY_FIRST_REPLICA",
             remedy="compute the whole new value (variable.read_value().at[indices].max(values)) and assign it",
         )

@@ -1,0 +1,124 @@
+"""`tf.summary` and `tf.profiler`: what is in the files."""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+
+import mirrored as mr
+import mirrored.tf as tf
+from mirrored.errors import ArgumentError, ContextError, MissingExtraError
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboardX.*")
+
+
+def values_in(directory):
+    """``{tag: [(step, value)]}`` of all event files."""
+    found = {}
+    for file in sorted(directory.glob("events*")):
+        for record in mr.data.TFRecordDataset(str(file)):
+            event = Event.FromString(bytes(record) if isinstance(record, bytes) else record.item())
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append((event.step, value))
+    return found
+
+
+def test_scalars(tmp_path):
+    writer = tf.summary.create_file_writer(tmp_path)
+    with writer.as_default():
+        for step in range(3):
+            assert tf.summary.scalar("loss", jnp.float32(step) / 2, step=step)
+    with writer.as_default(step=tf.Variable(7)):
+        tf.summary.scalar("accuracy", 0.25)
+    writer.close()
+    found = values_in(tmp_path)
+    assert [(step, value.simple_value) for step, value in found["loss"]] == [(0, 0.0), (1, 0.5), (2, 1.0)]
+    assert [(step, value.simple_value) for step, value in found["accuracy"]] == [(7, 0.25)]
+
+
+def test_pictures_histograms_and_texts(tmp_path):
+    writer = tf.summary.create_file_writer(str(tmp_path))
+    with writer.as_default():
+        assert tf.summary.image("digits", np.zeros((5, 4, 6, 3)), step=1, max_outputs=2)
+        assert tf.summary.image("one", np.zeros((5, 4, 6, 1), np.uint8), step=1, max_outputs=1)
+        assert tf.summary.histogram("weights", jnp.arange(10.0), step=1)
+        assert tf.summary.text("note", "hello", step=1)
+    writer.flush()
+    found = values_in(tmp_path)
+    assert {"digits/0", "digits/1", "one", "weights"} <= set(found)
+    assert (found["digits/0"][0][1].image.height, found["digits/0"][0][1].image.width) == (4, 6)
+    assert found["weights"][0][1].histo.num == 10
+    assert any(tag.startswith("note") for tag in found)
+    writer.close()
+
+
+def test_nothing_is_written_without_a_writer(tmp_path):
+    assert tf.summary.scalar("loss", 1.0, step=0) is False
+    writer = tf.summary.create_file_writer(tmp_path)
+    with writer.as_default(), tf.summary.create_noop_writer():
+        assert tf.summary.scalar("loss", 1.0, step=0) is False
+    with writer.as_default(), tf.summary.record_if(lambda: False):
+        assert not tf.summary.should_record_summaries()
+        assert tf.summary.scalar("loss", 1.0, step=0) is False
+    writer.close()
+    assert values_in(tmp_path) == {}
+
+
+def test_step(tmp_path):
+    writer = tf.summary.create_file_writer(tmp_path)
+    with writer.as_default():
+        with pytest.raises(ArgumentError, match="no step"):
+            tf.summary.scalar("loss", 1.0)
+        tf.summary.experimental.set_step(5)
+        assert tf.summary.experimental.get_step() == 5
+        tf.summary.scalar("loss", 1.0)
+    tf.summary.experimental.set_step(None)
+    writer.close()
+    assert [step for step, _ in values_in(tmp_path)["loss"]] == [5]
+
+
+def test_only_replica_zero_writes(tmp_path):
+    strategy = tf.distribute.MirroredStrategy(jax.devices()[:2])
+    writer = tf.summary.create_file_writer(tmp_path)
+    with writer.as_default(step=1):
+        written = strategy.run(lambda: tf.summary.scalar("loss", 2.0))
+    writer.close()
+    assert strategy.experimental_local_results(written) == (True, False)
+    assert len(values_in(tmp_path)["loss"]) == 1
+
+
+def test_not_inside_a_compiled_function(tmp_path):
+    writer = tf.summary.create_file_writer(tmp_path)
+    with writer.as_default(step=1), pytest.raises(ContextError, match="inside a compiled function"):
+        tf.function(lambda x: tf.summary.scalar("loss", x))(jnp.ones(()))
+    writer.close()
+
+
+def test_without_tensorboardx(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(MissingExtraError, match="pip install tensorboardX"):
+        tf.summary.create_file_writer(tmp_path)
+
+
+def test_profile(tmp_path):
+    with tf.profiler.experimental.Profile(tmp_path):
+        for step in range(2):
+            with tf.profiler.experimental.Trace("train", step_num=step, _r=1):
+                jnp.ones(3).block_until_ready()
+    assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+def test_profiles_do_not_overlap(tmp_path):
+    tf.profiler.experimental.start(tmp_path, options=tf.profiler.experimental.ProfilerOptions(host_tracer_level=3))
+    try:
+        with pytest.raises(ContextError, match="one trace is made at a time"):
+            tf.profiler.experimental.start(tmp_path)
+    finally:
+        tf.profiler.experimental.stop()
+    with pytest.raises(ContextError, match=r"tf\.profiler\.experimental\.stop"):
+        tf.profiler.experimental.stop()
