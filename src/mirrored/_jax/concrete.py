@@ -19,12 +19,12 @@ class NotConstant(Exception):
     """The value depends on an argument of the trace, or on a captured value."""
 
 
-def evaluate(value: Any, value_of_source: Callable[[Any], Any]) -> Any:
+def evaluate(value: Any, value_of_source: Callable[[Any], Any] | None = None) -> Any:
     """Computes `value` now, from the constants that it was made of; on the first replica where replicas differ.
 
     Args:
         value: Any value; what is no tracer is returned as it is.
-        value_of_source: The present value of what a capture tracer stands for.
+        value_of_source: The present value of what a capture tracer stands for. Default: captured values are not known.
 
     Raises:
         NotConstant: It depends on something that is not known while tracing.
@@ -36,14 +36,14 @@ def evaluate(value: Any, value_of_source: Callable[[Any], Any]) -> Any:
 
 
 class _Evaluation:
-    def __init__(self, value_of_source: Callable[[Any], Any]) -> None:
+    def __init__(self, value_of_source: Callable[[Any], Any] | None) -> None:
         self._known: dict[int, Any] = {}
         self._value_of_source = value_of_source
 
     def value_of(self, tracer: Any) -> Any:
         if not isinstance(tracer, _core.Tracer):
             return tracer
-        if isinstance(tracer, CaptureTracer):
+        if isinstance(tracer, CaptureTracer) and self._value_of_source is not None:
             return self._value_of_source(tracer.source)
         if not isinstance(tracer, _partial_eval.DynamicJaxprTracer):
             raise NotConstant
@@ -61,7 +61,7 @@ class _Evaluation:
 
     def _apply(self, equation: Any) -> None:
         inputs = [self.value_of(tracer) for tracer in equation.in_tracers]
-        if equation.primitive.name == "axis_index":
+        if equation.primitive.name == "axis_index" and self._value_of_source is not None:
             outputs: Any = np.int32(0)
         else:
             outputs = equation.primitive.bind(*inputs, **equation.params)

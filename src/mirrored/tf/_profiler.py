@@ -64,6 +64,7 @@ class Profile:
 
 def trace(name: str, step_num: Any = None, **metadata: Any) -> Any:
     """Names a block in the trace; with `step_num` as one step of training."""
+    metadata.pop("_r", None)  # TensorFlow's mark of a root event, which JAX sets itself
     if step_num is not None:
         return jax.profiler.StepTraceAnnotation(name, step_num=int(step_num), **metadata)
     return jax.profiler.TraceAnnotation(name, **metadata)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from mirrored._jax.traces import is_tracer
 from mirrored.errors import ArgumentError, ContextError, MissingExtraError
 from mirrored.replicas.ambient import ambient
+from mirrored.replicas.lockstep import carry
 
 
 class _Defaults(threading.local):
@@ -23,6 +24,15 @@ class _Defaults(threading.local):
 
 
 _defaults = _Defaults()
+
+
+def _carried() -> Callable[[], None]:
+    """Replica threads write where the thread that runs them does."""
+    here = dict(vars(_defaults))
+    return lambda: vars(_defaults).update(here)
+
+
+carry(_carried)
 
 
 class SummaryWriter:
@@ -86,6 +96,8 @@ def create_file_writer(
         flush_millis: How long values may wait to be written. Default: two minutes.
         filename_suffix: End of the file's name.
         name: Accepted for TensorFlow's sake.
+        experimental_trackable: Accepted for TensorFlow's sake.
+        experimental_mesh: Accepted for TensorFlow's sake.
 
     Raises:
         MissingExtraError: tensorboardX is not installed.
@@ -105,7 +117,7 @@ def _no_writer() -> Iterator[None]:
 
 
 def create_noop_writer() -> Any:
-    """A writer that writes nothing: ``with create_noop_writer(): ...``."""
+    """A writer that writes nothing. Use it in a `with`."""
     return _no_writer()
 
 
@@ -172,7 +184,8 @@ def _target(kind: str, data: Any, step: Any) -> tuple[Any, int]:
         return None, 0
     if is_tracer(data) and not hasattr(data, "__array__"):
         raise _traced(kind)
-    if ambient().frame is not None and ambient().frame.captures:
+    frame = ambient().frame
+    if frame is not None and frame.captures:
         raise _traced(kind)
     if replica is not None and replica.local_index != 0:
         return None, 0
