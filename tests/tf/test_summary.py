@@ -49,12 +49,12 @@ def test_pictures_histograms_and_texts(tmp_path):
         assert tf.summary.histogram("weights", jnp.arange(10.0), step=1)
         assert tf.summary.text("note", "hello", step=1)
     writer.flush()
+    writer.close()
     found = values_in(tmp_path)
     assert {"digits/0", "digits/1", "one", "weights"} <= set(found)
     assert (found["digits/0"][0][1].image.height, found["digits/0"][0][1].image.width) == (4, 6)
     assert found["weights"][0][1].histo.num == 10
     assert any(tag.startswith("note") for tag in found)
-    writer.close()
 
 
 def test_nothing_is_written_without_a_writer(tmp_path):
