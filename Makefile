@@ -8,11 +8,12 @@ WORKERS ?= 2
 CORE    = tests --ignore=tests/cli --ignore=tests/test_readme.py --ignore=tests/test_layers.py -m "not slow"
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-newest test-lowest bench lint format types clean
+.PHONY: help install demo test test-slow test-newest test-lowest bench lint format types clean
 
 help:
 	@echo "make demo         train a convnet on 4 replicas, with a report in demo_report/ (under 3 minutes)"
-	@echo "make test         the whole test suite"
+	@echo "make test         the test suite (but for what make test-slow runs)"
+	@echo "make test-slow    the tests that take long: 50 eager steps, 50 steps on every number of devices"
 	@echo "make install      $(VENV) with everything a developer needs"
 	@echo "make bench        the benchmarks"
 	@echo "make lint         lint, format and type checks"
@@ -33,7 +34,10 @@ demo: $(VENV)/.installed-demo
 	$(VENV)/bin/mirrored demo
 
 test: $(VENV)/.installed-test
-	$(PYTEST) -n $(WORKERS) --dist worksteal --durations 15
+	$(PYTEST) -n $(WORKERS) --dist worksteal --durations 15 -m "not slow and not chaos"
+
+test-slow: $(VENV)/.installed-test
+	$(PYTEST) -n $(WORKERS) --dist worksteal --durations 15 -m "slow or chaos"
 
 bench: $(VENV)/.installed-test
 	$(RUN) benchmarks/overhead.py

@@ -45,21 +45,25 @@ config.set_from_environment()
 set_distributors(dataset=_from_data("distribute_dataset"), from_function=_from_data("distribute_from_function"))
 
 _MODULES = ("checkpoint", "cluster", "collectives", "data", "losses", "optimizers", "testing", "tf")
-_FROM_GRADIENTS = ("GradientAccumulator", "aggregate_gradients")
+_LAZY = {
+    "GradientAccumulator": "mirrored.gradients",
+    "MultiWorkerMirroredStrategy": "mirrored.cluster",
+    "aggregate_gradients": "mirrored.gradients",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Imports the optional parts on first use."""
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
-    if name in _FROM_GRADIENTS:
-        return getattr(importlib.import_module("mirrored.gradients"), name)
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """The public names, modules that are not loaded yet included."""
-    return sorted({*globals(), *_MODULES, *_FROM_GRADIENTS})
+    return sorted({*globals(), *_MODULES, *_LAZY})
 
 
 __all__ = [
@@ -69,6 +73,7 @@ __all__ = [
     "GradientTape",
     "Mirrored",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "PerReplica",
     "ReduceOp",

@@ -15,17 +15,22 @@ SOURCE = HERE.parent.parent / "src"
 FILES = sorted(path.name for path in HERE.glob("cases_*.py"))
 
 # What closes with a later part of the work: whole topics (their names), or single cases.
-OPEN = {"contexts.multi_worker_strategy_alone/r0": "MultiWorkerMirroredStrategy"}
+OPEN: dict[str, str] = {}
+
+# More than half a minute each on two cores.
+MARKS = {
+    file: pytest.mark.slow
+    for file in ("cases_optimizer_keras.py", "cases_tape.py", "cases_input.py", "cases_cross_device_ops.py")
+}
 
 
 def is_open(case: str) -> bool:
     return case in OPEN or case.partition(".")[0] in OPEN
 
 
-@pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", [pytest.param(file, marks=MARKS.get(file, ())) for file in FILES])
 def test_the_answers_are_tensorflows(file: str, tmp_path: Path) -> None:
     settings = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "MIRRORED_VIRTUAL_DEVICES", "MIRRORED_VIRTUAL_KIND", "TF_CONFIG")
     environment = {name: value for name, value in os.environ.items() if name not in settings}

@@ -8,6 +8,7 @@ from mirrored.cluster.simple import SimpleClusterResolver as SimpleClusterResolv
 from mirrored.cluster.simple import UnionResolver as UnionResolver
 from mirrored.cluster.slurm import SlurmClusterResolver as SlurmClusterResolver
 from mirrored.cluster.spec import ClusterSpec as ClusterSpec
+from mirrored.cluster.strategy import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from mirrored.cluster.tasks import Process as Process
 from mirrored.cluster.tasks import process_of as process_of
 from mirrored.cluster.tf_config import TFConfigClusterResolver as TFConfigClusterResolver
@@ -17,6 +18,7 @@ __all__ = [
     "ClusterSpec",
     "ExecutableLocation",
     "KubernetesClusterResolver",
+    "MultiWorkerMirroredStrategy",
     "Process",
     "SimpleClusterResolver",
     "SlurmClusterResolver",

@@ -74,6 +74,7 @@ class Function:
         self._name: str = name or str(getattr(python_function, "__name__", "function"))
         self._programs: dict[Hashable, Program] = {}
         self._last: Arguments | None = None
+        self._arguments: list[Arguments] = []
         self._driver: Driver | None = None
         self._by_strategy: dict[int, Function] = {}
         self._by_instance: weakref.WeakKeyDictionary[Any, Function] = weakref.WeakKeyDictionary()
@@ -159,6 +160,7 @@ class Function:
             raise
         self._traces += 1
         self._last = arguments
+        self._arguments.append(arguments.described())
         return program
 
     @functools.cached_property
@@ -178,6 +180,15 @@ class Function:
         strategies = ambient().strategies
         arguments = take_apart(args, kwargs, strategies[-1].layout if strategies else None)
         return self._program(arguments, strategies).lower(arguments.arrays)
+
+    @property
+    def input_signature(self) -> Sequence[Any] | None:
+        """The shapes and dtypes that arguments must have, as given."""
+        return self._input_signature
+
+    def traced_inputs(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The arguments that it has been traced for, with ``jax.ShapeDtypeStruct`` for arrays."""
+        return [arguments.rebuilt(arguments.arrays) for arguments in self._arguments]
 
     def around(self, strategy: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Function:
         """This function inside a run of `strategy`, compiled as a whole; made once.

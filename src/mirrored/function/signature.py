@@ -50,6 +50,15 @@ class Arguments:
                 leaves[place] = array
         return structures.unflatten(self.treedef, leaves)  # type: ignore[no-any-return]
 
+    def described(self) -> Arguments:
+        """The same without the arrays' memory."""
+        arrays = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in self.arrays]
+        leaves = list(self.leaves)
+        for place in self.dynamic:
+            if not isinstance(leaves[place], DistributedValues):
+                leaves[place] = None
+        return dataclasses.replace(self, arrays=arrays, leaves=leaves)
+
 
 def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any], layout: Any) -> Arguments:
     """Takes a call's arguments apart.

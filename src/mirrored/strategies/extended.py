@@ -186,8 +186,8 @@ class StrategyExtended:
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether each worker runs its own program: only in jobs of several processes."""
-        return False
+        """Whether each worker runs its own program: with a cluster, even of one."""
+        return self._strategy.cluster_resolver is not None
 
     @property
     def experimental_should_init(self) -> bool:

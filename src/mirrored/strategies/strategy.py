@@ -61,8 +61,8 @@ class Strategy:
         return self._extended
 
     @property
-    def cluster_resolver(self) -> None:
-        """None: one process."""
+    def cluster_resolver(self) -> Any:
+        """Which tasks there are; None for strategies of one process."""
         return None
 
     # Contexts

@@ -64,7 +64,6 @@ KNOWN: Final[dict[str, tuple[str, str]]] = {
     "hessians": ("gradients are a tape's", "use two nested tf.GradientTape or jax.hessian"),
     "py_function": ("compiled code has no Python in it", "call the function eagerly, or use jax.pure_callback"),
     "numpy_function": ("compiled code has no Python in it", "call the function eagerly, or use jax.pure_callback"),
-    "saved_model": ("programs are JAX's", "save variables with mirrored.checkpoint, export programs with jax.export"),
     "lite": ("programs are JAX's", "export with jax.export"),
     "estimator": ("removed from TensorFlow, too", "write the training loop, or use tf.keras"),
     "feature_column": ("removed from Keras, too", "use Keras preprocessing layers on the host"),

@@ -150,10 +150,15 @@ _TRAIN: Final = (
 
 # Imported when first asked for: parts that need more than the core, or take long to import.
 LAZY: Final[dict[str, Callable[[], Any]]] = {
+    "distribute.MultiWorkerMirroredStrategy": _from("mirrored.cluster", "MultiWorkerMirroredStrategy"),
+    "distribute.experimental.MultiWorkerMirroredStrategy": _from("mirrored.cluster", "MultiWorkerMirroredStrategy"),
     "contrib.distribute.MirroredStrategy": _from("mirrored.tf._contrib", "MirroredStrategy"),
     "keras": _from("mirrored.integrations.keras", "keras"),
     **{place: _from("mirrored.data", name) for place, name in _DATA.items()},
     **{place: _from("mirrored.cluster", name) for place, name in _CLUSTER.items()},
+    "saved_model.contains_saved_model": _from("mirrored.tf._saved_model", "contains_saved_model"),
+    "saved_model.load": _from("mirrored.tf._saved_model", "load"),
+    "saved_model.save": _from("mirrored.tf._saved_model", "save"),
     **{f"train.{name}": _from("mirrored.tf._train", name) for name in _TRAIN},
     **{
         f"data.{name}": _from("mirrored.tf._datasets", name)
