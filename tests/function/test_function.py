@@ -254,6 +254,51 @@ def test_methods_do_not_keep_their_instance_alive():
     assert alive() is None
 
 
+@dataclasses.dataclass
+class Plain:
+    start: float
+
+    @mr.function
+    def step(self, x):
+        return x + self.start
+
+
+@dataclasses.dataclass(frozen=True)
+class Equal:
+    start: float
+    by: float = dataclasses.field(compare=False)
+
+    @mr.function
+    def step(self, x):
+        return x * self.by
+
+
+class Slots:
+    __slots__ = ("by",)
+
+    @mr.function
+    def step(self, x):
+        return x * self.by
+
+
+def test_methods_of_objects_that_are_unhashable_equal_or_without_weak_references():
+    plain = Plain(1.0)
+    assert [float(plain.step(jnp.float32(x))) for x in (1.0, 2.0)] == [2.0, 3.0]
+    assert plain.step.trace_count == 1
+    one, two = Equal(1.0, 2.0), Equal(1.0, 3.0)
+    assert one == two
+    assert (float(one.step(jnp.float32(1.0))), float(two.step(jnp.float32(1.0)))) == (2.0, 3.0)
+    slots = Slots()
+    slots.by = 4.0
+    assert float(slots.step(jnp.float32(1.0))) == 4.0
+
+
+def test_the_method_of_an_object_that_has_gone_says_so():
+    step = Plain(1.0).step
+    with pytest.raises(mr.errors.ContextError, match="the object whose method it is has gone"):
+        step(jnp.float32(1.0))
+
+
 # Creation on the first call
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, overload
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 
 from mirrored._jax.traces import trace_settings
 from mirrored.errors import ArgumentError
+from mirrored.function.binding import Bindings, bind
 from mirrored.function.program import Program
 from mirrored.function.signature import Arguments, Ragged, difference, take_apart
 from mirrored.function.specs import check_signature
@@ -77,7 +77,7 @@ class Function:
         self._arguments: list[Arguments] = []
         self._driver: Driver | None = None
         self._by_strategy: dict[int, Function] = {}
-        self._by_instance: weakref.WeakKeyDictionary[Any, Function] = weakref.WeakKeyDictionary()
+        self._by_instance: Bindings[Function] = Bindings()
 
     @property
     def trace_count(self) -> int:
@@ -208,22 +208,10 @@ class Function:
         """As a method: one compiled function per instance."""
         if instance is None:
             return self
-        try:
-            bound = self._by_instance.get(instance)
-        except TypeError:
-            return self._bound(instance)
-        if bound is None:
-            bound = self._by_instance[instance] = self._bound(instance)
-        return bound
+        return self._by_instance.find(instance, lambda: self._bound(instance))
 
     def _bound(self, instance: Any) -> Function:
-        reference = weakref.ref(instance)
-        python_function = self.python_function
-
-        @functools.wraps(python_function)
-        def method(*args: Any, **kwargs: Any) -> Any:
-            return python_function(reference(), *args, **kwargs)
-
+        method = bind(self.python_function, instance)
         return Function(method, donate=self._donate, input_signature=self._input_signature, name=self._name)
 
     def __repr__(self) -> str:
