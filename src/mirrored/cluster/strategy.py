@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
+from mirrored import config
 from mirrored.cluster.resolver import ClusterResolver
 from mirrored.cluster.tasks import process_of
 from mirrored.cluster.tf_config import TFConfigClusterResolver
@@ -14,7 +17,8 @@ from mirrored.strategies import MirroredStrategy
 class MultiWorkerMirroredStrategy(MirroredStrategy):
     """Synchronous training on the devices of all workers of a cluster. So far: of a cluster of one.
 
-    With one task it behaves as `MirroredStrategy` over this process's devices.
+    With one task it behaves as `MirroredStrategy` over this process's accelerators; where there are none, over one CPU
+    device, as in TensorFlow.
 
     Args:
         cluster_resolver: Says which tasks there are, and which of them this is. Default: from ``TF_CONFIG``.
@@ -41,10 +45,14 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
                 rule="training over several processes is not there yet",
                 remedy="train on one worker, with all its devices: MirroredStrategy()",
             )
-        super().__init__()
+        super().__init__(["CPU:0"] if _only_cpus() else None)
         self._cluster_resolver = resolver
 
     @property
     def cluster_resolver(self) -> Any:
         """Which tasks there are."""
         return self._cluster_resolver
+
+
+def _only_cpus() -> bool:
+    return jax.default_backend() == "cpu" and config.virtual_kind() == "CPU"

@@ -393,6 +393,12 @@ def _fitted(program: _LoadedProgram, args: tuple[Any, ...], kwargs: dict[str, An
         if places[name] >= len(values):
             return None
         values[places[name]] = value
+    values = [
+        np.asarray(value, spec.dtype.as_numpy_dtype)
+        if isinstance(spec, TensorSpec) and isinstance(value, (list, tuple))
+        else value
+        for spec, value in zip(program.inputs, values, strict=True)
+    ]
     specs, spec_tree = jax.tree.flatten(tuple(program.inputs), is_leaf=_is_leaf)
     leaves, tree = jax.tree.flatten(tuple(values), is_leaf=lambda one: one is None)
     if bool(tree != spec_tree):  # type: ignore[operator]
