@@ -199,7 +199,12 @@ class Function:
         """
         made = self._by_strategy.get(id(strategy))
         if made is None:
-            made = Function(make(self.python_function), donate=self._donate, name=f"run({self._name})")
+            made = Function(
+                make(self.python_function),
+                donate=self._donate,
+                input_signature=self._input_signature,
+                name=f"run({self._name})",
+            )
             made._keeps = strategy  # type: ignore[attr-defined]
             self._by_strategy[id(strategy)] = made
         return made
@@ -212,7 +217,13 @@ class Function:
 
     def _bound(self, instance: Any) -> Function:
         method = bind(self.python_function, instance)
-        return Function(method, donate=self._donate, input_signature=self._input_signature, name=self._name)
+        return Function(
+            method,
+            donate=self._donate,
+            input_signature=self._input_signature,
+            name=self._name,
+            steps_per_call=self._steps,
+        )
 
     def __repr__(self) -> str:
         return f"<function {self._name}, traced {self.trace_count} times>"
