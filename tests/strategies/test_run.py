@@ -353,6 +353,19 @@ def test_run_of_a_function_is_compiled_as_a_whole(num_replicas):
     assert len(traces) == replica.trace_count == 1
 
 
+def test_run_of_a_function_with_a_signature():
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    @mr.function(input_signature=[jax.ShapeDtypeStruct((2,), jnp.float32), jax.ShapeDtypeStruct((), jnp.float32)])
+    def replica(x, scale):
+        return jnp.sum(x) * scale
+
+    x = per_replica(strategy, [np.ones(2, np.float32), np.zeros(2, np.float32)])
+    assert parts(strategy, strategy.run(replica, args=(x,), kwargs={"scale": 3.0})) == [6.0, 0.0]
+    with pytest.raises(ArgumentError, match=r"argument 1: float32\[1\][\s\S]*float32\[\]"):
+        strategy.run(replica, args=(x, jnp.ones(1)))
+
+
 @few
 def test_a_function_inside_a_replica_joins_it(way):
     with way.strategy.scope():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -141,7 +142,11 @@ class Strategy:
             return self._run(fn, args, kwargs)
 
     def _runs(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self.run(fn, args, kwargs)
+        @functools.wraps(fn)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self.run(fn, args, kwargs)
+
+        return run
 
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         here = ambient()
