@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import jax
 
-from mirrored.checkpoint.places import Attribute, Item, Place
+from mirrored.checkpoint.places import Attribute, Item, Place, is_frozen
 from mirrored.variables import Variable
 
 # Packages whose objects hold no state that a checkpoint saves (subclasses in other packages do).
@@ -139,12 +139,7 @@ def is_node(value: Any) -> bool:
 
 def is_shareable(value: Any) -> bool:
     """Whether two names for it are names of one thing that changes: not so for tuples and what is frozen."""
-    return not isinstance(value, (tuple, MappingProxyType, jax.Array)) and not _is_frozen(value)
-
-
-def _is_frozen(value: Any) -> bool:
-    parameters = getattr(type(value), "__dataclass_params__", None)
-    return parameters is not None and bool(parameters.frozen)
+    return not isinstance(value, (tuple, MappingProxyType, jax.Array)) and not is_frozen(value)
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:

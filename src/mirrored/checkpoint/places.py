@@ -56,10 +56,11 @@ class Attribute(Place):
     def put(self, value: Any) -> None:
         """Sets the attribute; of a frozen object, in a copy of it."""
         owner = self.parent.get()
-        if not is_frozen(owner):
+        try:
             setattr(owner, self.name, value)
             return
-        changed = copy.copy(owner)
+        except dataclasses.FrozenInstanceError:
+            changed = copy.copy(owner)
         object.__setattr__(changed, self.name, value)
         self.parent.put(changed)
 
@@ -94,9 +95,10 @@ class Item(Place):
 
 
 def is_frozen(value: Any) -> bool:
-    """Whether an object's attributes cannot be set: a frozen dataclass (Equinox's modules, Flax's structs)."""
+    """Whether an object's attributes cannot be set: a frozen dataclass (Flax's structs), or one that refuses."""
     parameters = getattr(type(value), "__dataclass_params__", None)
-    return bool(dataclasses.is_dataclass(value) and parameters is not None and parameters.frozen)
+    own_rule = getattr(type(value), "__setattr__", None) is not getattr(object, "__setattr__", None)
+    return parameters is not None and (bool(parameters.frozen) or own_rule)
 
 
 def _unchangeable(owner: Any) -> ArgumentTypeError:
