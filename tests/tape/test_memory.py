@@ -36,24 +36,24 @@ def recorded(persistent: bool):
 
 
 def test_a_plain_tape_frees_its_records_at_the_gradient():
-    before = live_arrays()
+    before, records = live_arrays(), live(Record)
     tape, x, z = recorded(persistent=False)
     assert live_arrays() > before + 20
     gradient = tape.gradient(z, x)
     assert live_arrays() == before + 3  # x, z, gradient
-    assert live(Record) == 0
+    assert live(Record) == records  # other tests of this process may hold some
     assert gradient.shape == x.shape
 
 
 def test_a_persistent_tape_frees_its_records_when_it_is_dropped():
-    before = live_arrays()
+    before, records = live_arrays(), live(Record)
     tape, x, z = recorded(persistent=True)
     tape.gradient(z, x)
     tape.gradient(z, x)
     assert live_arrays() > before + 20
     del tape
     assert live_arrays() == before + 2
-    assert live(Record) == 0
+    assert live(Record) == records  # other tests of this process may hold some
 
 
 def test_a_box_does_not_keep_its_tape_alive():
@@ -67,7 +67,7 @@ def test_a_box_does_not_keep_its_tape_alive():
 
 
 def test_a_plain_tape_that_is_never_asked_is_freed_too():
-    before = live_arrays()
+    before, records = live_arrays(), live(Record)
     tape, x, z = recorded(persistent=False)
     del tape, x, z
     assert live_arrays() == before

@@ -80,6 +80,8 @@ class Analysis:
 
     def same(self, atoms: Sequence[Any]) -> bool:
         """Whether the local replicas' values are one value, and that the same on all devices."""
+        if all(0 in getattr(atom.aval, "shape", ()) for atom in atoms):
+            return True  # nothing in it that could differ, and collectives leave it out
         if any(map(self.varies, atoms)):
             return False
         return len(atoms) == 1 or len({self._numbers[atom] for atom in atoms}) == 1
