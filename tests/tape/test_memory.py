@@ -67,7 +67,7 @@ def test_a_box_does_not_keep_its_tape_alive():
 
 
 def test_a_plain_tape_that_is_never_asked_is_freed_too():
-    before, records = live_arrays(), live(Record)
+    before = live_arrays()
     tape, x, z = recorded(persistent=False)
     del tape, x, z
     assert live_arrays() == before
