@@ -18,6 +18,12 @@ pytest_plugins = ["mirrored.testing.plugin", "pytester"]
 _MEMORY_LIMIT_BYTES = 1_500_000_000
 
 
+@pytest.fixture(autouse=True, scope="session")
+def settled_devices() -> None:
+    """Starts JAX before the first test, so that none can change the devices of the others (`mirrored demo` would)."""
+    jax.devices()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def bounded_memory() -> Iterator[None]:
     """Forgets compiled programs between modules: those of the whole suite would take 6 GB in each worker."""

@@ -33,7 +33,6 @@ def spoilt(findings: Findings, **changes: object) -> Findings:
     return dataclasses.replace(findings, **changes)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)  # three trainings and what they compile
 def test_demo_shows_everything_and_writes_the_report(tmp_path):
     done = CliRunner().invoke(main, ["demo", "--quick", "--replicas", "2", "--epochs", "1", "--out", str(tmp_path)])
