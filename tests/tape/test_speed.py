@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import mirrored as mr
-from mirrored.tape import GradientTape, _operation
+from mirrored.tape import GradientTape, _catalogue, _operation
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -30,6 +30,7 @@ def test_an_operation_costs_at_most_a_third_of_what_it_costs_in_jax_grad():
 
 
 def test_rules_are_derived_once(monkeypatch):
+    _catalogue.clear()  # other tests of this process have met these operations
     derived = []
     derive = _operation.Rule._derive
     monkeypatch.setattr(
@@ -44,9 +45,9 @@ def test_rules_are_derived_once(monkeypatch):
         return tape.gradient(y, v)
 
     step()
-    eager = len(derived)  # none, where another test has been here before
+    eager = len(derived)
     step()
-    assert len(derived) == eager
+    assert len(derived) == eager > 0
     mr.function(step)()
     del derived[:]
     for _ in range(3):
