@@ -29,8 +29,9 @@ def refuse_forgotten(created: Sequence[Any], called: str) -> None:
     if not created:
         return
     kept: set[int] = set()
-    for referrer in gc.get_referrers(*created):
-        if not isinstance(referrer, (Bookkeeping, CaptureTracer, Held)):
+    asked = tuple(created)  # itself a referrer, which Python 3.13 tells and earlier ones don't
+    for referrer in gc.get_referrers(*asked):
+        if referrer is not asked and not isinstance(referrer, (Bookkeeping, CaptureTracer, Held)):
             kept.update(map(id, gc.get_referents(referrer)))
     for variable in created:
         # In an object with its attributes inline, the attribute dictionary is not there to be found.
