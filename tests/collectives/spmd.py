@@ -9,16 +9,17 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
+from mirrored._jax.as_written import jit
 from mirrored.collectives import CrossDeviceOps, Group
 
 AXIS = "replica"
 Body = Callable[..., Any]
 
 
-def over_devices(body: Body, devices: int, *, stacked: int, options: Any = None, equal: bool = True) -> Any:
+def over_devices(body: Body, devices: int, *, stacked: int, as_written: bool = False, equal: bool = True) -> Any:
     """`body(*local parts [K, ...], *others)` on every device, jitted; `stacked` of its arguments are ``[R, ...]``."""
     if devices == 1:
-        return jax.jit(body, compiler_options=options)
+        return jit(body, as_written=as_written)
     mesh = Mesh(np.array(jax.devices()[:devices]), (AXIS,), axis_types=(AxisType.Auto,))
     own, shared = PartitionSpec(AXIS), PartitionSpec()
 
@@ -27,7 +28,7 @@ def over_devices(body: Body, devices: int, *, stacked: int, options: Any = None,
         out = shared if equal else own
         return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)(*args)
 
-    return jax.jit(mapped, compiler_options=options)
+    return jit(mapped, as_written=as_written)
 
 
 def group_of(devices: int, replicas: int) -> Group:
@@ -42,8 +43,7 @@ def reduction(algorithm: CrossDeviceOps, op: Any, devices: int, replicas: int, c
         lists = [[part[k] for k in range(group.local)] for part in parts]
         return [result[None] for result in algorithm.reduce(op, lists, group)]
 
-    options = dict(algorithm.compiler_options) or None
-    return over_devices(body, devices, stacked=count, options=options, equal=False)
+    return over_devices(body, devices, stacked=count, as_written=algorithm.as_written, equal=False)
 
 
 def collectives_in(text: str) -> dict[str, int]:

@@ -36,7 +36,7 @@ def hashes(model: str, dtype: str, replicas: int, devices: tuple[int, ...]) -> s
 
 @pytest.mark.multiprocess
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("model", ["mlp", "transformer"])
+@pytest.mark.parametrize("model", ["transformer", "multiplied"])
 def test_eight_replicas_have_the_same_bits_on_one_and_four_devices(model: str) -> None:
     assert len(hashes(model, "float32", 8, (1, 4))) == 1
 
@@ -46,6 +46,6 @@ def test_eight_replicas_have_the_same_bits_on_one_and_four_devices(model: str) -
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("replicas", "devices"), [(8, (1, 2, 4, 8)), (6, (1, 2, 3, 6))], ids=["8", "6"])
-@pytest.mark.parametrize("model", ["mlp", "convnet", "transformer", "multiplied"])
+@pytest.mark.parametrize("model", ["mlp", "convnet", "transformer", "multiplied", "divided"])
 def test_same_bits_on_any_number_of_devices(model: str, dtype: str, replicas: int, devices: tuple[int, ...]) -> None:
     assert len(hashes(model, dtype, replicas, devices)) == 1

@@ -54,6 +54,12 @@ def multiplied(p: Params, x: Any, key: Any) -> Any:
     return (x.reshape(x.shape[0], -1)[:, :10] * p["s"]) * p["t"] + p["none"].sum()
 
 
+def divided(p: Params, x: Any, key: Any) -> Any:
+    """Divisions by one scalar, whose broadcast a compiler would compute once for all replicas of a device."""
+    z = x.reshape(x.shape[0], -1)[:, :16] / p["temperature"]
+    return jnp.tanh(z @ p["w"]) / p["temperature"]
+
+
 def normalised(z: Any) -> Any:
     """Layer normalisation without parameters."""
     return (z - z.mean(-1, keepdims=True)) * lax.rsqrt(z.var(-1, keepdims=True) + 1e-5)
@@ -66,6 +72,7 @@ def shapes_of(model: str) -> dict[str, tuple[int, ...]]:
         "convnet": {"k": (3, 3, 1, 8), "kb": (8,), "w1": (128, 10), "b1": (10,)},
         "transformer": {"e": (8, 16), "qkv": (16, 48), "w1": (16, 10), "b1": (10,)},
         "multiplied": {"s": (10,), "t": (10,), "none": (0,)},
+        "divided": {"w": (16, 10), "temperature": ()},
     }[model]
 
 
@@ -74,6 +81,7 @@ MODELS: dict[str, Callable[[Params, Any, Any], Any]] = {
     "convnet": convnet,
     "transformer": transformer,
     "multiplied": multiplied,
+    "divided": divided,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
 import jax.numpy as jnp
@@ -37,9 +37,9 @@ class CrossDeviceOps(abc.ABC):
         """
 
     @property
-    def compiler_options(self) -> Mapping[str, Any]:
-        """What programs that use it have to be compiled with (`jax.jit(..., compiler_options=...)`)."""
-        return {}
+    def as_written(self) -> bool:
+        """Whether programs that use it are compiled as written, equal computations not merged (slower)."""
+        return False
 
     @final
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -34,21 +34,16 @@ class OrderedTree(CrossDeviceOps):
     The gradient is a sum by the same tree. Custom reductions see the same values on any number of devices; their
     gradients are in no fixed order.
 
-    For equal bits the rest of the program has to be compiled with `compiler_options` too.
+    For equal bits the rest of the program has to be compiled as written too (`mirrored._jax.as_written`).
 
     Source of the pairwise exchange: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
     operations in MPICH", Int. J. High Perf. Comp. Appl. 19 (2005), recursive doubling.
     """
 
     @property
-    def compiler_options(self) -> Mapping[str, Any]:
-        """Switches off the merging of common subexpressions.
-
-        XLA merges them before simplifying when it compiles for several devices, and after when for one; and it merges
-        across the replicas of one device. How often a value is used decides which rewrites apply to it, so that bits
-        would depend on the number of devices.
-        """
-        return {"xla_disable_hlo_passes": "cse"}
+    def as_written(self) -> bool:
+        """True: a compiler that merges equal computations across the replicas of one device changes their bits."""
+        return True
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
         """By the one tree."""

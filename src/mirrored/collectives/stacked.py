@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from mirrored._jax.as_written import jit
 from mirrored._jax.boxes import is_live_box
 from mirrored._jax.traces import is_tracer
 from mirrored.collectives.group import Group
@@ -54,10 +55,8 @@ def _reduction(algorithm: Any, op: Any, layout: Layout, num_inputs: int) -> Call
 
 @functools.lru_cache(maxsize=256)
 def _compiled_reduction(algorithm: Any, op: Any, layout: Layout, num_inputs: int) -> Callable[..., Any]:
-    return jax.jit(
-        _reduction(algorithm, op, layout, num_inputs),
-        out_shardings=layout.replicated,
-        compiler_options=dict(algorithm.compiler_options) or None,
+    return jit(
+        _reduction(algorithm, op, layout, num_inputs), as_written=algorithm.as_written, out_shardings=layout.replicated
     )
 
 

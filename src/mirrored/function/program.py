@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import jit_key
+from mirrored._jax.as_written import jit
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.capture import CaptureTracer
 from mirrored._jax.staging import Staged, has_callbacks, stage
@@ -140,10 +142,10 @@ class Program:
         shardings = [_sharding(variable) for variable in assigned]
         rest: list[Any] = [None] * (sum(result.is_array for result in self._results) + token)
         pinned = [*shardings, *rest] if any(sharding is not None for sharding in shardings) else None
-        options = self._frame.compiler_options or None
+        compiled = functools.partial(jit, as_written=self._frame.as_written, out_shardings=pinned)
         donated = tuple(range(len(self._donated)))
-        self._plain = jax.jit(program, out_shardings=pinned, compiler_options=options)
-        self._donating = jax.jit(program, donate_argnums=donated, out_shardings=pinned, compiler_options=options)
+        self._plain = compiled(program)
+        self._donating = compiled(program, donate_argnums=donated)
 
     def _scanned(
         self,

@@ -117,7 +117,7 @@ class FunctionFrame(Frame):
         captured: The variables that were read, each with its capture tracer, in order of first read.
         staged: The variables that were assigned, each with its newest value.
         new: Variables created during the trace.
-        compiler_options: What the runs in it ask of the compiler.
+        as_written: Whether a run in it asks to be compiled as written.
     """
 
     captures = True
@@ -126,7 +126,7 @@ class FunctionFrame(Frame):
         self.captured: dict[int, Held] = {}
         self.staged: dict[int, Held] = {}
         self.new = Created()
-        self.compiler_options: dict[str, Any] = {}
+        self.as_written = False
 
     def whole(self, variable: Any) -> Any:
         if id(variable) in self.staged:

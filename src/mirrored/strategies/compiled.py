@@ -191,7 +191,7 @@ class _Run:
         frame = ambient().frame
         assert frame is not None
         if isinstance(frame, FunctionFrame):
-            frame.compiler_options.update(self._strategy.cross_device_ops.compiler_options)
+            frame.as_written |= self._strategy.cross_device_ops.as_written
         for entry in self._assigned:
             value = next(parts) if entry.variable.per_replica else next(wholes)
             frame.set_whole(entry.variable, value, entry.where[0])

@@ -1,0 +1,79 @@
+"""Probes of compiling programs as they are written."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from mirrored._jax.as_written import jit
+
+SOURCE = str(pathlib.Path(__file__).parents[2] / "src")
+
+
+def optimised(function: Any, *args: Any, as_written: bool) -> str:
+    text: str = jit(function, as_written=as_written).lower(*args).compile().as_text()
+    return text
+
+
+def test_common_subexpressions_are_not_merged() -> None:
+    def twice(x: Any) -> Any:
+        return jnp.sin(x) * 2 + jnp.sin(x)
+
+    assert optimised(twice, 1.0, as_written=True).count(" sine(") == 2
+    assert optimised(twice, 1.0, as_written=False).count(" sine(") == 1
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_divisions_by_one_scalar_are_the_same_kernels_whatever_the_devices(devices: int) -> None:
+    """Merged, the broadcast of the scalar has several users, and all divisions but the last become products."""
+    local = 4 // devices
+
+    def body(x: Any, scale: Any) -> Any:
+        return jnp.stack([jnp.sum(x[k] / scale, -1) for k in range(local)])
+
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("d",), axis_types=(AxisType.Auto,))
+    specs = (PartitionSpec("d"), PartitionSpec())
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("d"), check_vma=False)
+    x = np.arange(12.0, dtype="f4").reshape(4, 3)
+    function = body if devices == 1 else mapped
+    assert optimised(function, x, np.float32(3.0), as_written=True).count(" divide(") == local
+
+
+def test_it_runs_without_warnings(capfd: pytest.CaptureFixture[str]) -> None:
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",), axis_types=(AxisType.Auto,))
+    step = jit(
+        jax.shard_map(lambda x: jax.lax.psum(x, "d"), mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec()),
+        as_written=True,
+    )
+    assert step(np.ones(2, "f4")).tolist() == [2.0]
+    assert capfd.readouterr().err == ""
+
+
+def test_what_xla_logs_otherwise_is_as_before() -> None:
+    """A program with GSPMD beside it still warns."""
+    code = """
+import jax, numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from mirrored._jax.as_written import jit
+jit(lambda x: x + 1, as_written=True)(1.0)
+mesh = Mesh(np.array(jax.devices()), ("d",), axis_types=(AxisType.Auto,))
+x = jax.device_put(np.ones(2, "f4"), NamedSharding(mesh, PartitionSpec("d")))
+jax.config.update("jax_use_shardy_partitioner", False)
+jax.jit(lambda x: x.sum())(x)
+"""
+    two_devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, **two_devices, "PYTHONPATH": SOURCE}
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, timeout=50
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "GSPMD" in ended.stderr
