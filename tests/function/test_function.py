@@ -45,6 +45,34 @@ def test_state_is_captured_in_one_trace():
     assert step.retrace_reason is None
 
 
+@pytest.mark.parametrize("devices", [None, 1, 4])
+def test_it_is_compiled_once_also_for_variables_made_of_python_numbers(devices):
+    compiled = []
+    strategy = mr.get_strategy() if devices is None else mr.MirroredStrategy(jax.devices()[:devices])
+    with strategy.scope():
+        count, scale = mr.Variable(0), mr.Variable(lambda: 0.5)
+
+    @mr.function
+    def only_here():
+        count.assign_add(1)
+        scale.assign(scale * 0.5)
+
+    def listen(event, *_, **__):
+        compiled.append(event)
+
+    only_here()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        only_here()
+        only_here()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not [event for event in compiled if "compile" in event or "trace" in event]
+    assert (int(count), float(scale)) == (3, 0.0625)
+    assert not count.read_value().weak_type
+    assert not scale.read_value().weak_type
+
+
 @pytest.mark.parametrize(
     ("first", "second", "reason"),
     [

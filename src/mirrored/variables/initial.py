@@ -45,7 +45,9 @@ def evaluate_initial(initial_value: Any, dtype: Any, name: str | None) -> jax.Ar
                 rule="a variable made inside a function gets its initial value once, before the function runs",
                 remedy="give a callable that computes it from constants: Variable(lambda: jnp.zeros(shape))",
             ) from None
-        return jnp.array(value, dtype=dtype, copy=True)
+        array = jnp.array(value, dtype=dtype, copy=True)
+        # A Python number makes an array of weak type, what is assigned later is none: a second trace for nothing.
+        return array.astype(array.dtype) if array.weak_type else array
 
 
 def _stored_value(source: Any) -> Any:
