@@ -15,6 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "mirrored"
 LEVELS = [
     {"errors"},
     {"_jax", "config"},
+    {"watch"},
     {"replicas"},
     {"collectives"},
     {"variables", "tape"},
@@ -23,7 +24,7 @@ LEVELS = [
     {"cluster", "data", "losses", "optimizers"},
     {"checkpoint", "gradients"},
     {"integrations"},
-    {"tf", "testing"},
+    {"tf", "testing", "launch"},
     {""},  # mirrored itself: __init__.py gathers the public names
     {"cli"},
 ]

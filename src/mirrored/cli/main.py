@@ -55,3 +55,48 @@ def demo(replicas: int, epochs: int | None, out: Path, quick: bool) -> None:
     from mirrored.cli.demo.command import run_demo
 
     run_demo(num_replicas=replicas, epochs=epochs or (2 if quick else 12), out=out, must_learn=not quick)
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--replicas", type=click.IntRange(min=1), help="One process with this many replicas.")
+@click.option("--workers", type=click.IntRange(min=1), default=1, help="Processes on this machine.")
+@click.option("--replicas-per-worker", type=click.IntRange(min=1),
+              help="Devices of each worker: accelerators, or virtual CPU devices where there are none.")  # fmt: skip
+@click.option("--nodes", type=click.IntRange(min=1), default=1, help="How many machines take part.")
+@click.option("--node-rank", type=click.IntRange(min=0), default=0, help="Which of them this is.")
+@click.option("--coordinator", metavar="HOST:PORT", help="Where the launchers of all machines meet: on machine 0.")
+@click.option("--max-restarts", type=click.IntRange(min=0), default=0,
+              help="How often all workers are started again after one has failed.")  # fmt: skip
+@click.option("--log-dir", type=click.Path(path_type=Path, file_okay=False),
+              help="Write the output of worker i to worker-i.log here as well.")  # fmt: skip
+@click.option("--grace-seconds", type=click.FloatRange(min=0), default=30.0,
+              help="How long the workers have to save and end after a SIGTERM.")  # fmt: skip
+@click.option("--meeting-seconds", type=click.FloatRange(min=1), default=300.0,
+              help="How long the launchers of several machines wait for each other.")  # fmt: skip
+@click.option("--no-compile-cache", is_flag=True, help="Do not keep compiled programs between runs.")
+@click.option("-m", "is_module", is_flag=True, help="PROGRAM is the name of a module.")
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(program: str, arguments: tuple[str, ...], is_module: bool, replicas: int | None, workers: int,
+        replicas_per_worker: int | None, nodes: int, node_rank: int, coordinator: str | None, max_restarts: int,
+        log_dir: Path | None, grace_seconds: float, meeting_seconds: float, no_compile_cache: bool,
+        ) -> None:  # fmt: skip
+    r"""Run PROGRAM on several replicas, workers or machines.
+
+    \b
+    mirrored run --replicas 4 train.py                              one process, four replicas
+    mirrored run --workers 2 --replicas-per-worker 2 train.py       two processes of this machine
+    mirrored run --nodes 2 --node-rank 0 --coordinator host0:8476 train.py    on each of two machines
+    srun mirrored run train.py                                      one worker per task of Slurm
+
+    Every line of output gets its worker's name. When one worker fails, all are ended, its error comes first, and the
+    exit status is its own.
+    """
+    from mirrored.cli.run import run as run_program
+    from mirrored.launch import Job
+
+    job = Job(program=program, arguments=arguments, is_module=is_module, workers=workers,
+              replicas_per_worker=replicas_per_worker, nodes=nodes, node_rank=node_rank, coordinator=coordinator,
+              max_restarts=max_restarts, log_directory=log_dir, grace_seconds=grace_seconds,
+              meeting_seconds=meeting_seconds, compile_cache=not no_compile_cache)  # fmt: skip
+    run_program(job, replicas=replicas)

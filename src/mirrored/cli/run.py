@@ -1,0 +1,28 @@
+"""`mirrored run`: a program on several workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from typing import NoReturn
+
+from mirrored.errors import ArgumentError
+from mirrored.launch import Job, detect, run_job
+
+
+def run(job: Job, *, replicas: int | None) -> NoReturn:
+    """Runs a job and ends with its exit status; what a scheduler says fills what the command line leaves open."""
+    if replicas is not None:
+        if job.workers > 1 or job.nodes > 1:
+            raise ArgumentError(
+                "mirrored run",
+                found=f"--replicas {replicas} with --workers {job.workers} and --nodes {job.nodes}",
+                rule="--replicas is for one process with several devices",
+                remedy="give --replicas-per-worker with --workers",
+            )
+        job = dataclasses.replace(job, replicas_per_worker=replicas)
+    place = detect(os.environ) if job.nodes == 1 and job.coordinator is None and replicas is None else None
+    if place is not None:
+        job = dataclasses.replace(job, nodes=place.nodes, node_rank=place.node_rank, coordinator=place.coordinator)
+    sys.exit(run_job(job))

@@ -1,0 +1,145 @@
+"""How a worker ends: its word to the launcher, its error on the screen, and no waiting for the others.
+
+A process of a JAX cluster that ends by an exception waits in JAX's shutdown barrier for all others, which wait for it
+in a collective: the whole job hangs (measured: for as long as one cares to look). So a failing worker prints its error
+and leaves at once, without Python's farewell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, NoReturn
+
+_GO_SECONDS: Final = 3.0
+_END_SECONDS: Final = 2.0
+# What JAX says when another process of the job is gone.
+_LOST_PEER_WORDS: Final = (
+    "gloo",
+    "connection closed by peer",
+    "connection reset by peer",
+    "socket closed",
+    "connection refused",
+    "coordination service",
+    "the following tasks",
+    "nccl",
+    "remote process",
+)
+
+
+class Launcher:
+    """The worker's end of the channel to its launcher.
+
+    Args:
+        descriptor: Of the socket.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)
+        self._socket = socket.socket(fileno=descriptor)
+        self._may_go = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="mirrored-launcher", daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        heard = b""
+        with contextlib.suppress(OSError):
+            while piece := self._socket.recv(4096):
+                heard += piece
+                if b"go\n" in heard:
+                    self._may_go.set()
+        # The launcher is gone: nobody would end this worker and what it has started.
+        os.killpg(0, signal.SIGKILL)
+
+    def announce(self, kind: str, code: int, text: str) -> None:
+        """Says that this worker fails, and waits until it may say why on the screen."""
+        line = " ".join(text.split())
+        with contextlib.suppress(OSError):
+            self._socket.sendall(f"failing {kind} {code} {line}\n".encode())
+            self._may_go.wait(_GO_SECONDS)
+
+    def has_shown(self) -> None:
+        """Says that the error is on the screen, and waits to be ended."""
+        with contextlib.suppress(OSError):
+            self._socket.sendall(b"shown\n")
+            self._thread.join(_END_SECONDS)
+
+
+class _Process:
+    """What this process knows of its launcher."""
+
+    launcher: Launcher | None = None
+    leaving = threading.Lock()
+
+
+def connect(descriptor: int) -> None:
+    """Opens the channel to the launcher; once per process."""
+    _Process.launcher = Launcher(descriptor)
+
+
+def leave(kind: str, code: int, text: str, show: Callable[[], object]) -> NoReturn:
+    """Ends this process now.
+
+    Args:
+        kind: ``error``, ``exit``, ``hang``, or ``lost-peer`` if another worker's end is the cause.
+        code: The exit status.
+        text: What happened, as the end of a sentence that begins with this worker's name.
+        show: Prints the whole story.
+    """
+    _Process.leaving.acquire()  # never given back: the first one tells the story
+    launcher = _Process.launcher
+    if launcher is not None:
+        launcher.announce(kind, code, text)
+    with contextlib.suppress(Exception):
+        show()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    if launcher is not None:
+        launcher.has_shown()
+    os._exit(code)
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an error is JAX's word for another worker's end."""
+    if type(error).__name__ not in ("JaxRuntimeError", "XlaRuntimeError"):
+        return False
+    message = str(error).lower()
+    return any(word in message for word in _LOST_PEER_WORDS)
+
+
+def leave_by_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
+    """Ends this process for an exception that nobody has caught: its traceback, and no waiting for the others."""
+    if isinstance(error, KeyboardInterrupt):
+        leave("exit", 130, "was interrupted", lambda: None)
+    why = "has lost another worker" if is_lost_peer(error) else "ended by"
+    last = traceback.format_exception_only(kind, error)[-1].strip()[:300]
+    name = "lost-peer" if is_lost_peer(error) else "error"
+    leave(name, 1, f"{why} {last}" if why == "ended by" else f"{why}: {last}", lambda: _show(kind, error, trace))
+
+
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    hook = _original_hook[0] if sys.excepthook is _leave_at_once else sys.excepthook
+    hook(kind, error, trace)
+
+
+def _leave_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    leave_by_exception(kind, error, trace)
+
+
+_original_hook = [sys.__excepthook__]
+
+
+def leave_on_exceptions() -> None:
+    """Has every uncaught exception of the main thread end this process at once (not in an interactive session)."""
+    if hasattr(sys, "ps1") or sys.flags.interactive or sys.excepthook is _leave_at_once:
+        return
+    _original_hook[0] = sys.excepthook
+    sys.excepthook = _leave_at_once

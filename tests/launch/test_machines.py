@@ -1,0 +1,131 @@
+"""The launchers of several machines: here threads of one process, over real connections."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from mirrored.errors import RendezvousError
+from mirrored.launch.job import Job
+from mirrored.launch.machines import Machines
+from mirrored.launch.ports import free_ports
+
+
+def never() -> bool:
+    return False
+
+
+def job(rank: int, port: int, **options: object) -> Job:
+    chosen = {"nodes": 3, "workers": 2, "meeting_seconds": 20.0, **options}
+    return Job(program="train.py", node_rank=rank, coordinator=f"localhost:{port}", **chosen)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def machines(count: int = 3, **options: object) -> Iterator[list[Machines]]:
+    with free_ports(1) as (port,):
+        pass
+    made = [Machines(job(rank, port, nodes=count, **options)) for rank in range(count)]
+    try:
+        yield made
+    finally:
+        for one in reversed(made):
+            one.close()
+
+
+def meet(made: list[Machines], restart: int = 0) -> list[list[str] | None]:
+    with ThreadPoolExecutor(len(made)) as pool:
+        return list(pool.map(lambda one: one.meet(restart, never), made))
+
+
+def wait_for_news(one: Machines) -> str:
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        if (news := one.news()) is not None:
+            return news
+        time.sleep(0.01)
+    raise AssertionError("no news")
+
+
+def test_all_learn_the_same_addresses_and_end_together():
+    with machines() as made:
+        first, *others = meet(made)
+        assert first is not None
+        assert others == [first, first]
+        assert [address.rpartition(":")[0] for address in first] == ["localhost"] * 2 + ["127.0.0.1"] * 4
+        assert len(set(first)) == 6
+        ended: list[str | None] = []
+        threads = [
+            threading.Thread(target=lambda one=one: ended.append(one.wait_for_the_others(never))) for one in made
+        ]
+        for thread in threads[:2]:
+            thread.start()
+        time.sleep(0.2)
+        assert not ended, "nobody leaves before all are done"
+        threads[2].start()
+        for thread in threads:
+            thread.join(5)
+        assert ended == [None, None, None]
+
+
+def test_a_failure_is_passed_on_and_all_meet_again():
+    with machines() as made:
+        first = meet(made)[0]
+        made[1].tell("worker 2 was killed by SIGKILL")
+        for other in (made[0], made[2]):
+            assert wait_for_news(other).endswith("worker 2 was killed by SIGKILL")
+            assert other.news() is None
+            other.tell("its workers were ended")
+        again = meet(made, 1)
+        assert again[0] == again[1] == again[2] != first
+        assert all(one.news() is None for one in made)
+
+
+def test_a_machine_that_goes_is_named_and_may_come_back():
+    with machines(2) as made:
+        meet(made)
+        made[1].close()
+        assert wait_for_news(made[0]).startswith("the launcher of machine 1 (")
+        assert meet(made, 1)[0] is not None
+
+
+def test_the_first_machine_goes():
+    with machines(2) as made:
+        meet(made)
+        assert made[0]._server is not None
+        made[0].close()
+        assert "the launcher of machine 0 (" in wait_for_news(made[1])
+
+
+def test_a_machine_that_does_not_come_is_named():
+    with machines(3, meeting_seconds=0.5) as made, pytest.raises(RendezvousError, match="machines 2 have not come"):
+        meet(made[:2])
+
+
+def test_nobody_answers():
+    with free_ports(1) as (port,):
+        pass
+    with pytest.raises(RendezvousError, match=f"nobody answers at localhost:{port} after 0.3 s"):
+        Machines(job(1, port, meeting_seconds=0.3)).meet(0, never)
+
+
+def test_numbers_that_differ_are_refused():
+    with machines(2) as made:
+        wrong = Machines(job(1, made[0]._port, nodes=3))
+        with pytest.raises(RendezvousError, match="machine 1 says --nodes 3, machine 0 says 2"):
+            wrong.meet(0, never)
+        wrong.close()
+
+
+def test_a_port_that_is_taken():
+    with machines(1, workers=1) as made, pytest.raises(RendezvousError, match=f"port {made[0]._port} of the coordin"):
+        Machines(job(0, made[0]._port))
+
+
+def test_an_interrupt_ends_the_waiting():
+    with machines(2) as made:
+        assert made[0].meet(0, lambda: True) is None

@@ -1,0 +1,263 @@
+"""`mirrored run` with programs that do nothing but print, wait and fail: how they start, and above all how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mirrored.launch import Job
+from mirrored.launch.machines import Machines
+from mirrored.launch.meeting import Alone
+from mirrored.launch.output import Output
+from mirrored.launch.ports import free_ports
+from mirrored.launch.supervisor import Supervisor
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
+
+# What every program here begins with.
+PRELUDE = """
+import json, os, signal, subprocess, sys, time
+rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if "TF_CONFIG" in os.environ else 0
+restart = int(os.environ["MIRRORED_RESTART"])
+folder = os.path.dirname(os.path.abspath(__file__))
+def note(name, text=""):
+    with open(os.path.join(folder, name), "w") as file:
+        file.write(text)
+def wait_for(name):
+    end = time.monotonic() + 30
+    while not os.path.exists(os.path.join(folder, name)):
+        assert time.monotonic() < end, name
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "train.py"
+    path.write_text(PRELUDE + textwrap.dedent(text))
+    return str(path)
+
+
+class Ran:
+    """A job that was run to its end in this process."""
+
+    def __init__(self, job: Job, *, meanwhile: Callable[[], None] | None = None) -> None:
+        out, errors = io.BytesIO(), io.BytesIO()
+        helper = threading.Thread(target=meanwhile) if meanwhile is not None else None
+        if helper is not None:
+            helper.start()
+        meeting = Alone(job.workers) if job.nodes == 1 else Machines(job)
+        try:
+            self.code = Supervisor(job, Output(out, errors, directory=job.log_directory), meeting).run()
+        finally:
+            meeting.close()
+        self.ended_at = time.monotonic()
+        if helper is not None:
+            helper.join(30)
+        self.out, self.errors = out.getvalue().decode(), errors.getvalue().decode()
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_all_end_well(tmp_path):
+    job = Job(
+        program=written(
+            tmp_path,
+            """
+            class Local: pass
+            import pickle
+            assert pickle.loads(pickle.dumps(Local())).__class__ is Local
+            assert __name__ == "__main__" and sys.path[0] == folder
+            print(f"rank {rank} {sys.argv[1:]} {os.environ['MIRRORED_VIRTUAL_DEVICES']}")
+            print("and an error line", file=sys.stderr)
+            import jax
+            assert jax.config.jax_compilation_cache_dir
+            """,
+        ),
+        arguments=("--lr", "0.1"),
+        workers=2,
+        replicas_per_worker=3,
+        log_directory=tmp_path / "logs",
+    )
+    ran = Ran(job)
+    assert ran.code == 0, ran.errors
+    assert sorted(ran.out.splitlines()) == [f"[worker {r}] rank {r} ['--lr', '0.1'] 3" for r in (0, 1)]
+    assert sorted(ran.errors.splitlines()) == [f"[worker {r}] and an error line" for r in (0, 1)]
+    assert (tmp_path / "logs" / "worker-1.log").read_text().splitlines()[0] == "rank 1 ['--lr', '0.1'] 3"
+
+
+def test_an_exception_of_one_ends_all_with_its_traceback_first(tmp_path):
+    program = """
+        import atexit
+        note(f"pid{rank}", str(os.getpid()))
+        def fail():
+            raise ValueError("the data of this worker is bad")
+        if rank == 1:
+            wait_for("pid0")
+            note("failed", str(time.monotonic()))
+            atexit.register(time.sleep, 60)  # as JAX's shutdown barrier would
+            fail()
+        time.sleep(60)
+        """
+    ran = Ran(Job(program=written(tmp_path, program), workers=2))
+    assert ran.code == 1
+    assert ran.ended_at - float((tmp_path / "failed").read_text()) < 1
+    lines = ran.errors.splitlines()
+    assert lines[0] == "[worker 1] Traceback (most recent call last):"
+    assert f'File "{tmp_path}/train.py"' in lines[1], "the traceback begins in the program"
+    assert lines[-2:] == [
+        "[worker 1] ValueError: the data of this worker is bad",
+        "[mirrored] worker 1 ended by ValueError: the data of this worker is bad",
+    ]
+    assert not is_alive(int((tmp_path / "pid0").read_text()))
+
+
+def test_all_start_again_after_a_failure_but_not_for_ever(tmp_path):
+    program = """
+        note(f"ports{restart}", os.environ["TF_CONFIG"])
+        if rank == 1:
+            [lambda: sys.exit(7), lambda: sys.exit("no data"), lambda: os.kill(os.getpid(), signal.SIGKILL)][restart]()
+        time.sleep(60)
+        """
+    ran = Ran(Job(program=written(tmp_path, program), workers=2, max_restarts=2))
+    assert ran.code == 128 + signal.SIGKILL
+    assert ran.errors.splitlines() == [
+        "[mirrored] worker 1 exited with code 7; starting all 2 workers again (restart 1 of 2)",
+        "[worker 1] no data",
+        "[mirrored] worker 1 exited: no data; starting all 2 workers again (restart 2 of 2)",
+        "[mirrored] worker 1 was killed by SIGKILL",
+    ]
+
+
+def test_sigterm_is_passed_on_and_the_workers_may_save(tmp_path):
+    program = """
+        signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.3), note(f"saved{rank}"), sys.exit(0)))
+        note(f"ready{rank}")
+        time.sleep(60)
+        """
+
+    def terminate() -> None:
+        wait_until(lambda: (tmp_path / "ready0").exists() and (tmp_path / "ready1").exists(), "ready")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    ran = Ran(Job(program=written(tmp_path, program), workers=2, max_restarts=5), meanwhile=terminate)
+    assert ran.code == 0
+    assert (tmp_path / "saved0").exists()
+    assert (tmp_path / "saved1").exists()
+    assert ran.errors == "[mirrored] SIGTERM: the workers have 30 s to save and end\n"
+
+
+@pytest.mark.slow
+def test_a_worker_that_ignores_sigterm_is_ended_after_the_grace(tmp_path):
+    program = """
+        if rank == 1: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        else: signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        note(f"ready{rank}")
+        while True: time.sleep(60)
+        """
+
+    def terminate() -> None:
+        wait_until(lambda: (tmp_path / "ready0").exists() and (tmp_path / "ready1").exists(), "ready")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    ran = Ran(Job(program=written(tmp_path, program), workers=2, grace_seconds=1.5), meanwhile=terminate)
+    assert ran.code == 143
+    assert ran.errors.splitlines()[-1] == "[mirrored] worker 1 had not ended 1.5 s after SIGTERM"
+
+
+LASTING = """
+child = subprocess.Popen(["sleep", "60"])
+note(f"pids{rank}", f"{os.getpid()} {child.pid}")
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while True:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_orphan_however_the_launcher_ends(tmp_path, number):
+    command = [sys.executable, "-m", "mirrored.cli", "run", "--workers", "2", written(tmp_path, LASTING)]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    files = [tmp_path / f"pids{rank}" for rank in (0, 1)]
+    try:
+        wait_until(lambda: all(one.exists() and " " in one.read_text() for one in files), "the workers are there")
+        pids = [int(pid) for one in files for pid in one.read_text().split()]
+        assert all(map(is_alive, pids))
+        start = time.monotonic()
+        launcher.send_signal(number)
+        assert launcher.wait(5) == (130 if number == signal.SIGINT else -signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, pids)), "all have gone", seconds=max(0, start + 1 - time.monotonic()))
+    finally:
+        launcher.kill()
+        launcher.communicate(timeout=10)
+
+
+def test_one_process_is_the_program_itself(tmp_path):
+    program = """
+        import mirrored as mr
+        assert "TF_CONFIG" not in os.environ
+        print(mr.MirroredStrategy().num_replicas_in_sync, os.getpid())
+        sys.exit(3)
+        """
+    command = [sys.executable, "-m", "mirrored.cli", "run", "--replicas", "4", written(tmp_path, program)]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    out, _ = launcher.communicate(timeout=50)
+    assert launcher.returncode == 3
+    assert out.split() == ["4", str(launcher.pid)]
+
+
+@pytest.mark.slow
+def test_two_machines(tmp_path):
+    program = """
+        addresses = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+        print(f"rank {rank} of {len(addresses)} start {restart}")
+        note(f"there{restart}-{rank}")
+        for other in range(2): wait_for(f"there{restart}-{other}")
+        if restart == 0:
+            if rank == 1: raise ValueError("once")
+            time.sleep(60)
+        """
+    path = written(tmp_path, program)
+    with free_ports(1) as (port,):
+        pass
+    common = ["--nodes", "2", "--coordinator", f"localhost:{port}", "--max-restarts", "1"]
+    command = [sys.executable, "-m", "mirrored.cli", "run", "--node-rank", "1", *common, path]
+    second = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        first = Ran(Job(program=path, nodes=2, node_rank=0, coordinator=f"localhost:{port}", max_restarts=1))
+        out, _ = second.communicate(timeout=40)
+    finally:
+        second.kill()
+    assert (first.code, second.returncode) == (0, 0), first.errors + out
+    assert first.out.splitlines() == ["[worker 0] rank 0 of 2 start 0", "[worker 0] rank 0 of 2 start 1"]
+    assert "machine 1 (" in first.errors
+    assert "worker 1 ended by ValueError: once; starting all 2 workers again (restart 1 of 1)" in first.errors
+    assert "[worker 1] rank 1 of 2 start 1" in out
