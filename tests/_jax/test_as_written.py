@@ -50,10 +50,10 @@ def test_divisions_by_one_scalar_are_the_same_kernels_whatever_the_devices(devic
 
 def test_it_runs_without_warnings(capfd: pytest.CaptureFixture[str]) -> None:
     mesh = Mesh(np.array(jax.devices()[:2]), ("d",), axis_types=(AxisType.Auto,))
-    step = jit(
-        jax.shard_map(lambda x: jax.lax.psum(x, "d"), mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec()),
-        as_written=True,
+    summed = jax.shard_map(
+        lambda x: jax.lax.psum(x, "d"), mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec()
     )
+    step = jit(summed, as_written=True)
     assert step(np.ones(2, "f4")).tolist() == [2.0]
     assert capfd.readouterr().err == ""
 

@@ -1,10 +1,10 @@
 """Programs compiled as they are written: no computation merged with another that looks the same.
 
-How often a value is used decides which of the compiler's rewrites apply to it (`a / broadcast(b)` becomes a product with
-1 / b if the broadcast has two users), so whatever merges equal computations across the replicas of one device makes
-bits depend on how many replicas a device has. Three things merge: the pass `cse`; the round trip through Shardy, which
-merges constants and broadcast scalars, and is made for several devices only; and nothing else *(seen in the passes'
-dumps: 64 broadcasts before Shardy, 50 after)*. So such programs are partitioned by GSPMD, with `cse` left out.
+How often a value is used decides which of the compiler's rewrites apply to it (`a / broadcast(b)` becomes a product
+with 1 / b if the broadcast has two users), so whatever merges equal computations across the replicas of one device
+makes bits depend on how many replicas a device has. Two things merge: the pass `cse`; and the round trip through
+Shardy, which merges constants and broadcast scalars and is made for several devices only *(seen in the passes' dumps:
+64 broadcasts before Shardy, 50 after)*. So such programs are partitioned by GSPMD, with `cse` left out.
 
 Serves JAX 0.10 to 0.12, where GSPMD is deprecated: XLA warns of it with every program, which is silenced around the
 call. A JAX without it needs another way; the probe test will tell.
@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 from jax._src import config as _config
-from jax._src.lib import utils as _logging
+from jax._src.lib import utils as _logging  # type: ignore[attr-defined]
 
 _WITHOUT_MERGING = {"xla_disable_hlo_passes": "cse"}
 _LEVELS = {"INFO": 0, "DEBUG": 0, "WARNING": 1, "ERROR": 2, "CRITICAL": 3}
@@ -43,7 +43,7 @@ class AsWritten:
             return self._jitted(*args)
 
     def lower(self, *args: Any) -> Any:
-        """JAX's lowering for these arguments. Compile it within `compiling`."""
+        """JAX's lowering for these arguments."""
         with _partitioned_unmerged():
             return _Lowered(self._jitted.lower(*args))
 
@@ -79,7 +79,7 @@ def _partitioned_unmerged() -> Iterator[None]:
 
 def _level() -> int:
     """The lowest level that XLA logs, as JAX's configuration or else the environment says."""
-    level = jax.config.jax_logging_level
+    level = getattr(jax.config, "jax_logging_level", None)
     if level in _LEVELS:
         return _LEVELS[level]
     told = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")

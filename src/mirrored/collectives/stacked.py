@@ -55,9 +55,9 @@ def _reduction(algorithm: Any, op: Any, layout: Layout, num_inputs: int) -> Call
 
 @functools.lru_cache(maxsize=256)
 def _compiled_reduction(algorithm: Any, op: Any, layout: Layout, num_inputs: int) -> Callable[..., Any]:
-    return jit(
-        _reduction(algorithm, op, layout, num_inputs), as_written=algorithm.as_written, out_shardings=layout.replicated
-    )
+    reduction = _reduction(algorithm, op, layout, num_inputs)
+    compiled: Callable[..., Any] = jit(reduction, as_written=algorithm.as_written, out_shardings=layout.replicated)
+    return compiled
 
 
 def reduce_stacked(algorithm: Any, op: Any, arrays: Sequence[Any], layout: Layout) -> list[Any]:

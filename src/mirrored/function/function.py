@@ -14,7 +14,7 @@ from mirrored._jax.traces import trace_settings
 from mirrored.errors import ArgumentError
 from mirrored.function.binding import Bindings, bind
 from mirrored.function.program import Program
-from mirrored.function.signature import Arguments, Ragged, difference, take_apart
+from mirrored.function.signature import Arguments, Ragged, difference, quick_key, take_apart
 from mirrored.function.specs import check_signature
 from mirrored.replicas.ambient import ambient, within
 from mirrored.replicas.driving import Driver, IteratedWhileTracing
@@ -75,6 +75,7 @@ class Function:
         self._programs: dict[Hashable, Program] = {}
         self._last: Arguments | None = None
         self._arguments: list[Arguments] = []
+        self._quick: dict[Hashable, Program] = {}
         self._driver: Driver | None = None
         self._by_strategy: dict[int, Function] = {}
         self._by_instance: Bindings[Function] = Bindings()
@@ -96,19 +97,44 @@ class Function:
             return self._driven(args, kwargs)
         if self._input_signature is not None:
             args, kwargs = check_signature(self.python_function, self._input_signature, args, kwargs)
-        strategies = here.strategies
+        arrays: list[Any] = []
+        quick = None if kwargs else quick_key(args, arrays)
+        if quick is not None:
+            quick = (quick, here.strategies, here.replica is None, trace_settings())
+            program = self._quick.get(quick)
+            if program is not None:
+                return program(arrays)
+        return self._call_by_key(args, kwargs, here.strategies, quick)
+
+    def _call_by_key(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], strategies: tuple[Any, ...], quick: Hashable
+    ) -> Any:
+        """Finds the program, or makes it; notes it under the quick key, if there is one."""
         try:
             arguments = take_apart(args, kwargs, strategies[-1].layout if strategies else None)
         except Ragged:
             self._notice_ragged()
             return self.python_function(*args, **kwargs)
         try:
-            return self._program(arguments, strategies)(arguments.arrays)
+            program = self._program(arguments, strategies)
         except IteratedWhileTracing:
             self._driver = Driver(lambda function: Function(function, donate=self._donate))
             return self._driven(args, kwargs)
 
     def _call_steps(self, batches: Sequence[Any]) -> Any:
+        if quick is not None and self._input_signature is None:
+            self._quick[quick] = program
+        return program(arguments.arrays)
+
+    def _inline(self, here: Ambient, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs it as ordinary code of the caller: converted if the caller is being traced."""
+        traced = here.frame is not None and here.frame.captures and not _Mode.eager
+        return (self._to_trace if traced else self.python_function)(*args, **kwargs)
+
+    @functools.cached_property
+    def _to_trace(self) -> Callable[..., Any]:
+        """The Python that is traced."""
+        return self.python_function if self._conversion is None else self._conversion(self.python_function)
         """Makes `steps_per_call` steps in one dispatch."""
         strategies = ambient().strategies
         layout = strategies[-1].layout if strategies else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,10 +25,6 @@ from mirrored.replicas.ambient import within
 from mirrored.replicas.frames import Bookkeeping, FunctionFrame
 from mirrored.replicas.reads import announce_read
 from mirrored.replicas.values import Mirrored, PerReplica
-
-# References to a variable's array that are ours while a call gathers it: the variable's, the local name, getrefcount's
-# argument.
-_OUR_REFERENCES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +65,8 @@ class Program:
         self._compile(staged)
 
     def _stage(self, function: Callable[..., Any]) -> Staged:
+        # The commonest result, one array, needs no wrapping.
+        self._one_array = jax.tree_util.treedef_is_leaf(self._out_treedef) and self._results == [_Result(True)]
         def flat(*arrays: Any) -> list[Any]:
             self._frame.base_trace = current_trace()
             args, kwargs = self._arguments.rebuilt(arrays)
@@ -188,7 +185,7 @@ class Program:
         """
         if not is_eval(current_trace()):
             return self._call_recorded(arrays)
-        donated = [_donatable(variable) for variable in self._donated]
+        donated = [variable.to_donate() for variable in self._donated]
         kept = [variable.stored() for variable in self._kept]
         try:
             outs = self._donating(*donated, *kept, *self._outer, *arrays)
@@ -225,6 +222,8 @@ class Program:
             if not result.is_array:
                 leaves.append(result.static)
             else:
+        if self._one_array:
+            return arrays[0]
                 array = next(remaining)
                 leaves.append(array if result.wrap is None else result.wrap(array))
         return structures.unflatten(self._out_treedef, leaves)
@@ -250,14 +249,6 @@ def _sharding(variable: Any) -> Any:
     if variable.layout is None:
         return None
     return variable.layout.sharded if variable.per_replica else variable.layout.replicated
-
-
-def _donatable(variable: Any) -> Any:
-    """The variable's array, copied first if somebody else holds it."""
-    array = variable.stored()
-    if variable.is_shared or sys.getrefcount(array) > _OUR_REFERENCES:
-        return jnp.array(array, copy=True)
-    return array
 
 
 def _announced(variable: Any) -> Any:

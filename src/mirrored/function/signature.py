@@ -9,9 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from mirrored._jax.boxes import Array
 from mirrored._jax.traces import canonical_dtype
 from mirrored.replicas import structures
 from mirrored.replicas.values import DistributedValues, Mirrored, PerReplica
+
+_PLAIN = frozenset({bool, int, str, type(None)})
 
 
 class Ragged(Exception):
@@ -79,6 +82,47 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any], layout: Any) -> Ar
         arrays.append(array)
         key.append((type(leaf) is PerReplica, array.shape, *_type_of(array)))
     return Arguments(treedef, leaves, dynamic, arrays, tuple(key))
+
+
+def quick_key(value: Any, arrays: list[Any]) -> Hashable:
+    """A key of plain tuples, lists and dicts of arrays and constants that is quick to make, None for anything else.
+
+    Two values with equal keys have equal `Arguments.key`.
+
+    Args:
+        value: A structure.
+        arrays: Its arrays are appended here, in the order of `Arguments.arrays`.
+    """
+    kind = type(value)
+    if kind is Array:
+        arrays.append(value)
+        aval = value.aval
+        return (aval.shape, aval.dtype, aval.weak_type)
+    if kind is PerReplica:
+        if not value.is_stacked or value.layout is None:
+            return None
+        stacked = value.stacked(value.layout)
+        inner = quick_key(stacked, arrays)
+        return None if inner is None else (PerReplica, inner)
+    if kind in _PLAIN:
+        return (kind, value)
+    if kind is tuple or kind is list:
+        return _quick_keys(kind, value, arrays)
+    if kind is dict and all(type(name) is str for name in value):
+        names = sorted(value)
+        inner = _quick_keys(dict, [value[name] for name in names], arrays)
+        return None if inner is None else (tuple(names), inner)
+    return None
+
+
+def _quick_keys(kind: type, values: Sequence[Any], arrays: list[Any]) -> Hashable:
+    keys: list[Hashable] = [kind]
+    for value in values:
+        key = quick_key(value, arrays)
+        if key is None:
+            return None
+        keys.append(key)
+    return tuple(keys)
 
 
 def _array_of(leaf: Any, layout: Any) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.array_protocol import register_array_like
@@ -37,6 +39,9 @@ from mirrored.variables.rules import (
 from mirrored.variables.scattering import Scattering
 
 _unnamed = itertools.count()
+# References to a variable's array that are ours while a step takes it: the attribute, the local name, getrefcount's
+# argument.
+_OUR_REFERENCES = 3
 
 
 class Variable(ArrayOperators, Scattering, metaclass=VariableMeta):
@@ -268,6 +273,13 @@ class Variable(ArrayOperators, Scattering, metaclass=VariableMeta):
                 remedy="restore a checkpoint (or assign a new value); function(donate=False) keeps the old values",
             )
         return self._array
+
+    def to_donate(self) -> Any:
+        """The whole value in storage, to be given away: a copy if somebody else holds its buffers."""
+        array = self._array
+        if self._shared or self._lost is not None or sys.getrefcount(array) > _OUR_REFERENCES:
+            return jnp.array(self.stored(), copy=True)
+        return array
 
     def stored_or_lost(self) -> Any:
         """The whole value in storage, for an assignment; a lost value may be assigned over."""
