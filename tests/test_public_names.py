@@ -29,6 +29,7 @@ NAMES = {
     "VariableAggregation",
     "VariableSynchronization",
     "aggregate_gradients",
+    "assign",
     "config",
     "custom_gradient",
     "errors",
@@ -39,8 +40,10 @@ NAMES = {
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "mirror",
     "run_functions_eagerly",
     "stop_gradient",
+    "unmirror",
     "variable_creator_scope",
 }
 # Loaded on first use, so that `import mirrored` stays quick.

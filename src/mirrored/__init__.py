@@ -26,6 +26,7 @@ from mirrored.strategies import get_strategy as get_strategy
 from mirrored.strategies import has_strategy as has_strategy
 from mirrored.strategies import in_cross_replica_context as in_cross_replica_context
 from mirrored.strategies.distribution import set_distributors
+from mirrored.strategies.frameworks import set_bridges
 from mirrored.tape import GradientTape as GradientTape
 from mirrored.tape import UnconnectedGradients as UnconnectedGradients
 from mirrored.tape import custom_gradient as custom_gradient
@@ -43,12 +44,16 @@ def _from_data(name: str) -> Callable[[Any, Any, Any], Any]:
 
 config.set_from_environment()
 set_distributors(dataset=_from_data("distribute_dataset"), from_function=_from_data("distribute_from_function"))
+set_bridges({"flax.nnx": "mirrored.integrations.flax", "keras.src.backend.jax": "mirrored.integrations.keras"})
 
 _MODULES = ("checkpoint", "cluster", "collectives", "data", "losses", "optimizers", "testing", "tf")
 _LAZY = {
     "GradientAccumulator": "mirrored.gradients",
     "MultiWorkerMirroredStrategy": "mirrored.cluster",
     "aggregate_gradients": "mirrored.gradients",
+    "assign": "mirrored.integrations.trees",
+    "mirror": "mirrored.integrations.trees",
+    "unmirror": "mirrored.integrations.trees",
 }
 
 
@@ -84,6 +89,7 @@ __all__ = [
     "VariableAggregation",
     "VariableSynchronization",
     "aggregate_gradients",
+    "assign",
     "config",
     "custom_gradient",
     "errors",
@@ -94,7 +100,9 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "mirror",
     "run_functions_eagerly",
     "stop_gradient",
+    "unmirror",
     "variable_creator_scope",
 ]

@@ -14,7 +14,7 @@ from mirrored.optimizers import rules
 from mirrored.optimizers.clipping import Clipping
 from mirrored.optimizers.learning_rate import LearningRate, LearningRateLike
 from mirrored.optimizers.meeting import as_they_are, once, scope_of, unrecorded, update_with_sums
-from mirrored.optimizers.pairs import as_pairs, check_gradients, warn_of_missing, with_gradients
+from mirrored.optimizers.pairs import as_pairs, as_variables, check_gradients, warn_of_missing, with_gradients
 from mirrored.optimizers.slots import Made, Slots
 from mirrored.optimizers.update import Plan, Rule
 from mirrored.replicas.ambient import within
@@ -155,19 +155,20 @@ class Optimizer:
 
     # What it does
 
-    def build(self, var_list: Sequence[Variable]) -> None:
+    def build(self, var_list: Any) -> None:
         """Makes the state for these variables now, as one group that shares a step counter.
 
         Context: cross-replica (in the scope), replica, or without a strategy. Calling it is optional.
 
         Args:
-            var_list: The variables; those that have slots already are passed over.
+            var_list: The variables, in a list or in a model given to `mirrored.mirror`; those that have slots already
+                are passed over.
 
         Raises:
             VariableError: A variable that no optimizer can update.
         """
         called = f"{type(self).__name__}.build"
-        variables = [variable for _, variable in as_pairs([(None, variable) for variable in var_list], called)]
+        variables = [variable for _, variable in as_pairs([(None, one) for one in as_variables(var_list)], called)]
         with scope_of(variables):
             self._build(variables)
 
@@ -188,7 +189,8 @@ class Optimizer:
 
         Args:
             grads_and_vars: Pairs of a gradient and its variable. Variables whose gradient is None are left as they are,
-                with a warning that names them.
+                with a warning that names them. Also pairs of a tree of gradients and a model given to
+                `mirrored.mirror` (or a part of one): ``[(tape.gradient(loss, model), model)]``.
             name: Accepted for TensorFlow's sake.
             skip_gradients_aggregation: Whether the gradients are summed already (equal on all replicas).
             experimental_aggregate_gradients: False is the old way to write ``skip_gradients_aggregation=True``.
@@ -227,20 +229,23 @@ class Optimizer:
 
     def apply(
         self,
-        grads: Sequence[Any],
-        trainable_variables: Sequence[Variable] | None = None,
+        grads: Any,
+        trainable_variables: Any = None,
         **options: Any,
     ) -> Variable:
-        """The same as `apply_gradients`, from two lists.
+        """The same as `apply_gradients`, from two lists or trees: ``apply(tape.gradient(loss, model), model)``.
 
         Args:
             grads: One gradient (or None) per variable.
-            trainable_variables: The variables. Default: all that it was built with, in that order.
+            trainable_variables: The variables, or a model given to `mirrored.mirror`. Default: all that it was built
+                with, in that order.
             **options: As in `apply_gradients`.
 
         Raises:
             ArgumentError: The lists have different lengths.
         """
+        if trainable_variables is not None and not isinstance(trainable_variables, list | tuple):
+            return self.apply_gradients([(grads, trainable_variables)], **options)
         gradients = list(grads)
         variables = self._slots.seen if trainable_variables is None else list(trainable_variables)
         if len(gradients) != len(variables):
@@ -255,7 +260,7 @@ class Optimizer:
     def minimize(
         self,
         loss: Any,
-        var_list: Sequence[Variable] | Callable[[], Sequence[Variable]],
+        var_list: Any,
         tape: GradientTape | None = None,
         name: str | None = None,
         **options: Any,
@@ -265,7 +270,8 @@ class Optimizer:
         Args:
             loss: A function without arguments that returns the loss; or the loss itself, with the `tape` that recorded
                 it.
-            var_list: The variables, or a function that returns them (called after the loss).
+            var_list: The variables, a model given to `mirrored.mirror`, or a function that returns either (called after
+                the loss).
             tape: The tape that recorded `loss`.
             name: Accepted for TensorFlow's sake.
             **options: As in `apply_gradients`.
@@ -283,7 +289,9 @@ class Optimizer:
                 rule="the loss is a function without arguments, or a value with the tape that recorded it",
                 remedy="write minimize(lambda: loss_of(batch), variables), or minimize(loss, variables, tape=tape)",
             )
-        variables = list(var_list() if callable(var_list) else var_list)
+        variables = as_variables(var_list)
+        if variables and not isinstance(variables[0], Variable) and callable(var_list):
+            variables = as_variables(var_list())
         gradients = tape.gradient(loss, variables)
         return self.apply_gradients(zip(gradients, variables, strict=True), **options)
 

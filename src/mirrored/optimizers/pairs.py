@@ -18,7 +18,7 @@ Pair = tuple[Any, Variable]
 
 
 def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
-    """The pairs of a gradient (or None) and a variable.
+    """The pairs of a gradient (or None) and a variable; a pair of trees of them gives one pair per variable.
 
     Raises:
         StructureError: Something is not such a pair.
@@ -27,6 +27,11 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
     """
     pairs: list[Pair] = []
     for position, pair in enumerate(grads_and_vars):
+        if isinstance(pair, tuple | list) and len(pair) == 2 and not isinstance(pair[1], Variable):
+            found = tree_pairs(pair[0], pair[1], called)
+            if found:
+                pairs += found
+                continue
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], Variable):
             raise StructureError(
                 called,
@@ -37,6 +42,46 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
         pairs.append((pair[0], pair[1]))
     _check_variables([variable for _, variable in pairs], called)
     return pairs
+
+
+def tree_pairs(gradients: Any, variables: Any, called: str) -> list[Pair]:
+    """The pairs in a tree of gradients and a tree of variables: of a model that was given to `mirrored.mirror`.
+
+    What is not trainable is left out where it has no gradient. A gradient of None stands for no gradients at all.
+
+    Raises:
+        StructureError: The trees differ in structure.
+    """
+    leaves = jax.tree.leaves(variables, is_leaf=_is_leaf)
+    if not any(isinstance(leaf, Variable) for leaf in leaves):
+        return []
+    given = [None] * len(leaves) if gradients is None else jax.tree.leaves(gradients, is_leaf=_is_leaf)
+    if len(given) != len(leaves):
+        raise StructureError(
+            called,
+            found=f"a tree of {len(given)} gradients for a tree of {len(leaves)} variables",
+            rule="gradients have the structure of the variables that they belong to",
+            remedy="pass what tape.gradient(loss, variables) returned, with the same variables",
+        )
+    pairs = zip(given, leaves, strict=True)
+    return [
+        (gradient, variable)
+        for gradient, variable in pairs
+        if isinstance(variable, Variable) and (variable.trainable or gradient is not None)
+    ]
+
+
+def as_variables(variables: Any) -> list[Any]:
+    """The trainable variables of a list or tree, in its order; what a list holds itself is taken as it is."""
+    found: list[Any] = []
+    for one in [variables] if isinstance(variables, Variable) or not isinstance(variables, list | tuple) else variables:
+        tree = [] if isinstance(one, Variable) else tree_pairs(None, one, "as_variables")
+        found += [variable for _, variable in tree] or [one]
+    return found
+
+
+def _is_leaf(value: Any) -> bool:
+    return value is None or isinstance(value, Variable)
 
 
 def _kind(pair: Any) -> str:

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING
 
 from mirrored.replicas.ambient import ambient, within
+from mirrored.strategies import frameworks
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
@@ -20,6 +21,7 @@ class Scope(AbstractContextManager["Strategy"]):
 
     def __enter__(self) -> Strategy:
         self._strategy.check_scope()
+        frameworks.connect()
         stack = ExitStack()
         stack.enter_context(within(strategies=(*ambient().strategies, self._strategy)))
         self._open.append(stack)

@@ -1,0 +1,63 @@
+"""`nnx.Optimizer` in replica context: gradients are summed over replicas first, as every optimizer here does."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from mirrored.collectives.reduce_op import ReduceOp
+from mirrored.errors import ContextError
+from mirrored.integrations.extras import load
+from mirrored.integrations.flax.holding import adopt, held, is_ours
+from mirrored.replicas.ambient import ambient
+from mirrored.strategies import get_replica_context
+from mirrored.variables import Variable
+
+nnx = load("flax.nnx", extra="flax")
+
+
+def connect_optimizer() -> None:
+    """Wraps `nnx.Optimizer.update`; `nnx.ModelAndOptimizer` calls it."""
+    nnx.Optimizer.update = _over_replicas(nnx.Optimizer.update)
+
+
+def _over_replicas(update: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(update)
+    def update_over_replicas(self: Any, model: Any, grads: Any = None, /, **kwargs: Any) -> Any:
+        if grads is None or not _is_distributed(model):
+            return update(self, model, grads, **kwargs) if grads is not None else update(self, model, **kwargs)
+        for variable in jax.tree.leaves(self, is_leaf=_is_nnx_variable):
+            if _is_nnx_variable(variable) and not is_ours(held(variable)):
+                adopt(variable, type(variable).__name__)
+        return update(self, model, _summed(nnx.state(grads, self.wrt)), **kwargs)
+
+    return update_over_replicas
+
+
+def _is_distributed(model: Any) -> bool:
+    """Whether the model's variables belong to a strategy."""
+    variables = jax.tree.leaves(nnx.state(model), is_leaf=_is_nnx_variable)
+    contents = (held(variable) for variable in variables if _is_nnx_variable(variable))
+    return any(isinstance(content, Variable) and content.layout is not None for content in contents)
+
+
+def _summed(grads: Any) -> Any:
+    context = get_replica_context()
+    if context is None or not ambient().strategies:
+        raise ContextError(
+            "nnx.Optimizer.update",
+            found="it was called in cross-replica context",
+            rule="gradients are those of one replica, and the optimizer sums them over all",
+            remedy="call it inside the function given to strategy.run",
+        )
+    if context.num_replicas_in_sync == 1:
+        return grads
+    leaves, structure = jax.tree.flatten(grads)
+    return jax.tree.unflatten(structure, context.all_reduce(ReduceOp.SUM, leaves))
+
+
+def _is_nnx_variable(value: Any) -> bool:
+    return isinstance(value, nnx.Variable)

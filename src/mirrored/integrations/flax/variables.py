@@ -1,0 +1,173 @@
+"""`nnx.Variable` with a place for a variable of ours: what reads and writes its value goes there.
+
+NNX keeps a variable's value in the slot `_raw_value`, and as a pytree a variable has that one child. Here the slot may
+hold a variable of ours instead. So `nnx.state(model, nnx.Param)` is a pytree of our variables, which tapes take for
+sources; `variable[...]`, `get_value` and NNX's own transforms read it; what they assign follows our rules. NNX's
+refusal to change state under another trace gives way to ours, which stages what a compiled function assigns.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored.errors import ArgumentTypeError
+from mirrored.integrations.extras import load
+from mirrored.integrations.flax.holding import adopt, held, hold, is_nested, is_ours, value_of
+from mirrored.integrations.flax.keys import ReplicaKey
+from mirrored.replicas.ambient import ambient
+from mirrored.variables import Variable
+
+nnx = load("flax.nnx", extra="flax")
+_NO_INDEX = object()
+
+
+def connect_variables() -> None:
+    """Gives `nnx.Variable` the place."""
+    cls = nnx.Variable
+    cls._raw_value = property(_child, _write)
+    for name, wrap in (
+        ("__init__", _adopting),
+        ("__getattr__", _forwarding),
+        ("_check_can_update", _permitting),
+        ("get_raw_value", _reading),
+        ("get_value", _reading_by_index),
+        ("set_value", _writing_by_index),
+    ):
+        setattr(cls, name, wrap(cls.__dict__[name]))
+    cls._new = classmethod(_copying(cls.__dict__["_new"].__func__))
+    cls._can_update = _updatable(cls.__dict__["_can_update"])
+
+
+def _child(variable: Any) -> Any:
+    """The value as a pytree's leaf: a variable of ours stays one."""
+    content = held(variable)
+    return value_of(content) if isinstance(content, ReplicaKey) else content
+
+
+def _write(variable: Any, value: Any) -> None:
+    """What anything assigns to the slot."""
+    content = held(variable)
+    if not is_ours(content):
+        hold(variable, value)
+    elif value is not content:
+        _assign(variable, content, value)
+
+
+def _assign(variable: Any, content: Any, value: Any) -> None:
+    if isinstance(value, Variable):
+        value = value.read_value()
+    if not (hasattr(value, "dtype") or isinstance(value, (bool, int, float, complex, np.generic))):
+        raise ArgumentTypeError(
+            f"{type(variable).__name__}.set_value",
+            found=f"a {type(value).__name__} for a variable that lives on mirrored variable {_name_of(content)!r}",
+            rule="its value stays an array of one shape and dtype",
+            remedy="keep values of other kinds in an nnx.Variable made outside strategy.scope()",
+        )
+    if isinstance(content, ReplicaKey):
+        content.assign(value)
+    else:
+        array = jnp.asarray(value)
+        content.assign(array if array.dtype == content.dtype else array.astype(content.dtype), read_value=False)
+
+
+def _name_of(content: Any) -> str:
+    return str(content.variable.name if isinstance(content, ReplicaKey) else content.name)
+
+
+def _adopting(make: Callable[..., None]) -> Callable[..., None]:
+    """The constructor: in a strategy's scope the variable moves onto one of the strategy."""
+
+    @functools.wraps(make)
+    def adopting(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        here = ambient()
+        in_scope = here.strategies and here.replica is None and here.frame is None
+        if in_scope and here.strategies[-1].layout is not None:
+            adopt(self)
+
+    return adopting
+
+
+def _copying(make: Callable[..., Any]) -> Callable[..., Any]:
+    """What rebuilds a variable from its leaf: inside a transform that is a copy, which NNX carries out again."""
+
+    @functools.wraps(make)
+    def copying(cls: Any, value: Any, metadata: Any) -> Any:
+        return make(cls, value_of(value) if isinstance(value, Variable) and is_nested() else value, metadata)
+
+    return copying
+
+
+def _forwarding(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Other attributes are the value's."""
+
+    @functools.wraps(forward)
+    def forwarding(self: Any, name: str) -> Any:
+        content = held(self)
+        if is_ours(content) and name not in self._var_metadata:
+            return getattr(value_of(content), name)
+        return forward(self, name)
+
+    return forwarding
+
+
+def _permitting(check: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(check)
+    def permitting(self: Any) -> None:
+        if not is_ours(held(self)):
+            check(self)
+
+    return permitting
+
+
+def _updatable(can_update: Any) -> Any:
+    return property(lambda self: is_ours(held(self)) or can_update.__get__(self), doc=can_update.__doc__)
+
+
+def _reading(read: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(read)
+    def reading(self: Any) -> Any:
+        content = held(self)
+        return value_of(content) if is_ours(content) else content
+
+    return reading
+
+
+def _reading_by_index(read: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(read)
+    def reading_by_index(self: Any, *, index: Any = _NO_INDEX) -> Any:
+        content = held(self)
+        if not is_ours(content):
+            return read(self) if index is _NO_INDEX else read(self, index=index)
+        value = value_of(content)
+        if index is not _NO_INDEX and index is not ...:
+            value = value[index]
+        return _hooked(self, "on_get_value", value)
+
+    return reading_by_index
+
+
+def _writing_by_index(write: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(write)
+    def writing_by_index(self: Any, value: Any, *, index: Any = _NO_INDEX) -> None:
+        content = held(self)
+        if not is_ours(content):
+            return write(self, value) if index is _NO_INDEX else write(self, value, index=index)
+        value = _hooked(self, "on_set_value", value)
+        if index is not _NO_INDEX and (index is not ... or np.shape(value) != np.shape(value_of(content))):
+            value = value_of(content).at[index].set(value)
+        return _assign(self, content, value)
+
+    return writing_by_index
+
+
+def _hooked(variable: Any, which: str, value: Any) -> Any:
+    hooks = variable._var_metadata.get(which, ())
+    for hook in hooks if isinstance(hooks, tuple) else (hooks,):
+        value = hook(variable, value)
+    return value

@@ -1,0 +1,128 @@
+"""`mirror`, `unmirror`, `assign` on plain pytrees, with optax; and how frameworks are found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import mirrored as mr
+from mirrored.integrations.extras import load
+
+
+def params() -> dict[str, Any]:
+    return {"inner": {"w": jnp.ones((3, 2)), "b": np.zeros(2, np.float32)}, "steps": jnp.zeros((), jnp.int32), "n": 3}
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    return x, x.sum(1)
+
+
+def loss_of(params: Any, x: Any, y: Any) -> Any:
+    return ((jnp.tanh(x @ params["inner"]["w"] + params["inner"]["b"]).sum(1) - y) ** 2).sum() / 8
+
+
+def by_optax(steps: int) -> Any:
+    """Training by optax alone, on one device."""
+    arrays = jax.tree.map(jnp.asarray, params()["inner"])
+    transform = optax.adam(0.1)
+    state = transform.init(arrays)
+    for _ in range(steps):
+        gradients = jax.grad(lambda arrays: loss_of({"inner": arrays}, *data()))(arrays)
+        updates, state = transform.update(gradients, state)
+        arrays = optax.apply_updates(arrays, updates)
+    return arrays
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("how", ["optimizer", "optax"])
+def test_training_equals_optax_on_one_device(how: str, compiled: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    transform = optax.adam(0.1)
+    with strategy.scope():
+        tree = mr.mirror(params())
+        state = mr.mirror(transform.init(mr.unmirror(tree["inner"])))
+        optimizer = mr.optimizers.Optimizer(transform)
+
+    def replica_step(x: Any, y: Any) -> None:
+        with mr.GradientTape() as tape:
+            loss = loss_of(tree, x, y)
+        gradients = tape.gradient(loss, tree["inner"])
+        if how == "optimizer":
+            optimizer.apply(gradients, tree["inner"])
+            return
+        total = mr.get_replica_context().all_reduce("SUM", gradients)
+        before = mr.unmirror(tree["inner"])
+        updates, new_state = transform.update(total, mr.unmirror(state), before)
+        mr.assign(tree["inner"], optax.apply_updates(before, updates))
+        mr.assign(state, new_state)
+
+    def step(x: Any, y: Any) -> None:
+        strategy.run(replica_step, args=(x, y))
+
+    step = mr.function(step) if compiled else step
+    for x, y in strategy.distribute_dataset([data()] * 3):
+        step(x, y)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), mr.unmirror(tree["inner"]), by_optax(3))
+
+
+def test_leaves_become_variables_of_their_names() -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    tree = mr.mirror(params(), strategy)
+    assert tree["inner"]["w"].name == "inner/w"
+    assert tree["inner"]["w"].strategy is strategy
+    assert tree["inner"]["b"].trainable
+    assert not tree["steps"].trainable
+    assert tree["n"] == 3
+
+
+def test_without_a_strategy_variables_are_plain() -> None:
+    assert mr.mirror({"w": jnp.ones(2)})["w"].layout is None
+
+
+def test_mirroring_again_moves_to_the_strategy_in_force() -> None:
+    first, second = (mr.MirroredStrategy(jax.devices()[:count]) for count in (2, 4))
+    with first.scope():
+        tree = mr.mirror({"w": jnp.arange(2.0)})
+        assert mr.mirror(tree)["w"] is tree["w"]
+    with second.scope():
+        moved = mr.mirror(tree)
+    assert len(moved["w"].values) == 4
+    np.testing.assert_array_equal(moved["w"].numpy(), [0.0, 1.0])
+
+
+@pytest.mark.parametrize("tree", [{"rate": 0.1}, [], "model", {"key": None}])
+def test_a_tree_without_arrays_is_refused(tree: Any) -> None:
+    with pytest.raises(mr.errors.ArgumentTypeError, match="without arrays"):
+        mr.mirror(tree)
+
+
+def test_values_of_another_structure_are_refused() -> None:
+    tree = mr.mirror({"w": jnp.ones(2)})
+    with pytest.raises(mr.errors.StructureError, match="one value for each leaf"):
+        mr.assign(tree, [jnp.ones(2), jnp.ones(2)])
+
+
+def test_gradients_of_another_structure_are_refused() -> None:
+    tree = mr.mirror({"w": jnp.ones(2)})
+    with pytest.raises(mr.errors.StructureError, match="a tree of 2 gradients for a tree of 1 variables"):
+        mr.optimizers.SGD(0.1).apply([jnp.ones(2), jnp.ones(2)], tree)
+
+
+def test_optimizers_take_trees() -> None:
+    tree = mr.mirror({"w": jnp.ones(2), "steps": jnp.zeros((), jnp.int32)})
+    optimizer = mr.optimizers.Adam(0.1)
+    optimizer.build(tree)
+    assert set(optimizer.slots(tree["w"])) == {"mu", "nu"}
+    mr.optimizers.SGD(1.0).minimize(lambda: jnp.sum(tree["w"] * 2.0), tree)
+    np.testing.assert_array_equal(tree["w"].numpy(), [-1.0, -1.0])
+
+
+def test_a_missing_package_names_its_extra() -> None:
+    with pytest.raises(mr.errors.MissingExtraError, match=r"pip install 'mirrored\[flax\]'"):
+        load("flax.there_is_no_such_module", extra="flax")
