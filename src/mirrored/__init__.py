@@ -43,7 +43,12 @@ def _from_data(name: str) -> Callable[[Any, Any, Any], Any]:
 
 
 config.set_from_environment()
-set_distributors(dataset=_from_data("distribute_dataset"), from_function=_from_data("distribute_from_function"))
+set_distributors(
+    dataset=_from_data("distribute_dataset"),
+    from_function=_from_data("distribute_from_function"),
+    dataset_iterator=_from_data("make_dataset_iterator"),
+    input_fn_iterator=_from_data("make_input_fn_iterator"),
+)
 set_bridges({"flax.nnx": "mirrored.integrations.flax", "keras.src.backend.jax": "mirrored.integrations.keras"})
 
 _MODULES = ("checkpoint", "cluster", "collectives", "data", "losses", "optimizers", "testing", "tf")

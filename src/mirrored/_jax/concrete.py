@@ -61,7 +61,9 @@ class _Evaluation:
 
     def _apply(self, equation: Any) -> None:
         inputs = [self.value_of(tracer) for tracer in equation.in_tracers]
-        if equation.primitive.name == "axis_index" and self._value_of_source is not None:
+        if equation.primitive.name == "axis_index":
+            if self._value_of_source is None:
+                raise NotConstant
             outputs: Any = np.int32(0)
         else:
             outputs = equation.primitive.bind(*inputs, **equation.params)

@@ -166,6 +166,13 @@ def _collective(eqn: Any, axis: str | None) -> Kind | None:
     return Source(f"{name} gives every device its own part", repeatable=True)
 
 
+def is_collective(eqn: Any, axis: str | None) -> bool:
+    """Whether the devices of `axis` wait for each other at this equation."""
+    name = eqn.primitive.name
+    silent = name in _IDENTITY or name in ("axis_index", EQUAL)
+    return axis is not None and not silent and _mentions(eqn.params, axis)
+
+
 def _mentions(params: dict[str, Any], axis: str) -> bool:
     for name in ("axes", "axis_name", "axis_names"):
         axes = params.get(name)

@@ -58,7 +58,7 @@ def make_dataset_iterator(strategy: Any, dataset: Any, per_replica_batches: bool
 def make_input_fn_iterator(
     strategy: Any,
     input_fn: Callable[[InputContext], Any],
-    replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    replication_mode: InputReplicationMode | None = None,
 ) -> InputIterator:
     """Iterates over what `input_fn` gives: consecutive elements go to consecutive replicas.
 
@@ -66,12 +66,12 @@ def make_input_fn_iterator(
         strategy: Whose replicas.
         input_fn: From an `InputContext` to a dataset of per-replica batches, or to a function that gives one element
             per call.
-        replication_mode: PER_WORKER only.
+        replication_mode: PER_WORKER only, the default.
 
     Raises:
         ArgumentError: Another replication mode.
     """
-    if replication_mode is not InputReplicationMode.PER_WORKER:
+    if replication_mode not in (None, InputReplicationMode.PER_WORKER):
         raise ArgumentError(
             "Strategy.make_input_fn_iterator",
             found=f"Input replication mode not supported: {replication_mode!r}",

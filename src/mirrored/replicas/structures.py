@@ -16,9 +16,10 @@ def is_leaf(value: Any) -> bool:
     return value is None or isinstance(value, DistributedValues)
 
 
-def flatten(structure: Any) -> tuple[list[Any], Any]:
-    """Leaves and structure; None, per-replica values and variables are leaves."""
-    leaves, treedef = jax.tree_util.tree_flatten(structure, is_leaf=is_leaf)
+def flatten(structure: Any, *, also: type | tuple[type, ...] = ()) -> tuple[list[Any], Any]:
+    """Leaves and structure; None, per-replica values and variables are leaves, and objects of the types `also`."""
+    stops = is_leaf if also == () else lambda value: is_leaf(value) or isinstance(value, also)
+    leaves, treedef = jax.tree_util.tree_flatten(structure, is_leaf=stops)
     return leaves, treedef
 
 

@@ -20,6 +20,7 @@ from mirrored.replicas.congruence import Numbers, constant_key
 from mirrored.replicas.diverging import Divergence
 from mirrored.replicas.flows import Flows
 from mirrored.replicas.layout import AXIS
+from mirrored.replicas.meeting_places import MeetingPlaces
 from mirrored.replicas.spreading import Spread, Step, shape_of
 
 _LONGEST_PATH: Final = 8
@@ -73,6 +74,15 @@ class Analysis:
     def _numbers(self) -> Numbers:
         keys = [(i, None) if origin.identity is None else origin.identity for i, origin in enumerate(self._inputs)]
         return Numbers(self._jaxpr, keys, self._flows)
+
+    def check_meetings(self) -> None:
+        """Refuses a body in which not all devices would come to a collective.
+
+        Raises:
+            MergeError: A collective sits under a condition that differs between devices.
+        """
+        if self._flows.axis is not None:
+            MeetingPlaces(self._flows).check(self._jaxpr, [origin.varies for origin in self._inputs])
 
     def varies(self, atom: Any) -> bool:
         """Whether a variable (or literal) of the body may differ between devices."""

@@ -10,4 +10,4 @@ from mirrored.strategies.extended import StrategyExtended as StrategyExtended
 from mirrored.strategies.mirrored import MirroredStrategy as MirroredStrategy
 from mirrored.strategies.mirrored import OneDeviceStrategy as OneDeviceStrategy
 from mirrored.strategies.strategy import Strategy as Strategy
-from mirrored.strategies.strategy import ValueContext as ValueContext
+from mirrored.strategies.value_context import ValueContext as ValueContext

@@ -116,11 +116,10 @@ class _Run:
             for i, entry in enumerate(self._assigned)
             if not entry.variable.per_replica
         ]
-        if not mirrored:
-            return
         origins = [_origin(constant) for constant in body.constants]
         origins += [Origin(label, varies=True) for label, _ in self._inputs for _ in range(self._local)]
         analysis = analyse(body.jaxpr, origins, axis=AXIS if len(self._layout.devices) > 1 else None)
+        analysis.check_meetings()
         for entry, atoms in mirrored:
             if not analysis.same(atoms):
                 raise _would_differ(entry, analysis.explain(atoms))
@@ -190,8 +189,10 @@ class _Run:
         ]
         frame = ambient().frame
         assert frame is not None
-        if isinstance(frame, FunctionFrame):
-            frame.as_written |= self._strategy.cross_device_ops.as_written
+        function = frame.outermost()
+        if isinstance(function, FunctionFrame):
+            function.as_written |= self._strategy.cross_device_ops.as_written
+            function.layout = self._layout
         for entry in self._assigned:
             value = next(parts) if entry.variable.per_replica else next(wholes)
             frame.set_whole(entry.variable, value, entry.where[0])

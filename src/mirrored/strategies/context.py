@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from mirrored.collectives.reduce_op import as_reduce_op
+from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.errors import ArgumentError, ContextError
 from mirrored.replicas import structures
 from mirrored.replicas.ambient import ambient, within
+from mirrored.replicas.indexed_slices import IndexedSlices
 from mirrored.replicas.merging import Merge, Session, meet
 from mirrored.strategies.merge_call import call_merged
+from mirrored.strategies.reducing import check_sums_rows, refuse_rows
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
@@ -101,14 +103,26 @@ class ReplicaContext:
         """
         self._check("all_reduce")
         op = as_reduce_op(reduce_op)
-        leaves, treedef = structures.flatten(value)
-        arrays = [jnp.asarray(leaf) for leaf in leaves if leaf is not None]
+        leaves, treedef = structures.flatten(value, also=IndexedSlices)
+        arrays = [jnp.asarray(leaf) for leaf in leaves if leaf is not None and not isinstance(leaf, IndexedSlices)]
         session = ambient().runner
         if not arrays or session is None or session.layout.num_replicas == 1:
             reduced = iter(arrays)
         else:
             reduced = iter(meet(_all_reduction(session, op), arrays))
-        return structures.unflatten(treedef, [None if leaf is None else next(reduced) for leaf in leaves])
+        results = [
+            leaf if leaf is None else self._all_rows(op, leaf) if isinstance(leaf, IndexedSlices) else next(reduced)
+            for leaf in leaves
+        ]
+        return structures.unflatten(treedef, results)
+
+    def _all_rows(self, op: Any, rows: IndexedSlices) -> IndexedSlices:
+        """The rows of all replicas, one after the other; each counts a share of itself in a mean."""
+        check_sums_rows("ReplicaContext.all_reduce", op)
+        values, indices = self.all_gather([rows.values, rows.indices], 0)
+        return IndexedSlices(
+            values / self.num_replicas_in_sync if op is ReduceOp.MEAN else values, indices, rows.dense_shape
+        )
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Concatenates `value` of all replicas along `axis`; every replica gets the result.
@@ -124,7 +138,9 @@ class ReplicaContext:
             ArgumentError: A scalar, or an axis out of range.
         """
         self._check("all_gather")
-        leaves, treedef = structures.flatten(value)
+        leaves, treedef = structures.flatten(value, also=IndexedSlices)
+        for leaf in leaves:
+            refuse_rows("ReplicaContext.all_gather", leaf)
         arrays = [jnp.asarray(leaf) for leaf in leaves]
         for array in arrays:
             check_axis("ReplicaContext.all_gather", array, axis)
@@ -133,6 +149,7 @@ class ReplicaContext:
             return structures.unflatten(treedef, arrays)
 
         def run(payloads: Sequence[Any]) -> Sequence[Any]:
+            check_others("ReplicaContext.all_gather", payloads, axis)
             whole = session.gather([list(locals_) for locals_ in zip(*payloads, strict=True)], axis)
             return [[session.reduced_component(array, k) for array in whole] for k in range(len(payloads))]
 
@@ -175,6 +192,20 @@ def _all_reduction(session: Session, op: Any) -> Merge:
         return [[parts[k] for parts in results] for k in range(len(payloads))]
 
     return Merge("ReplicaContext.all_reduce", run)
+
+
+def check_others(called: str, payloads: Sequence[Sequence[Any]], axis: int) -> None:
+    """Refuses to concatenate arrays that differ in another dimension, or in their number of dimensions."""
+    for arrays in zip(*payloads, strict=True):
+        shapes = [tuple(array.shape) for array in arrays]
+        rest = {shape[: axis % len(shape)] + shape[axis % len(shape) + 1 :] for shape in shapes}
+        if len(rest) > 1 or len({len(shape) for shape in shapes}) > 1:
+            raise ArgumentError(
+                called,
+                found=f"axis={axis} for values of shapes {', '.join(map(str, shapes))}",
+                rule="replicas' values agree in all dimensions but the gathered one",
+                remedy="pad the values that differ in other dimensions",
+            )
 
 
 def check_axis(called: str, array: Any, axis: int) -> None:

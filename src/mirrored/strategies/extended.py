@@ -11,8 +11,10 @@ import jax
 from mirrored.errors import ArgumentError
 from mirrored.replicas import structures
 from mirrored.replicas.ambient import ambient
+from mirrored.replicas.indexed_slices import IndexedSlices
 from mirrored.replicas.values import DistributedValues, Mirrored
 from mirrored.strategies import reducing
+from mirrored.strategies.refusing import refuse_in_replica
 from mirrored.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -51,12 +53,16 @@ class StrategyExtended:
             destinations: A variable, a value, or a device name: accepted, since a result lives on all replicas anyway.
             options: Accepted for TensorFlow's sake.
         """
-        self._strategy._refuse_in_replica("extended.reduce_to")
+        refuse_in_replica("extended.reduce_to")
         reduced = reducing.reduce_structure(self._strategy, reduce_op, value, None, "StrategyExtended.reduce_to")
+        return self._delivered(value, reduced, destinations)
+
+    def _delivered(self, value: Any, reduced: Any, destinations: Any) -> Any:
+        """A result as its destinations have it: plain on one device, mirrored on all."""
         if isinstance(destinations, str):
             return reduced
-        given, _ = structures.flatten(value)
-        results, treedef = structures.flatten(reduced)
+        given, _ = structures.flatten(value, also=IndexedSlices)
+        results, treedef = structures.flatten(reduced, also=IndexedSlices)
         # A value that was the same everywhere already stays what it is.
         wrapped = [
             self._mirrored(result) if isinstance(leaf, DistributedValues) else result
@@ -68,8 +74,11 @@ class StrategyExtended:
         self, reduce_op: Any, value_destination_pairs: Sequence[tuple[Any, Any]], options: Any = None
     ) -> list[Any]:
         """`reduce_to` for many values at once: one collective for all of them."""
+        refuse_in_replica("extended.batch_reduce_to")
         values = [value for value, _ in value_destination_pairs]
-        return list(self.reduce_to(reduce_op, values, None, options))
+        reduced = reducing.reduce_structure(self._strategy, reduce_op, values, None, "StrategyExtended.batch_reduce_to")
+        pairs = zip(value_destination_pairs, reduced, strict=True)
+        return [self._delivered(value, result, destinations) for (value, destinations), result in pairs]
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """The same value on all replicas."""
@@ -112,10 +121,16 @@ class StrategyExtended:
         mine = structures.map_leaves(
             lambda leaf: leaf.value if isinstance(leaf, Mirrored) else leaf, (tuple(args), kwargs or {})
         )
-        result = fn(var, *mine[0], **mine[1])
-        if group:
-            return result
-        return (result,) * self._strategy.num_replicas_in_sync
+        result = self._cross_replica(lambda: fn(var, *mine[0], **mine[1]))
+        return result if group else (result,) * len(self.worker_devices)
+
+    def _cross_replica(self, call: Callable[[], Any]) -> Any:
+        """What `call` gives, made in this strategy's cross-replica context (or in the replica that asks)."""
+        here = ambient()
+        if here.replica is not None or here.strategies[-1:] == (self._strategy,):
+            return call()
+        with self._strategy.scope():
+            return call()
 
     def update_non_slot(
         self,
@@ -126,8 +141,8 @@ class StrategyExtended:
         group: bool = True,
     ) -> Any:
         """Calls ``fn(*args, **kwargs)`` once for all replicas."""
-        result = fn(*args, **(kwargs or {}))
-        return result if group else (result,) * self._strategy.num_replicas_in_sync
+        result = self._cross_replica(lambda: fn(*args, **(kwargs or {})))
+        return result if group else (result,) * len(self.worker_devices)
 
     def read_var(self, v: Any) -> Any:
         """Reads a variable in cross-replica context."""
@@ -167,12 +182,12 @@ class StrategyExtended:
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """One device name per replica, as TensorFlow writes them."""
+        """One device name per replica of this worker, as TensorFlow writes them."""
         layout = self._strategy.layout
         if layout is None:
             device = jax.devices()[0]
             return (f"/job:localhost/replica:0/task:0/device:{device.platform.upper()}:{device.id}",)
-        return tuple(layout.name_of(replica) for replica in range(layout.num_replicas))
+        return tuple(layout.name_of(replica) for replica in layout.addressable_replicas)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
@@ -196,13 +211,18 @@ class StrategyExtended:
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints."""
-        return True
+        """Whether this process writes checkpoints: the first of several workers does."""
+        return self._is_chief
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process writes summaries."""
-        return True
+        """Whether this process writes summaries: the first of several workers does."""
+        return self._is_chief
+
+    @property
+    def _is_chief(self) -> bool:
+        layout = self._strategy.layout
+        return layout is None or not layout.spans_processes or jax.process_index() == layout.processes[0]
 
     # Running
 

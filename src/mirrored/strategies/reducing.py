@@ -11,11 +11,13 @@ import numpy as np
 
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.collectives.stacked import gather_stacked, reduce_stacked
-from mirrored.errors import ArgumentError
+from mirrored.errors import ArgumentError, NotSupportedError
 from mirrored.replicas import structures
 from mirrored.replicas.ambient import ambient
+from mirrored.replicas.indexed_slices import IndexedSlices
 from mirrored.replicas.merging import Session
 from mirrored.replicas.values import DistributedValues, LocalPerReplica, Mirrored, PerReplica
+from mirrored.strategies.gathering import gather_across
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
@@ -25,7 +27,10 @@ def reduce_structure(strategy: Strategy, reduce_op: Any, value: Any, axis: Any, 
     """Reduces every leaf; all per-replica leaves go into one collective."""
     op = as_reduce_op(reduce_op)
     axes = _axes(called, axis)
-    leaves, treedef = structures.flatten(value)
+    leaves, treedef = structures.flatten(value, also=IndexedSlices)
+    if any(isinstance(leaf, IndexedSlices) for leaf in leaves):
+        reduced_leaves = [_reduce_leaf(strategy, op, leaf, axis, called) for leaf in leaves]
+        return structures.unflatten(treedef, reduced_leaves)
     prepared = [as_per_replica(strategy, leaf) for leaf in leaves]
     places = [i for i, leaf in enumerate(prepared) if isinstance(leaf, PerReplica)]
     reduced = iter(_reduce_all(strategy, called, op, [prepared[i] for i in places], axes))
@@ -34,6 +39,34 @@ def reduce_structure(strategy: Strategy, reduce_op: Any, value: Any, axis: Any, 
         for leaf in prepared
     ]
     return structures.unflatten(treedef, out)
+
+
+def _reduce_leaf(strategy: Strategy, op: Any, leaf: Any, axis: Any, called: str) -> Any:
+    """One leaf of a structure that has rows somewhere: rows of all replicas follow each other."""
+    if not isinstance(leaf, IndexedSlices):
+        return reduce_structure(strategy, op, leaf, axis, called)
+    check_sums_rows(called, op, axis)
+    values, indices = (gather_leaf(strategy, part, 0) for part in (leaf.values, leaf.indices))
+    shape = leaf.dense_shape
+    if isinstance(shape, DistributedValues):
+        shape = shape.values[0]
+    return IndexedSlices(values / strategy.num_replicas_in_sync if op is ReduceOp.MEAN else values, indices, shape)
+
+
+def check_sums_rows(called: str, op: Any, axis: Any = None) -> None:
+    """Refuses to reduce rows in other ways than by adding them up.
+
+    Raises:
+        ArgumentError: Another reduction than SUM or MEAN, or an axis.
+    """
+    if op in (ReduceOp.SUM, ReduceOp.MEAN) and axis is None:
+        return
+    raise ArgumentError(
+        called,
+        found=f"IndexedSlices, with {op} and axis={axis!r}",
+        rule="rows of several replicas are added up where they are used, so only SUM and MEAN with axis=None apply",
+        remedy="make them dense first: slices.to_dense()",
+    )
 
 
 def as_per_replica(strategy: Strategy, leaf: Any) -> Any:
@@ -116,7 +149,7 @@ def _map_components(value: PerReplica, function: Any) -> PerReplica:
 
 
 def _reduce_components(strategy: Strategy, op: Any, values: Sequence[PerReplica]) -> list[Any]:
-    if strategy.layout is None or len(values[0]) == 1:
+    if strategy.num_replicas_in_sync == 1 or strategy.layout is None:
         return [jnp.asarray(value.values[0]) for value in values]
     session = ambient().runner
     if session is not None:
@@ -154,6 +187,30 @@ def _floating_if(component: Any, op: Any) -> Any:
     return _floating(array) if op is ReduceOp.MEAN else array
 
 
+def gather_structure(strategy: Strategy, value: Any, axis: int) -> Any:
+    """Concatenates every leaf's components."""
+    leaves, treedef = structures.flatten(value, also=IndexedSlices)
+    for leaf in leaves:
+        refuse_rows("Strategy.gather", leaf)
+    return structures.unflatten(treedef, [gather_leaf(strategy, leaf, axis) for leaf in leaves])
+
+
+def refuse_rows(called: str, leaf: Any) -> None:
+    """Refuses to gather rows.
+
+    Raises:
+        NotSupportedError: `leaf` is IndexedSlices.
+    """
+    if isinstance(leaf, IndexedSlices):
+        method = called.rpartition(".")[2]
+        raise NotSupportedError(
+            called,
+            found=f"{method} does not support IndexedSlices",
+            rule="rows have places of their own, so there is nothing to concatenate them along",
+            remedy=f"give slices.to_dense(), or {method} slices.values and slices.indices",
+        )
+
+
 def gather_leaf(strategy: Strategy, leaf: Any, axis: int) -> Any:
     """Concatenates one value's components.
 
@@ -173,6 +230,8 @@ def gather_leaf(strategy: Strategy, leaf: Any, axis: int) -> Any:
         return gather_stacked(value.stacked(strategy.layout), normal, strategy.layout)
     components = [jnp.asarray(component) for component in value.values]
     _check_gather(components, axis)
+    if strategy.layout is not None and strategy.layout.spans_processes:
+        return gather_across(components, axis, strategy.layout)
     if strategy.layout is not None and len(strategy.layout.devices) > 1:
         components = [jax.device_put(component, strategy.layout.devices[0]) for component in components]
     return jnp.concatenate(components, axis)

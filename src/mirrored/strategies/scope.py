@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from mirrored.replicas.ambient import ambient, within
+from mirrored.errors import ContextError
+from mirrored.replicas.ambient import Ambient, ambient, replace_current
 from mirrored.strategies import frameworks
 
 if TYPE_CHECKING:
@@ -17,15 +18,37 @@ class Scope(AbstractContextManager["Strategy"]):
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._open: list[ExitStack] = []
+        self._open: list[tuple[Ambient, Ambient]] = []
 
     def __enter__(self) -> Strategy:
         self._strategy.check_scope()
         frameworks.connect()
-        stack = ExitStack()
-        stack.enter_context(within(strategies=(*ambient().strategies, self._strategy)))
-        self._open.append(stack)
+        before = ambient()
+        inside = before.fork(strategies=(*before.strategies, self._strategy))
+        replace_current(inside)
+        self._open.append((before, inside))
         return self._strategy
 
     def __exit__(self, *exception: object) -> None:
-        self._open.pop().close()
+        here = ambient()
+        if not self._open:
+            raise _nesting("Variable scope nesting error", "it is not open: it was left before, or never entered")
+        before, inside = self._open[-1]
+        if here.creators is not inside.creators:
+            raise _nesting("Variable creator scope nesting error", "a variable_creator_scope inside it is still open")
+        if here.strategies is not inside.strategies:
+            raise _nesting(
+                "Strategy scope nesting error", "another scope inside it is still open, or it is open in another thread"
+            )
+        self._open.pop()
+        # Only what the scope has changed: a tape that was entered inside it goes on.
+        replace_current(here.fork(strategies=before.strategies))
+
+
+def _nesting(kind: str, found: str) -> ContextError:
+    return ContextError(
+        "Strategy.scope",
+        found=f"{kind}: {found}",
+        rule="scopes are left in the opposite order of entering, each once, in the thread that entered it",
+        remedy="write `with strategy.scope():` around whole blocks instead of calling __enter__ and __exit__",
+    )

@@ -6,27 +6,25 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from mirrored._jax.traces import is_tracer
 from mirrored.collectives.cross_device_ops import CrossDeviceOps
-from mirrored.errors import ArgumentError, ContextError
+from mirrored.errors import ArgumentError
 from mirrored.function.function import Function, functions_run_eagerly
 from mirrored.replicas import structures
 from mirrored.replicas.ambient import ambient, within
 from mirrored.replicas.layout import Layout
-from mirrored.replicas.values import DistributedValues, PerReplica
-from mirrored.strategies import distribution, reducing
+from mirrored.replicas.values import DistributedValues
+from mirrored.strategies import reducing
 from mirrored.strategies.compiled import run_compiled
 from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.eager import nested_run, run_eager
 from mirrored.strategies.extended import StrategyExtended
+from mirrored.strategies.inputs import DistributesInput
+from mirrored.strategies.older_names import OlderNames
+from mirrored.strategies.refusing import refuse_in_replica, refuse_mixing
 from mirrored.strategies.scope import Scope
 
 
-class Strategy:
+class Strategy(DistributesInput, OlderNames):
     """Runs functions on replicas and keeps their variables equal. Made as `MirroredStrategy` and its kin.
 
     Args:
@@ -80,8 +78,8 @@ class Strategy:
 
     def check_scope(self) -> None:
         """Refuses to open a scope where none may be opened. `Scope` calls it."""
-        self._refuse_in_replica("scope")
-        self._refuse_mixing("scope")
+        refuse_in_replica("scope")
+        refuse_mixing(self, "scope")
 
     def run(
         self,
@@ -128,8 +126,8 @@ class Strategy:
                 rule="args is a list or tuple of the function's positional arguments",
                 remedy="run(fn, args=(x,)) for a single argument x",
             )
-        self._refuse_in_replica("run")
-        self._refuse_mixing("run")
+        refuse_in_replica("run")
+        refuse_mixing(self, "run")
         kwargs = kwargs or {}
         here = ambient()
         if here.driver is not None and here.frame is None and here.runner is None and not isinstance(fn, Function):
@@ -144,7 +142,9 @@ class Strategy:
     def _runs(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fn)
         def run(*args: Any, **kwargs: Any) -> Any:
-            return self.run(fn, args, kwargs)
+            # Where shapes differ between replicas this runs eagerly, also in a loop that would compile it anew.
+            with within(driver=None):
+                return self.run(fn, args, kwargs)
 
         return run
 
@@ -188,8 +188,8 @@ class Strategy:
             >>> float(strategy.reduce("SUM", ids, axis=None))
             3.0
         """
-        self._refuse_in_replica("reduce")
-        self._refuse_mixing("reduce")
+        refuse_in_replica("reduce")
+        refuse_mixing(self, "reduce")
         return reducing.reduce_structure(self, reduce_op, value, axis)
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -201,18 +201,21 @@ class Strategy:
             ArgumentError: Scalars, an axis out of range, or other dimensions that differ.
             ContextError: Inside a replica.
         """
-        self._refuse_in_replica("gather")
-        self._refuse_mixing("gather")
-        return structures.map_leaves(lambda leaf: reducing.gather_leaf(self, leaf, axis), value)
+        refuse_in_replica("gather")
+        refuse_mixing(self, "gather")
+        return reducing.gather_structure(self, value, axis)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """The components of a value on this process's replicas, always a tuple.
 
-        Context: cross-replica. A structure gives a tuple of structures; a plain value a tuple of one.
+        Context: cross-replica. A structure gives a tuple of structures; a plain value a tuple of one; a structure
+        without anything in it one for each replica.
         """
         if isinstance(value, DistributedValues):
             return tuple(value.values)
         leaves, treedef = structures.flatten(value)
+        if not leaves:
+            return (value,) * len(self._extended.worker_devices)
         if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
             return (value,)
         counts = [len(leaf.values) if isinstance(leaf, DistributedValues) else 0 for leaf in leaves]
@@ -225,87 +228,6 @@ class Strategy:
 
     local_results = experimental_local_results
 
-    # Input
-
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """Cuts each global batch of `dataset` into one contiguous share per replica.
-
-        Context: cross-replica.
-
-        Args:
-            dataset: Any re-iterable of batches (pytrees of arrays with a common first dimension).
-            options: See `mirrored.data.InputOptions`.
-
-        Returns:
-            A re-iterable of per-replica batches. A batch of m rows over n replicas gives ceil(m / n) rows each; the
-            last replicas get fewer, or none.
-        """
-        self._refuse_in_replica("experimental_distribute_dataset")
-        return distribution.distribute_dataset(self, dataset, options)
-
-    distribute_dataset = experimental_distribute_dataset
-
-    def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: Any = None) -> Any:
-        """A distributed dataset whose batches are already per replica: each element goes to one replica in turn.
-
-        Context: cross-replica.
-
-        Args:
-            dataset_fn: From an `InputContext` to a dataset of per-replica batches.
-            options: See `mirrored.data.InputOptions`.
-        """
-        self._refuse_in_replica("distribute_datasets_from_function")
-        return distribution.distribute_from_function(self, dataset_fn, options)
-
-    def experimental_distribute_values_from_function(self, value_fn: Callable[[Any], Any]) -> Any:
-        """A per-replica value whose components `value_fn` makes from each replica's `ValueContext`.
-
-        Context: cross-replica.
-
-        Args:
-            value_fn: From a context with `replica_id_in_sync_group` and `num_replicas_in_sync` to a value or structure.
-        """
-        self._refuse_in_replica("experimental_distribute_values_from_function")
-        results = [
-            value_fn(ValueContext(replica, self.num_replicas_in_sync)) for replica in range(self.num_replicas_in_sync)
-        ]
-        columns, treedef = structures.transpose(results, "Strategy.experimental_distribute_values_from_function")
-        return structures.unflatten(treedef, [PerReplica(self._on_devices(column), self._layout) for column in columns])
-
-    distribute_values_from_function = experimental_distribute_values_from_function
-
-    def _on_devices(self, column: Sequence[Any]) -> list[Any]:
-        if self._layout is None or any(is_tracer(one) for one in column):
-            return list(column)
-        arrays = [jnp.asarray(one) if _is_number(one) else one for one in column]
-        return [
-            jax.device_put(one, self._layout.device_of(replica)) if isinstance(one, jax.Array) else one
-            for replica, one in enumerate(arrays)
-        ]
-
-    # Rules
-
-    def _refuse_in_replica(self, method: str) -> None:
-        if ambient().replica is None:
-            return
-        raise ContextError(
-            f"Strategy.{method}",
-            found="it was called inside a replica",
-            rule="it needs the cross-replica context, where all replicas are seen at once",
-            remedy="call it outside the function given to run, or inside get_replica_context().merge_call(fn)",
-        )
-
-    def _refuse_mixing(self, method: str) -> None:
-        strategies = ambient().strategies
-        if not strategies or strategies[-1] is self:
-            return
-        raise ContextError(
-            f"Strategy.{method}",
-            found=f"{self!r} inside the scope of {strategies[-1]!r}",
-            rule="one strategy at a time: scopes and runs of different strategies are not mixed",
-            remedy="leave the other strategy's scope first, or use one strategy for both",
-        )
-
     def __repr__(self) -> str:
         where = "one replica, wherever JAX puts it" if self._layout is None else repr(self._layout)
         return f"{type(self).__name__}({where})"
@@ -313,23 +235,3 @@ class Strategy:
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
         # A strategy is a place, not a value: copies of models keep living where they were.
         return self
-
-
-class ValueContext:
-    """Which replica a value is made for.
-
-    Attributes:
-        replica_id_in_sync_group: Which replica, from 0.
-        num_replicas_in_sync: How many there are.
-
-    TensorFlow: `tf.distribute.experimental.ValueContext`.
-    """
-
-    def __init__(self, replica_id_in_sync_group: int = 0, num_replicas_in_sync: int = 1) -> None:
-        self.replica_id_in_sync_group = replica_id_in_sync_group
-        self.num_replicas_in_sync = num_replicas_in_sync
-
-
-def _is_number(value: Any) -> bool:
-
-    return isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, list))

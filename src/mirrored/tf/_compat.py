@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import types
 from typing import Any
 
 from mirrored.tf._errors import UnimplementedError
@@ -43,6 +44,24 @@ def set_verbosity(level: Any) -> None:
     logging.getLogger("mirrored").setLevel(names.get(level, level) if isinstance(level, str) else int(level))
 
 
+class ConfigProto:
+    """The configuration of sessions: kept as it is given, since there are no sessions.
+
+    Args:
+        **options: Anything; each becomes an attribute.
+
+    TensorFlow: `tf.compat.v1.ConfigProto`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.isolate_session_state = False
+        self.allow_soft_placement = False
+        self.device_filters: list[str] = []
+        self.gpu_options = types.SimpleNamespace(allow_growth=False)
+        self.experimental = types.SimpleNamespace(collective_group_leader="")
+        vars(self).update(options)
+
+
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "ERROR": 40, "FATAL": 50}
 
 NAMES: dict[str, Any] = {
@@ -50,6 +69,7 @@ NAMES: dict[str, Any] = {
     "compat.as_text": as_text,
     "compat.as_str": as_text,
     "compat.as_str_any": str,
+    "compat.v1.ConfigProto": ConfigProto,
     "compat.v1.enable_eager_execution": enable_v2,
     "compat.v1.enable_v2_behavior": enable_v2,
     "compat.v1.enable_resource_variables": enable_v2,

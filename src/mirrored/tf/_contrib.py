@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from mirrored.cluster import ClusterSpec
-from mirrored.data.input_options import InputContext, InputReplicationMode
-from mirrored.data.legacy import InputIterator, make_dataset_iterator, make_input_fn_iterator
 from mirrored.errors import ArgumentError
 from mirrored.strategies import MirroredStrategy as _MirroredStrategy
 
@@ -38,6 +35,8 @@ class MirroredStrategy(_MirroredStrategy):
     client; here every worker runs the program itself, which is `MultiWorkerMirroredStrategy`'s business.
     """
 
+    _batches_are_per_replica = True
+
     def __init__(
         self,
         devices: Sequence[Any] | None = None,
@@ -57,31 +56,6 @@ class MirroredStrategy(_MirroredStrategy):
             cross_device_ops if cross_device_ops is not None else cross_tower_ops,
         )
 
-    def make_dataset_iterator(self, dataset: Any) -> InputIterator:
-        """An iterator over `dataset`, whose batches go to one replica each; call its `initialize()` first.
-
-        Context: cross-replica.
-        """
-        return make_dataset_iterator(self, dataset, per_replica_batches=True)
-
-    def make_input_fn_iterator(
-        self,
-        input_fn: Callable[[InputContext], Any],
-        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
-    ) -> InputIterator:
-        """An iterator over what `input_fn` gives for this worker; consecutive elements go to consecutive replicas.
-
-        Context: cross-replica.
-        """
-        return make_input_fn_iterator(self, input_fn, replication_mode)
-
-    def experimental_run(self, fn: Callable[..., Any], input_iterator: InputIterator | None = None) -> Any:
-        """Runs `fn` on every replica, with the next element of `input_iterator` if there is one.
-
-        Context: cross-replica.
-        """
-        return self.run(fn, args=() if input_iterator is None else (input_iterator.get_next(),))
-
     def experimental_initialize(self) -> list[Any]:
         """Nothing to initialize."""
         return []
@@ -91,38 +65,6 @@ class MirroredStrategy(_MirroredStrategy):
         return []
 
     initialize, finalize = experimental_initialize, experimental_finalize
-
-    def unwrap(self, value: Any) -> tuple[Any, ...]:
-        """The components of a value: `experimental_local_results` under its old name."""
-        return self.experimental_local_results(value)
-
-    def configure(
-        self,
-        session_config: Any = None,
-        cluster_spec: Any = None,
-        task_type: str | None = None,
-        task_id: int | None = None,
-    ) -> None:
-        """Accepts a cluster of one worker, which changes nothing.
-
-        Raises:
-            ArgumentError: The cluster has several workers.
-        """
-        if cluster_spec is None:
-            return
-        spec = ClusterSpec(cluster_spec if isinstance(cluster_spec, Mapping) else cluster_spec.as_dict())
-        workers = sum(spec.num_tasks(job) for job in spec.jobs if job in ("chief", "master", "worker"))
-        if workers > 1:
-            raise ArgumentError(
-                f"{_CALLED}.configure",
-                found=f"a cluster of {workers} workers",
-                rule="this strategy runs in one process; with several workers each runs the program itself",
-                remedy="start one process per worker, with a multi-worker strategy in each",
-            )
-
-    def update_config_proto(self, config_proto: Any) -> Any:
-        """`config_proto` as it is: there is no session to configure."""
-        return config_proto
 
 
 def _refuse_both(first: str, one: Any, second: str, other: Any) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError
-from mirrored.function import function as compiled
 from mirrored.function import functions_run_eagerly, run_functions_eagerly
 from mirrored.losses import compute_average_loss, scale_regularization_loss
 from mirrored.replicas.values import DistributedValues
@@ -85,24 +83,6 @@ class RunOptions:
     experimental_xla_options: Any = None
 
 
-def function(
-    func: Callable[..., Any] | None = None,
-    input_signature: Sequence[Any] | None = None,
-    autograph: bool = True,
-    jit_compile: bool | None = None,
-    reduce_retracing: bool = False,
-    **options: Any,
-) -> Any:
-    """`mirrored.function` with TensorFlow's order of arguments.
-
-    TensorFlow: `tf.function`. Python's `if` and `while` on a traced value are not converted: use `tf.cond`, `tf.where`,
-    `tf.while_loop`.
-    """
-    options = {**options, "autograph": autograph, "jit_compile": jit_compile, "reduce_retracing": reduce_retracing}
-    made: Any = compiled
-    return made(func, input_signature=input_signature, **options)
-
-
 NAMES: dict[str, Any] = {
     "GradientTape": GradientTape,
     "UnconnectedGradients": UnconnectedGradients,
@@ -132,10 +112,12 @@ NAMES: dict[str, Any] = {
     "distribute.get_strategy": get_strategy,
     "distribute.has_strategy": has_strategy,
     "distribute.in_cross_replica_context": in_cross_replica_context,
-    "function": function,
     "nn.compute_average_loss": compute_average_loss,
     "nn.scale_regularization_loss": scale_regularization_loss,
     "stop_gradient": stop_gradient,
     "variable_creator_scope": variable_creator_scope,
     **_cross_device.NAMES,
 }
+_NEWER = ("distribute.MirroredStrategy", "distribute.OneDeviceStrategy")
+# Version 1 of the interface has the same names, but for strategies of its own.
+NAMES.update({f"compat.v1.{n}": v for n, v in NAMES.items() if n.startswith("distribute.") and n not in _NEWER})

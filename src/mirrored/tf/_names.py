@@ -9,6 +9,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
+from mirrored.replicas.indexed_slices import IndexedSlices
 from mirrored.tf import (
     _activations,
     _arrays,
@@ -20,6 +21,7 @@ from mirrored.tf import (
     _distribute,
     _dtypes,
     _errors,
+    _function,
     _gfile,
     _image,
     _indexing,
@@ -38,8 +40,8 @@ from mirrored.tf import (
 from mirrored.tf._module import Module, name_scope
 from mirrored.tf._scopes import device, init_scope
 from mirrored.tf._shapes import TensorShape, TensorSpec
-from mirrored.tf._slices import IndexedSlices
 from mirrored.tf._table import OPS
+from mirrored.tf._tensor_array import TensorArray
 
 VERSION: Final = "2.21.0"  # the TensorFlow whose behaviour is followed
 
@@ -80,12 +82,11 @@ _CORE: Final[dict[str, Any]] = {
     "IndexedSlices": IndexedSlices,
     "Module": Module,
     "Tensor": jax.Array,
+    "TensorArray": TensorArray,
     "TensorShape": TensorShape,
     "TensorSpec": TensorSpec,
     "__version__": VERSION,
     "as_dtype": _dtypes.as_dtype,
-    "autograph.experimental.do_not_convert": _identity,
-    "autograph.set_verbosity": _nothing,
     "device": device,
     "dtypes.DType": _dtypes.DType,
     "dtypes.as_dtype": _dtypes.as_dtype,
@@ -103,6 +104,7 @@ NAMES: Final[dict[str, Any]] = {
     **_CORE,
     **_distribute.NAMES,
     **_config.NAMES,
+    **_function.NAMES,
     **_gfile.NAMES,
     **_compat.NAMES,
     **_profiler.NAMES,
@@ -152,6 +154,8 @@ _TRAIN: Final = (
 LAZY: Final[dict[str, Callable[[], Any]]] = {
     "distribute.MultiWorkerMirroredStrategy": _from("mirrored.cluster", "MultiWorkerMirroredStrategy"),
     "distribute.experimental.MultiWorkerMirroredStrategy": _from("mirrored.cluster", "MultiWorkerMirroredStrategy"),
+    "compat.v1.distribute.MirroredStrategy": _from("mirrored.tf._distribute_v1", "MirroredStrategy"),
+    "compat.v1.distribute.OneDeviceStrategy": _from("mirrored.tf._distribute_v1", "OneDeviceStrategy"),
     "contrib.distribute.MirroredStrategy": _from("mirrored.tf._contrib", "MirroredStrategy"),
     "keras": _from("mirrored.integrations.keras", "keras"),
     **{place: _from("mirrored.data", name) for place, name in _DATA.items()},

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mirrored.replicas.indexed_slices import IndexedSlices
 from mirrored.replicas.values import PerReplica
-from mirrored.tf._slices import IndexedSlices
 from mirrored.tf._table import op
 
 

@@ -1,0 +1,106 @@
+"""What a strategy offers for input: distributed datasets, and values that differ between replicas."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.traces import is_tracer
+from mirrored.replicas import structures
+from mirrored.replicas.agreement import agree
+from mirrored.replicas.values import PerReplica
+from mirrored.strategies import distribution
+from mirrored.strategies.refusing import refuse_in_replica
+from mirrored.strategies.value_context import ValueContext
+
+if TYPE_CHECKING:
+    from mirrored.replicas.layout import Layout
+
+
+class DistributesInput(abc.ABC):
+    """The half of a `Strategy` that feeds its replicas."""
+
+    @property
+    @abc.abstractmethod
+    def layout(self) -> Layout | None:
+        """Which replica lives on which device."""
+
+    @property
+    @abc.abstractmethod
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas there are."""
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Cuts each global batch of `dataset` into one contiguous share per replica.
+
+        Context: cross-replica.
+
+        Args:
+            dataset: Any re-iterable of batches (pytrees of arrays with a common first dimension).
+            options: See `mirrored.data.InputOptions`.
+
+        Returns:
+            A re-iterable of per-replica batches. A batch of m rows over n replicas gives ceil(m / n) rows each; the
+            last replicas get fewer, or none.
+        """
+        refuse_in_replica("experimental_distribute_dataset")
+        return distribution.distribute_dataset(self, dataset, options)
+
+    distribute_dataset = experimental_distribute_dataset
+
+    def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: Any = None) -> Any:
+        """A distributed dataset whose batches are already per replica: each element goes to one replica in turn.
+
+        Context: cross-replica.
+
+        Args:
+            dataset_fn: From an `InputContext` to a dataset of per-replica batches.
+            options: See `mirrored.data.InputOptions`.
+        """
+        refuse_in_replica("distribute_datasets_from_function")
+        return distribution.distribute_from_function(self, dataset_fn, options)
+
+    def experimental_distribute_values_from_function(self, value_fn: Callable[[Any], Any]) -> Any:
+        """A per-replica value whose components `value_fn` makes from each replica's `ValueContext`.
+
+        Context: cross-replica. Each worker makes the components of its own replicas.
+
+        Args:
+            value_fn: From a context with `replica_id_in_sync_group` and `num_replicas_in_sync` to a value or structure.
+        """
+        refuse_in_replica("experimental_distribute_values_from_function")
+        layout = self.layout
+        mine = range(self.num_replicas_in_sync) if layout is None else layout.addressable_replicas
+        results = [value_fn(ValueContext(replica, self.num_replicas_in_sync)) for replica in mine]
+        columns, treedef = structures.transpose(results, "Strategy.experimental_distribute_values_from_function")
+        on_devices = [_on_devices(column, layout) for column in columns]
+        ragged = layout is not None and layout.spans_processes and differ_across(on_devices)
+        return structures.unflatten(treedef, [PerReplica(column, layout, is_ragged=ragged) for column in on_devices])
+
+    distribute_values_from_function = experimental_distribute_values_from_function
+
+
+def differ_across(columns: Sequence[Sequence[Any]]) -> bool:
+    """Whether the shapes of some components differ between replicas, on whatever worker they are."""
+    mine = [sorted({str(np.shape(one)) for one in column}) for column in columns]
+    everyone = agree("per-replica values", "the shapes of a per-replica value", mine)
+    return any(shapes != mine for shapes in everyone) or any(len(shapes) > 1 for shapes in mine)
+
+
+def _on_devices(column: Sequence[Any], layout: Layout | None) -> list[Any]:
+    if layout is None or any(is_tracer(one) for one in column):
+        return list(column)
+    arrays = [jnp.asarray(one) if _is_number(one) else one for one in column]
+    return [
+        jax.device_put(one, layout.device_of(replica)) if isinstance(one, jax.Array) else one
+        for replica, one in zip(layout.addressable_replicas, arrays, strict=True)
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, list))

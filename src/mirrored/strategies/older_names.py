@@ -1,0 +1,107 @@
+"""Methods that strategies had in TensorFlow 1, and that those of TensorFlow 2 still answer to."""
+
+from __future__ import annotations
+
+import abc
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mirrored.errors import ArgumentError
+from mirrored.strategies import distribution
+from mirrored.strategies.refusing import refuse_in_replica
+
+_WORKERS = ("chief", "master", "worker")
+
+
+class OlderNames(abc.ABC):
+    """Older spellings of what `Strategy` offers: each is a line over the present one."""
+
+    # Whether a batch given to make_dataset_iterator goes to one replica whole; else it is a global batch, and is split.
+    _batches_are_per_replica = False
+
+    @abc.abstractmethod
+    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None, options: Any = None) -> Any:
+        """Calls `fn` on every replica."""
+
+    @abc.abstractmethod
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """The components of a value on this process's replicas."""
+
+    def group(self, value: Any, name: str | None = None) -> None:
+        """Nothing: what assigns `value` has been done, or is part of the function that is being traced.
+
+        TensorFlow: gives an operation to run in a session, and None when executing eagerly.
+        """
+        del value, name
+
+    def unwrap(self, value: Any) -> tuple[Any, ...]:
+        """The components of a value: `experimental_local_results` under its old name."""
+        return self.experimental_local_results(value)
+
+    def make_dataset_iterator(self, dataset: Any) -> Any:
+        """An iterator over global batches, split over the replicas; `initialize()` begins again.
+
+        Context: cross-replica. TensorFlow: the same; new programs write `iter(experimental_distribute_dataset(...))`.
+        """
+        refuse_in_replica("make_dataset_iterator")
+        return distribution.make_dataset_iterator(self, dataset, self._batches_are_per_replica)
+
+    def make_input_fn_iterator(self, input_fn: Callable[[Any], Any], replication_mode: Any = None) -> Any:
+        """An iterator over what `input_fn` gives for this worker; consecutive elements go to consecutive replicas.
+
+        Context: cross-replica.
+
+        Args:
+            input_fn: From an `InputContext` to a dataset, or to a function that gives one element per call.
+            replication_mode: `InputReplicationMode.PER_WORKER`, which is the default.
+
+        Raises:
+            ArgumentError: Another replication mode.
+
+        TensorFlow: the same; new programs write `iter(distribute_datasets_from_function(...))`.
+        """
+        refuse_in_replica("make_input_fn_iterator")
+        return distribution.make_input_fn_iterator(self, input_fn, replication_mode)
+
+    def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
+        """Runs `fn` on every replica, with the next element of `input_iterator` if there is one.
+
+        Context: cross-replica.
+
+        Raises:
+            EndOfDataError: The iterator has ended.
+        """
+        return self.run(fn, args=() if input_iterator is None else (input_iterator.get_next(),))
+
+    def configure(
+        self,
+        session_config: Any = None,
+        cluster_spec: Any = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
+        """Accepts a cluster of one worker, which changes nothing.
+
+        Raises:
+            ArgumentError: The cluster has several workers.
+        """
+        if cluster_spec is None:
+            return
+        jobs = cluster_spec if isinstance(cluster_spec, Mapping) else cluster_spec.as_dict()
+        workers = sum(1 if isinstance(tasks, str) else len(tasks) for job, tasks in jobs.items() if job in _WORKERS)
+        if workers > 1:
+            raise ArgumentError(
+                "Strategy.configure",
+                found=f"a cluster of {workers} workers",
+                rule="this strategy runs in one process; with several workers each runs the program itself",
+                remedy="start one process per worker, with MultiWorkerMirroredStrategy in each",
+            )
+
+    def update_config_proto(self, config_proto: Any) -> Any:
+        """A copy of `config_proto` that isolates the state of sessions, if it can say so: here nothing shares any."""
+        if not hasattr(config_proto, "isolate_session_state"):
+            return config_proto
+        updated = copy.deepcopy(config_proto)
+        updated.isolate_session_state = True
+        return updated

@@ -1,0 +1,47 @@
+"""`tf.compat.v1.distribute`: the strategies of TensorFlow 1's interface, over today's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mirrored.strategies import MirroredStrategy as _MirroredStrategy
+from mirrored.strategies import OneDeviceStrategy as _OneDeviceStrategy
+from mirrored.tf._datasets import Dataset
+
+
+class _Version1:
+    """What version 1 of a strategy has beside today's methods."""
+
+    def reduce(self: Any, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+        """Reduces a per-replica value; `axis` may be left out."""
+        return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
+
+    def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
+        """A dataset of the rows of arrays.
+
+        Args:
+            numpy_input: A structure of arrays that agree in their first dimension.
+            session: Accepted for TensorFlow's sake.
+        """
+        return Dataset.from_tensor_slices(numpy_input)
+
+
+class MirroredStrategy(_Version1, _MirroredStrategy):
+    """`mirrored.MirroredStrategy` with the methods of version 1.
+
+    Example:
+        >>> import mirrored.tf as tf
+        >>> strategy = tf.compat.v1.distribute.MirroredStrategy(["CPU:0"])
+        >>> iterator = strategy.make_dataset_iterator(tf.data.Dataset.range(4).batch(2))
+        >>> strategy.experimental_run(lambda x: x + 1, iterator).tolist()
+        [1, 2]
+
+    TensorFlow: `tf.compat.v1.distribute.MirroredStrategy`, without sessions.
+    """
+
+
+class OneDeviceStrategy(_Version1, _OneDeviceStrategy):
+    """`mirrored.OneDeviceStrategy` with the methods of version 1.
+
+    TensorFlow: `tf.compat.v1.distribute.OneDeviceStrategy`, without sessions.
+    """
