@@ -1,0 +1,89 @@
+"""The same training written with mirrored: scope, run, GradientTape, assign."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from spec import CHAIN, Workload, chain
+
+import mirrored as mr
+from contenders import jax_ops as ops
+from contenders.hlo import all_reduces, memory
+from contenders.jax_hand_written import adam, rate_at
+from contenders.job import Job
+
+
+def train(
+    workload: Workload, devices: int, *, deterministic: bool = False, compiled: bool = True, steps_per_call: int = 1
+) -> Job:
+    """A training step, or several in one call."""
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], deterministic=deterministic)
+    with strategy.scope():
+        params = {k: mr.Variable(p, name=k) for k, p in workload.parameters().items()}
+        m = {k: mr.Variable(np.zeros_like(p.numpy()), trainable=False) for k, p in params.items()}
+        v = {k: mr.Variable(np.zeros_like(p.numpy()), trainable=False) for k, p in params.items()}
+        t = mr.Variable(0.0, trainable=False)
+    traces = []
+
+    def replica_step(x: Any, y: Any) -> Any:
+        traces.append(1)
+        with mr.GradientTape() as tape:
+            values = {k: p.read_value() for k, p in params.items()}
+            loss = ops.loss(workload.network.logits(ops, values, x), y) / workload.terms
+        grads = tape.gradient(loss, list(params.values()))
+        grads = mr.get_replica_context().all_reduce(mr.ReduceOp.SUM, grads)
+        rate = rate_at(t.assign_add(1.0))
+        for (k, p), g in zip(params.items(), grads, strict=True):
+            new = adam(p.value(), m[k].value(), v[k].value(), g, rate)
+            for variable, value in zip((p, m[k], v[k]), new, strict=True):
+                variable.assign(value)
+        return loss
+
+    def step(x: Any, y: Any) -> Any:
+        return strategy.reduce(mr.ReduceOp.SUM, strategy.run(replica_step, args=(x, y)), axis=None)
+
+    share = workload.batch // devices
+    x, y = (
+        strategy.distribute_values_from_function(lambda c, a=a: a[c.replica_id_in_sync_group * share :][:share])
+        for a in workload.examples()
+    )
+    if steps_per_call > 1:
+        many = mr.function(step, steps_per_call=steps_per_call)
+        batches = [(x, y)] * steps_per_call
+        return Job(lambda: float(many(batches)[0]), steps=steps_per_call)
+    if not compiled:
+        return Job(lambda: float(step(x, y)))
+    jitted = mr.function(step)
+
+    def facts() -> dict[str, Any]:
+        program = jitted.lower(x, y).compile()
+        return {"all_reduces": all_reduces(program.as_text()), "traces": len(traces), **memory(program)}
+
+    return Job(lambda: float(jitted(x, y)), lambda: jitted(x, y), jax.block_until_ready, facts=facts)
+
+
+def eager_tape(workload: Workload, devices: int) -> Job:
+    """The eager chain."""
+    x, w, b = mr.Variable(0.05), jnp.float32(1.003), jnp.float32(1e-4)
+
+    def call() -> float:
+        with mr.GradientTape() as tape:
+            y = chain(x, w, b, jnp.sin, jnp.tanh)
+        return float(tape.gradient(y, x))
+
+    return Job(call, steps=CHAIN)
+
+
+def all_reduce(workload: Workload, devices: int, mib: int, *, deterministic: bool = False) -> Job:
+    """`all_reduce` of one buffer in replica context."""
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], deterministic=deterministic)
+    x = strategy.distribute_values_from_function(lambda c: np.zeros(mib << 18, np.float32))
+
+    def reduce(x: Any) -> Any:
+        return mr.get_replica_context().all_reduce(mr.ReduceOp.SUM, x)
+
+    jitted = mr.function(lambda x: strategy.run(reduce, args=(x,)))
+    return Job(lambda: jax.block_until_ready(jitted(x)))

@@ -1,0 +1,114 @@
+"""Contenders in processes of their own, driven over pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PEERS = {
+    "tensorflow_mirrored": ("TensorFlow", "BENCH_TENSORFLOW", ".venv-tensorflow"),
+    "torch_ddp": ("PyTorch", "BENCH_TORCH", ".venv-torch"),
+}
+
+
+class ContenderError(Exception):
+    """A contender could not do what it was asked."""
+
+
+def interpreter(contender: str) -> str | None:
+    """The Python that has what the contender needs; None if it is not installed.
+
+    A peer's is in `.venv-tensorflow` or `.venv-torch` (made by `make bench-peers`), or where an environment
+    variable says.
+    """
+    if contender not in PEERS:
+        return sys.executable
+    _, variable, folder = PEERS[contender]
+    path = Path(os.environ.get(variable) or HERE.parent / folder / "bin" / "python")
+    return str(path) if path.exists() else None
+
+
+class Process:
+    """One process that holds one contender, or several that share a framework.
+
+    Args:
+        contender: Whose interpreter it takes.
+        devices: Simulated CPU devices; ignored where there is an accelerator.
+        timeout_seconds: How long an answer may take.
+    """
+
+    def __init__(self, contender: str, devices: int, timeout_seconds: float = 200.0) -> None:
+        python = interpreter(contender)
+        if python is None:
+            raise ContenderError(f"{PEERS[contender][0]} is not installed (make bench-peers)")
+        self.contender = contender
+        self.devices = devices
+        self._timeout = timeout_seconds
+        self._errors = tempfile.TemporaryFile("w+")
+        environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONUNBUFFERED": "1"}
+        self._process = subprocess.Popen(
+            [python, str(HERE / "serve.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=environment,
+        )
+        assert self._process.stdout is not None
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._process.stdout, selectors.EVENT_READ)
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Its answer.
+
+        Raises:
+            ContenderError: It failed, has ended, or took too long.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise ContenderError(f"{self.contender} has ended: {self._last_words()}") from None
+        if not self._selector.select(self._timeout):
+            self._process.kill()
+            raise ContenderError(f"{self.contender} did not answer {do!r} within {self._timeout:.0f} s")
+        line = self._process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
+        if "error" in answer:
+            raise ContenderError(f"{self.contender}: {answer['error']}")
+        return answer
+
+    def make(self, job: str, workload: str, contender: str | None = None, **more: Any) -> dict[str, Any]:
+        """Makes a job, named like its contender, and calls it once."""
+        name = contender or self.contender
+        return self.ask("make", name=name, contender=name, job=job, workload=workload, devices=self.devices, **more)
+
+    def close(self) -> None:
+        """Ends it."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(40)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait(10)
+        self._errors.close()
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read()[-600:]

@@ -1,0 +1,102 @@
+"""All benchmarks, and the report.
+
+    python benchmarks/run.py [--quick] [--only steps,eager] [--results DIRECTORY] [--report-only]
+
+Each section's figures go to a file of their own, so that sections can be measured at different times; the report is
+made of all that are there. TensorFlow and PyTorch take part if `make bench-peers` has installed them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from processes import ContenderError
+from report import write_report
+from sections.options import Options, say
+
+SECTIONS = (
+    *("start_up", "eager", "steps", "first_step", "memory"),
+    *("all_reduce", "reading", "checkpoint", "planning"),
+)
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    """Measures, and writes the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="three minutes in place of thirty")
+    parser.add_argument("--only", default="", help=f"of {','.join(SECTIONS)}")
+    parser.add_argument("--workloads", default="", help="of W1,W2,W3,W4 (W5 on a GPU)")
+    parser.add_argument("--devices", default="", help="numbers of devices")
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--no-peers", action="store_true", help="JAX by hand and mirrored alone")
+    parser.add_argument("--results", type=Path, default=HERE / ".results")
+    parser.add_argument("--report-only", action="store_true", help="make the report of the figures that are there")
+    arguments = parser.parse_args()
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    if not arguments.report_only:
+        measure(arguments)
+    print("report:", write_report(arguments.results, HERE / "reports"))
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Every section asked for; one that fails is said and left out."""
+    options = options_of(arguments)
+    for name in arguments.only.split(",") if arguments.only else sections_of(arguments.quick):
+        start = time.perf_counter()
+        try:
+            figures = importlib.import_module(f"sections.{name}").measure(options)
+        except (ContenderError, subprocess.SubprocessError) as error:
+            say(f"{name} failed: {error}")
+            continue
+        path = arguments.results / f"{name}.json"
+        if name == "steps" and path.exists():
+            figures = merged(json.loads(path.read_text()), figures)
+        path.write_text(json.dumps(figures, indent=1))
+        say(f"{name}: {time.perf_counter() - start:.0f} s")
+
+
+def sections_of(quick: bool) -> list[str]:
+    """What is measured if nothing is said."""
+    return [name for name in SECTIONS if not quick or name not in ("memory", "reading", "planning")]
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    """How much to measure."""
+    quick = arguments.quick
+    gpus = accelerators()
+    workloads = arguments.workloads or ("W1,W4" if quick else "W1,W2,W3,W4" + (",W5" if gpus else ""))
+    counts = [n for n in (1, 2, 4, 8) if not gpus or n <= gpus]
+    devices = arguments.devices or ("1,4" if quick and not gpus else ",".join(map(str, counts)))
+    return Options(
+        quick=quick,
+        workloads=tuple(workloads.split(",")),
+        devices=tuple(map(int, devices.split(","))),
+        rounds=arguments.rounds or (8 if quick else 24),
+        peers=not arguments.no_peers,
+    )
+
+
+def accelerators() -> int:
+    """How many GPUs JAX sees, asked of another process: a GPU may belong to one process only."""
+    code = "import jax; print(sum(d.platform == 'gpu' for d in jax.devices()))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    return int(answer.stdout.split()[-1]) if answer.stdout.split() else 0
+
+
+def merged(old: dict[str, list[dict[str, object]]], new: dict[str, list[dict[str, object]]]) -> dict[str, object]:
+    """The newest cell of each contender, workload and number of devices."""
+    cells = {(c["workload"], c["devices"], c["contender"]): c for c in [*old["cells"], *new["cells"]]}
+    return {"cells": list(cells.values())}
+
+
+if __name__ == "__main__":
+    main()

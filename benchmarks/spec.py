@@ -1,0 +1,72 @@
+"""The one specification that every contender follows: workloads, first weights, data, optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from workloads.convnet import Convnet
+from workloads.mlp import Mlp
+from workloads.transformer import Transformer
+
+LEARNING_RATE, BETA_1, BETA_2, EPSILON = 1e-3, 0.9, 0.999, 1e-8
+"""Adam as TensorFlow writes it: the learning rate is corrected for bias, epsilon is not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A network at a global batch size.
+
+    Attributes:
+        title: In words.
+        network: Its parameters, examples and logits.
+        batch: Examples in one step, of all replicas together.
+        target: The most that a step may cost, in steps of hand-written JAX.
+        devices: The kind it is for.
+    """
+
+    title: str
+    network: Any
+    batch: int
+    target: float
+    devices: str = "any"
+
+    @property
+    def terms(self) -> int:
+        """Terms of the loss, over which its mean is taken."""
+        return self.batch * int(self.network.terms_per_example)
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The same first weights for everybody."""
+        return self.network.parameters(np.random.default_rng(0))  # type: ignore[no-any-return]
+
+    def examples(self) -> tuple[np.ndarray, np.ndarray]:
+        """The same global batch for everybody."""
+        return self.network.examples(np.random.default_rng(1), self.batch)  # type: ignore[no-any-return]
+
+
+WORKLOADS = {
+    "W1": Workload("MLP 784-128-10 at 64", Mlp((784, 128, 10)), 64, 1.05),
+    "W2": Workload("MLP 784-1024-1024-10 at 512", Mlp((784, 1024, 1024, 10)), 512, 1.02),
+    "W3": Workload("convnet 32/64/128 on 32x32x3 at 64", Convnet(), 64, 1.02),
+    "W4": Workload("transformer, 2 layers of 128, at 16 x 64", Transformer(), 16, 1.02),
+    # W4 with a batch that 64 replicas divide, for the first step against the number of replicas.
+    "W4b": Workload("transformer, 2 layers of 128, at 64 x 64", Transformer(), 64, 1.1),
+    "W5": Workload(
+        "GPT-2 of 124 M parameters in bfloat16, at 16 x 512",
+        Transformer(layers=12, width=768, heads=12, length=512, vocabulary=50257, dtype="bfloat16"),
+        16,
+        1.02,
+        devices="GPU",
+    ),
+}
+CHAIN = 200
+"""Operations of the eager chain: sin(tanh(z * w + b)), over and over."""
+
+
+def chain(z: Any, w: Any, b: Any, sin: Any, tanh: Any) -> Any:
+    """The eager chain."""
+    for _ in range(CHAIN // 4):
+        z = sin(tanh(z * w + b))
+    return z

@@ -1,0 +1,1 @@
+"""The networks, each written once over the operations that every contender provides."""
