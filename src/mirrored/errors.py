@@ -26,6 +26,8 @@
     │   ├── ClusterKeyError (KeyError)     a task described twice
     │   ├── AllocationError (RuntimeError)  what Slurm or Kubernetes has assigned does not do
     │   └── RendezvousError (TimeoutError)  the coordinator cannot be reached
+    ├── DisagreementError (RuntimeError)   the workers of a job are at different places, or have different values
+    │   └── AbsentWorkerError (TimeoutError)  a worker has not come to where the others wait
     └── MissingExtraError (ImportError)    an optional dependency that is not installed
 
 Every message says what was called, what was found, the rule, and the remedy.
@@ -164,6 +166,14 @@ class AllocationError(ClusterError, RuntimeError):
 
 class RendezvousError(ClusterError, TimeoutError):
     """The coordinator of a cluster cannot be reached."""
+
+
+class DisagreementError(MirroredError, RuntimeError):
+    """The workers of a job are at different places of the program, or have different values for one thing."""
+
+
+class AbsentWorkerError(DisagreementError, TimeoutError):
+    """A worker has not come to where the others wait."""
 
 
 class MissingExtraError(MirroredError, ImportError):

@@ -1,9 +1,10 @@
-"""MultiWorkerMirroredStrategy with one worker, and what it says of several."""
+"""MultiWorkerMirroredStrategy in one process, and what it refuses there. With several: tests/multiprocess."""
 
 from __future__ import annotations
 
 import json
 
+import jax
 import pytest
 
 import mirrored as mr
@@ -19,8 +20,22 @@ def test_one_task_behaves_as_mirrored_strategy(monkeypatch):
     assert float(strategy.reduce("SUM", strategy.run(lambda: v + 1.0), axis=None)) == 2.0 * len(v.values)
 
 
-def test_several_workers_are_refused_by_name(monkeypatch):
-    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+def test_one_task_has_the_virtual_devices_that_were_asked_for(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setenv("MIRRORED_VIRTUAL_DEVICES", str(len(jax.devices())))
+    assert mr.MultiWorkerMirroredStrategy().num_replicas_in_sync == len(jax.devices())
+
+
+def test_replicas_may_share_a_device(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    strategy = mr.MultiWorkerMirroredStrategy(num_replicas=4, deterministic=True)
+    assert strategy.num_replicas_in_sync == 4
+    assert strategy.deterministic
+
+
+def test_several_workers_are_refused_once_jax_has_started(monkeypatch):
+    assert jax.devices()
+    cluster = {"cluster": {"worker": ["localhost:47321", "localhost:47322"]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
-    with pytest.raises(mr.errors.ContextError, match=r"2 workers \(a:1, b:1\)"):
+    with pytest.raises(mr.errors.ContextError, match="JAX has made its devices already"):
         mr.MultiWorkerMirroredStrategy()

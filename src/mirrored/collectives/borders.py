@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -39,3 +40,18 @@ def bordered(
         return [arrays[0] for arrays in lists for _ in range(results_per_list)]
 
     return list(lax.cond(never(operands[0][0]), otherwise, function, [list(arrays) for arrays in operands]))
+
+
+def walled(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> list[Any]:
+    """`function` of a list of arrays to a list of any others, compiled for itself.
+
+    Args:
+        function: From the list to its results.
+        operands: The first one is not empty.
+    """
+    results = jax.eval_shape(function, list(operands))
+
+    def otherwise(_: Any) -> list[Any]:
+        return [jnp.zeros(result.shape, result.dtype) for result in results]
+
+    return list(lax.cond(never(operands[0]), otherwise, function, list(operands)))

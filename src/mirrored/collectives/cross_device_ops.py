@@ -25,7 +25,7 @@ from mirrored.collectives.algorithm import CrossDeviceOps as CrossDeviceOps
 from mirrored.collectives.algorithm import stack_all
 from mirrored.collectives.group import Group
 from mirrored.collectives.ordered_tree import OrderedTree as OrderedTree
-from mirrored.collectives.packing import over_packs
+from mirrored.collectives.packing import SMALL_BYTES, over_packs, over_small_packs
 from mirrored.collectives.trees import tree_sum
 from mirrored.errors import ArgumentError
 
@@ -34,14 +34,16 @@ from mirrored.errors import ArgumentError
 class AllReduce(CrossDeviceOps):
     """Sums local replicas, then all-reduces over devices, all arrays at once. The default.
 
-    The order of sums across devices is the backend's.
+    Across processes small arrays travel together in one buffer. The order of sums across devices is the backend's.
     """
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
         """One all-reduce."""
         totals = [tree_sum(components) for components in arrays]
-        if group.axis is not None and totals:
-            totals = list(lax.psum(tuple(totals), group.axis))
+        axis = group.axis
+        if axis is not None and totals:
+            pack = 0 if not group.spans_processes else SMALL_BYTES
+            totals = over_small_packs(lambda buffers: lax.psum(tuple(buffers), axis), totals, small_bytes=pack)
         return _for_each_local(totals, group)
 
 

@@ -15,11 +15,14 @@ class Group:
         axis: The mesh axis of the devices; None where there is one device, so that no collective is needed.
         devices: D, the size of the axis.
         local: K, the replicas of each device.
+        spans_processes: Whether the devices belong to several processes, so that every buffer costs a message of its
+            own.
     """
 
     axis: str | None
     devices: int
     local: int
+    spans_processes: bool = False
 
     @property
     def num_replicas(self) -> int:

@@ -13,8 +13,9 @@ from jax import lax
 
 from mirrored._jax.equal import equal_on_all_devices
 from mirrored.collectives.algorithm import CrossDeviceOps
-from mirrored.collectives.borders import bordered
+from mirrored.collectives.borders import bordered, walled
 from mirrored.collectives.group import Group
+from mirrored.collectives.packing import over_small_packs
 from mirrored.collectives.trees import sum_pairs, tree_sum
 
 
@@ -84,7 +85,9 @@ def tree_sums(arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
     if group.axis is None:
         return [values[0] for values in rows]
     if left == 1 and group.devices & (group.devices - 1) == 0:
-        return _sum_by_pairs([values[0] for values in rows], group.axis, group.devices)
+        pairs = functools.partial(_sum_by_pairs, axis=group.axis, devices=group.devices)
+        totals = [values[0] for values in rows]
+        return over_small_packs(pairs, totals, kernel=walled) if group.spans_processes else pairs(totals)
     exchange = functools.partial(_sum_own_piece, axis=group.axis, devices=group.devices, count=left)
     return over_packs_of_rows(exchange, rows, group.devices)
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import jax.numpy as jnp
+
+SMALL_BYTES: Final = 128 * 1024
+"""Across processes every buffer costs a message of its own, so arrays up to this size share one. (On loopback with 2
+processes: 100 x 1 KiB 21 -> 1.3 ms, 32 x 64 KiB 8.1 -> 2.9 ms, but 8 x 1 MiB 10.1 -> 12.2 ms.)"""
 
 
 def over_packs(
@@ -30,6 +36,52 @@ def over_packs(
             results[i] = reduced[start : start + arrays[i].size].reshape(arrays[i].shape)
             start += arrays[i].size
     return results
+
+
+def over_small_packs(
+    collective: Callable[[list[Any]], Sequence[Any]],
+    arrays: Sequence[Any],
+    *,
+    small_bytes: int = SMALL_BYTES,
+    kernel: Callable[..., list[Any]] | None = None,
+) -> list[Any]:
+    """Applies a collective to `arrays`, the small ones of each dtype together in one buffer.
+
+    Args:
+        collective: From a list of arrays to as many of the same shapes, element by element.
+        arrays: Any shapes and dtypes.
+        small_bytes: Arrays up to so many bytes are packed.
+        kernel: Runs the packing and the unpacking, as ``kernel(function, arrays)``; None: as it comes.
+    """
+    run = kernel or (lambda function, operands: function(operands))
+    small = [i for i, array in enumerate(arrays) if 0 < array.size * array.dtype.itemsize <= small_bytes]
+    packs = [[i for i in small if arrays[i].dtype == dtype] for dtype in dict.fromkeys(arrays[i].dtype for i in small)]
+    packs = [places for places in packs if len(places) > 1]
+    packed = {i for places in packs for i in places}
+    alone = [i for i, array in enumerate(arrays) if i not in packed and array.size]
+    buffers = [run(_pack, [arrays[i] for i in places])[0] for places in packs]
+    reduced = list(collective([*buffers, *(arrays[i] for i in alone)])) if packs or alone else []
+    results = list(arrays)
+    for i, array in zip(alone, reduced[len(packs) :], strict=True):
+        results[i] = array
+    for places, buffer in zip(packs, reduced, strict=False):
+        unpack = functools.partial(_unpack, shapes=[arrays[i].shape for i in places])
+        for i, array in zip(places, run(unpack, [buffer]), strict=True):
+            results[i] = array
+    return results
+
+
+def _pack(arrays: Sequence[Any]) -> list[Any]:
+    return [jnp.concatenate([jnp.ravel(array) for array in arrays])]
+
+
+def _unpack(buffers: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    sizes = [math.prod(shape) for shape in shapes]
+    starts = itertools.accumulate(sizes, initial=0)
+    return [
+        buffers[0][start : start + size].reshape(shape)
+        for start, size, shape in zip(starts, sizes, shapes, strict=False)
+    ]
 
 
 def _packs(arrays: Sequence[Any], num_packs: int) -> list[list[int]]:

@@ -20,7 +20,7 @@ from mirrored.replicas.layout import AXIS, Layout
 def group_of(layout: Layout) -> Group:
     """How a layout's replicas lie: over how many devices, how many on each."""
     devices = len(layout.devices)
-    return Group(axis=AXIS if devices > 1 else None, devices=devices, local=layout.local)
+    return Group(AXIS if devices > 1 else None, devices, layout.local, layout.spans_processes)
 
 
 def over_devices(body: Callable[..., Any], layout: Layout, num_inputs: int, *, equal: bool) -> Callable[..., Any]:
@@ -83,6 +83,49 @@ def _compiled_gather(axis: int, layout: Layout) -> Callable[..., Any]:
 
 def _concatenated(stacked: Any, axis: int) -> Any:
     return jnp.concatenate([stacked[i] for i in range(stacked.shape[0])], axis=axis)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled_ragged_gather(axis: int, sizes: tuple[int, ...], layout: Layout) -> Callable[..., Any]:
+    def gather(stacked: Any) -> Any:
+        parts = [jax.lax.slice_in_dim(stacked[i], 0, size, axis=axis) for i, size in enumerate(sizes)]
+        return jnp.concatenate(parts, axis=axis)
+
+    return jax.jit(gather, out_shardings=layout.replicated)
+
+
+def gather_padded(array: Any, axis: int, sizes: Sequence[int], layout: Layout) -> Any:
+    """`gather_stacked` of components that were padded at their ends along `axis`, without the padding.
+
+    Args:
+        array: ``[replicas, ...]``, concrete.
+        axis: Which dimension of the components, not negative.
+        sizes: Of each replica's component without padding.
+        layout: Where they lie.
+    """
+    return _compiled_ragged_gather(axis, tuple(sizes), layout)(jax.device_put(array, layout.sharded))
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled_first(layout: Layout) -> Callable[..., Any]:
+    return jax.jit(lambda array: array[0], out_shardings=layout.replicated)
+
+
+def first_stacked(array: Any, layout: Layout) -> Any:
+    """The first replica's component of ``[replicas, ...]``, on every device of a job of several processes."""
+    if is_tracer(array) or is_live_box(array) or not layout.spans_processes:
+        return array[0]
+    return _compiled_first(layout)(array)
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled_whole(layout: Layout) -> Callable[..., Any]:
+    return jax.jit(lambda array: array, out_shardings=layout.replicated)
+
+
+def whole_stacked(array: Any, layout: Layout) -> Any:
+    """``[replicas, ...]`` as one array that this process can read, whatever processes hold its parts."""
+    return _compiled_whole(layout)(array) if layout.spans_processes else array
 
 
 def gather_stacked(array: Any, axis: int, layout: Layout) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
@@ -11,6 +12,7 @@ from mirrored.data.ending import end_error
 from mirrored.data.feed import Feed, Item
 from mirrored.data.input_options import InputOptions
 from mirrored.data.iterators import close_at_exit
+from mirrored.data.meeting import Meeting, reader_meeting
 from mirrored.data.optional import Optional
 from mirrored.data.placing import Placer
 from mirrored.data.readers import Reader
@@ -44,6 +46,7 @@ class DistributedIterator:
         self._examples = 0
         self._started: float | None = None
         self._done: str | None = None
+        self._together: Meeting | None = reader_meeting(reader, placer)
         self._feed = self._new_feed()
         close_at_exit(self._feed)
 
@@ -78,16 +81,32 @@ class DistributedIterator:
             self._started = time.perf_counter()
         item = self._feed.next()
         self._stats.elapsed_seconds = time.perf_counter() - self._started
-        if item.error is not None:
+        if item.error is not None and not (self._together and isinstance(item.error, StopIteration)):
             self._finish("ended" if isinstance(item.error, StopIteration) else "failed")
             if isinstance(item.error, StopIteration):
                 raise StopIteration
             raise item.error
+        if self._together is not None:
+            item = self._settled(item)
         self._state = item.state
         self._examples += item.examples
         self._stats.batches += 1
         self._stats.examples += item.examples
         return item.value
+
+    def _settled(self, item: Item) -> Item:
+        """What several workers make of what each of them has read."""
+        assert self._together is not None
+        try:
+            value = self._together.settled(item.value, item.error is not None)
+        except StopIteration:
+            self._finish("ended")
+            raise
+        if item.error is None:
+            return dataclasses.replace(item, value=value)
+        # This worker has no more data, and goes on with empty batches.
+        self._feed.give_again(item)
+        return Item(value, 0, self._state)
 
     def get_next(self) -> Any:
         """The next element.
@@ -133,12 +152,14 @@ class DistributedIterator:
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes to a position of the same data: the next element begins with the example after it.
 
+        Context: at any time before the end; what was read ahead is dropped.
+
         Args:
             state: From `get_state`, perhaps of a run on another number of replicas.
 
         Raises:
             ArgumentError: It is no such position, or one of another dataset.
-            InputError: Elements have been taken already, or the iterator is closed.
+            InputError: The iterator is closed, or has ended.
         """
         if state.get("version") != _VERSION or "reader" not in state:
             raise ArgumentError(
@@ -147,13 +168,10 @@ class DistributedIterator:
                 rule="a position is what get_state() of a distributed iterator gave",
                 remedy="pass it unchanged",
             )
-        if self._started is not None or self._done is not None:
-            raise InputError(
-                "DistributedIterator.set_state",
-                found="elements have been taken from this iterator already",
-                rule="a position is set before the first element",
-                remedy="iterator = iter(dataset); iterator.set_state(state)",
-            )
+        if self._done is not None:
+            raise _closed()
+        if self._started is not None:
+            self._feed.begin_again()
         self._reader.set_state(state["reader"])
         self._state, self._examples = state["reader"], state["examples"]
 
@@ -263,7 +281,7 @@ def refuse_transformation(kind: str, name: str) -> NoReturn:
 def _closed() -> InputError:
     return InputError(
         "DistributedIterator",
-        found="it was used after close(), or after it raised an error",
+        found="it was used after close(), after its end, or after it raised an error",
         rule="a closed iterator gives no elements",
         remedy="make a new one with iter(dataset)",
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from mirrored.data._file_sharding import files_of_worker
 from mirrored.data.distributed import DistributedDataset
 from mirrored.data.input_options import InputContext, InputOptions, InputReplicationMode
 from mirrored.data.options import UNKNOWN_CARDINALITY, AutoShardPolicy
@@ -56,15 +57,15 @@ def distribute_dataset(strategy: Any, dataset: Any, options: InputOptions | None
             remedy="iterate over it as it is",
         )
     source = as_source(dataset, options.batch_size, called)
-    workers, policy = len(_workers(strategy.layout)), _policy(source)
-    if workers > 1 and policy is AutoShardPolicy.FILE:
-        raise _no_file_sharding(called)
-    own = workers > 1 and policy is AutoShardPolicy.OFF
+    policy = _policy(source)
+    several = len(_workers(strategy.layout)) > 1
+    own = several and policy in (AutoShardPolicy.OFF, AutoShardPolicy.FILE)
     if own:
-        source = _own_batches(source, workers)
+        source = _own_batches(source, strategy.layout, policy, called)
     placer = Placer(strategy.layout, options.experimental_fetch_to_device, own)
+    shares = len(strategy.layout.addressable_replicas) if own else placer.num_replicas
     return DistributedDataset(
-        lambda: GlobalBatches(source, options, placer.num_replicas),
+        lambda: GlobalBatches(source, options, shares),
         placer,
         options,
         lambda: _spec_of_shares(_source_spec(source), placer.num_replicas),
@@ -88,7 +89,7 @@ def distribute_from_function(
     """
     called = "Strategy.distribute_datasets_from_function"
     options = _checked(options, called, from_function=True)
-    placer = Placer(strategy.layout, options.experimental_fetch_to_device)
+    placer = Placer(strategy.layout, options.experimental_fetch_to_device, len(_workers(strategy.layout)) > 1)
     mine = 1 if strategy.layout is None else len(strategy.layout.addressable_replicas)
     contexts = _contexts(strategy.layout, placer.num_replicas, options.experimental_replication_mode)
     sources = [as_source(dataset_fn(context), options.batch_size, called) for context in contexts]
@@ -119,23 +120,19 @@ def _policy(source: Source) -> AutoShardPolicy:
     return AutoShardPolicy.AUTO if options is None else options.experimental_distribute.auto_shard_policy
 
 
-def _own_batches(source: Source, workers: int) -> Source:
-    """The whole dataset for every worker, in batches of its part of the global batch size."""
+def _own_batches(source: Source, layout: Layout, policy: AutoShardPolicy, called: str) -> Source:
+    """The worker's own files or the whole dataset, in batches of its part of the global batch size."""
     assert source.dataset is not None
-    first = next(source.dataset.take(1).as_numpy_iterator(), None)
+    dataset = source.dataset
+    first = next(dataset.take(1).as_numpy_iterator(), None)
+    if policy is AutoShardPolicy.FILE:
+        workers = _workers(layout)
+        dataset = type(dataset)(files_of_worker(dataset.node, workers.index(jax.process_index()), len(workers), called))
     if first is None:
-        return source
-    part = -(-batch_size(first, "Strategy.experimental_distribute_dataset") // workers)
-    return as_source(source.dataset.rebatch(part), None, "Strategy.experimental_distribute_dataset")
-
-
-def _no_file_sharding(called: str) -> ArgumentError:
-    return ArgumentError(
-        called,
-        found="AutoShardPolicy.FILE and several workers",
-        rule="all workers make the same number of steps, and files may hold different numbers of examples",
-        remedy="use AutoShardPolicy.DATA (or AUTO), or shard the files in distribute_datasets_from_function",
-    )
+        return as_source(dataset, None, called)
+    # In proportion to its replicas, so that all replicas get as much.
+    part = -(-batch_size(first, called) * len(layout.addressable_replicas) // layout.num_replicas)
+    return as_source(dataset.rebatch(part), None, called)
 
 
 def _checked(options: Any, called: str, from_function: bool) -> InputOptions:

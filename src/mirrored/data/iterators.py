@@ -122,6 +122,20 @@ class DatasetIterator:
         if state["position"] is not None:
             self._cursor().set_state(state["position"])
 
+    @property
+    def outline(self) -> str:
+        """The steps of the pipeline that its positions depend on."""
+        return self._outline
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of its shuffles, in the order of its steps."""
+        return list(self._seeds.values())
+
+    def take_seeds(self, seeds: list[int]) -> None:
+        """Shuffles by other seeds. Before the first element."""
+        self._seeds = dict(zip(self._seeds, seeds, strict=True))
+
     def close(self) -> None:
         """Stops threads and closes files. More than once does no harm."""
         self._closed = True

@@ -22,8 +22,9 @@ class Placer:
     Attributes:
         layout: Which replica lives on which device; None: one replica, wherever JAX puts it.
         to_device: False leaves the components in host memory.
-        own_batches: With several workers: whether each reads batches of its own, for its replicas only. Else all read
-            the same global batches, and each takes the shares of its replicas.
+        own_batches: With several workers: whether each reads batches of its own, for its replicas only; what the
+            others have is settled later (`mirrored.data.meeting`). Else all read the same global batches, and each
+            takes the shares of its replicas.
     """
 
     layout: Layout | None
@@ -46,12 +47,14 @@ class Placer:
         leaves, treedef = jax.tree_util.tree_flatten(batch)
         count = leaves[0].shape[0]
         shared_by = len(self.layout.addressable_replicas) if self.own_batches else self.layout.num_replicas
-        if count and count % shared_by == 0 and self.to_device:
+        even = bool(count) and count % shared_by == 0
+        if even and self.to_device and not self.own_batches:
             return jax.tree_util.tree_unflatten(treedef, self._stacked(leaves, shared_by, count // shared_by))
         bounds = share_bounds(count, shared_by)
         if not self.own_batches:
             bounds = [bounds[replica] for replica in self.layout.addressable_replicas]
-        return jax.tree.map(lambda leaf: self._components([leaf[low:high] for low, high in bounds]), batch)
+        ragged = self.layout.spans_processes and not even
+        return jax.tree.map(lambda leaf: self._components([leaf[low:high] for low, high in bounds], ragged), batch)
 
     def elements(self, elements: Sequence[Any]) -> Any:
         """One element per replica of this process, as a per-replica value; with one replica the element itself."""
@@ -63,24 +66,20 @@ class Placer:
         assert self.layout is not None
         sharding = self.layout.sharded
         if any(leaf.dtype.hasobject for leaf in leaves):
-            return [PerReplica(np.split(leaf, shared_by), self.layout) for leaf in leaves]
+            mine = self.layout.addressable_replicas
+            return [PerReplica([np.split(leaf, shared_by)[r] for r in mine], self.layout) for leaf in leaves]
         rows = [leaf.reshape(shared_by, share, *leaf.shape[1:]) for leaf in leaves]
         if sharding.is_fully_addressable:
             placed = [put_rows(leaf, sharding, self.layout.devices) for leaf in rows]
-        elif self.own_batches:
-            shapes = [(self.num_replicas, *leaf.shape[1:]) for leaf in rows]
-            placed = [
-                jax.make_array_from_process_local_data(sharding, leaf, shape)
-                for leaf, shape in zip(rows, shapes, strict=True)
-            ]
         else:
             placed = [jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__) for leaf in rows]
         return [PerReplica.from_stacked(array, self.layout) for array in placed]
 
-    def _components(self, shares: Sequence[Any]) -> PerReplica:
+    def _components(self, shares: Sequence[Any], is_ragged: bool = False) -> PerReplica:
         assert self.layout is not None
         mine = self.layout.addressable_replicas
-        return PerReplica([self._put(share, replica) for share, replica in zip(shares, mine, strict=True)], self.layout)
+        placed = [self._put(share, replica) for share, replica in zip(shares, mine, strict=True)]
+        return PerReplica(placed, self.layout, is_ragged=is_ragged)
 
     def _put(self, leaf: Any, replica: int) -> Any:
         if getattr(leaf, "dtype", np.dtype(object)).hasobject:

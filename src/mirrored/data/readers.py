@@ -19,6 +19,11 @@ from mirrored.errors import ArgumentError
 class Reader(Protocol):
     """Reads elements for all replicas at once, on the host."""
 
+    @property
+    def ends_together(self) -> bool:
+        """Of several workers with data of their own: whether the first one to end ends all."""
+        ...
+
     def read(self) -> tuple[Any, int]:
         """What the placer gets next, and how many examples it holds."""
         ...
@@ -46,12 +51,28 @@ class GlobalBatches:
     Args:
         source: Where they come from.
         options: With the rule.
-        num_replicas: For padding.
+        num_replicas: Of those that a batch is for; for padding.
     """
+
+    @property
+    def ends_together(self) -> bool:
+        """Whether no batch can be empty."""
+        return self._rule == "drop"
+
+    @property
+    def cursor(self) -> Any:
+        """The reading of the source."""
+        return self._cursor
+
+    @property
+    def first(self) -> Any:
+        """The first batch that was read, None before."""
+        return self._first
 
     def __init__(self, source: Source, options: InputOptions, num_replicas: int) -> None:
         self._source, self._rule, self._num_replicas = source, options.last_batch, num_replicas
         self._cursor = source.open()
+        self._first: Any = None
         self._full: int | None = None
         self._consumed = 0
         self._leave_out = 0
@@ -62,6 +83,8 @@ class GlobalBatches:
             batch, count = self._next_batch()
             if self._full is None:
                 self._full = count
+            if self._first is None:
+                self._first = batch
             if self._rule == "drop" and count < self._full:
                 continue
             return (pad(batch, self._num_replicas, self._full) if self._rule == "pad" else batch), count
@@ -117,10 +140,16 @@ class ElementsInTurn:
             elements are empty batches.
     """
 
+    @property
+    def ends_together(self) -> bool:
+        """Whether no element can be an empty batch."""
+        return self._leaves_out_incomplete or self._scalars
+
     def __init__(self, sources: Sequence[Source], num_replicas: int, leaves_out_incomplete: bool) -> None:
         self._cursors = [source.open() for source in sources]
         self._num_replicas = num_replicas
         self._leaves_out_incomplete = leaves_out_incomplete
+        self._scalars = False
         self._rows = 0
 
     def read(self) -> tuple[Any, int]:
@@ -134,6 +163,7 @@ class ElementsInTurn:
         missing = self._num_replicas - len(elements)
         if missing and (not elements or self._leaves_out_incomplete or _has_scalars(elements[0])):
             raise StopIteration
+        self._scalars = _has_scalars(elements[0])
         self._rows += 1
         count = sum(_examples(element) for element in elements)
         elements += [jax.tree.map(lambda leaf: leaf[:0], elements[0]) for _ in range(missing)]

@@ -15,10 +15,12 @@ from mirrored._jax import jit_key
 from mirrored._jax.as_written import jit
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.capture import CaptureTracer
+from mirrored._jax.outlines import digest_of
 from mirrored._jax.staging import Staged, has_callbacks, stage
 from mirrored._jax.traces import current_trace, is_eval, is_tracer
 from mirrored.function import in_flight
 from mirrored.function.creating import refuse_forgotten
+from mirrored.function.meeting import Meeting
 from mirrored.function.signature import Arguments
 from mirrored.replicas import structures
 from mirrored.replicas.ambient import within
@@ -57,6 +59,7 @@ class Program:
         self._steps = steps
         self._donate = donate
         self._frame = FunctionFrame()
+        self._met = Meeting(getattr(function, "__name__", "function"))
         self._results: list[_Result] = []
         self._out_treedef: Any = None
         staged = self._stage(function)
@@ -137,7 +140,10 @@ class Program:
             return [*outs, jnp.zeros((), jnp.int32)] if token else outs
 
         shardings = [_sharding(variable) for variable in assigned]
-        rest: list[Any] = [None] * (sum(result.is_array for result in self._results) + token)
+        self._several = _several_processes(self._frame, (*assigned, *read))
+        self._digest = "" if self._several is None else digest_of(staged.jaxpr, staged.constants)
+        rest = [_result_sharding(result, self._several) for result in self._results if result.is_array]
+        rest += [None] * token
         pinned = [*shardings, *rest] if any(sharding is not None for sharding in shardings) else None
         compiled = functools.partial(jit, as_written=self._frame.as_written, out_shardings=pinned)
         donated = tuple(range(len(self._donated)))
@@ -187,6 +193,8 @@ class Program:
             return self._call_recorded(arrays)
         donated = [variable.to_donate() for variable in self._donated]
         kept = [variable.stored() for variable in self._kept]
+        if self._several is not None:
+            arrays = self._met.arguments(arrays, self._several, self._digest)
         try:
             outs = self._donating(*donated, *kept, *self._outer, *arrays)
             if self._synchronous:
@@ -199,6 +207,8 @@ class Program:
             variable.store(value)
         rest = outs[count:]
         try:
+            if self._several is not None:
+                self._met.passed(rest[-1])
             in_flight.launched(rest[-1])
         except Exception as error:
             self._mark_lost(donated, error)
@@ -235,8 +245,26 @@ class Program:
 
 
 def _is_outer(constant: Any) -> bool:
-    """Whether a constant is a value of a trace around the call (a bare `jax.jit`), to be passed as an operand."""
-    return is_tracer(constant) and not isinstance(constant, CaptureTracer)
+    """Whether a constant is to be passed as an operand.
+
+    It is a value of a trace around the call (a bare `jax.jit`), or lies on devices of several processes.
+    """
+    if is_tracer(constant):
+        return not isinstance(constant, CaptureTracer)
+    return isinstance(constant, jax.Array) and not constant.is_fully_addressable
+
+
+def _several_processes(frame: FunctionFrame, variables: Sequence[Any]) -> Any:
+    """The layout over several processes that the program uses, None if it uses none."""
+    layouts = [frame.layout, *(variable.layout for variable in variables)]
+    return next((layout for layout in layouts if layout is not None and layout.spans_processes), None)
+
+
+def _result_sharding(result: _Result, layout: Any) -> Any:
+    """Of several processes each has its own components, and all of everything else."""
+    if layout is None:
+        return None
+    return layout.sharded if result.is_per_replica else layout.replicated
 
 
 def _place(constant: Any, places: dict[int, int]) -> int | None:

@@ -124,6 +124,7 @@ class FunctionFrame(Frame):
 
     def __init__(self) -> None:
         self.captured: dict[int, Held] = {}
+        layout: Of a run in it, None before.
         self.staged: dict[int, Held] = {}
         self.new = Created()
         self.as_written = False
@@ -133,6 +134,7 @@ class FunctionFrame(Frame):
             return self.staged[id(variable)][1]
         if id(variable) not in self.captured:
             tracer = CaptureTracer(variable.stored_shape(), variable.dtype, variable)
+        self.layout: Any = None
             self.captured[id(variable)] = Held(variable, tracer)
         return self.captured[id(variable)][1]
 

@@ -71,11 +71,27 @@ class Layout:
         """Axis 0 (of length R, or a multiple) spread over the devices in replica order."""
         return NamedSharding(self.mesh, PartitionSpec(AXIS))
 
-    @property
+    @functools.cached_property
+    def addressable_devices(self) -> tuple[jax.Device, ...]:
+        """The devices of this process, in order."""
+        here = jax.process_index()
+        return tuple(device for device in self.devices if device.process_index == here)
+
+    @functools.cached_property
     def addressable_replicas(self) -> tuple[int, ...]:
         """The replicas on devices of this process, in order."""
-        here = jax.process_index()
-        return tuple(r for r in range(self.num_replicas) if self.device_of(r).process_index == here)
+        mine = frozenset(self.addressable_devices)
+        return tuple(r for r in range(self.num_replicas) if self.device_of(r) in mine)
+
+    @functools.cached_property
+    def spans_processes(self) -> bool:
+        """Whether some of the replicas live on devices of other processes."""
+        return len(self.addressable_devices) < len(self.devices)
+
+    @functools.cached_property
+    def processes(self) -> tuple[int, ...]:
+        """The processes whose devices hold replicas, ascending."""
+        return tuple(sorted({device.process_index for device in self.devices}))
 
     def device_of(self, replica: int) -> jax.Device:
         """The device on which a replica lives.

@@ -47,7 +47,8 @@ class Session(abc.ABC):
 
     Attributes:
         layout: Which replica lives on which device.
-        num_local: How many replicas run in this session: all in eager mode, one device's in compiled mode.
+        num_local: How many replicas run in this session: this process's in eager mode, one device's in compiled mode.
+        stands_for_others: Whether the local replicas stand for those of all devices (one program for all).
         in_place: One local replica and no threads: merges run where they are called.
         base_trace: The JAX trace that was current when the replicas started.
         letters: What each local replica sends beside the arrays of a merge, by local index.
@@ -58,6 +59,7 @@ class Session(abc.ABC):
 
     layout: Layout
     num_local: int
+    stands_for_others: bool
     in_place: bool
     base_trace: Any
     letters: dict[int, Any]

@@ -79,8 +79,9 @@ class PerReplica(_NotAnArray):
     """One component per replica; components may differ, also in shape.
 
     Args:
-        values: The components, in replica order.
+        values: The components, in replica order; of a job of several processes, those of this one.
         layout: Which replica lives on which device, where that is known.
+        is_ragged: Components of other processes have other shapes.
 
     Example:
         >>> PerReplica((1.0, 2.0))
@@ -92,12 +93,13 @@ class PerReplica(_NotAnArray):
     TensorFlow: `tf.distribute.DistributedValues` with `.values`. The same outline is printed.
     """
 
-    __slots__ = ("_components", "_layout", "_stacked", "_unstack")
+    __slots__ = ("_components", "_layout", "_ragged", "_stacked", "_unstack")
 
-    def __init__(self, values: Sequence[Any], layout: Layout | None = None) -> None:
+    def __init__(self, values: Sequence[Any], layout: Layout | None = None, *, is_ragged: bool = False) -> None:
         self._components: tuple[Any, ...] | None = tuple(values)
         self._stacked: jax.Array | None = None
         self._layout = layout
+        self._ragged = is_ragged
         self._unstack: Callable[[], Sequence[Any]] | None = None
 
     @classmethod
@@ -105,6 +107,7 @@ class PerReplica(_NotAnArray):
         """A value held as one array ``[replicas, ...]``, laid over `layout`'s devices."""
         value = cls.__new__(cls)
         value._components, value._stacked, value._layout, value._unstack = None, stacked, layout, None
+        value._ragged = False
         return value
 
     @property
@@ -119,7 +122,7 @@ class PerReplica(_NotAnArray):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components, each on its replica's device."""
+        """The components, each on its replica's device; of a job of several processes, those of this one."""
         if self._components is None:
             assert self._stacked is not None
             self._components = _unstacked(self._stacked, self._layout)
@@ -129,6 +132,8 @@ class PerReplica(_NotAnArray):
         if self._components is not None:
             return len(self._components)
         assert self._stacked is not None
+        if self._layout is not None and self._layout.spans_processes and not is_tracer(self._stacked):
+            return len(self._layout.addressable_replicas)
         return int(self._stacked.shape[0])
 
     @property
@@ -136,6 +141,8 @@ class PerReplica(_NotAnArray):
         """The shape that all components share, None if they differ or are no arrays."""
         if self._stacked is not None:
             return tuple(self._stacked.shape[1:])
+        if self._ragged:
+            return None
         shapes = {_shape_of(component) for component in self.values}
         return shapes.pop() if len(shapes) == 1 else None
 
@@ -146,6 +153,8 @@ class PerReplica(_NotAnArray):
             ValuesError: The components are no arrays, or their shapes or dtypes differ.
         """
         if self._stacked is None:
+            if self._ragged:
+                raise _unequal("components that have other shapes on other workers")
             self._stacked = stack_components(self.values, layout)
             self._layout = layout
         return self._stacked
@@ -156,16 +165,13 @@ def _shape_of(component: Any) -> tuple[int, ...] | None:
 
 
 def stack_components(components: Sequence[Any], layout: Layout) -> Any:
-    """One array ``[replicas, ...]`` over `layout`'s devices from one component per replica."""
+    """One array ``[replicas, ...]`` over `layout`'s devices from one component per replica (of this process)."""
     shapes = {np.shape(component) for component in components}
     if len(shapes) > 1:
-        raise ValuesError(
-            "PerReplica.stacked",
-            found=f"components of shapes {', '.join(str(np.shape(component)) for component in components)}",
-            rule="only components of one shape can be laid out as one array",
-            remedy="use them in eager code, or pad them to one shape (last_batch='pad')",
-        )
+        raise _unequal(f"components of shapes {', '.join(str(np.shape(component)) for component in components)}")
     if any(is_live_box(component) for component in components):
+        if layout.spans_processes:
+            raise _recorded()
         # A tape outside `run` records: ordinary operations, on one device.
         return jnp.stack([jax.device_put(component, layout.devices[0]) for component in components])
     components = [payload_of(component) for component in components]
@@ -175,20 +181,38 @@ def stack_components(components: Sequence[Any], layout: Layout) -> Any:
         return _laid_out(components, layout)
 
 
+def _unequal(found: str) -> ValuesError:
+    return ValuesError(
+        "PerReplica.stacked",
+        found=found,
+        rule="only components of one shape can be laid out as one array",
+        remedy="use them in eager code, or pad them to one shape (last_batch='pad')",
+    )
+
+
+def _recorded() -> ValuesError:
+    return ValuesError(
+        "PerReplica.stacked",
+        found="a tape outside run records components of replicas on several workers, in eager code",
+        rule="what other workers compute is out of reach of this worker's tape",
+        remedy="open the tape inside the function given to run, or compile the whole step with mirrored.function",
+    )
+
+
 def _laid_out(components: Sequence[Any], layout: Layout) -> Any:
     if len(layout.devices) == 1:
         return jax.device_put(jnp.stack([jnp.asarray(component) for component in components]), layout.sharded)
     per_device = []
-    for index, device in enumerate(layout.devices):
+    for index, device in enumerate(layout.addressable_devices):
         mine = components[index * layout.local : (index + 1) * layout.local]
         on_device = [jax.device_put(jnp.asarray(component), device) for component in mine]
         per_device.append(on_device[0][None] if len(on_device) == 1 else jnp.stack(on_device))
-    shape = (len(components), *per_device[0].shape[1:])
+    shape = (layout.num_replicas, *per_device[0].shape[1:])
     return jax.make_array_from_single_device_arrays(shape, layout.sharded, per_device)
 
 
 def _unstacked(stacked: jax.Array, layout: Layout | None) -> tuple[Any, ...]:
-    if is_tracer(stacked) or layout is None or len(stacked.addressable_shards) != len(layout.devices):
+    if is_tracer(stacked) or layout is None or len(stacked.addressable_shards) != len(layout.addressable_devices):
         return tuple(stacked[i] for i in range(stacked.shape[0]))
     shards = sorted(stacked.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     return tuple(shard.data[k] for shard in shards for k in range(shard.data.shape[0]))
@@ -208,6 +232,7 @@ class LocalPerReplica(PerReplica):
     def __init__(self, local: Sequence[Any], unstack: Callable[[], Sequence[Any]], layout: Layout) -> None:
         self.local = tuple(local)
         self._components, self._stacked, self._layout, self._unstack = None, None, layout, unstack
+        self._ragged = False
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -283,7 +308,7 @@ def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], tuple[str, Layout | No
         return value.values, ("components", value.layout)
     if value.is_stacked:
         return (value._stacked,), ("stacked", value.layout)
-    return value.values, ("components", value.layout)
+    return value.values, ("ragged" if value._ragged else "components", value.layout)
 
 
 def _unflatten(how: tuple[str, Layout | None], children: Any) -> Any:
@@ -291,8 +316,9 @@ def _unflatten(how: tuple[str, Layout | None], children: Any) -> Any:
     if kind == "stacked":
         made = PerReplica.__new__(PerReplica)
         made._components, made._stacked, made._layout, made._unstack = None, children[0], layout, None
+        made._ragged = False
         return made
-    return PerReplica(children, layout)
+    return PerReplica(children, layout, is_ragged=kind == "ragged")
 
 
 jax.tree_util.register_pytree_node(PerReplica, _flatten, _unflatten)

@@ -44,6 +44,7 @@ class BodySession(Session):
         self.strategy = strategy
         self.layout = strategy.layout
         self.num_local = self.layout.local
+        self.stands_for_others = len(self.layout.devices) > 1
         self.in_place = self.num_local == 1
         self.base_trace: Any = None
         self.letters: dict[int, Any] = {}

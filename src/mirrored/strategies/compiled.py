@@ -193,6 +193,7 @@ class _Run:
         if isinstance(function, FunctionFrame):
             function.as_written |= self._strategy.cross_device_ops.as_written
             function.layout = self._layout
+            function.layout = self._layout
         for entry in self._assigned:
             value = next(parts) if entry.variable.per_replica else next(wholes)
             frame.set_whole(entry.variable, value, entry.where[0])

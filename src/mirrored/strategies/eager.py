@@ -6,7 +6,7 @@ Print, pdb, Python branches and shapes that differ between replicas all work her
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -18,25 +18,36 @@ from mirrored.collectives.group import Group
 from mirrored.collectives.stacked import reduce_stacked
 from mirrored.errors import SynchronyError
 from mirrored.replicas import structures
+from mirrored.replicas.agreement import agree, check_equal
 from mirrored.replicas.ambient import ambient, within
-from mirrored.replicas.frames import ReplicaFrame
+from mirrored.replicas.frames import ReplicaFrame, Staged
 from mirrored.replicas.lockstep import LockStep
 from mirrored.replicas.merging import Merge, Session
 from mirrored.replicas.values import Mirrored, PerReplica, stack_components
 from mirrored.strategies.context import ReplicaContext
+from mirrored.strategies.gathering import gather_across
+from mirrored.variables.placement import placed
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
 
 
+_DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
+
+
 class EagerSession(Session):
-    """All replicas of a strategy, run one after another between merges."""
+    """All replicas of a strategy on this process, run one after another between merges.
+
+    Of several processes each runs its own replicas; a merge is a compiled collective that all of them issue in the same
+    order.
+    """
 
     def __init__(self, strategy: Strategy) -> None:
         assert strategy.layout is not None
         self.strategy = strategy
         self.layout = strategy.layout
-        self.num_local = self.layout.num_replicas
+        self.num_local = len(self.layout.addressable_replicas)
+        self.stands_for_others = False
         self.in_place = False
         self.base_trace = current_trace()
         self.letters: dict[int, Any] = {}
@@ -57,6 +68,9 @@ class EagerSession(Session):
         self._handed: dict[int, tuple[Any, Any]] = {}
         # Replicas' own components, though replicas of one device may hold the very same array.
         self._separated: dict[int, Any] = {}
+        # Of several processes: values that came from outside, and so are the same on all of them.
+        self._outer: dict[int, Any] = {}
+        self._spans = self.layout.spans_processes
 
     def run_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """Runs ``fn`` once per replica, in lock-step; results regrouped."""
@@ -64,14 +78,15 @@ class EagerSession(Session):
         def body(replica: int) -> Callable[[], Any]:
             def call() -> Any:
                 mine = structures.map_leaves(lambda leaf: self.component(leaf, replica), (tuple(args), kwargs))
-                with jax.default_device(self.layout.device_of(replica)):
+                with jax.default_device(self._device_of(replica)):
                     return fn(*mine[0], **mine[1])
 
             return call
 
         replicas = range(self.num_local)
         with within(frame=self.frame, runner=self, replica=None) as here:
-            contexts = [here.fork(replica=ReplicaContext(self.strategy, replica, replica)) for replica in replicas]
+            ids = self.layout.addressable_replicas
+            contexts = [here.fork(replica=ReplicaContext(self.strategy, ids[local], local)) for local in replicas]
             previous, self._lockstep = self._lockstep, LockStep("Strategy.run")
             try:
                 results = self._lockstep.run([body(replica) for replica in replicas], contexts)
@@ -83,9 +98,14 @@ class EagerSession(Session):
         """Moves what the replicas assigned into the variables: all of it, or nothing."""
         entries = list(self.frame.staged.values())
         wholes = [self.frame.whole(entry.variable) for entry in entries]
+        if self._spans:
+            self._check_workers(entries)
         for entry, whole in zip(entries, wholes, strict=True):
-            sharding = self.layout.sharded if entry.variable.per_replica else self.layout.replicated
-            entry.variable.store(jax.device_put(whole, sharding))
+            entry.variable.store(
+                jax.device_put(whole, self.layout.sharded)
+                if entry.variable.per_replica
+                else placed(whole, self.layout, per_replica=False)
+            )
             entry.variable.mark_shared()
 
     # Session
@@ -95,7 +115,10 @@ class EagerSession(Session):
 
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
         algorithm = self.strategy.cross_device_ops
-        if any(_is_recorded(component) for components in arrays for component in components):
+        if self._spans:
+            # All workers bring the same shapes, or none of them starts a collective.
+            self._agree(f"reduce {op!r} of {', '.join(_described(components[0]) for components in arrays)}")
+        elif any(_is_recorded(component) for components in arrays for component in components):
             # A tape outside `run` records the reduction: one device, ordinary operations.
             near = [[self._near(component) for component in components] for components in arrays]
             return list(algorithm.reduce(op, near, Group(axis=None, devices=1, local=self.num_local)))
@@ -103,7 +126,8 @@ class EagerSession(Session):
         return reduce_stacked(algorithm, op, stacked, self.layout)
 
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        if any(_is_recorded(component) for components in arrays for component in components):
+        recorded = any(_is_recorded(component) for components in arrays for component in components)
+        if recorded and not self._spans:
             near = [[self._near(component) for component in components] for components in arrays]
             alone = Group(axis=None, devices=1, local=self.num_local)
             results = self.strategy.cross_device_ops.all_reduce(op, near, alone)
@@ -112,6 +136,8 @@ class EagerSession(Session):
         return [[self.reduced_component(part, k) for k, part in enumerate(parts)] for parts in results]
 
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
+        if self._spans:
+            return [gather_across(components, axis, self.layout) for components in arrays]
         return [jnp.concatenate([self._near(component) for component in components], axis) for components in arrays]
 
     def group(self, components: Sequence[Any]) -> Any:
@@ -121,27 +147,49 @@ class EagerSession(Session):
         return PerReplica(components, self.layout)
 
     def is_shared(self, components: Sequence[Any]) -> bool:
-        return structures.identical(components) and id(components[0]) not in self._separated
+        if not structures.identical(components) or id(components[0]) in self._separated:
+            return False
+        # What the replicas of this process share need not be what those of the others have.
+        return not self._spans or not isinstance(components[0], _DATA) or id(components[0]) in self._outer
 
     def component(self, value: Any, local: int) -> Any:
         if isinstance(value, PerReplica):
             return value.values[local]
         if isinstance(value, Mirrored):
             value = value.value
+        if self._spans and isinstance(value, _DATA):
+            self._outer[id(value)] = value
         if not isinstance(value, jax.Array) or len(self.layout.devices) == 1:
             return value
-        moved = self._moved(value, self.layout.device_of(local))
+        moved = self._moved(value, self._device_of(local))
         if moved is not value:
             self._handed[id(moved)] = (moved, value)
         return moved
 
     def reduced_component(self, value: Any, local: int) -> Any:
-        device = self.layout.device_of(local)
+        device = self._device_of(local)
         return self._separate(self._moved(value, device) if _is_recorded(value) else _own_view(value, device))
 
     def _separate(self, component: Any) -> Any:
         self._separated[id(component)] = component
         return component
+
+    def _device_of(self, local: int) -> jax.Device:
+        return self.layout.device_of(self.layout.addressable_replicas[local])
+
+    def _agree(self, question: str) -> None:
+        agree("Strategy.run", f"{question} (in an eager run)")
+
+    def _check_workers(self, entries: Sequence[Staged]) -> None:
+        """Refuses mirrored variables that would differ between processes."""
+        mirrored = [entry.variable for entry in entries if not entry.variable.per_replica]
+        check_equal(
+            "Strategy.run",
+            {f"mirrored variable {v.name!r}": _own_view(self.frame.whole(v), self._device_of(0)) for v in mirrored},
+            rule="a mirrored variable is equal on all replicas of all workers at all times",
+            remedy="reduce the value first (get_replica_context().all_reduce(ReduceOp.MEAN, value)), or create the "
+            "variable with aggregation=",
+        )
 
     def _near(self, component: Any) -> Any:
         return component if len(self.layout.devices) == 1 else self._moved(component, self.layout.devices[0])
@@ -160,8 +208,14 @@ class EagerSession(Session):
         if not structures.identical(components):
             _check_equal(variable, components, where)
         firsts = components[:: self.layout.local]
-        placed = [jax.device_put(one, device) for one, device in zip(firsts, self.layout.devices, strict=True)]
+        mine = self.layout.addressable_devices
+        placed = [jax.device_put(one, device) for one, device in zip(firsts, mine, strict=True)]
         return jax.make_array_from_single_device_arrays(variable.shape, self.layout.replicated, placed)
+
+
+def _described(component: Any) -> str:
+    array = jnp.asarray(component)
+    return f"{array.dtype}{list(array.shape)}"
 
 
 def _own_view(value: jax.Array, device: jax.Device) -> jax.Array:
@@ -197,6 +251,8 @@ def _check_equal(variable: Any, components: Sequence[Any], where: Sequence[str])
 def run_eager(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
     """One eager run: all that the replicas assign is kept if it ends well, and dropped otherwise."""
     session = EagerSession(strategy)
+    if session.layout.spans_processes:
+        agree("Strategy.run", f"run {getattr(fn, '__qualname__', type(fn).__name__)} eagerly")
     result = session.run_replicas(fn, args, kwargs)
     with within(runner=session):
         session.commit()

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mirrored.errors import ContextError, VariableError
 from mirrored.replicas.ambient import Ambient, ambient
@@ -13,6 +14,7 @@ from mirrored.replicas.frames import Frame
 from mirrored.replicas.merging import Session
 from mirrored.replicas.values import PerReplica, stack_components
 from mirrored.variables.assignment import Assignment, aggregation_name
+from mirrored.variables.comparing import check_same_everywhere
 from mirrored.variables.contexts import check_strategy, check_writable, frame_of
 from mirrored.variables.placement import near
 from mirrored.variables.rules import VariableAggregation
@@ -25,16 +27,27 @@ def write_components(assignment: Assignment, value: Any, frame: Frame | None, he
     if here.runner is not None and frame is not None:
         _stage_locals(assignment, value, frame, here.runner)
         return
-    count = range(variable.num_replicas)
-    parts = list(value.values) if isinstance(value, PerReplica) else [_share(variable, value, k) for k in count]
     if frame is not None:
+        every = range(variable.num_replicas)
+        parts = list(value.values) if isinstance(value, PerReplica) else [_share(variable, value, k) for k in every]
         olds = list(frame.whole(variable))
         new = [assignment.combined(old, part) for old, part in zip(olds, parts, strict=True)]
         frame.set_whole(variable, jnp.stack(new), assignment.where)
         return
-    olds = [None if assignment.replaces else variable.stored_component(k) for k in count]
+    mine = variable.layout.addressable_replicas
+    value = _checked(assignment, value)
+    parts = list(value.values) if isinstance(value, PerReplica) else [_share(variable, value, r) for r in mine]
+    olds = [None if assignment.replaces else variable.stored_component(k) for k in range(len(mine))]
     new = [assignment.combined(old, near(part, old)) for old, part in zip(olds, parts, strict=True)]
     variable.store(stack_components(new, variable.layout))
+
+
+def _checked(assignment: Assignment, value: Any) -> Any:
+    """One value for all components: the same on all workers, and within the reach of this one's devices."""
+    if isinstance(value, PerReplica) or not assignment.variable.layout.spans_processes:
+        return value
+    check_same_everywhere(assignment, value)
+    return np.asarray(value)
 
 
 def _check_says_all(assignment: Assignment, value: Any) -> None:
@@ -67,8 +80,8 @@ def _stage_locals(assignment: Assignment, value: Any, frame: Frame, session: Ses
 
 def _replica_index(session: Session, local: int) -> Any:
     """Which of all replicas a local one is: known only to the running program where one device stands for all."""
-    if session.num_local == session.layout.num_replicas:
-        return local
+    if not session.stands_for_others:
+        return session.layout.addressable_replicas[local]
     indices = range(session.layout.num_replicas)
     return session.component(PerReplica([jnp.asarray(index) for index in indices], session.layout), local)
 
@@ -104,6 +117,11 @@ def write_component(assignment: Assignment, replica: int, value: Any) -> Any:
             rule="inside run each replica assigns its own component, by the variable",
             remedy=f"write {variable.name}.assign(value) in the replica function",
         )
+    if frame is None and variable.layout.spans_processes:
+        parts = [variable.stored_component(k) for k in range(len(variable.layout.addressable_replicas))]
+        parts[replica] = new = assignment.combined(parts[replica], near(value, parts[replica]))
+        variable.store(stack_components(parts, variable.layout))
+        return new
     whole = variable.stored() if frame is None else frame.whole(variable)
     new = assignment.combined(whole[replica], value)
     whole = whole.at[replica].set(new)

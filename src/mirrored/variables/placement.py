@@ -26,14 +26,27 @@ def placed(value: Any, layout: Any, per_replica: bool) -> Any:
         if layout is None:
             return jnp.asarray(value)
         if per_replica:
-            return jax.device_put(jnp.broadcast_to(value, (layout.num_replicas, *np.shape(value))), layout.sharded)
+            whole = (layout.num_replicas, *np.shape(value))
+            if layout.spans_processes:
+                mine = np.broadcast_to(np.asarray(value), (layout.local, *np.shape(value)))
+                return _over(layout, whole, layout.sharded, mine)
+            return jax.device_put(jnp.broadcast_to(value, whole), layout.sharded)
+        if layout.spans_processes and getattr(value, "is_fully_addressable", True):
+            return _over(layout, np.shape(value), layout.replicated, np.asarray(value))
         return jax.device_put(value, layout.replicated)
 
 
+def _over(layout: Any, shape: tuple[int, ...], sharding: Any, part: np.ndarray[Any, Any]) -> jax.Array:
+    """An array of which each device of this process holds `part`, as those of other processes do."""
+    # `jax.device_put` would compare the values of all processes, one collective for each array.
+    parts = [jax.device_put(part, device) for device in layout.addressable_devices]
+    return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+
+
 def components(whole: jax.Array, layout: Any, per_replica: bool) -> tuple[Any, ...]:
-    """A stored value's components, one per replica, each on its replica's device."""
+    """A stored value's components, one per replica of this process, each on its replica's device."""
     by_device = {shard.device: shard.data for shard in whole.addressable_shards}
-    shards = [by_device[device] for device in layout.devices]
+    shards = [by_device[device] for device in layout.addressable_devices]
     local = layout.local
     if per_replica:
         return tuple(shard[k] for shard in shards for k in range(local))
@@ -44,7 +57,7 @@ def aligned(value: Any, layout: Any) -> Any:
     """A concrete value on all devices of a layout, so that it can be combined with what is there."""
     if layout is None or not _is_committed(value) or value.sharding.device_set == set(layout.devices):
         return value
-    return jax.device_put(value, layout.replicated)
+    return placed(value, layout, per_replica=False)
 
 
 def near(value: Any, other: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mirrored.collectives.stacked import reduce_stacked
+from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import VariableError
 from mirrored.replicas.ambient import Ambient, ambient
 from mirrored.replicas.frames import Frame
@@ -69,6 +69,6 @@ def aggregate(variable: Any, frame: Frame | None, here: Ambient) -> Any:
         return session.first(locals_) if only_first else session.reduce(reduction_of(aggregation), [locals_])[0]
     stacked = variable.stored() if frame is None else frame.whole(variable)
     if only_first or variable.num_replicas == 1:
-        return stacked[0]
+        return first_stacked(stacked, variable.layout)
     algorithm = variable.strategy.cross_device_ops
     return reduce_stacked(algorithm, reduction_of(aggregation), [stacked], variable.layout)[0]

@@ -22,6 +22,7 @@ from mirrored.replicas.reads import announce_read, announce_write
 from mirrored.replicas.values import DistributedValues, distributed_repr
 from mirrored.variables import reading, writing
 from mirrored.variables.assignment import Assignment
+from mirrored.variables.broadcasting import broadcast_initial
 from mirrored.variables.component import VariableComponent
 from mirrored.variables.component_writing import write_component
 from mirrored.variables.contexts import eager_replica
@@ -97,6 +98,8 @@ class Variable(ArrayOperators, Scattering, metaclass=VariableMeta):
         self._strategy = here.strategies[-1] if here.strategies else None
         self._layout = getattr(self._strategy, "layout", None)
         value = evaluate_initial(initial_value, dtype, name)
+        if self._layout is not None and self._layout.spans_processes:
+            value = broadcast_initial(value, name, self._layout)
         if shape is not None and tuple(shape) != value.shape:
             raise ArgumentError(
                 "Variable",
@@ -170,6 +173,11 @@ class Variable(ArrayOperators, Scattering, metaclass=VariableMeta):
         return self._strategy
 
     @property
+    def distribute_strategy(self) -> Any:
+        """The same as `strategy`, under TensorFlow's name."""
+        return self._strategy
+
+    @property
     def num_replicas(self) -> int:
         """On how many replicas it is."""
         return 1 if self._layout is None else int(self._layout.num_replicas)
@@ -182,7 +190,7 @@ class Variable(ArrayOperators, Scattering, metaclass=VariableMeta):
     def device_of(self, replica: int) -> str:
         """Where one replica's copy lives, as TensorFlow writes it."""
         if self._layout is not None:
-            return str(self._layout.name_of(replica))
+            return str(self._layout.name_of(self._layout.addressable_replicas[replica]))
         device = next(iter(self.stored().devices()))
         return f"/job:localhost/replica:0/task:0/device:{device.platform.upper()}:{device.id}"
 
@@ -252,7 +260,8 @@ class Variable(ArrayOperators, Scattering, metaclass=VariableMeta):
         if not read_value:
             return None
         replica = eager_replica(self)
-        return new if replica is None else VariableComponent(self, replica)
+        # Handing the new value out is a read: a tape takes what is computed from it for computed from the variable.
+        return announce_read(self, new) if replica is None else VariableComponent(self, replica)
 
     def update_component(self, replica: int, method: str, value: Any, read_value: bool) -> Any:
         """Assigns one component of a sync-on-read variable. `VariableComponent` calls it."""
@@ -357,8 +366,9 @@ class DistributedVariable(Variable, DistributedValues):
 
     @property
     def values(self) -> tuple[VariableComponent, ...]:
-        """The copies, one per replica."""
-        return tuple(VariableComponent(self, replica) for replica in range(self.num_replicas))
+        """The copies, one per replica of this process."""
+        mine = self.num_replicas if self._layout is None else len(self._layout.addressable_replicas)
+        return tuple(VariableComponent(self, replica) for replica in range(mine))
 
     def __repr__(self) -> str:
         if ambient().frame is not None or self._lost is not None:

@@ -7,13 +7,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from mirrored.collectives.stacked import reduce_stacked
+from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import VariableError
 from mirrored.replicas.ambient import Ambient, ambient
 from mirrored.replicas.frames import Frame
 from mirrored.replicas.merging import Merge, Session
 from mirrored.replicas.values import LocalPerReplica, Mirrored, PerReplica
 from mirrored.variables.assignment import Assignment, aggregation_name
+from mirrored.variables.comparing import check_same_everywhere
 from mirrored.variables.component_writing import write_components
 from mirrored.variables.contexts import check_strategy, check_writable, frame_of
 from mirrored.variables.placement import aligned, own, placed, uncommitted
@@ -50,6 +51,8 @@ def _write_whole(assignment: Assignment, value: Any, frame: Frame | None, here: 
     variable = assignment.variable
     if isinstance(value, PerReplica):
         value = _reduced(assignment, value, here)
+    if frame is None:
+        check_same_everywhere(assignment, value)
     old = assignment.old() if frame is None else frame.whole(variable)
     new = assignment.combined(old, aligned(value, variable.layout))
     if frame is None:
@@ -71,7 +74,7 @@ def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
             remedy="create it with aggregation=VariableAggregation.MEAN (or SUM, ...), or reduce the value first",
         )
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-        return value.values[0]
+        return first_stacked(value.stacked(variable.layout), variable.layout) if here.frame is None else value.values[0]
     op, session = reduction_of(aggregation), here.runner
     if session is not None and (isinstance(value, LocalPerReplica) or here.frame is not None):
         return session.reduce(op, [[session.component(value, k) for k in range(session.num_local)]])[0]

@@ -1,0 +1,92 @@
+"""A compiled program that several workers run together: their arguments, compared and brought to all devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from mirrored.errors import DisagreementError
+from mirrored.replicas.agreement import agree, check_equal
+from mirrored.variables.placement import placed
+from mirrored.watch import roll
+
+
+class Meeting:
+    """What the workers make sure of before they run a program together.
+
+    At the first call all of them must have come, with arguments of the same shapes, and with the same values where an
+    argument is one for all replicas. Later calls are not compared: that would cost a millisecond each.
+
+    Args:
+        name: The function's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._done = False
+        self._place = f"call {name}"
+
+    def passed(self, token: Any) -> None:
+        """Notes that the program was handed to the devices; `token` is one of its results."""
+        roll.depart(token)
+
+    def arguments(self, arrays: Sequence[Any], layout: Any, program: str) -> list[Any]:
+        """The arguments as a program over all devices takes them.
+
+        Args:
+            arrays: As this worker has them.
+            layout: Of the replicas.
+            program: A digest of what is computed.
+
+        Raises:
+            DisagreementError: They are of other shapes on other workers, or not equal; or another worker is elsewhere.
+        """
+        own = {place: array for place, array in enumerate(arrays) if _is_own(array)}
+        if not self._done:
+            self._compare(arrays, own, program)
+            self._done = True
+        roll.arrive(self._place)
+        return [
+            placed(array, layout, per_replica=False) if place in own else array for place, array in enumerate(arrays)
+        ]
+
+    def _compare(self, arrays: Sequence[Any], own: dict[int, Any], program: str) -> None:
+        shapes = [f"{array.dtype}{list(array.shape)}" for array in arrays]
+        told = agree(self._name, f"call {self._name} for the first time", [shapes, program])
+        everyone = [theirs for theirs, _ in told]
+        for worker, theirs in enumerate(everyone):
+            if theirs != everyone[0]:
+                raise DisagreementError(
+                    self._name,
+                    found=f"its arrays are {', '.join(everyone[0])} on worker 0, {', '.join(theirs)} on worker {worker}",
+                    rule="all workers run one program, for arguments of the same shapes",
+                    remedy="distribute the dataset with last_batch='pad' (or 'drop'), and take the same number of "
+                    "batches on all workers",
+                )
+        self._compare_programs([theirs for _, theirs in told])
+        check_equal(
+            self._name,
+            {f"array {place} of its arguments": array for place, array in own.items()},
+            rule="an argument that is no per-replica value is one value for all replicas of all workers",
+            remedy="what differs between workers goes through strategy.distribute_values_from_function or a "
+            "distributed dataset",
+        )
+
+    def _compare_programs(self, programs: Sequence[str]) -> None:
+        for worker, theirs in enumerate(programs):
+            if theirs != programs[0]:
+                raise DisagreementError(
+                    self._name,
+                    found=f"what it computes on worker {worker} ({theirs}) is not what it computes on worker 0 "
+                    f"({programs[0]})",
+                    rule="all workers run the same program: the same operations, shapes and constants",
+                    remedy=f"look at the version of the program on worker {worker}, and for Python branches and "
+                    "constants that depend on the worker",
+                )
+
+
+def _is_own(array: Any) -> bool:
+    """Whether it lies in this worker's memory only."""
+    return not isinstance(array, jax.Array) or array.is_fully_addressable

@@ -1,0 +1,36 @@
+"""Concatenating components of several processes, whose sizes may differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from mirrored.collectives.stacked import gather_padded
+from mirrored.replicas.agreement import agree
+from mirrored.replicas.layout import Layout
+from mirrored.replicas.values import stack_components
+
+
+def gather_across(components: Sequence[Any], axis: int, layout: Layout) -> Any:
+    """The components of all replicas, one after another along `axis`, along which their sizes may differ.
+
+    Args:
+        components: Of the replicas of this process, in order.
+        axis: May be negative.
+        layout: Which replica lives where; on several processes.
+    """
+    arrays = [jnp.asarray(component) for component in components]
+    axis %= arrays[0].ndim
+    rest = {array.shape[:axis] + array.shape[axis + 1 :] for array in arrays}
+    question = f"gather {arrays[0].dtype}{sorted(rest)} along axis {axis}"
+    sizes = [size for worker in agree("gather", question, [array.shape[axis] for array in arrays]) for size in worker]
+    most = max(sizes)
+    padded = [_padded(array, axis, most) for array in arrays]
+    return gather_padded(stack_components(padded, layout), axis, sizes, layout)
+
+
+def _padded(array: Any, axis: int, size: int) -> Any:
+    after = [(0, size - length if dim == axis else 0) for dim, length in enumerate(array.shape)]
+    return jnp.pad(array, after)
