@@ -25,6 +25,11 @@ class Staged:
         """How many inputs it has besides the constants."""
         return len(self.jaxpr.invars)
 
+    @property
+    def closed(self) -> ClosedJaxpr:
+        """The program together with its constants."""
+        return ClosedJaxpr(self.jaxpr, list(self.constants))
+
     def __call__(self, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """Applies every equation to these values, under the current trace."""
         return list(jax.core.eval_jaxpr(self.jaxpr, constants, *inputs))

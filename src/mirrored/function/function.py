@@ -16,7 +16,7 @@ from mirrored.function.binding import Bindings, bind
 from mirrored.function.program import Program
 from mirrored.function.signature import Arguments, Ragged, difference, quick_key, take_apart
 from mirrored.function.specs import check_signature
-from mirrored.replicas.ambient import ambient, within
+from mirrored.replicas.ambient import Ambient, ambient, within
 from mirrored.replicas.driving import Driver, IteratedWhileTracing
 
 _DECISIONS = (
@@ -63,9 +63,11 @@ class Function:
         input_signature: Sequence[Any] | None = None,
         name: str | None = None,
         steps_per_call: int | None = None,
+        conversion: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     ) -> None:
         functools.update_wrapper(self, python_function)
         self.python_function = python_function
+        self._conversion = conversion
         self._traces = 0
         self.retrace_reason: str | None = None
         self._donate = donate
@@ -73,9 +75,9 @@ class Function:
         self._input_signature = input_signature
         self._name: str = name or str(getattr(python_function, "__name__", "function"))
         self._programs: dict[Hashable, Program] = {}
+        self._quick: dict[Hashable, Program] = {}
         self._last: Arguments | None = None
         self._arguments: list[Arguments] = []
-        self._quick: dict[Hashable, Program] = {}
         self._driver: Driver | None = None
         self._by_strategy: dict[int, Function] = {}
         self._by_instance: Bindings[Function] = Bindings()
@@ -90,13 +92,11 @@ class Function:
         """Runs the program for these arguments, tracing and compiling it first if there is none."""
         here = ambient()
         if here.frame is not None or here.runner is not None or _Mode.eager:
-            return self.python_function(*args, **kwargs) if self._steps is None else self._steps_eagerly(*args)
+            return self._inline(here, args, kwargs) if self._steps is None else self._steps_eagerly(*args)
         if self._steps is not None:
             return self._call_steps(*args, **kwargs)
         if self._driver is not None:
             return self._driven(args, kwargs)
-        if self._input_signature is not None:
-            args, kwargs = check_signature(self.python_function, self._input_signature, args, kwargs)
         arrays: list[Any] = []
         quick = None if kwargs else quick_key(args, arrays)
         if quick is not None:
@@ -110,6 +110,8 @@ class Function:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], strategies: tuple[Any, ...], quick: Hashable
     ) -> Any:
         """Finds the program, or makes it; notes it under the quick key, if there is one."""
+        if self._input_signature is not None:
+            args, kwargs = check_signature(self.python_function, self._input_signature, args, kwargs)
         try:
             arguments = take_apart(args, kwargs, strategies[-1].layout if strategies else None)
         except Ragged:
@@ -118,10 +120,8 @@ class Function:
         try:
             program = self._program(arguments, strategies)
         except IteratedWhileTracing:
-            self._driver = Driver(lambda function: Function(function, donate=self._donate))
+            self._driver = Driver(self._alike)
             return self._driven(args, kwargs)
-
-    def _call_steps(self, batches: Sequence[Any]) -> Any:
         if quick is not None and self._input_signature is None:
             self._quick[quick] = program
         return program(arguments.arrays)
@@ -135,6 +135,8 @@ class Function:
     def _to_trace(self) -> Callable[..., Any]:
         """The Python that is traced."""
         return self.python_function if self._conversion is None else self._conversion(self.python_function)
+
+    def _call_steps(self, batches: Sequence[Any]) -> Any:
         """Makes `steps_per_call` steps in one dispatch."""
         strategies = ambient().strategies
         layout = strategies[-1].layout if strategies else None
@@ -162,6 +164,10 @@ class Function:
             )
         return [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
 
+    def _alike(self, function: Callable[..., Any]) -> Function:
+        """Another function, compiled as this one is."""
+        return Function(function, donate=self._donate, conversion=self._conversion)
+
     def _driven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs it as Python, each `run` in it compiled: it iterates a distributed dataset."""
         with within(driver=self._driver):
@@ -180,7 +186,7 @@ class Function:
             self.retrace_reason = f"{self._name} is traced again: {difference(self._last, arguments)}"
             _log.info(self.retrace_reason)
         try:
-            program = Program(self.python_function, arguments, donate=self._donate, steps=self._steps)
+            program = Program(self._to_trace, arguments, donate=self._donate, steps=self._steps)
         except jax.errors.ConcretizationTypeError as error:
             error.add_note(_DECISIONS)
             raise
@@ -226,7 +232,7 @@ class Function:
         made = self._by_strategy.get(id(strategy))
         if made is None:
             made = Function(
-                make(self.python_function),
+                make(self._to_trace),
                 donate=self._donate,
                 input_signature=self._input_signature,
                 name=f"run({self._name})",
@@ -242,13 +248,14 @@ class Function:
         return self._by_instance.find(instance, lambda: self._bound(instance))
 
     def _bound(self, instance: Any) -> Function:
-        method = bind(self.python_function, instance)
+        to_trace = bind(self._to_trace, instance)  # converted as a function of the instance
         return Function(
-            method,
+            bind(self.python_function, instance),
             donate=self._donate,
             input_signature=self._input_signature,
             name=self._name,
             steps_per_call=self._steps,
+            conversion=lambda _: to_trace,
         )
 
     def __repr__(self) -> str:
@@ -271,6 +278,7 @@ def function(
     donate: bool = True,
     input_signature: Sequence[Any] | None = None,
     steps_per_call: int | None = None,
+    conversion: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     **options: Any,
 ) -> Any:
     """Compiles a function that reads and assigns variables; a decorator, with or without arguments.
@@ -289,6 +297,8 @@ def function(
             `dtype`).
         steps_per_call: Make so many steps in one dispatch, as one compiled scan. The function is then called with a
             sequence of so many argument tuples, and each array that it returns gets a leading dimension of steps.
+        conversion: From the Python function to the one that is traced in its place, called when it is first traced:
+            how the facade's `tf.function` applies AutoGraph. Default: the function itself is traced.
         **options: `reduce_retracing`, `autograph`, `jit_compile`, `experimental_...`: accepted for TensorFlow's sake.
 
     Returns:
@@ -315,7 +325,12 @@ def function(
         raise TypeError(f"function() got an unexpected keyword argument {unknown[0]!r}")
     if func is None:
         return lambda decorated: function(
-            decorated, donate=donate, input_signature=input_signature, steps_per_call=steps_per_call, **options
+            decorated,
+            donate=donate,
+            input_signature=input_signature,
+            steps_per_call=steps_per_call,
+            conversion=conversion,
+            **options,
         )
     return Function(
         func,
@@ -323,4 +338,5 @@ def function(
         input_signature=input_signature,
         name=options.get("name"),
         steps_per_call=steps_per_call,
+        conversion=conversion,
     )

@@ -76,10 +76,16 @@ class Frame(abc.ABC):
     Attributes:
         captures: Whether reads under nested transforms are captured (the frame belongs to a trace).
         base_trace: The JAX trace that the frame belongs to.
+        num_local: How many local replicas' components it tells apart.
     """
 
     captures: bool
     base_trace: Any = None
+    num_local: int = 1
+
+    def outermost(self) -> Frame:
+        """The frame of the function or run that this one is a part of: itself, but for a branch or a loop body."""
+        return self
 
     def on_read(self, variable: Any, value: Any) -> Any:
         """As a `ReadListener`: hands the value on."""
@@ -118,23 +124,23 @@ class FunctionFrame(Frame):
         staged: The variables that were assigned, each with its newest value.
         new: Variables created during the trace.
         as_written: Whether a run in it asks to be compiled as written.
+        layout: Of a run in it, None before.
     """
 
     captures = True
 
     def __init__(self) -> None:
         self.captured: dict[int, Held] = {}
-        layout: Of a run in it, None before.
         self.staged: dict[int, Held] = {}
         self.new = Created()
         self.as_written = False
+        self.layout: Any = None
 
     def whole(self, variable: Any) -> Any:
         if id(variable) in self.staged:
             return self.staged[id(variable)][1]
         if id(variable) not in self.captured:
             tracer = CaptureTracer(variable.stored_shape(), variable.dtype, variable)
-        self.layout: Any = None
             self.captured[id(variable)] = Held(variable, tracer)
         return self.captured[id(variable)][1]
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrored._jax.capture import CaptureTracer
-from mirrored._jax.traces import is_tracer, recording_parent
+from mirrored._jax.traces import is_staging_above, is_tracer, recording_parent
 from mirrored.collectives.stacked import group_of
 from mirrored.replicas import structures
 from mirrored.replicas.ambient import within
@@ -141,7 +141,8 @@ class BodySession(Session):
         return value
 
     def _is_inside(self, tracer: Any) -> bool:
-        return recording_parent(tracer._trace) is self.base_trace
+        # Also what a branch or a loop body inside the run has computed.
+        return is_staging_above(recording_parent(tracer._trace), self.base_trace) is not None
 
     def _is_component(self, tracer: Any) -> bool:
         return isinstance(tracer, CaptureTracer) and isinstance(tracer.source, Captured)

@@ -18,11 +18,12 @@ import numpy as np
 from jax import lax
 
 from mirrored._jax.concrete import NotConstant, evaluate
-from mirrored._jax.slicing import dependencies, evaluate_outputs
 from mirrored._jax.traces import is_eager
-from mirrored.errors import TransformError
+from mirrored.errors import MirroredError, TransformError
 from mirrored.tf._arrays import executing_eagerly
+from mirrored.tf._blocks import choose, trace_block
 from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._loops import Loop, LoopMismatch
 from mirrored.tf._nest import assert_same_structure, flatten, is_nested, pack_sequence_as
 from mirrored.tf._static import static_int
 from mirrored.tf._table import op
@@ -79,20 +80,23 @@ def _traced_branches(called: str, index: jax.Array, branches: Sequence[Callable[
 
         return run
 
-    try:
-        tensors = lax.switch(index, [flat(one) for one in branches])
-    except TypeError as error:
-        if isinstance(error, (TransformError, jax.errors.JAXTypeError)):
-            raise
-        raise InvalidArgumentError.of(
-            called,
-            found=str(error).partition("\n")[0],
-            rule="all branches return the same structure, shapes and dtypes when the choice is made at run time",
-            remedy="cast and reshape what the branches return, or decide with a Python value",
-        ) from error
+    blocks = [trace_block(flat(one)) for one in branches]
     for other in structures[1:]:
         assert_same_structure(structures[0], other)
-    return _refilled(structures[0], tensors)
+    for other in blocks[1:]:
+        _check_alike(called, blocks[0].result_types, other.result_types)
+    return _refilled(structures[0], choose(index, blocks))
+
+
+def _check_alike(called: str, first: Sequence[Any], other: Sequence[Any]) -> None:
+    for one, two in zip(first, other, strict=True):
+        if (one.shape, one.dtype) != (two.shape, two.dtype):
+            raise InvalidArgumentError.of(
+                called,
+                found=f"branches that return {one.str_short()} and {two.str_short()}",
+                rule="all branches return the same structure, shapes and dtypes when the choice is made at run time",
+                remedy="cast and reshape what the branches return, or decide with a Python value",
+            )
 
 
 @op("switch_case")
@@ -181,7 +185,7 @@ def while_loop(
     )
     if executing_eagerly():
         return _python_loop(cond, body, loop_vars, limit)
-    return _Loop(cond, body, loop_vars).run(limit)
+    return _traced_loop(cond, body, loop_vars, limit)
 
 
 def _python_loop(cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Any, limit: int | None) -> Any:
@@ -199,71 +203,26 @@ def _like(loop_vars: Any, result: Any) -> Any:
     return type(loop_vars)(result) if isinstance(result, (list, tuple)) and type(loop_vars) in (list, tuple) else result
 
 
-class _Loop:
-    """A loop while tracing."""
+def _traced_loop(test: Callable[..., Any], body: Callable[..., Any], loop_vars: Any, limit: int | None) -> Any:
+    def holds(flat: Sequence[jax.Array]) -> jax.Array:
+        return as_tensor(test(*_refilled(loop_vars, flat)))
 
-    def __init__(self, test: Callable[..., Any], body: Callable[..., Any], loop_vars: Any) -> None:
-        self._test, self._body, self._loop_vars = test, body, loop_vars
-        self._start = _tensors_of(loop_vars)
+    def step(flat: Sequence[jax.Array]) -> list[jax.Array]:
+        return _tensors_of(_like(loop_vars, body(*_refilled(loop_vars, flat))))
 
-    def holds(self, flat: Sequence[jax.Array]) -> jax.Array:
-        return as_tensor(self._test(*_refilled(self._loop_vars, flat))).astype(bool).reshape(())
-
-    def step(self, flat: Sequence[jax.Array]) -> list[jax.Array]:
-        return _tensors_of(_like(self._loop_vars, self._body(*_refilled(self._loop_vars, flat))))
-
-    def run(self, limit: int | None) -> Any:
-        try:
-            count = self._known_count(limit)
-            flat = self._scanned(count, masked=False) if count is not None else self._unknown(limit)
-        except TypeError as error:
-            if isinstance(error, (TransformError, jax.errors.JAXTypeError)):
-                raise
-            raise InvalidArgumentError.of(
-                "tf.while_loop",
-                found=str(error).partition("\n")[0],
-                rule="the body keeps the structure, shapes and dtypes of the loop variables while it is traced",
-                remedy="give loop variables the shape and dtype that the body returns (tf.cast), or run eagerly",
-            ) from error
-        return _refilled(self._loop_vars, flat)
-
-    def _unknown(self, limit: int | None) -> Sequence[jax.Array]:
-        if limit is not None:
-            return self._scanned(limit, masked=True)
-        result: Sequence[jax.Array] = lax.while_loop(self.holds, self.step, self._start)
-        return result
-
-    def _scanned(self, count: int, *, masked: bool) -> Sequence[jax.Array]:
-        def once(flat: list[jax.Array], _: None) -> tuple[list[jax.Array], None]:
-            if not masked:
-                return self.step(flat), None
-            return lax.cond(self.holds(flat), self.step, lambda same: list(same), flat), None
-
-        result, _ = lax.scan(once, self._start, None, length=count)
-        return result
-
-    def _known_count(self, limit: int | None) -> int | None:
-        """The number of iterations, if only counters decide it: they are run through on the host."""
-        test, body = jax.make_jaxpr(self.holds)(self._start), jax.make_jaxpr(self.step)(self._start)
-        deciding = sorted(_deciding(dependencies(test)[0], dependencies(body)))
-        count = 0
-        try:
-            known = {i: evaluate(self._start[i]) for i in deciding}
-            while (limit is None or count < limit) and bool(evaluate_outputs(test, known, [0])[0]):
-                known = dict(zip(deciding, evaluate_outputs(body, known, deciding), strict=True))
-                count += 1
-        except NotConstant:
-            return None
-        return count
-
-
-def _deciding(test: frozenset[int], body: Sequence[frozenset[int]]) -> frozenset[int]:
-    """The loop variables on which the condition depends, directly or through the body."""
-    while True:
-        more = test.union(*(body[i] for i in test))
-        if more == test:
-            return test
-        test = more
+    try:
+        flat = Loop.traced(_tensors_of(loop_vars), step, holds).run(limit=limit)
+    except (LoopMismatch, ValueError) as error:
+        if isinstance(error, (MirroredError, jax.errors.JAXTypeError)):
+            raise
+        found = f"{error.before} became {error.after}" if isinstance(error, LoopMismatch) else str(error)
+        raise InvalidArgumentError.of(
+            "tf.while_loop",
+            found=found.partition("\n")[0],
+            rule="the body keeps the structure, shapes and dtypes of the loop variables while it is traced",
+            remedy="give loop variables the shape and dtype that the body returns (tf.cast), or run eagerly",
+        ) from error
+    return _refilled(loop_vars, flat)
 
 
 def _row(elems: Any, index: int) -> Any:

@@ -68,7 +68,6 @@ KNOWN: Final[dict[str, tuple[str, str]]] = {
     "estimator": ("removed from TensorFlow, too", "write the training loop, or use tf.keras"),
     "feature_column": ("removed from Keras, too", "use Keras preprocessing layers on the host"),
     "queue": ("there are no graphs and sessions", "use queue.Queue or a dataset"),
-    "TensorArray": ("arrays are immutable", "collect a Python list and tf.stack it, or use tf.scan"),
     "qint8": ("no quantised types", "use int8"),
     "variant": ("no opaque types", "keep Python objects on the host"),
     "resource": ("no opaque types", "keep Python objects on the host"),

@@ -1,0 +1,180 @@
+"""Calls in converted code: functions of the user's are converted when called, others are called as they are."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sysconfig
+import types
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from malt.operators import py_builtins
+
+from mirrored.tf._autograph.ranges import TracedRange
+from mirrored.tf._autograph.truth import is_unknown
+from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._table import OPS
+
+_HERE: Final = str(Path(__file__).parents[2])
+_LIBRARIES: Final = tuple(
+    {
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        _HERE,
+        "<frozen",
+        "<string",
+    }
+)
+_NOT_CONVERTED: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+_converted: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+class _Transpiling:
+    """What converts a function: entered by the transpiler, whose code calls `converted_call`."""
+
+    transpile: Callable[[Any], Any]
+
+
+def transpile_with(transpile: Callable[[Any], Any]) -> None:
+    """Says what converts functions."""
+    _Transpiling.transpile = staticmethod(transpile)
+
+
+def do_not_convert(function: Any = None) -> Any:
+    """Marks a function that is to be left as it is (`tf.autograph.experimental.do_not_convert`)."""
+    if function is None:
+        return do_not_convert
+    _NOT_CONVERTED.add(getattr(function, "__func__", function))
+    return function
+
+
+def is_convertible(function: Any) -> bool:
+    """Whether a function is Python of the user's, whose statements may be converted."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(function, types.FunctionType) or code is None:
+        return False
+    if function in _NOT_CONVERTED or hasattr(function, "autograph_info__"):
+        return False
+    if code.co_filename.startswith(_LIBRARIES) or "site-packages" in code.co_filename:
+        return False
+    coroutine = inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function)
+    return not coroutine and not inspect.isasyncgenfunction(function)
+
+
+def converted(function: Any) -> Any:
+    """The converted form of a function or bound method of the user's; anything else as it is."""
+    if isinstance(function, types.MethodType):
+        inner = converted(function.__func__)
+        return function if inner is function.__func__ else types.MethodType(inner, function.__self__)
+    if not is_convertible(function):
+        return function
+    found = _converted.get(function)
+    if found is None:
+        found = _converted[function] = _Transpiling.transpile(function)
+        if found is not function:
+            _NOT_CONVERTED.add(found)
+    return found
+
+
+def converted_call(
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    caller_fn_scope: Any = None,
+    options: Any = None,
+) -> Any:
+    """Calls a function from converted code.
+
+    Args:
+        function: What is called.
+        args: Its arguments.
+        kwargs: Its keyword arguments; None for none.
+        caller_fn_scope: The scope of the calling function.
+        options: Unused: conversion has no options here.
+    """
+    del options
+    kwargs = kwargs or {}
+    if isinstance(function, functools.partial):
+        merged = {**function.keywords, **kwargs}
+        return converted_call(function.func, (*function.args, *args), merged, caller_fn_scope)
+    special = _SPECIAL.get(function) if isinstance(function, _BUILTIN) else None
+    if special is not None:
+        return special(function, args, kwargs, caller_fn_scope)
+    if isinstance(function, (types.FunctionType, types.MethodType)):
+        if function is OPS["range"].function:
+            return _range(function, args, kwargs)
+        changed = converted(function)
+        if changed is not function:
+            return changed(*args, **kwargs)
+    elif not isinstance(function, (type, *_BUILTIN)):
+        call = type(function).__call__ if callable(function) else None
+        if is_convertible(call):
+            return converted(call)(function, *args, **kwargs)
+    return _library_call(function, args, kwargs)
+
+
+def _library_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function that is not converted. Those of mirrored call functions that they are given: these are converted."""
+    module = getattr(function, "__module__", None) or type(function).__module__
+    if module.partition(".")[0] == "mirrored":
+        args = tuple(map(converted, args))
+        kwargs = {name: converted(value) for name, value in kwargs.items()}
+    return function(*args, **kwargs)
+
+
+def _range(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except InvalidArgumentError as error:
+        given = {**kwargs, **dict(zip(("start", "limit", "delta"), args, strict=False))}
+        if "limit" not in given:
+            given["start"], given["limit"] = 0, given["start"]
+        bounds = (given.get("start", 0), given["limit"], given.get("delta", 1))
+        if not any(map(is_unknown, bounds)):
+            raise
+        return TracedRange(*bounds, dtype=kwargs.get("dtype"), error=error)
+
+
+def _python_range(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Any) -> Any:
+    """`range`: one of tensors is a tensor's."""
+    del function, kwargs, scope
+    if any(isinstance(one, jax.Array) for one in args):
+        return _range(OPS["range"].function, args, {})
+    return range(*args)
+
+
+def _number(dtype: Any) -> Callable[..., Any]:
+    def make(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Any) -> Any:
+        if len(args) == 1 and not kwargs and is_unknown(args[0]):
+            return jnp.asarray(args[0]).astype(dtype)
+        return function(*args, **kwargs)
+
+    return make
+
+
+def _super(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Any) -> Any:
+    return py_builtins.super_in_original_context(function, args, scope)
+
+
+def _in_context(make: Callable[..., Any], *, with_function: bool = False) -> Callable[..., Any]:
+    def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Any) -> Any:
+        return make(function, args, scope) if with_function else make(scope)
+
+    return call
+
+
+_BUILTIN: Final = (types.BuiltinFunctionType, type)
+_SPECIAL: Final[dict[Any, Callable[..., Any]]] = {
+    range: _python_range,
+    int: _number(jnp.int32),
+    float: _number(jnp.float32),
+    bool: _number(jnp.bool_),
+    super: _super,
+    eval: _in_context(py_builtins.eval_in_original_context, with_function=True),
+    locals: _in_context(py_builtins.locals_in_original_context),
+    globals: _in_context(py_builtins.globals_in_original_context),
+}

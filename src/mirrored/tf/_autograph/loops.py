@@ -1,0 +1,270 @@
+"""`while` and `for` statements over tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mirrored._jax.traces import is_eager, is_tracer
+from mirrored.tf._autograph.branches import if_stmt
+from mirrored.tf._autograph.ranges import TracedRange
+from mirrored.tf._autograph.state import (
+    GetState,
+    Parts,
+    SetState,
+    inferring,
+    is_number,
+    is_same,
+    is_undefined,
+    unlike,
+    zeros_like,
+)
+from mirrored.tf._autograph.truth import truth
+from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._loops import Loop, LoopMismatch
+from mirrored.tf._tensors import as_tensor
+
+_MOST_LOOKS = 6  # at a loop body, until the types of its variables settle
+
+
+def while_stmt(
+    test: Callable[[], Any],
+    body: Callable[[], None],
+    get_state: GetState,
+    set_state: SetState,
+    symbol_names: Sequence[str],
+    opts: dict[str, Any],
+) -> None:
+    """A `while` statement. It runs as Python for as long as Python knows the condition, then as part of the program.
+
+    Args:
+        test: The condition.
+        body: Runs one iteration, on the names of the surrounding function.
+        get_state: The values of the names that an iteration changes.
+        set_state: Gives them other values.
+        symbol_names: The names.
+        opts: Options of the loop: ``maximum_iterations``.
+    """
+    while True:
+        condition = test()
+        if isinstance(condition, jax.Array) and is_tracer(condition) and not is_eager():
+            state = _Names("while", get_state, set_state, symbol_names)
+            state.loop(body, test, limit=opts.get("maximum_iterations"))
+            return
+        if not truth(condition):
+            return
+        body()
+
+
+def for_stmt(
+    iter_: Any,
+    extra_test: Callable[[], Any] | None,
+    body: Callable[[Any], None],
+    get_state: GetState,
+    set_state: SetState,
+    symbol_names: Sequence[str],
+    opts: dict[str, Any],
+) -> None:
+    """A `for` statement: part of the program over a tensor or a range of one, else Python.
+
+    Args:
+        iter_: What is iterated.
+        extra_test: Whether there has been no `break` or `return`; None if there is none in the body.
+        body: Runs one iteration with one element.
+        get_state: The values of the names that an iteration changes.
+        set_state: Gives them other values.
+        symbol_names: The names.
+        opts: Options of the loop.
+    """
+    del opts
+    state = _Names("for", get_state, set_state, symbol_names)
+    if isinstance(iter_, TracedRange):
+        _over_range(iter_, extra_test, body, state)
+        return
+    if hasattr(type(iter_), "__jax_array__"):
+        iter_ = as_tensor(iter_)
+    if isinstance(iter_, jax.Array) and not is_eager():
+        _over_rows(iter_, extra_test, body, state)
+    else:
+        _over_python(iter_, extra_test, body, state)
+
+
+def _over_python(iter_: Any, extra_test: Any, body: Callable[[Any], None], state: _Names) -> None:
+    going: Any = True if extra_test is None else extra_test()
+    for element in iter_ if truth(going) is not False else ():
+        if truth(going) is None:  # it has broken out, or not: only the program knows
+            run = functools.partial(body, element)
+            if_stmt(going, run, _nothing, state.get, state.set, state.names, len(state.names))
+        else:
+            body(element)
+        going = True if extra_test is None else extra_test()
+        if truth(going) is False:
+            return
+
+
+def _nothing() -> None:
+    """The `else` of an iteration after a break."""
+
+
+def _over_rows(rows: jax.Array, extra_test: Any, body: Callable[[Any], None], state: _Names) -> None:
+    before = state.get()
+    if rows.shape[0] == 0:
+        return
+    try:
+        state.loop(body, extra_test, rows=rows)
+    except InvalidArgumentError as error:
+        # What changes its shape from one iteration to the next has no place in one program of a loop; its length is
+        # known, so it can be written out.
+        state.set(before)
+        try:
+            _over_python([rows[i] for i in range(rows.shape[0])], extra_test, body, state)
+        except Exception:
+            raise error from None
+
+
+def _over_range(values: TracedRange, extra_test: Any, body: Callable[[Any], None], state: _Names) -> None:
+    """Over a range whose end is known when the program runs: the number of the iteration is carried along."""
+    number: Any = jnp.zeros((), jnp.int32)
+
+    def get() -> tuple[Any, ...]:
+        return (*state.get(), number)
+
+    def put(all_values: tuple[Any, ...]) -> None:
+        nonlocal number
+        state.set(all_values[:-1])
+        number = all_values[-1]
+
+    def once() -> None:
+        nonlocal number
+        body(values.at(number))
+        number = number + 1
+
+    def holds() -> Any:
+        more = number < values.count
+        return more if extra_test is None else jnp.logical_and(more, as_tensor(extra_test()))
+
+    _Names("for", get, put, (*state.names, "the number of the iteration")).loop(once, holds)
+
+
+class _Names:
+    """The names that a loop changes."""
+
+    def __init__(self, statement: str, get_state: GetState, set_state: SetState, names: Sequence[str]) -> None:
+        self._statement = statement
+        self.get, self.set, self.names = get_state, set_state, names
+
+    def loop(
+        self,
+        body: Callable[..., None],
+        test: Callable[[], Any] | None,
+        *,
+        rows: jax.Array | None = None,
+        limit: int | None = None,
+    ) -> None:
+        """Traces the loop, runs it as part of the program, and gives the names their values after it."""
+        before = self.get()
+        start = before
+        try:
+            for _ in range(_MOST_LOOKS):
+                attempt = _Attempt(self, start)
+                try:
+                    loop = attempt.traced(body, test, rows)
+                except LoopMismatch:
+                    loop = None
+                settled = attempt.settled()
+                if loop is not None and settled is None:
+                    self.set(attempt.parts.filled(loop.run(rows=rows, limit=limit)))
+                    return
+                start = start if settled is None else settled
+        except BaseException:
+            self.set(before)
+            raise
+        self.set(before)
+        raise unlike(self._statement, self.names[0], "changes its type with every iteration")
+
+    def error(self, name: str, found: str) -> InvalidArgumentError:
+        return unlike(self._statement, name, found)
+
+
+class _Attempt:
+    """One look at a loop body, for given values of the names before it."""
+
+    def __init__(self, names: _Names, start: tuple[Any, ...]) -> None:
+        self._names = names
+        self._start = start
+        self.parts = Parts.of(start)
+        self._after: tuple[Any, ...] = start
+
+    def traced(self, body: Callable[..., None], test: Callable[[], Any] | None, rows: jax.Array | None) -> Loop:
+        def step(tensors: Sequence[Any], *row: Any) -> list[Any]:
+            self._names.set(self.parts.filled(tensors))
+            body(*row)
+            self._after = self._names.get()
+            return self._results()
+
+        def holds(tensors: Sequence[Any]) -> Any:
+            self._names.set(self.parts.filled(tensors))
+            assert test is not None
+            return as_tensor(test())
+
+        row = None if rows is None else jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
+        start = self.parts.tensors
+        if not any(map(is_undefined, self._start)):
+            return Loop.traced(start, step, None if test is None else holds, row)
+        with inferring():
+            return Loop.traced(start, step, None if test is None else holds, row)
+
+    def _results(self) -> list[Any]:
+        """The tensors after an iteration, in the places of those before it."""
+        after = Parts.of(self._after)
+        if after.treedef != self.parts.treedef:
+            return self.parts.tensors  # of no use: `settled` looks at the values themselves
+        return [as_tensor(after.leaves[i]) for i in self.parts.places]
+
+    def settled(self) -> tuple[Any, ...] | None:
+        """What the names should be before the loop for its body to fit; None if it fits.
+
+        Raises:
+            InvalidArgumentError: Nothing makes it fit.
+        """
+        triples = zip(self._names.names, self._start, self._after, strict=True)
+        fitting = [self._fitting(name, before, after) for name, before, after in triples]
+        return None if all(one is two for one, two in zip(fitting, self._start, strict=True)) else tuple(fitting)
+
+    def _fitting(self, name: str, before: Any, after: Any) -> Any:
+        if is_undefined(before):
+            return before if is_undefined(after) else zeros_like(after)
+        old, new = Parts.of(before), Parts.of(after)
+        if old.treedef != new.treedef:
+            grown = _grown(before, after)
+            if grown is None:
+                raise self._names.error(name, f"changes its structure in the loop ({old.treedef} to {new.treedef})")
+            return grown
+        leaves = [self._leaf(name, one, two) for one, two in zip(old.leaves, new.leaves, strict=True)]
+        same = all(one is two for one, two in zip(leaves, old.leaves, strict=True))
+        return before if same else jax.tree.unflatten(old.treedef, leaves)
+
+    def _leaf(self, name: str, before: Any, after: Any) -> Any:
+        if is_same(before, after):
+            return before
+        tensors = Parts.of([before, after])
+        if len(tensors.places) != 2:
+            raise self._names.error(name, f"is {before!r} before the loop and {type(after).__name__} in it")
+        old, new = tensors.tensors
+        if old.shape != new.shape:
+            raise self._names.error(name, f"has the shape {old.shape} before the loop and {new.shape} in it")
+        if old.dtype == new.dtype:
+            return before
+        if is_number(before):
+            return old.astype(jnp.result_type(before, new))
+        raise self._names.error(name, f"is {old.dtype} before the loop and {new.dtype} in it")
+
+
+def _grown(before: Any, after: Any) -> Any:
+    """A value that gets its storage in the loop (a `tf.TensorArray`), with empty storage; None for any other."""
+    grow = getattr(type(before), "__grown__", None)
+    return None if grow is None or type(after) is not type(before) else grow(before, after)

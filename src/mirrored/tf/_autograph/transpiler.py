@@ -1,0 +1,165 @@
+"""From a Python function to one whose control flow is calls of the operators in this package.
+
+Source: diastatic-malt's `malt.impl.api.PyToPy`, whose passes are used as they are. What is different: the operators,
+and that the new code carries the file name and the line numbers of the old, so that errors point to what was written.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import logging
+import types
+from collections.abc import Mapping
+from typing import Any, Final
+
+from malt import operators as defaults
+from malt.core import converter
+from malt.impl import api
+from malt.lang import special_functions
+from malt.pyct import inspect_utils, origin_info, parser, transpiler
+
+from mirrored.tf._autograph import branches, calls, loops, scope, truth
+from mirrored.tf._autograph.calls import converted_call as converted_call
+from mirrored.tf._autograph.calls import do_not_convert as do_not_convert
+
+_log = logging.getLogger("mirrored")
+_OPTIONS: Final = converter.ConversionOptions(recursive=True, user_requested=True, optional_features=())
+_OPERATORS: Final[Mapping[str, Any]] = {
+    "and_": truth.and_,
+    "converted_call": calls.converted_call,
+    "eq": truth.eq,
+    "for_stmt": loops.for_stmt,
+    "if_exp": branches.if_exp,
+    "if_stmt": branches.if_stmt,
+    "not_": truth.not_,
+    "not_eq": truth.not_eq,
+    "or_": truth.or_,
+    "while_stmt": loops.while_stmt,
+    "with_function_scope": scope.with_function_scope,
+}
+
+
+def transpile(function: types.FunctionType) -> Any:
+    """The converted form of a function; the function itself if it cannot be converted (its source is not there)."""
+    try:
+        factory = _factory(function)
+    except Exception as error:  # of many kinds: whatever the parser or a pass does not understand
+        _log.info("AutoGraph leaves %s as it is: %s", function.__qualname__, error)
+        return function
+    return factory(function)
+
+
+class _Factory:
+    """Makes functions of one converted code, for any closure and defaults.
+
+    Args:
+        make: From the operators to a function, with the closure of the original.
+        freevars: The names in that closure.
+        falls_through: Functions in it whose end can be reached without a `return`.
+    """
+
+    def __init__(self, make: types.FunctionType, freevars: tuple[str, ...], falls_through: frozenset[str]) -> None:
+        self._make = make
+        self._freevars = freevars
+        self._operators = _operators(falls_through)
+
+    def __call__(self, function: types.FunctionType) -> Any:
+        """The converted form of a function with the code that this was made of."""
+        cells = dict(zip(self._freevars, function.__closure__ or (), strict=True))
+        code = self._make.__code__
+        closure = tuple(cells[name] for name in code.co_freevars)
+        made = types.FunctionType(code, function.__globals__, self._make.__name__, (), closure)(self._operators)
+        made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        old = function.__code__
+        made.__code__ = made.__code__.replace(co_name=old.co_name, co_qualname=old.co_qualname)  # for tracebacks
+        functools.update_wrapper(made, function)
+        del made.__wrapped__  # it would be called in place of this one
+        return made
+
+
+_factories: Final[dict[tuple[types.CodeType, str], _Factory]] = {}
+
+
+def _factory(function: types.FunctionType) -> _Factory:
+    key = (function.__code__, function.__code__.co_filename)  # equal code of two files has other lines
+    if key not in _factories:
+        _factories[key] = _converted_code(function)
+    return _factories[key]
+
+
+def _converted_code(function: types.FunctionType) -> _Factory:
+    node, _ = parser.parse_entity(function, future_features=inspect_utils.getfutureimports(function))
+    falls_through = _falls_through(node)
+    nodes, context = _Transpiler().transform_function(function, converter.ProgramContext(options=_OPTIONS))
+    name = context.info.name
+    if isinstance(nodes, ast.Lambda):
+        nodes = ast.Assign(targets=[ast.Name(name, ctx=ast.Store())], value=nodes)
+    else:
+        nodes.name = name
+    freevars = function.__code__.co_freevars
+    inner = context.namer.new_symbol("inner_factory", ())
+    outer = context.namer.new_symbol("outer_factory", ())
+    future = context.info.future_features
+    wrapped = transpiler._wrap_into_factory(nodes, name, inner, outer, freevars, ["ag__"], future)
+    namespace: dict[str, Any] = {}
+    exec(_located(wrapped, function), namespace)
+    return _Factory(namespace[outer](), freevars, falls_through)
+
+
+def _located(nodes: Any, function: types.FunctionType) -> types.CodeType:
+    """The code of the new nodes, with the lines of the function's own file."""
+    nodes = list(nodes) if isinstance(nodes, (list, tuple)) else [nodes]
+    source = parser.unparse(nodes, indentation="  ")
+    origins = origin_info.create_source_map(nodes, source, "converted")
+    lines = {place.lineno: origin.loc.lineno for place, origin in origins.items()}
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.stmt, ast.expr, ast.arg, ast.keyword, ast.alias, ast.excepthandler)):
+            before = [line for line in lines if line <= node.lineno]
+            line = lines[max(before)] if before else function.__code__.co_firstlineno
+            node.lineno = node.end_lineno = line
+            node.col_offset = node.end_col_offset = 0
+    return compile(tree, function.__code__.co_filename, "exec")
+
+
+class _Transpiler(transpiler.GenericTranspiler):  # type: ignore[misc]
+    """Malt's passes over the nodes of one function."""
+
+    def get_transformed_name(self, node: Any) -> str:
+        return f"converted_{super().get_transformed_name(node)}"
+
+    def transform_ast(self, node: Any, ctx: Any) -> Any:
+        return api._TRANSPILER.transform_ast(node, ctx)
+
+
+def _operators(falls_through: frozenset[str]) -> types.ModuleType:
+    """What converted code knows as ``ag__``."""
+    module = types.ModuleType("ag__", "Operators of converted code.")
+    scope_class = type("FunctionScope", (scope.FunctionScope,), {"falls_through": falls_through})
+    names = {**vars(special_functions), **vars(defaults), **_OPERATORS, "FunctionScope": scope_class, "STD": _OPTIONS}
+    names["ConversionOptions"], names["Feature"] = converter.ConversionOptions, converter.Feature
+    names["autograph_artifact"] = api.autograph_artifact
+    module.__dict__.update({name: value for name, value in names.items() if not name.startswith("__")})
+    return module
+
+
+def _falls_through(node: ast.AST) -> frozenset[str]:
+    """The names of the functions in a tree whose end can be reached without a `return`."""
+    definitions = [one for one in ast.walk(node) if isinstance(one, ast.FunctionDef)]
+    return frozenset(one.name for one in definitions if not _returns(one.body))
+
+
+def _returns(statements: list[ast.stmt]) -> bool:
+    """Whether a block of statements always returns or raises."""
+    last = statements[-1] if statements else None
+    if isinstance(last, ast.If):
+        return _returns(last.body) and _returns(last.orelse)
+    if isinstance(last, ast.With):
+        return _returns(last.body)
+    if isinstance(last, ast.While):
+        return isinstance(last.test, ast.Constant) and bool(last.test.value)
+    return isinstance(last, (ast.Return, ast.Raise))
+
+
+calls.transpile_with(transpile)

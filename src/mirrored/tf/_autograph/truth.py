@@ -1,0 +1,59 @@
+"""Whether a condition is known while the program is traced, and logic on conditions that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mirrored._jax.traces import is_tracer
+from mirrored.tf._control_flow import known_bool
+from mirrored.tf._tensors import as_tensor
+
+
+def truth(value: Any) -> bool | None:
+    """The truth of a condition; None if it is known only when the program runs."""
+    if hasattr(type(value), "__jax_array__"):
+        value = as_tensor(value)
+    return known_bool(value) if isinstance(value, jax.Array) and is_tracer(value) else bool(value)
+
+
+def is_unknown(value: Any) -> bool:
+    """Whether a value is a tensor whose numbers are known only when the program runs."""
+    return isinstance(value, jax.Array) and is_tracer(value) and (value.ndim > 0 or truth(value) is None)
+
+
+def not_(value: Any) -> Any:
+    """`not value`."""
+    known = truth(value)
+    return jnp.logical_not(as_tensor(value)) if known is None else not value
+
+
+def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
+    """`first() and second()`."""
+    value = first()
+    known = truth(value)
+    if known is None:
+        return jnp.logical_and(as_tensor(value), as_tensor(second()))
+    return value and second() if not isinstance(value, jax.Array) else second() if known else value
+
+
+def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
+    """`first() or second()`."""
+    value = first()
+    known = truth(value)
+    if known is None:
+        return jnp.logical_or(as_tensor(value), as_tensor(second()))
+    return value or second() if not isinstance(value, jax.Array) else value if known else second()
+
+
+def eq(first: Any, second: Any) -> Any:
+    """`first == second`."""
+    return first == second
+
+
+def not_eq(first: Any, second: Any) -> Any:
+    """`first != second`."""
+    return first != second

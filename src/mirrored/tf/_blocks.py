@@ -1,0 +1,227 @@
+"""Blocks: branches and loop bodies, traced by themselves once and bound as `lax.cond`, `lax.scan` or `lax.while_loop`.
+
+A block may read and assign variables. What it reads comes in as an entry value, what it assigns leaves as one more
+result, so that a branch that is not taken assigns nothing, and an iteration sees what the one before it assigned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mirrored._jax.capture import CaptureTracer
+from mirrored._jax.staging import Staged, stage
+from mirrored._jax.traces import current_trace, recording_parent
+from mirrored.replicas.ambient import ambient, within
+from mirrored.replicas.frames import Bookkeeping, Frame, Held
+from mirrored.replicas.reads import announce_read
+
+Key = tuple[int, int | None]  # a variable's id, and the local replica whose component it is (None: the whole value)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry(Bookkeeping):
+    """What a capture tracer of a block stands for: a variable's value where the block begins."""
+
+    key: Key
+    variable: Any
+
+    def __str__(self) -> str:
+        return f"variable {self.variable.name!r}"
+
+
+class BlockFrame(Frame):
+    """The frame of a block, over the frame of the code around it.
+
+    Args:
+        outer: The frame around it.
+
+    Attributes:
+        staged: What the block has assigned.
+        entries: What it has read before assigning it.
+    """
+
+    captures = True
+
+    def __init__(self, outer: Frame) -> None:
+        self.outer = outer
+        self.num_local = outer.num_local
+        self.staged: dict[Key, Held] = {}
+        self.entries: dict[Key, CaptureTracer] = {}
+        self._where: dict[Key, str] = {}
+
+    def outermost(self) -> Frame:
+        return self.outer.outermost()
+
+    def whole(self, variable: Any) -> Any:
+        return self._read(variable, None)
+
+    def local(self, variable: Any, replica: int) -> Any:
+        return self._read(variable, self._place(variable, replica))
+
+    def set_whole(self, variable: Any, value: Any, where: str) -> None:
+        self._write(variable, None, value, where)
+
+    def set_local(self, variable: Any, replica: int, value: Any, where: str) -> None:
+        self._write(variable, self._place(variable, replica), value, where)
+
+    def created(self, variable: Any) -> None:
+        self.outer.created(variable)
+
+    def _place(self, variable: Any, replica: int) -> int | None:
+        return replica if variable.per_replica or self.num_local > 1 else None
+
+    def _read(self, variable: Any, replica: int | None) -> Any:
+        key = (id(variable), replica)
+        if key in self.staged:
+            return self.staged[key].value
+        if key not in self.entries:
+            shape = variable.stored_shape() if replica is None else variable.shape
+            self.entries[key] = CaptureTracer(shape, variable.dtype, _Entry(key, variable))
+        return self.entries[key]
+
+    def _write(self, variable: Any, replica: int | None, value: Any, where: str) -> None:
+        key = (id(variable), replica)
+        self.staged[key] = Held(variable, value)
+        self._where[key] = where
+
+    def outer_value(self, key: Key, variable: Any) -> Any:
+        """The value of a variable around the block."""
+        replica = key[1]
+        if replica is not None:
+            return self.outer.local(variable, replica)
+        return announce_read(variable, self.outer.whole(variable))
+
+    def commit(self, key: Key, value: Any) -> None:
+        """Assigns, around the block, what came out of it."""
+        variable, where = self.staged[key].variable, self._where[key]
+        if key[1] is None:
+            self.outer.set_whole(variable, value, where)
+        else:
+            self.outer.set_local(variable, key[1], value, where)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A traced block.
+
+    Attributes:
+        staged: Its program.
+        frame: What it reads and assigns; None outside functions.
+        count: How many results it has, besides assigned variables.
+    """
+
+    staged: Staged
+    frame: BlockFrame | None
+    count: int
+
+    @property
+    def result_types(self) -> list[Any]:
+        """Shape and dtype of each result."""
+        return [one.aval for one in self.staged.jaxpr.outvars[: self.count]]
+
+    @property
+    def assigned(self) -> list[Key]:
+        """The variables that it assigns."""
+        return [] if self.frame is None else list(self.frame.staged)
+
+    def __call__(self, inputs: Sequence[Any], entries: Mapping[Key, Any]) -> tuple[list[Any], dict[Key, Any]]:
+        """The results and the assigned values, for these inputs and values of variables."""
+        outs = self.staged([_entered(one, entries) for one in self.staged.constants], inputs)
+        return outs[: self.count], dict(zip(self.assigned, outs[self.count :], strict=True))
+
+
+def _entered(constant: Any, entries: Mapping[Key, Any]) -> Any:
+    source = constant.source if isinstance(constant, CaptureTracer) else None
+    # An entry of a block around this one stays: it is a constant to that block.
+    return entries.get(source.key, constant) if isinstance(source, _Entry) else constant
+
+
+def trace_block(function: Callable[..., Sequence[Any]], inputs: Sequence[Any] = ()) -> Block:
+    """Traces a block once.
+
+    Args:
+        function: Takes and gives arrays.
+        inputs: Arrays, or their shapes and dtypes.
+    """
+    outer = ambient().frame
+    frame = BlockFrame(outer) if outer is not None and outer.captures else None
+    count = 0
+
+    def flat(*arrays: Any) -> list[Any]:
+        nonlocal count
+        if frame is not None:
+            frame.base_trace = recording_parent(current_trace())
+        results = list(function(*arrays))
+        count = len(results)
+        assigned = [] if frame is None else [jnp.asarray(held.value) for held in frame.staged.values()]
+        return [*results, *assigned]
+
+    shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in inputs]
+    if frame is None:
+        return Block(stage(flat, shapes), None, count)
+    with within(frame=frame, listeners=(frame,)):
+        staged = stage(flat, shapes)
+    return Block(staged, frame, count)
+
+
+def outer_values(blocks: Iterable[Block]) -> dict[Key, Any]:
+    """The values, around the blocks, of all variables that they read or assign."""
+    found: dict[Key, Any] = {}
+    for block in blocks:
+        if block.frame is None:
+            continue
+        read = {key: tracer.source.variable for key, tracer in block.frame.entries.items()}
+        assigned = {key: held.variable for key, held in block.frame.staged.items()}
+        for key, variable in {**read, **assigned}.items():
+            if key not in found:
+                found[key] = block.frame.outer_value(key, variable)
+    return found
+
+
+def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) -> None:
+    """Assigns around the blocks what left them."""
+    for key, value in zip(keys, values, strict=True):
+        block = next(one for one in blocks if key in one.assigned)
+        assert block.frame is not None
+        block.frame.commit(key, value)
+
+
+def assigned_by(blocks: Sequence[Block]) -> list[Key]:
+    """The variables that any of the blocks assigns."""
+    return list(dict.fromkeys(key for block in blocks for key in block.assigned))
+
+
+def choose(
+    index: Any, blocks: Sequence[Block], outputs: Callable[[int, list[Any]], list[Any]] | None = None
+) -> list[Any]:
+    """The results of one of several blocks, chosen when the program runs; what it assigns is assigned.
+
+    Args:
+        index: Which (int32 scalar).
+        blocks: Blocks without inputs.
+        outputs: From a block's number and results to those that all blocks have alike. Default: the results.
+    """
+    entries, keys = outer_values(blocks), assigned_by(blocks)
+
+    def branch(number: int) -> Callable[[], list[Any]]:
+        def run() -> list[Any]:
+            results, assigned = blocks[number]([], entries)
+            shown = results if outputs is None else outputs(number, results)
+            return [*shown, *(assigned.get(key, entries[key]) for key in keys)]
+
+        return run
+
+    branches = [branch(number) for number in range(len(blocks))]
+    if len(branches) == 2:
+        outs = lax.cond(index == 0, branches[0], branches[1])
+    else:
+        outs = lax.switch(index, branches)
+    count = len(outs) - len(keys)
+    commit(blocks, keys, outs[count:])
+    return list(outs[:count])

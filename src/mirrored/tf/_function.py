@@ -1,0 +1,127 @@
+"""`tf.function` and `tf.autograph`: compiled functions whose Python decides over tensors."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+
+from mirrored.function import function as compiled
+from mirrored.tf._errors import MissingNameError
+
+_WITHOUT: Final = (
+    "tf.function: Python `if`, `while` and `for` over tensors need the package that converts them: "
+    "pip install 'mirrored[autograph]'"
+)
+
+
+def function(
+    func: Callable[..., Any] | None = None,
+    input_signature: Sequence[Any] | None = None,
+    autograph: bool = True,
+    jit_compile: bool | None = None,
+    reduce_retracing: bool = False,
+    **options: Any,
+) -> Any:
+    """`mirrored.function` with TensorFlow's order of arguments, and with AutoGraph.
+
+    With ``autograph=True`` (and the extra ``mirrored[autograph]`` installed), `if`, `while`, `for`, `break`,
+    `continue`, `return`, `and`, `or` and `not` over tensors become parts of the compiled program, in the function and
+    in the functions that it calls. Where the condition is known while tracing they are Python.
+
+    Raises:
+        InvalidArgumentError: While tracing: a name gets values of different structure, shape or dtype, depending on a
+            tensor.
+
+    TensorFlow: `tf.function`. A loop has gradients if its number of iterations is known while tracing, as over the rows
+    of a tensor; `while` loops over other conditions have none (JAX would need to keep an unknown number of states).
+    """
+    options = {**options, "autograph": autograph, "jit_compile": jit_compile, "reduce_retracing": reduce_retracing}
+    if autograph:
+        options["conversion"] = convert
+    made: Any = compiled
+    return made(func, input_signature=input_signature, **options)
+
+
+def _autograph() -> Any:
+    """What converts functions; None if the package for it is not installed."""
+    if importlib.util.find_spec("malt") is None:
+        return None
+    return importlib.import_module("mirrored.tf._autograph.transpiler")  # imports malt: an optional extra
+
+
+def convert(python_function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose control flow over tensors can be traced.
+
+    Args:
+        python_function: A function, bound method or other callable; what is no Python of the user's stays as it is.
+    """
+    autograph = _autograph()
+    if autograph is None:
+        return _explaining(python_function)
+
+    @functools.wraps(python_function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return autograph.converted_call(python_function, args, kwargs)
+
+    return call
+
+
+def _explaining(python_function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself, whose errors about conditions name the missing package."""
+
+    @functools.wraps(python_function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return python_function(*args, **kwargs)
+        except jax.errors.ConcretizationTypeError as error:
+            error.add_note(_WITHOUT)
+            raise
+
+    return call
+
+
+def do_not_convert(func: Callable[..., Any] | None = None) -> Any:
+    """Leaves a function as it is where it is called from converted code; a decorator.
+
+    TensorFlow: `tf.autograph.experimental.do_not_convert`.
+    """
+    autograph = _autograph()
+    if autograph is None:
+        return func if func is not None else lambda decorated: decorated
+    return autograph.do_not_convert(func)
+
+
+def to_graph(entity: Callable[..., Any], recursive: bool = True, experimental_optional_features: Any = None) -> Any:
+    """The converted form of a function, to be called while tracing.
+
+    Raises:
+        MissingNameError: The package that converts is not installed.
+    """
+    del recursive, experimental_optional_features
+    if _autograph() is None:
+        raise MissingNameError(
+            "tf.autograph.to_graph",
+            found="the package that converts is not installed",
+            rule="AutoGraph is an optional part of mirrored",
+            remedy="pip install 'mirrored[autograph]'",
+        )
+    return convert(entity)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Nothing to do here."""
+
+
+NAMES: dict[str, Any] = {
+    "autograph.experimental.do_not_convert": do_not_convert,
+    "autograph.experimental.set_loop_options": _nothing,
+    "autograph.set_verbosity": _nothing,
+    "autograph.to_graph": to_graph,
+    "autograph.trace": print,
+    "function": function,
+}

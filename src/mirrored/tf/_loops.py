@@ -1,0 +1,170 @@
+"""Loops while tracing: scans where the number of iterations is known, so that they have gradients, else while loops."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mirrored._jax.concrete import NotConstant, evaluate
+from mirrored._jax.slicing import dependencies, evaluate_outputs
+from mirrored.tf._blocks import Block, assigned_by, commit, outer_values, trace_block
+
+_MOST_COUNTED: Final = 10_000  # iterations run through on the host, about a second
+
+Test = Callable[[Sequence[Any]], Any]
+Body = Callable[..., Sequence[Any]]
+
+
+@dataclasses.dataclass
+class LoopMismatch(Exception):
+    """The body returned another number, shape or dtype of loop variables than it was given.
+
+    Attributes:
+        place: Which loop variable.
+        before: Its shape and dtype before.
+        after: What the body made of it.
+    """
+
+    place: int
+    before: Any
+    after: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A loop whose body and test are traced.
+
+    Attributes:
+        start: The loop variables.
+        body: From loop variables (and a row of `rows`) to new ones.
+        test: From loop variables to whether there is another iteration; None for one that `rows` alone ends.
+    """
+
+    start: Sequence[Any]
+    body: Block
+    test: Block | None
+
+    @classmethod
+    def traced(cls, start: Sequence[Any], body: Body, test: Test | None, row: Any = None) -> Loop:
+        """Traces a loop.
+
+        Args:
+            start: Arrays.
+            body: Called with a list of arrays, and a row if `row` is given.
+            test: Called with a list of arrays.
+            row: The shape and dtype of what each iteration is given besides.
+
+        Raises:
+            LoopMismatch: The body changes the shape or dtype of a loop variable.
+        """
+        count = len(start)
+        inputs = [*start] if row is None else [*start, row]
+        traced = trace_block(lambda *all_: body(list(all_[:count]), *all_[count:]), inputs)
+        for place, (before, after) in enumerate(zip(start, traced.result_types, strict=True)):
+            if (before.shape, before.dtype) != (after.shape, after.dtype):
+                raise LoopMismatch(place, before, after)
+        tested = None if test is None else trace_block(lambda *all_: [_scalar(test(list(all_)))], start)
+        return cls(start, traced, tested)
+
+    def run(self, *, count: int | None = None, limit: int | None = None, rows: Any = None) -> list[Any]:
+        """Runs it; variables that it assigns are assigned.
+
+        Args:
+            count: The number of iterations, if it is known and the test does not matter.
+            limit: At most so many iterations; None for no limit.
+            rows: What the iterations are given, along axis 0.
+
+        Returns:
+            The loop variables at the end.
+        """
+        carry = _Carry(self)
+        if rows is not None:
+            outs = self._scanned(carry, rows.shape[0], rows)
+        elif count is not None:
+            outs = self._scanned(carry, count, None, tested=False)
+        elif (known := self.known_count(limit)) is not None:
+            outs = self._scanned(carry, known, None, tested=False)
+        elif limit is not None:
+            outs = self._scanned(carry, limit, None)
+        else:
+            outs = lax.while_loop(carry.holds, carry.step, carry.start)
+        return carry.finish(outs)
+
+    def _scanned(self, carry: _Carry, count: int, rows: Any, *, tested: bool = True) -> Sequence[Any]:
+        masked = tested and self.test is not None
+
+        def once(values: Any, row: Any) -> tuple[Any, None]:
+            if not masked:
+                return carry.step(values, row), None
+            return lax.cond(carry.holds(values), lambda: carry.step(values, row), lambda: list(values)), None
+
+        outs: Sequence[Any]
+        outs, _ = lax.scan(once, carry.start, rows, length=count)
+        return outs
+
+    def known_count(self, limit: int | None) -> int | None:
+        """The number of iterations, if only counters decide it and it is not too large: it is counted on the host."""
+        assert self.test is not None
+        test, body = self.test.staged.closed, self.body.staged.closed
+        moved = dependencies(body)[: len(self.start)]
+        deciding = sorted(_deciding(dependencies(test)[0], moved))
+        count = 0
+        try:
+            known = {i: evaluate(self.start[i]) for i in deciding}
+            while (limit is None or count < limit) and bool(evaluate_outputs(test, known, [0])[0]):
+                known = dict(zip(deciding, evaluate_outputs(body, known, deciding), strict=True))
+                count += 1
+                if count > _MOST_COUNTED:
+                    return None
+        except NotConstant:
+            return None
+        return count
+
+
+class _Carry:
+    """What one iteration hands to the next: the loop variables, and the variables that the loop assigns."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._blocks = [loop.body] if loop.test is None else [loop.body, loop.test]
+        self._entries = outer_values(self._blocks)
+        self._keys = assigned_by([loop.body])
+        self._count = len(loop.start)
+        start = [jnp.asarray(one) for one in loop.start]
+        self.start = [*start, *(jnp.asarray(self._entries[key]) for key in self._keys)]
+
+    def _at(self, values: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
+        assigned = dict(zip(self._keys, values[self._count :], strict=True))
+        return list(values[: self._count]), {**self._entries, **assigned}
+
+    def holds(self, values: Sequence[Any]) -> Any:
+        assert self._loop.test is not None
+        state, entries = self._at(values)
+        return self._loop.test(state, entries)[0][0]
+
+    def step(self, values: Sequence[Any], row: Any = None) -> list[Any]:
+        state, entries = self._at(values)
+        results, assigned = self._loop.body(state if row is None else [*state, row], entries)
+        return [*results, *(assigned[key] for key in self._keys)]
+
+    def finish(self, outs: Sequence[Any]) -> list[Any]:
+        commit([self._loop.body], self._keys, outs[self._count :])
+        return list(outs[: self._count])
+
+
+def _scalar(value: Any) -> jax.Array:
+    return jnp.asarray(value).astype(bool).reshape(())
+
+
+def _deciding(test: frozenset[int], body: Sequence[frozenset[int]]) -> frozenset[int]:
+    """The loop variables on which the condition depends, directly or through the body."""
+    while True:
+        more = test.union(*(body[i] for i in test))
+        if more == test:
+            return test
+        test = more

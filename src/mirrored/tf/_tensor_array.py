@@ -1,0 +1,269 @@
+"""`tf.TensorArray`: rows written one by one, in Python, in loops that are part of a program, and under tapes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mirrored._jax.concrete import NotConstant
+from mirrored.tf._dtypes import array_dtype
+from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
+from mirrored.tf._static import known, static_int
+from mirrored.tf._tensors import as_tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    dtype: Any
+    size: int
+    dynamic_size: bool
+    element_shape: tuple[int, ...] | None
+
+
+@jax.tree_util.register_pytree_node_class
+class TensorArray:
+    """An array of rows. `write` gives a new one; the old one stays what it was.
+
+    Context: any. Rows at places that are known while tracing are kept one by one, and may differ in shape; from the
+    first row at an unknown place on, all rows are one tensor.
+
+    Args:
+        dtype: Of the rows.
+        size: How many rows there are.
+        dynamic_size: Whether rows may be written behind the last one (at places that are known).
+        clear_after_read: Accepted and ignored, as are the other options: nothing is cleared.
+        element_shape: The shape of a row; by default that of the first one written.
+
+    TensorFlow: `tf.TensorArray`. Rows that were never written are zeros where another has been, as in TensorFlow.
+    """
+
+    def __init__(
+        self,
+        dtype: Any,
+        size: Any = 0,
+        dynamic_size: bool | None = None,
+        clear_after_read: bool | None = None,
+        tensor_array_name: str | None = None,
+        handle: Any = None,
+        flow: Any = None,
+        infer_shape: bool = True,
+        element_shape: Any = None,
+        colocate_with_first_write_call: bool = True,
+        name: str | None = None,
+    ) -> None:
+        del clear_after_read, tensor_array_name, handle, flow, infer_shape, colocate_with_first_write_call, name
+        shape = None if element_shape is None else tuple(element_shape)
+        number = static_int(size, called="tf.TensorArray", argument="size")
+        fixed = shape if shape is not None and all(isinstance(one, int) for one in shape) else None
+        self._options = _Options(array_dtype(dtype), number, bool(dynamic_size), fixed)
+        self._rows: dict[int, Any] = {}
+        self._buffer: Any = None
+
+    # As a pytree: the rows are children, so that loops carry them.
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        """The rows, and everything else."""
+        return (tuple(self._rows.values()), self._buffer), (self._options, tuple(self._rows))
+
+    @classmethod
+    def tree_unflatten(cls, kept: Any, children: Any) -> TensorArray:
+        """From rows and everything else."""
+        options, places = kept
+        return cls._made(options, dict(zip(places, children[0], strict=True)), children[1])
+
+    @classmethod
+    def _made(cls, options: _Options, rows: dict[int, Any], buffer: Any) -> TensorArray:
+        array = cls.__new__(cls)
+        array._options, array._rows, array._buffer = options, rows, buffer
+        return array
+
+    def __grown__(self, after: TensorArray) -> TensorArray | None:
+        """This one, ready to be carried by a loop whose body gives `after`: as one tensor. None if it cannot be."""
+        if after._buffer is None or self._buffer is not None:
+            return None
+        return self._stored(after._buffer.shape[1:])
+
+    # What it is
+
+    @property
+    def dtype(self) -> Any:
+        """Of the rows."""
+        return self._options.dtype
+
+    @property
+    def dynamic_size(self) -> bool:
+        """Whether rows may be written behind the last one."""
+        return self._options.dynamic_size
+
+    @property
+    def element_shape(self) -> tuple[int, ...] | None:
+        """The shape of a row; None before it is known."""
+        if self._buffer is not None:
+            return tuple(self._buffer.shape[1:])
+        return tuple(next(iter(self._rows.values())).shape) if self._rows else self._options.element_shape
+
+    def size(self, name: str | None = None) -> jax.Array:
+        """How many rows there are."""
+        return jnp.asarray(self._options.size, jnp.int32)
+
+    def __len__(self) -> int:
+        return self._options.size
+
+    # Writing
+
+    def write(self, index: Any, value: Any, name: str | None = None) -> TensorArray:
+        """One with `value` as row `index`.
+
+        Raises:
+            InvalidArgumentError: The row has another dtype, or another shape than a row at an unknown place.
+            OutOfRangeError: There is no such row.
+        """
+        row = self._row(value)
+        try:
+            place = static_int(known(index), called="TensorArray.write", argument="index")
+        except (NotConstant, InvalidArgumentError):
+            return self._written(index, row)
+        self._check_place(place)
+        options = dataclasses.replace(self._options, size=max(self._options.size, place + 1))
+        if self._buffer is not None:
+            return self._made(options, {}, self._padded(options.size).at[place].set(row))
+        return self._made(options, {**self._rows, place: row}, None)
+
+    def _row(self, value: Any) -> jax.Array:
+        row = as_tensor(value, self._options.dtype)
+        if row.dtype == self._options.dtype:
+            return row
+        raise InvalidArgumentError.of(
+            "TensorArray.write",
+            found=f"a row of {row.dtype} in a TensorArray of {self._options.dtype}",
+            rule="all rows have the dtype of the array",
+            remedy=f"tf.cast(value, tf.{self._options.dtype})",
+        )
+
+    def _check_place(self, place: int) -> None:
+        if 0 <= place and (place < self._options.size or self._options.dynamic_size):
+            return
+        raise OutOfRangeError.of(
+            "TensorArray",
+            found=f"row {place} of a TensorArray of size {self._options.size}",
+            rule="rows are numbered from 0 to size - 1",
+            remedy="make it larger, or with dynamic_size=True",
+        )
+
+    def _written(self, index: Any, row: jax.Array) -> TensorArray:
+        """With a row at a place that is known when the program runs."""
+        stored = self._stored(row.shape)
+        if stored._buffer.shape[1:] != row.shape or not self._options.size:
+            raise InvalidArgumentError.of(
+                "TensorArray.write",
+                found=f"a row of shape {row.shape} at a place that is being traced, in {stored._buffer.shape}",
+                rule="while tracing, rows at unknown places have one shape, and their number is known",
+                remedy="give `size` (tf.shape(x)[0]), and rows of one shape",
+            )
+        return self._made(self._options, {}, stored._buffer.at[as_tensor(index)].set(row))
+
+    def _stored(self, shape: tuple[int, ...]) -> TensorArray:
+        """As one tensor."""
+        if self._buffer is not None:
+            return self
+        buffer = jnp.zeros((self._options.size, *shape), self._options.dtype)
+        for place, row in self._rows.items():
+            buffer = buffer.at[place].set(row)
+        return self._made(self._options, {}, buffer)
+
+    def _padded(self, size: int) -> Any:
+        missing = size - self._buffer.shape[0]
+        return jnp.pad(self._buffer, [(0, missing)] + [(0, 0)] * (self._buffer.ndim - 1)) if missing else self._buffer
+
+    # Reading
+
+    def read(self, index: Any, name: str | None = None) -> jax.Array:
+        """Row `index`.
+
+        Raises:
+            OutOfRangeError: There is no such row.
+            InvalidArgumentError: It was never written, and no other row says its shape.
+        """
+        try:
+            place = static_int(known(index), called="TensorArray.read", argument="index")
+        except (NotConstant, InvalidArgumentError):
+            return self.stack()[as_tensor(index)]  # type: ignore[no-any-return]
+        if not 0 <= place < self._options.size:
+            raise OutOfRangeError.of(
+                "TensorArray.read",
+                found=f"row {place} of a TensorArray of size {self._options.size}",
+                rule="rows are numbered from 0 to size - 1",
+                remedy="write it first",
+            )
+        if self._buffer is not None:
+            return self._buffer[place]  # type: ignore[no-any-return]
+        return self._rows[place] if place in self._rows else jnp.zeros(self._shape_or_refuse(), self._options.dtype)
+
+    def _shape_or_refuse(self) -> tuple[int, ...]:
+        shape = self.element_shape
+        if shape is not None:
+            return shape
+        raise InvalidArgumentError.of(
+            "TensorArray",
+            found="a row that was never written, and no shape for it",
+            rule="the shape of rows is that of the first one written, or `element_shape`",
+            remedy="write the rows, or give `element_shape`",
+        )
+
+    def stack(self, name: str | None = None) -> jax.Array:
+        """All rows, ``[size, ...]``."""
+        if self._buffer is not None:
+            return self._buffer  # type: ignore[no-any-return]
+        shape = self._shape_or_refuse()
+        if not self._options.size:
+            return jnp.zeros((0, *shape), self._options.dtype)
+        empty = jnp.zeros(shape, self._options.dtype)
+        return jnp.stack([self._rows.get(place, empty) for place in range(self._options.size)])
+
+    def concat(self, name: str | None = None) -> jax.Array:
+        """All rows, one behind the other along their first dimension."""
+        if self._buffer is not None:
+            return self._buffer.reshape((-1, *self._buffer.shape[2:]))  # type: ignore[no-any-return]
+        return jnp.concatenate([self.read(place) for place in range(self._options.size)])
+
+    def gather(self, indices: Any, name: str | None = None) -> jax.Array:
+        """The rows at these places, stacked."""
+        return self.stack()[as_tensor(indices)]
+
+    # All at once
+
+    def unstack(self, value: Any, name: str | None = None) -> TensorArray:
+        """One with the rows of `value`."""
+        rows = self._row(value)
+        options = dataclasses.replace(self._options, size=rows.shape[0])
+        return self._made(options, {}, rows)
+
+    def scatter(self, indices: Any, value: Any, name: str | None = None) -> TensorArray:
+        """One with the rows of `value` at these places."""
+        rows, array = self._row(value), self
+        for number in range(rows.shape[0]):
+            array = array.write(as_tensor(indices)[number], rows[number])
+        return array
+
+    def split(self, value: Any, lengths: Any, name: str | None = None) -> TensorArray:
+        """One whose rows are parts of `value` of these lengths."""
+        array, start, whole = self, 0, self._row(value)
+        for number, length in enumerate(jnp.asarray(lengths).tolist()):
+            array, start = array.write(number, whole[start : start + length]), start + length
+        return array
+
+    def identity(self) -> TensorArray:
+        """Itself."""
+        return self
+
+    def close(self, name: str | None = None) -> None:
+        """Nothing to do."""
+
+    def mark_used(self) -> None:
+        """Nothing to do."""
+
+    def __repr__(self) -> str:
+        return f"TensorArray(dtype={self._options.dtype}, size={self._options.size}, rows of {self.element_shape})"

@@ -1,0 +1,489 @@
+"""Python's control flow over tensors in `tf.function`: the values are those of eager Python."""
+
+from __future__ import annotations
+
+import traceback
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored.tf as tf
+from mirrored.tf._errors import InvalidArgumentError
+
+
+@pytest.fixture
+def strategy_of_two():
+    return tf.distribute.MirroredStrategy(jax.devices()[:2])
+
+
+def same(function, *calls):
+    """The compiled function gives what the Python function gives, in one trace for all calls of one signature."""
+    compiled = tf.function(function)
+    for args in calls:
+        tensors = [tf.constant(one) for one in args]
+        np.testing.assert_allclose(compiled(*tensors), function(*tensors), rtol=1e-6)
+    assert compiled.trace_count == 1
+    return compiled
+
+
+def test_an_if_with_returns_in_both_branches():
+    def f(x):
+        if x > 0:
+            return x * 2
+        return -x
+
+    same(f, (3.0,), (-3.0,))
+
+
+def test_elif_and_names_of_one_branch_that_nobody_uses_later():
+    def f(x):
+        if x > 10:
+            label = 10
+            y = x * label
+        elif x > 0 and not x > 5:
+            y = x + 1
+        else:
+            y = -x
+        return y
+
+    same(f, (20.0,), (3.0,), (7.0,), (-1.0,))
+
+
+def test_conditional_expressions_and_boolean_operators():
+    def f(x, y):
+        small = x if x < y else y
+        return small + (1.0 if x > 0 or y > 0 else 2.0)
+
+    same(f, (1.0, 2.0), (-1.0, -2.0), (3.0, -2.0))
+
+
+def test_python_conditions_stay_python():
+    @tf.function
+    def f(x, flag):
+        if flag:
+            return tf.zeros(3)
+        return x
+
+    assert f(tf.constant(1.0), True).shape == (3,)
+    assert f(tf.constant(1.0), False).shape == ()
+
+
+def test_while_with_break_and_continue():
+    def f(n):
+        total = 0
+        while n > 0:
+            n -= 1
+            if n % 2 == 0:
+                continue
+            if total > 20:
+                break
+            total += n
+        return total + n
+
+    same(f, (5,), (30,), (0,))
+
+
+def test_while_true_is_left_by_a_break():
+    def f(x):
+        steps = 0
+        while True:
+            x = x / 2
+            steps += 1
+            if x < 1:
+                break
+        return steps
+
+    same(f, (100.0,), (0.5,))
+
+
+def test_a_for_loop_over_a_range_of_a_traced_number():
+    def f(n):
+        total = 0
+        for i in tf.range(n):
+            if i % 3 == 0:
+                continue
+            total += i
+            if total > 20:
+                break
+        return total
+
+    same(f, (4,), (50,), (0,))
+
+
+def test_a_python_range_of_a_traced_number():
+    @tf.function
+    def f(n):
+        total = 0
+        for i in range(1, n):
+            total += i
+        return total
+
+    assert int(f(tf.constant(5))) == 10
+    assert int(f(tf.constant(7))) == 21
+    assert f.trace_count == 1
+
+
+def test_a_return_inside_a_loop():
+    def f(x, threshold):
+        for row in x:
+            if row > threshold:
+                return row
+        return tf.constant(-1.0)
+
+    same(f, ([1.0, 3.0, 5.0], 2.0), ([1.0, 3.0, 5.0], 9.0))
+
+
+def test_a_break_out_of_a_python_loop_on_a_tensor():
+    def f(x):
+        seen = 0
+        for step in range(5):
+            x = x + step
+            seen += 1
+            if x > 4:
+                break
+        return x, seen
+
+    compiled = tf.function(f)
+    for start in (0.0, 3.0, -20.0):
+        x, seen = compiled(tf.constant(start))
+        expected, count = f(tf.constant(start))
+        assert (float(x), int(seen)) == (float(expected), int(count))
+
+
+def test_nested_loops_and_names_without_a_value_before_them():
+    def f(x):
+        total = 0.0
+        for row in x:
+            best = row[0]
+            for value in row:
+                if value > best:
+                    best = value
+            last = best * 2
+            total += last
+        return total + last
+
+    same(f, ([[1.0, 5.0, 2.0], [7.0, 1.0, 3.0]],))
+
+
+def test_a_python_number_becomes_what_the_loop_makes_of_it():
+    def f(x):
+        total = 0
+        for value in x:
+            total += value
+        return total
+
+    same(f, ([0.5, 1.0],))
+
+
+def test_lists_appended_in_a_python_loop():
+    def f(x):
+        rows = []
+        for i in range(3):
+            if x[i] > 0:
+                y = x[i]
+            else:
+                y = tf.zeros(())
+            rows.append(y)
+        return tf.stack(rows)
+
+    same(f, ([1.0, -1.0, 2.0],))
+
+
+def test_shapes_that_grow_are_written_out():
+    def f(x):
+        rows = tf.zeros([0])
+        for value in x:
+            rows = tf.concat([rows, [value * 2]], 0)
+        return rows
+
+    same(f, ([1.0, 2.0, 3.0],))
+
+
+def test_functions_and_methods_that_are_called_are_converted_too():
+    class Model(tf.Module):
+        def __init__(self):
+            self.limit = 1.0
+
+        def __call__(self, x):
+            return self.clip(x)
+
+        def clip(self, x):
+            while tf.reduce_sum(x) > self.limit:
+                x = x / 2
+            return x
+
+    model = Model()
+    inner = tf.function(lambda x: model(x) if tf.reduce_sum(x) > 0 else x)
+    np.testing.assert_allclose(inner(tf.constant([4.0, 4.0])), [0.5, 0.5])
+    np.testing.assert_allclose(inner(tf.constant([-4.0, 4.0])), [-4.0, 4.0])
+
+
+def test_decorated_methods_call_super():
+    class Base:
+        def call(self, x):
+            if x > 0:
+                return x
+            return -x
+
+    class Derived(Base):
+        @tf.function
+        def call(self, x):
+            return super().call(x) + 1
+
+    assert float(Derived().call(tf.constant(-2.0))) == 3.0
+
+
+def test_variables_are_assigned_by_the_branch_that_is_taken():
+    v = tf.Variable(0.0)
+
+    @tf.function
+    def f(x):
+        if x > 0:
+            v.assign_add(x)
+        else:
+            v.assign(100.0)
+        return v.read_value()
+
+    assert [float(f(tf.constant(one))) for one in (2.0, 3.0, -1.0, 4.0)] == [2.0, 5.0, 100.0, 104.0]
+    assert f.trace_count == 1
+
+
+def test_variables_are_carried_through_a_loop():
+    v, calls = tf.Variable(1.0), []
+
+    @tf.function
+    def f(n):
+        calls.append(None)
+        for _ in tf.range(n):
+            v.assign(v * 2)
+            if v > 10:
+                v.assign_sub(1.0)
+        return v.read_value()
+
+    assert float(f(tf.constant(4))) == 15.0
+    assert float(v) == 15.0
+    assert float(f(tf.constant(2))) == 57.0
+    assert len(calls) == 1
+
+
+def test_gradients_through_branches_and_loops():
+    w = tf.Variable(3.0)
+
+    @tf.function
+    def slope(x):
+        with tf.GradientTape() as tape:
+            y = x
+            for i in tf.range(3):
+                if i < 2:
+                    y = y * w
+                else:
+                    y = y + w
+        return tape.gradient(y, w)
+
+    assert float(slope(tf.constant(2.0))) == 2 * 2.0 * 3.0 + 1
+
+
+def test_training_in_a_loop_inside_the_function():
+    w = tf.Variable(5.0)
+    optimizer = tf.keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def train(xs):
+        for x in xs:
+            with tf.GradientTape() as tape:
+                loss = (w * x - x) ** 2
+            optimizer.apply_gradients([(tape.gradient(loss, w), w)])
+        return loss
+
+    expected = 5.0
+    for _ in range(4):
+        expected -= 0.1 * 2 * (expected - 1)
+    train(tf.constant([1.0, 1.0, 1.0, 1.0]))
+    assert float(w) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_step_over_replicas_in_a_loop(strategy_of_two):
+    with strategy_of_two.scope():
+        v = tf.Variable(1.0, aggregation=tf.VariableAggregation.SUM)
+
+    def step(x):
+        if tf.reduce_sum(x) > 0:
+            y = x
+        else:
+            y = -x
+        v.assign_add(y)
+        return y
+
+    @tf.function
+    def train(x):
+        total = 0.0
+        for _ in tf.range(3):
+            per_replica = strategy_of_two.run(step, args=(x,))
+            total += strategy_of_two.reduce("SUM", per_replica, axis=None)
+        return total
+
+    assert float(train(tf.constant(-2.0))) == 12.0
+    assert float(v) == 13.0
+
+
+def test_loops_with_a_tensor_array():
+    @tf.function
+    def squares(x):
+        rows = tf.TensorArray(tf.float32, size=tf.shape(x)[0])
+        for i in tf.range(tf.shape(x)[0]):
+            rows = rows.write(i, x[i] ** 2)
+        return rows.stack()
+
+    np.testing.assert_allclose(squares(tf.constant([1.0, 2.0, 3.0])), [1.0, 4.0, 9.0])
+
+
+def test_prints_of_the_program_come_every_time(capfd):
+    @tf.function
+    def f(x):
+        print("traced")
+        for i in tf.range(2):
+            tf.print("row", i, x)
+
+    f(tf.constant(1.0))
+    f(tf.constant(2.0))
+    out = capfd.readouterr()
+    assert out.out.count("traced") == 1
+    assert (out.out + out.err).count("row") == 4
+
+
+def test_values_that_fit_no_program_are_named():
+    @tf.function
+    def f(x):
+        if x > 0:
+            y = tf.zeros(3)
+        else:
+            y = tf.zeros(2)
+        return y
+
+    with pytest.raises(InvalidArgumentError, match=r"`y` is float32\[3\] in one branch and float32\[2\] in the other"):
+        f(tf.constant(1.0))
+
+
+def test_a_value_in_one_branch_only_is_named():
+    @tf.function
+    def f(x):
+        if x > 0:
+            y = x
+        return y
+
+    with pytest.raises(InvalidArgumentError, match="`y` gets a value in the first branch only"):
+        f(tf.constant(1.0))
+
+
+def test_a_return_on_some_paths_only_is_refused():
+    @tf.function
+    def f(x):
+        for row in x:
+            if row > 0:
+                return row
+
+    with pytest.raises(InvalidArgumentError, match="an end that is reached without one"):
+        f(tf.constant([1.0]))
+
+
+def test_a_dtype_that_changes_in_a_loop_is_named():
+    @tf.function
+    def f(n, x):
+        while n > 0:
+            x = x * 0.5
+            x = tf.cast(x, tf.int32)
+            n -= 1
+        return x
+
+    with pytest.raises(InvalidArgumentError, match="`x` is float32 before the loop and int32 in it"):
+        f(tf.constant(3), tf.constant(1.0))
+
+
+def test_errors_point_to_the_line_that_was_written():
+    def inner(x):
+        if x > 0:
+            raise KeyError("here")  # the line
+        return x
+
+    @tf.function
+    def outer(x):
+        return inner(x)
+
+    with pytest.raises(KeyError, match="here") as caught:
+        outer(tf.constant(1.0))
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert {"outer", "inner"} <= {frame.name for frame in frames}
+    assert any(frame.line == 'raise KeyError("here")  # the line' for frame in frames)
+
+
+def test_without_autograph_conditions_are_refused():
+    @tf.function(autograph=False)
+    def f(x):
+        if x > 0:
+            return x
+        return -x
+
+    with pytest.raises(Exception, match="(?s)boolean conversion") as caught:
+        f(tf.constant(1.0))
+    assert any("jax.lax.cond" in note for note in caught.value.__notes__)
+
+
+def test_without_the_package_the_error_names_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    @tf.function
+    def f(x):
+        if x > 0:
+            return x
+        return -x
+
+    with pytest.raises(Exception, match="(?s)boolean conversion") as caught:
+        f(tf.constant(1.0))
+    assert any("mirrored[autograph]" in note for note in caught.value.__notes__)
+
+
+def test_do_not_convert_leaves_a_function_as_it_is():
+    @tf.autograph.experimental.do_not_convert
+    def inner(x):
+        return x if x > 0 else -x
+
+    with pytest.raises(Exception, match="(?s)boolean conversion"):
+        tf.function(lambda x: inner(x))(tf.constant(1.0))
+
+
+def test_one_conversion_serves_all_closures():
+    def make(k):
+        @tf.function
+        def f(x):
+            if x > k:
+                return x
+            return x * k
+
+        return f
+
+    assert [float(make(k)(tf.constant(2.0))) for k in (1.0, 3.0)] == [2.0, 6.0]
+
+
+def test_numpy_arrays_and_tuples_in_the_state():
+    def f(x):
+        state = (np.zeros(2, np.float32), {"n": 0})
+        for value in x:
+            state = (state[0] + value, {"n": state[1]["n"] + 1})
+        return state[0] * tf.cast(state[1]["n"], tf.float32)
+
+    same(f, ([1.0, 2.0],))
+
+
+def test_a_traced_index_keeps_dtypes():
+    @tf.function
+    def f(n):
+        total = tf.constant(0, tf.int32)
+        for i in tf.range(n, delta=2, dtype=tf.int32):
+            total += i
+        return total
+
+    result = f(tf.constant(7))
+    assert result.dtype == jnp.int32
+    assert int(result) == 0 + 2 + 4 + 6
