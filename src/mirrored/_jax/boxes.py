@@ -295,6 +295,9 @@ _shorten(("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "m
 _core.pytype_aval_mappings[Box] = lambda box: box.payload.aval
 _core.pytype_aval_mappings[BoxTracer] = lambda tracer: tracer.aval
 _core.pytype_aval_mappings[ReadTracer] = lambda tracer: tracer.aval
-_dtypes.register_canonicalize_value_handler(Box, _value_for_jax)
+if hasattr(_dtypes, "register_canonicalize_value_handler"):
+    _dtypes.register_canonicalize_value_handler(Box, _value_for_jax)
+else:  # JAX 0.10.0
+    _dtypes.canonicalize_value_handlers[Box] = _value_for_jax
 _pxla.shard_arg_handlers[Box] = _shard
 np_float0 = np.dtype(_dtypes.float0)
