@@ -8,7 +8,8 @@ from typing import Any
 from mirrored.data._elements import Element
 from mirrored.data._extra import engine
 from mirrored.data._indexed import ItemRows, OneParent
-from mirrored.data._pipeline import ENDLESS, Cursor, Node, Rows, Run, StreamNode, nodes
+from mirrored.data._pipeline import ENDLESS, Cursor, Rows, Run, nodes
+from mirrored.data._streams import StreamStep
 
 
 def _pinned(run: Run) -> Run:
@@ -39,23 +40,10 @@ class _CachedRows(ItemRows):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StreamCached(StreamNode):
+class StreamCached(StreamStep):
     """Remembers the elements of a stream once it has been read to its end."""
 
-    parent: Node
     complete: list[list[Element]] = dataclasses.field(default_factory=list)
-
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return (self.parent,)
-
-    @property
-    def cardinality(self) -> int:
-        return self.parent.cardinality
-
-    @property
-    def spec(self) -> Any:
-        return self.parent.spec
 
     def stream(self, run: Run) -> Any:
         return engine().by_cursor(lambda: _CacheCursor(self, _pinned(run)), "cache")

@@ -108,11 +108,6 @@ def zip_shortest(parents: Sequence[Any]) -> Any:
     return experimental.ZipIterDataset(parents, strict=False)
 
 
-def window_shuffle(parent: Any, size: int, seed: int) -> Any:
-    """Shuffles inside windows of `size` elements."""
-    return experimental.WindowShuffleIterDataset(parent, window_size=size, seed=seed)
-
-
 def thread_prefetch(parent: Any, size: int) -> Any:
     """Reads ahead by a thread."""
     return experimental.ThreadPrefetchIterDataset(parent, prefetch_buffer_size=size)

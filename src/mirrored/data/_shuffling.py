@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from mirrored.data._buffering import DRAWS, BufferCursor
 from mirrored.data._elements import Element
 from mirrored.data._extra import engine
 from mirrored.data._indexed import OneParent
-from mirrored.data._pipeline import Node, Rows, Run, StreamNode
+from mirrored.data._pipeline import Rows, Run
+from mirrored.data._streams import StreamStep
 
 
 def new_seed() -> int:
@@ -22,7 +24,11 @@ def new_seed() -> int:
 
 def generator(seed: int, run: Run, reshuffle: bool) -> np.random.Generator:
     """The generator of one epoch of a shuffle."""
-    return np.random.default_rng((seed, *(run.path if reshuffle else ())))
+    return np.random.default_rng(_key(seed, run, reshuffle))
+
+
+def _key(seed: int, run: Run, reshuffle: bool) -> tuple[int, ...]:
+    return (seed, *(run.path if reshuffle else ()))
 
 
 def buffered_order(size: int, buffer_size: int, rng: np.random.Generator) -> np.ndarray:
@@ -86,26 +92,17 @@ class _ShuffledRows:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StreamShuffled(StreamNode):
-    """Shuffles a stream inside windows of `buffer_size` elements (Grain's window shuffle)."""
+class StreamShuffled(StreamStep):
+    """Shuffles a stream by a buffer of `buffer_size` elements."""
 
-    parent: Node
     buffer_size: int
     seed: int
     reshuffle: bool
 
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return (self.parent,)
-
-    @property
-    def cardinality(self) -> int:
-        return self.parent.cardinality
-
-    @property
-    def spec(self) -> Any:
-        return self.parent.spec
-
     def stream(self, run: Run) -> Any:
-        rng = generator(run.seeds.get(id(self), self.seed), run, self.reshuffle)
-        return engine().window_shuffle(self.parent.stream(run), self.buffer_size, int(rng.integers(2**31)))
+        key = _key(run.seeds.get(id(self), self.seed), run, self.reshuffle)
+
+        def draws(block: int) -> np.ndarray:
+            return np.random.default_rng((*key, block)).random(DRAWS)
+
+        return engine().by_cursor(lambda: BufferCursor(self.parent.cursor(run), self.buffer_size, draws), "shuffle")

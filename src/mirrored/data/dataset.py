@@ -227,7 +227,7 @@ class Dataset:
             seed: An int; drawn if None, and then kept in positions.
             reshuffle_each_iteration: Whether every epoch has another order; True by default.
 
-        TensorFlow: The order is another random one. Streams are shuffled inside windows of `buffer_size`.
+        TensorFlow: The same buffer, with other random numbers.
         """
         known = _shuffling.new_seed() if seed is None else int(seed)
         again = reshuffle_each_iteration is not False

@@ -38,15 +38,21 @@ class DistributedIterator:
     """
 
     def __init__(
-        self, reader: Reader, placer: Placer, options: InputOptions, stats: InputStats, element_spec: Any
+        self,
+        open_reader: Callable[[], Reader],
+        placer: Placer,
+        options: InputOptions,
+        stats: InputStats,
+        element_spec: Any,
     ) -> None:
-        self._reader, self._placer, self._options, self._stats = reader, placer, options, stats
+        self._open_reader, self._reader = open_reader, open_reader()
+        self._placer, self._options, self._stats = placer, options, stats
         self._element_spec = element_spec
         self._state: Any = None
         self._examples = 0
         self._started: float | None = None
         self._done: str | None = None
-        self._together: Meeting | None = reader_meeting(reader, placer)
+        self._together: Meeting | None = reader_meeting(self._reader, placer)
         self._feed = self._new_feed()
         close_at_exit(self._feed)
 
@@ -152,14 +158,14 @@ class DistributedIterator:
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes to a position of the same data: the next element begins with the example after it.
 
-        Context: at any time before the end; what was read ahead is dropped.
+        Context: at any time, also after the end. What was read ahead is dropped.
 
         Args:
             state: From `get_state`, perhaps of a run on another number of replicas.
 
         Raises:
             ArgumentError: It is no such position, or one of another dataset.
-            InputError: The iterator is closed, or has ended.
+            InputError: The iterator is closed.
         """
         if state.get("version") != _VERSION or "reader" not in state:
             raise ArgumentError(
@@ -168,12 +174,19 @@ class DistributedIterator:
                 rule="a position is what get_state() of a distributed iterator gave",
                 remedy="pass it unchanged",
             )
-        if self._done is not None:
+        if self._done == "closed":
             raise _closed()
         if self._started is not None:
-            self._feed.begin_again()
+            self._begin_again()
         self._reader.set_state(state["reader"])
         self._state, self._examples = state["reader"], state["examples"]
+
+    def _begin_again(self) -> None:
+        self._feed.close()
+        self._reader, self._done = self._open_reader(), None
+        self._together = reader_meeting(self._reader, self._placer)
+        self._feed = self._new_feed()
+        close_at_exit(self._feed)
 
     def stats(self) -> InputStats:
         """Where the time went."""
@@ -237,7 +250,7 @@ class DistributedDataset:
     def __iter__(self) -> DistributedIterator:
         note_iteration()
         self._stats = InputStats()
-        return DistributedIterator(self._open_reader(), self._placer, self._options, self._stats, self._element_spec)
+        return DistributedIterator(self._open_reader, self._placer, self._options, self._stats, self._element_spec)
 
     @property
     def element_spec(self) -> Any:
@@ -281,7 +294,7 @@ def refuse_transformation(kind: str, name: str) -> NoReturn:
 def _closed() -> InputError:
     return InputError(
         "DistributedIterator",
-        found="it was used after close(), after its end, or after it raised an error",
+        found="it was used after close(), or after it raised an error",
         rule="a closed iterator gives no elements",
         remedy="make a new one with iter(dataset)",
     )

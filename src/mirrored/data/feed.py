@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from mirrored._jax.traces import eager, is_eager
 from mirrored.data.stats import InputStats, StallWatch, log
-from mirrored.errors import InputError
 
 WORKER_PAYS_SECONDS: Final = 0.0005
 _SURELY_SLOW_SECONDS: Final = 0.004
@@ -157,40 +156,21 @@ class Feed:
             where,
         )
 
-    def begin_again(self) -> None:
-        """Stops the worker and forgets what was read ahead, for a source that is moved to another position.
-
-        Raises:
-            InputError: The worker does not stop: the source is stuck.
-        """
-        if not self._stop():
-            raise InputError(
-                "DistributedIterator.set_state",
-                found=f"the input worker did not stop within {_JOIN_SECONDS:.0f} s",
-                rule="a position is set while nobody reads",
-                remedy="make a new iterator with iter(dataset), and see what the source waits for",
-            )
-        self._worker = None
-        self._stopped = self._ended = False
-
     def close(self) -> None:
         """Stops the worker and waits for it; then gives up the source."""
-        if self._stopped:
-            return
-        if self._stop():
-            self._close_source()
-            return
-        log.warning(
-            "the input worker did not stop within %.0f s: the source is stuck, its files stay open", _JOIN_SECONDS
-        )
-
-    def _stop(self) -> bool:
         with self._changed:
+            if self._stopped:
+                return
             self._stopped = self._ended = True
             self._ready.clear()
             self._changed.notify_all()
         worker = self._worker
         if worker is not None and worker is not threading.current_thread() and not sys.is_finalizing():
             worker.join(_JOIN_SECONDS)
-            return not worker.is_alive()
-        return True
+            if worker.is_alive():
+                log.warning(
+                    "the input worker did not stop within %.0f s: the source is stuck, its files stay open",
+                    _JOIN_SECONDS,
+                )
+                return
+        self._close_source()
