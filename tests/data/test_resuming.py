@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -126,12 +127,78 @@ def test_datasets_from_a_function_resume() -> None:
     assert [numbers(element, strategy) for element in restored] == [[4, 5, 6, 7], [8]]
 
 
-def test_a_position_is_set_before_the_first_element() -> None:
-    reading = iter(strategy_of(2).experimental_distribute_dataset(Dataset.range(9).batch(2)))
+DATA: dict[str, Callable[[Any], Any]] = {
+    "dataset": lambda strategy: strategy.experimental_distribute_dataset(Dataset.range(30).batch(2)),
+    "shuffled": lambda strategy: strategy.experimental_distribute_dataset(Dataset.range(30).shuffle(9).batch(2)),
+    "stream": lambda strategy: strategy.experimental_distribute_dataset(
+        Dataset.range(30).filter(lambda x: x >= 0).shuffle(9).batch(2)
+    ),
+    "batches": lambda strategy: strategy.experimental_distribute_dataset(
+        [np.arange(i, i + 2) for i in range(0, 30, 2)]
+    ),
+    "function": lambda strategy: strategy.distribute_datasets_from_function(lambda context: Dataset.range(30).batch(1)),
+    "threads": lambda strategy: strategy.experimental_distribute_dataset(
+        Dataset.range(30).map(lambda x: x, num_parallel_calls=2).batch(2).prefetch(2)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(DATA))
+def test_a_position_may_be_set_again_and_again(name: str) -> None:
+    strategy = strategy_of(2)
+    reading = iter(DATA[name](strategy))
+    states, found = [], []
+    for _ in range(6):
+        states.append(json.loads(json.dumps(reading.get_state())))
+        found.append(numbers(next(reading), strategy))
+    for place in (4, 0, 5, 2):
+        reading.set_state(states[place])
+        assert reading.get_state()["examples"] == 2 * place
+        assert [numbers(next(reading), strategy) for _ in range(6 - place)] == found[place:]
+    reading.close()
+
+
+def test_a_position_is_set_while_a_worker_reads_ahead() -> None:
+    def slow(number: Any) -> Any:
+        time.sleep(0.003)
+        return number
+
+    strategy = strategy_of(2)
+    distributed = strategy.experimental_distribute_dataset(Dataset.range(60).map(slow).batch(2))
+    with iter(distributed) as reading:
+        found = [numbers(next(reading), strategy) for _ in range(14)]
+        assert distributed.stats().uses_worker
+        reading.set_state({**reading.get_state()})
+        assert numbers(next(reading), strategy) == [28, 29]
+    assert found == [[i, i + 1] for i in range(0, 28, 2)]
+
+
+def test_a_position_is_set_after_the_end_but_not_after_close() -> None:
+    strategy = strategy_of(2)
+    reading = iter(strategy.experimental_distribute_dataset(Dataset.range(9).batch(2)))
     state = reading.get_state()
-    next(reading)
-    with pytest.raises(InputError, match="taken from this iterator already"):
+    whole = [numbers(element, strategy) for element in reading]
+    reading.set_state(state)
+    assert [numbers(element, strategy) for element in reading] == whole
+    reading.close()
+    reading.set_state(state)
+    reading.close()
+    with pytest.raises(InputError, match="after close"):
         reading.set_state(state)
+
+
+@pytest.mark.parametrize("before", REPLICAS)
+@pytest.mark.parametrize("after", [1, 4])
+@pytest.mark.parametrize("size", [11, 12])
+def test_dropped_remainders_are_those_of_an_uninterrupted_run(before: int, after: int, size: int) -> None:
+    def build() -> Dataset:
+        return Dataset.range(size).shuffle(size, seed=5).batch(4, drop_remainder=True).repeat(2)
+
+    whole = read(build(), 1)[0]
+    assert len(whole) == 2 * (size - size % 4)
+    for stop in range(len(whole) // 4 + 1):
+        begun, state = read(build(), before, None, stop)
+        assert begun + read(build(), after, state)[0] == whole
 
 
 def test_what_is_no_position_is_refused() -> None:
