@@ -19,12 +19,14 @@ from mirrored.errors import ArgumentError, ContextError
 
 DEVICES_VARIABLE: Final = "MIRRORED_VIRTUAL_DEVICES"
 KIND_VARIABLE: Final = "MIRRORED_VIRTUAL_KIND"
+WATCHDOG_VARIABLE: Final = "MIRRORED_WATCHDOG_SECONDS"
 KINDS: Final = ("CPU", "GPU", "TPU")
 
 
 @dataclasses.dataclass
 class _Settings:
     virtual_kind: str = "CPU"
+    watchdog_seconds: float | None = None
 
 
 _settings = _Settings()
@@ -60,6 +62,48 @@ def set_virtual_devices(n: int, *, kind: str = "CPU") -> None:
 def virtual_kind() -> str:
     """What the CPU devices stand for: ``"CPU"`` (themselves), ``"GPU"`` or ``"TPU"``."""
     return _settings.virtual_kind
+
+
+def set_watchdog_seconds(seconds: float) -> None:
+    """Says after how long without any progress the workers of a job are taken for stuck, and end.
+
+    Context: anywhere, at any time; each worker for itself.
+
+    Args:
+        seconds: More than zero. The default, ten minutes or ``MIRRORED_WATCHDOG_SECONDS``, leaves one worker time to
+            evaluate or save while the others wait.
+
+    Raises:
+        ArgumentError: It is no positive number.
+
+    Example:
+        >>> import mirrored as mr
+        >>> mr.config.set_watchdog_seconds(3600)
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+        raise _not_seconds(f"mirrored.config.set_watchdog_seconds({seconds!r})", seconds)
+    _settings.watchdog_seconds = float(seconds)
+
+
+def watchdog_seconds() -> float:
+    """After how long without any progress the workers of a job are taken for stuck."""
+    if _settings.watchdog_seconds is None:
+        text = os.environ.get(WATCHDOG_VARIABLE, "") or "600"
+        try:
+            set_watchdog_seconds(float(text))
+        except ValueError:
+            raise _not_seconds(f"{WATCHDOG_VARIABLE}={text}", text) from None
+    assert _settings.watchdog_seconds is not None
+    return _settings.watchdog_seconds
+
+
+def _not_seconds(called: str, found: object) -> ArgumentError:
+    return ArgumentError(
+        called,
+        found=f"{found!r} ({type(found).__name__})",
+        rule="how long workers may stand still is a number of seconds, more than 0",
+        remedy="give for example 600",
+    )
 
 
 def set_from_environment(environment: Mapping[str, str] | None = None) -> None:

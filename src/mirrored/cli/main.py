@@ -100,3 +100,25 @@ def run(program: str, arguments: tuple[str, ...], is_module: bool, replicas: int
               max_restarts=max_restarts, log_directory=log_dir, grace_seconds=grace_seconds,
               meeting_seconds=meeting_seconds, compile_cache=not no_compile_cache)  # fmt: skip
     run_program(job, replicas=replicas)
+
+
+@main.command()
+@click.option("--workers", type=click.IntRange(min=1), default=1, help="Processes on this machine.")
+@click.option("--replicas-per-worker", type=click.IntRange(min=1), help="Devices of each worker.")
+@click.option("--nodes", type=click.IntRange(min=1), default=1, help="How many machines take part.")
+@click.option("--node-rank", type=click.IntRange(min=0), default=0, help="Which of them this is.")
+@click.option("--coordinator", metavar="HOST:PORT", help="Where the launchers of all machines meet: on machine 0.")
+@click.option("--checkpoints", type=click.Path(path_type=Path, file_okay=False),
+              help="A folder for checkpoints: is it shared, how quick, how full?")  # fmt: skip
+def doctor(workers: int, replicas_per_worker: int | None, nodes: int, node_rank: int, coordinator: str | None,
+           checkpoints: Path | None) -> None:  # fmt: skip
+    """Examine the machines that training is to run on, and name the one that is wrong.
+
+    Started like `mirrored run`: devices, versions, rendezvous, all-reduce between neighbours, clocks, disk.
+    """
+    from mirrored.cli.doctor.command import run_doctor
+    from mirrored.launch import Job
+
+    job = Job(program="mirrored.cli.doctor.checkup", is_module=True, workers=workers, nodes=nodes,
+              replicas_per_worker=replicas_per_worker, node_rank=node_rank, coordinator=coordinator)  # fmt: skip
+    run_doctor(job, checkpoints)

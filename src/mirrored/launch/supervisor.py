@@ -14,7 +14,7 @@ from mirrored.launch.guarding import Guard
 from mirrored.launch.job import Job
 from mirrored.launch.meeting import Meeting
 from mirrored.launch.output import Output
-from mirrored.launch.worker import LOST_PEER, Worker, shell_code, words_for
+from mirrored.launch.worker import HANG, LOST_PEER, Worker, shell_code, words_for
 
 _TICK_SECONDS: Final = 0.05
 _INTERRUPT_GRACE_SECONDS: Final = 0.5
@@ -175,9 +175,21 @@ class Supervisor:
             self._settle_until_gone(_BLAME_SECONDS)
         culprit = min((worker for worker in self._workers if worker.failing or worker.code), key=_innocence)
         if culprit.failing is not None:
-            culprit.let_go()
             self._await_words_of(culprit)
-        return _failure_of(culprit)
+            if culprit.failing[0] == HANG:
+                self._hear_the_others(culprit)
+        return _failure_of(culprit, next((worker.note for worker in self._workers if worker.note), None))
+
+    def _hear_the_others(self, culprit: Worker) -> None:
+        """In a hang all workers have come to the end of their patience, and what each is doing is of interest."""
+        end = time.monotonic() + _SHOW_SECONDS
+        others = [worker for worker in self._workers if worker is not culprit]
+        while others and time.monotonic() < end:
+            time.sleep(0.01)
+            for worker in [one for one in others if one.listen() or one.failing or one.code is not None]:
+                others.remove(worker)
+                if worker.failing is not None:
+                    self._await_words_of(worker)
 
     def _settle_until_gone(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -190,6 +202,7 @@ class Supervisor:
 
     def _await_words_of(self, worker: Worker) -> None:
         """Shows the error of the worker that failed, before anything that the others say of it."""
+        worker.let_go()
         end = time.monotonic() + _SHOW_SECONDS
         while time.monotonic() < end and not worker.has_shown and worker.code is None:
             time.sleep(0.005)
@@ -225,11 +238,12 @@ def _innocence(worker: Worker) -> tuple[int, int]:
     return (2 if code == -signal.SIGABRT else 3), worker.rank
 
 
-def _failure_of(worker: Worker) -> _Failure:
+def _failure_of(worker: Worker, note: str | None) -> _Failure:
     code = worker.code
+    why = "" if note is None else f" ({note})"
     if worker.failing is not None:
         _, _, text = worker.failing[1].partition(" ")
         status = int(worker.failing[1].partition(" ")[0])
-        return _Failure(f"worker {worker.rank} {text}", status)
+        return _Failure(f"worker {worker.rank} {text}{why}", status)
     assert code is not None
-    return _Failure(f"worker {worker.rank} {words_for(code)}", shell_code(code))
+    return _Failure(f"worker {worker.rank} {words_for(code)}{why}", shell_code(code))

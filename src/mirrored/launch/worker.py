@@ -17,6 +17,8 @@ from mirrored.launch.output import Lines, Output
 
 LOST_PEER: Final = "lost-peer"
 """A failure that another worker's end has caused."""
+HANG: Final = "hang"
+"""The workers cannot go on; each can tell where it stands."""
 
 
 class Worker:
@@ -30,12 +32,14 @@ class Worker:
     Attributes:
         failing: What the worker says of its failure: a kind and a text. None before.
         has_shown: Whether it has printed its error.
+        note: What it has said that may explain its end.
     """
 
     def __init__(self, job: Job, rank: int, environment: Mapping[str, str]) -> None:
         self.rank = rank
         self.failing: tuple[str, str] | None = None
         self.has_shown = False
+        self.note: str | None = None
         self._heard = b""
         self.channel, theirs = socket.socketpair()
         self.channel.setblocking(False)
@@ -96,6 +100,8 @@ class Worker:
                 self.failing, asks = (kind, text), True
             elif word == "shown":
                 self.has_shown = True
+            elif word == "note":
+                self.note = rest
         return asks
 
     def let_go(self) -> None:

@@ -65,6 +65,12 @@ class Launcher:
             self._socket.sendall(f"failing {kind} {code} {line}\n".encode())
             self._may_go.wait(_GO_SECONDS)
 
+    def note(self, text: str) -> None:
+        """Says what may explain what becomes of this worker."""
+        line = " ".join(text.split())
+        with contextlib.suppress(OSError):
+            self._socket.sendall(f"note {line}\n".encode())
+
     def has_shown(self) -> None:
         """Says that the error is on the screen, and waits to be ended."""
         with contextlib.suppress(OSError):
@@ -82,6 +88,12 @@ class _Process:
 def connect(descriptor: int) -> None:
     """Opens the channel to the launcher; once per process."""
     _Process.launcher = Launcher(descriptor)
+
+
+def tell_launcher(text: str) -> None:
+    """Says to the launcher, if there is one, what may explain what becomes of this worker."""
+    if _Process.launcher is not None:
+        _Process.launcher.note(text)
 
 
 def leave(kind: str, code: int, text: str, show: Callable[[], object]) -> NoReturn:

@@ -1,0 +1,71 @@
+"""A digest of a traced program that is the same in every process that has traced the same program.
+
+Serves JAX 0.10 to 0.12. Printed jaxprs hold addresses and are slow to make (50 us an equation); here an equation costs
+about 10.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend.core import Literal
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.dtype, np.generic)
+_LARGEST_BYTES = 1 << 20
+
+
+def digest_of(jaxpr: Any, constants: Sequence[Any] = ()) -> str:
+    """A short text that differs for programs that compute different things.
+
+    Args:
+        jaxpr: What is computed: operations, types, parameters of plain types, literals, and how they hang together.
+        constants: The values that it has captured; of those that are on this host and small the bits count.
+    """
+    made = hashlib.blake2b(digest_size=12)
+    _add(made, jaxpr)
+    for constant in constants:
+        made.update(repr((np.shape(constant), str(getattr(constant, "dtype", "")))).encode())
+        if isinstance(constant, (np.ndarray, np.generic)) and constant.nbytes <= _LARGEST_BYTES:
+            made.update(np.ascontiguousarray(constant).tobytes())
+    return made.hexdigest()
+
+
+def _add(made: Any, jaxpr: Any) -> None:
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)  # a closed one
+    numbers: dict[Any, int] = {}
+    for variable in (*jaxpr.constvars, *jaxpr.invars):
+        made.update(f"{_atom(variable, numbers)}:{variable.aval};".encode())
+    for equation in jaxpr.eqns:
+        made.update(f"{equation.primitive.name}({','.join(_atom(atom, numbers) for atom in equation.invars)})".encode())
+        for name, value in sorted(equation.params.items()):
+            made.update(f"{name}=".encode())
+            _add_parameter(made, value)
+        made.update(";".join(f"{_atom(atom, numbers)}:{atom.aval}" for atom in equation.outvars).encode())
+    made.update(",".join(_atom(atom, numbers) for atom in jaxpr.outvars).encode())
+
+
+def _atom(atom: Any, numbers: dict[Any, int]) -> str:
+    if isinstance(atom, Literal):
+        return f"{atom.val!r}:{atom.aval}"
+    return str(numbers.setdefault(atom, len(numbers)))
+
+
+def _add_parameter(made: Any, value: Any) -> None:
+    """Adds what is plain, programs inside, and of everything else only its kind: it may print its address."""
+    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+        _add(made, value)
+    elif isinstance(value, (tuple, list)):
+        made.update(b"(")
+        for one in value:
+            _add_parameter(made, one)
+        made.update(b")")
+    elif isinstance(value, Mapping):
+        _add_parameter(made, [item for pair in value.items() for item in pair])
+    elif isinstance(value, _PLAIN) or isinstance(value, enum.Enum):
+        made.update(repr(value).encode())
+    else:
+        made.update(type(value).__name__.encode())

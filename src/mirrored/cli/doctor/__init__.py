@@ -1,0 +1,1 @@
+"""`mirrored doctor`: what every worker is, and which host is wrong."""

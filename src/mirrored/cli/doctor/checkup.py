@@ -1,0 +1,129 @@
+"""What every worker does for `mirrored doctor`; worker 0 prints what was found."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from mirrored._jax import coordination
+from mirrored.cli.doctor.facts import Facts, local_facts
+from mirrored.cli.doctor.findings import findings
+from mirrored.cli.doctor.links import Link, measure, neighbours
+from mirrored.cluster.joining import join
+from mirrored.cluster.tasks import process_of
+from mirrored.cluster.tf_config import TFConfigClusterResolver
+from mirrored.errors import MirroredError
+from mirrored.replicas.agreement import agree, barrier
+
+_CALLED = "mirrored doctor"
+
+
+def main() -> None:
+    """Examines this worker together with the others of its cluster."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    try:
+        wrong = examine(folder)
+    except MirroredError as error:
+        print(f"mirrored doctor: {error}", file=sys.stderr)
+        sys.exit(1)
+    if wrong and jax.process_index() == 0:
+        sys.exit(1)
+
+
+def examine(folder: Path | None) -> list[str]:
+    """Finds out and prints.
+
+    Returns:
+        What is wrong; the same on all workers.
+    """
+    process = process_of(TFConfigClusterResolver())
+    start = time.monotonic()
+    if process is not None:
+        join(process, _CALLED)
+    rendezvous = time.monotonic() - start
+    workers = _all_facts(folder)
+    links = _all_links()
+    error = max((link.latency_seconds for link in links), default=0.0)
+    wrong = findings(workers, [link for link in links if len(link.workers) == 2], error)
+    if jax.process_index() == 0:
+        _print(workers, links, rendezvous, process.coordinator if process is not None else None, wrong)
+    return wrong
+
+
+def _all_facts(folder: Path | None) -> list[Facts]:
+    together = coordination.is_connected()
+    token = f".mirrored-doctor-{uuid.uuid4().hex[:8]}"
+    token = agree(_CALLED, "name a file", token)[0] if together else token
+    if folder is not None and jax.process_index() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / token).touch()
+    if together:
+        barrier(_CALLED, "see the folder for checkpoints")
+    try:
+        mine = local_facts(folder, token)
+        if not together:
+            return [mine]
+        barrier(_CALLED, "compare clocks")
+        mine = dataclasses.replace(mine, clock=time.time())
+        return [Facts(**told) for told in agree(_CALLED, "tell of itself", mine.to_json())]
+    finally:
+        if folder is not None and jax.process_index() == 0:
+            (folder / token).unlink(missing_ok=True)
+
+
+def _all_links() -> list[Link]:
+    """Every pair of neighbours alone, then all together."""
+    first: dict[int, jax.Device] = {}
+    for device in sorted(jax.devices(), key=lambda device: (device.process_index, device.id)):
+        first.setdefault(device.process_index, device)
+    measured: list[Any] = []
+    for pair in neighbours(len(first)):
+        link = measure(pair, [first[worker] for worker in pair])
+        if coordination.is_connected():
+            told = agree(_CALLED, f"measure the link {pair}", None if link is None else dataclasses.asdict(link))
+            measured.append(told[pair[0]])
+    links = [Link(**{**told, "workers": tuple(told["workers"])}) for told in measured]
+    if len(jax.devices()) > 1 and len(first) != 2:
+        whole = measure(tuple(first), sorted(jax.devices(), key=lambda device: (device.process_index, device.id)))
+        links += [] if whole is None else [whole]
+    return links
+
+
+def _print(
+    workers: Sequence[Facts], links: Sequence[Link], rendezvous: float, coordinator: str | None, wrong: Sequence[str]
+) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    table = Table("worker", "host", "devices", "cores", "clock", "free disk", "disk writes")
+    for rank, one in enumerate(workers):
+        clock = f"{one.clock - workers[0].clock:+.3f} s" if len(workers) > 1 else "-"
+        free = "-" if one.free_bytes is None else f"{one.free_bytes / 2**30:.1f} GiB"
+        speed = "-" if one.write_bytes_per_second is None else f"{one.write_bytes_per_second / 2**20:.0f} MiB/s"
+        table.add_row(str(rank), one.host, f"{one.devices} {one.kind}", str(one.cores), clock, free, speed)
+    console.print(table)
+    versions = {name.removeprefix("the version of "): value for name, value in workers[0].versions.items()}
+    console.print(", ".join(f"{name} {versions[name]}" for name in ("mirrored", "jax", "jaxlib", "numpy", "Python")))
+    if coordinator is not None:
+        console.print(f"rendezvous at {coordinator}: {rendezvous:.2f} s")
+    if links:
+        measured = Table("all-reduce between", "latency", "bandwidth (4 MiB per device)")
+        for link in links:
+            who = "all devices" if len(link.workers) != 2 else f"workers {link.workers[0]} and {link.workers[1]}"
+            measured.add_row(who, f"{link.latency_seconds * 1e6:.0f} us", f"{link.bytes_per_second / 2**20:.0f} MiB/s")
+        console.print(measured)
+    for text in wrong:
+        console.print(f"[bold red]WRONG[/] {text}", highlight=False)
+    if not wrong:
+        console.print("nothing wrong was found")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""What a worker says of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+
+from mirrored.cluster.fingerprint import fingerprint
+from mirrored.replicas.devices import kind_of
+
+_PROBE_BYTES: Final = 32 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """One worker.
+
+    Attributes:
+        host: Its machine's name.
+        versions: Versions and settings, by name.
+        kind: Of its devices.
+        devices: How many it has.
+        cores: Of its machine.
+        free_bytes: On the disk for checkpoints; None without a folder.
+        write_bytes_per_second: There; None without a folder.
+        trouble: What went wrong with the folder.
+        clock: Its time, seconds since 1970, at a moment that is the same for all workers.
+    """
+
+    host: str
+    versions: dict[str, str]
+    kind: str
+    devices: int
+    cores: int
+    free_bytes: int | None = None
+    write_bytes_per_second: float | None = None
+    trouble: str | None = None
+    clock: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return dataclasses.asdict(self)
+
+
+def local_facts(folder: Path | None, token: str) -> Facts:
+    """What this worker is.
+
+    Args:
+        folder: For checkpoints; worker 0 has put a file called `token` there.
+        token: Name of that file.
+    """
+    devices = jax.local_devices()
+    found = Facts(socket.gethostname(), fingerprint(), kind_of(devices[0]), len(devices), os.cpu_count() or 1)
+    return found if folder is None else dataclasses.replace(found, **_disk(folder, token))
+
+
+def _disk(folder: Path, token: str) -> dict[str, Any]:
+    probe = folder / f"{token}-{os.getpid()}"
+    try:
+        if not (folder / token).exists():
+            return {"trouble": f"{folder} is another folder than on worker 0: it is not shared"}
+        start = time.perf_counter()
+        with open(probe, "wb") as file:
+            file.write(os.urandom(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        seconds = time.perf_counter() - start
+        return {
+            "free_bytes": shutil.disk_usage(folder).free,
+            "write_bytes_per_second": _PROBE_BYTES / seconds,
+        }
+    except OSError as error:
+        return {"trouble": f"{folder} cannot be written: {error.strerror or error}"}
+    finally:
+        probe.unlink(missing_ok=True)

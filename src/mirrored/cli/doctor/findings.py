@@ -1,0 +1,75 @@
+"""What is wrong with a cluster, and on which host."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+from mirrored.cli.doctor.facts import Facts
+from mirrored.cli.doctor.links import Link
+
+_LEAST_FREE_BYTES: Final = 2**30
+_CLOCK_SECONDS: Final = 1.0
+# A link is slow if it has less than this part of the bandwidth that is usual here, or so many times the latency.
+_SLOW_PART: Final = 1 / 3
+_SLOW_TIMES: Final = 5.0
+
+
+def findings(workers: Sequence[Facts], links: Sequence[Link], clock_error_seconds: float = 0.0) -> list[str]:
+    """What is wrong, each with the worker and its host.
+
+    Args:
+        workers: What each says of itself.
+        links: Between pairs of them.
+        clock_error_seconds: How exactly the clocks were compared.
+    """
+    names = [f"worker {rank} ({one.host})" for rank, one in enumerate(workers)]
+    found = []
+    for rank, one in enumerate(workers):
+        found += [f"{names[rank]}: {text}" for text in _compared(one, workers[0])]
+        found += [f"{names[rank]}: {text}" for text in _disk(one)]
+        skew = one.clock - workers[0].clock
+        if abs(skew) > _CLOCK_SECONDS + clock_error_seconds:
+            found.append(f"{names[rank]}: its clock is {skew:+.1f} s from that of worker 0")
+    return found + _slow(links, names)
+
+
+def _compared(one: Facts, first: Facts) -> list[str]:
+    different = [
+        f"{what} is {one.versions.get(what)!r}, on worker 0 {expected!r}"
+        for what, expected in first.versions.items()
+        if one.versions.get(what) != expected
+    ]
+    if one.kind != first.kind:
+        different.append(f"its devices are {one.devices} {one.kind}, those of worker 0 {first.devices} {first.kind}")
+    return different
+
+
+def _disk(one: Facts) -> list[str]:
+    if one.trouble is not None:
+        return [one.trouble]
+    if one.free_bytes is not None and one.free_bytes < _LEAST_FREE_BYTES:
+        return [f"only {one.free_bytes / 2**20:.0f} MiB are free for checkpoints"]
+    return []
+
+
+def _slow(links: Sequence[Link], names: Sequence[str]) -> list[str]:
+    """A worker all of whose links are slow is the cause; else the link is."""
+    if len(links) < 3:
+        return []
+    usual_bandwidth = statistics.median(link.bytes_per_second for link in links)
+    usual_latency = statistics.median(link.latency_seconds for link in links)
+    slow = [
+        link
+        for link in links
+        if link.bytes_per_second < usual_bandwidth * _SLOW_PART or link.latency_seconds > usual_latency * _SLOW_TIMES
+    ]
+    culprits = [
+        rank
+        for rank in range(len(names))
+        if all(link in slow for link in links if rank in link.workers) and not all(link in slow for link in links)
+    ]
+    told = [f"{names[rank]}: all its links are slow" for rank in culprits]
+    rest = [link for link in slow if not set(link.workers) & set(culprits)]
+    return told + [f"the link of {' and '.join(names[rank] for rank in link.workers)} is slow" for link in rest]
