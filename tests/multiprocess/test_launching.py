@@ -2,88 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import signal
 import subprocess
 import sys
-import textwrap
-import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
+from launch.jobs import Ran, environment, is_alive, wait_until, written
 from mirrored.launch import Job
-from mirrored.launch.machines import Machines
-from mirrored.launch.meeting import Alone
-from mirrored.launch.output import Output
 from mirrored.launch.ports import free_ports
-from mirrored.launch.supervisor import Supervisor
 
+__all__ = ["environment"]  # a fixture for every test here
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
-
-# What every program here begins with.
-PRELUDE = """
-import json, os, signal, subprocess, sys, time
-rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if "TF_CONFIG" in os.environ else 0
-restart = int(os.environ["MIRRORED_RESTART"])
-folder = os.path.dirname(os.path.abspath(__file__))
-def note(name, text=""):
-    with open(os.path.join(folder, name), "w") as file:
-        file.write(text)
-def wait_for(name):
-    end = time.monotonic() + 30
-    while not os.path.exists(os.path.join(folder, name)):
-        assert time.monotonic() < end, name
-        time.sleep(0.01)
-"""
-
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch):
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-
-
-def written(folder: Path, text: str) -> str:
-    path = folder / "train.py"
-    path.write_text(PRELUDE + textwrap.dedent(text))
-    return str(path)
-
-
-class Ran:
-    """A job that was run to its end in this process."""
-
-    def __init__(self, job: Job, *, meanwhile: Callable[[], None] | None = None) -> None:
-        out, errors = io.BytesIO(), io.BytesIO()
-        helper = threading.Thread(target=meanwhile) if meanwhile is not None else None
-        if helper is not None:
-            helper.start()
-        meeting = Alone(job.workers) if job.nodes == 1 else Machines(job)
-        try:
-            self.code = Supervisor(job, Output(out, errors, directory=job.log_directory), meeting).run()
-        finally:
-            meeting.close()
-        self.ended_at = time.monotonic()
-        if helper is not None:
-            helper.join(30)
-        self.out, self.errors = out.getvalue().decode(), errors.getvalue().decode()
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def test_all_end_well(tmp_path):
@@ -139,6 +71,7 @@ def test_an_exception_of_one_ends_all_with_its_traceback_first(tmp_path):
     assert not is_alive(int((tmp_path / "pid0").read_text()))
 
 
+@pytest.mark.slow
 def test_all_start_again_after_a_failure_but_not_for_ever(tmp_path):
     program = """
         note(f"ports{restart}", os.environ["TF_CONFIG"])
@@ -156,6 +89,7 @@ def test_all_start_again_after_a_failure_but_not_for_ever(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_sigterm_is_passed_on_and_the_workers_may_save(tmp_path):
     program = """
         signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.3), note(f"saved{rank}"), sys.exit(0)))
@@ -202,7 +136,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_no_orphan_however_the_launcher_ends(tmp_path, number):
     command = [sys.executable, "-m", "mirrored.cli", "run", "--workers", "2", written(tmp_path, LASTING)]
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -1,0 +1,155 @@
+"""Workers that cannot come together: each case ends, quickly, with a message that names the worker."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+
+import pytest
+
+from launch.jobs import Ran, environment, written
+from mirrored.launch import Job
+
+__all__ = ["environment"]  # a fixture for every test here
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
+
+TRAINING = """
+import jax, jax.numpy as jnp
+import mirrored as mr
+how = sys.argv[1]
+if how == "flags" and rank == 1:
+    jax.config.update("jax_enable_x64", True)
+strategy = mr.MultiWorkerMirroredStrategy()
+factor = 2.0 if how == "program" and rank == 1 else 1.0
+
+@mr.function
+def step():
+    def replica_step():
+        return mr.get_replica_context().all_reduce("SUM", jnp.float32(factor))
+    return strategy.reduce("SUM", strategy.run(replica_step), axis=None)
+
+def eager_run():
+    return strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
+
+for _ in range(3):
+    float(step())
+note(f"ready{rank}")
+if how == "one step more" and rank == 0:
+    float(step())
+if how == "chief alone" and rank == 0:
+    eager_run()
+if how == "late":
+    if rank == 1: time.sleep(50)
+    float(step())
+if how == "apart":
+    eager_run() if rank == 0 else step()
+if how.startswith("stop"):
+    if rank == int(how[-1]): os.kill(os.getpid(), signal.SIGSTOP)
+    float(step())
+if how == "error":
+    if rank == 1: raise ValueError("the loss is not a number")
+    float(step())
+print("ended")
+"""
+
+
+def run(tmp_path, how: str, *, seconds: float = 25) -> Ran:
+    start = time.monotonic()
+    ran = Ran(Job(program=written(tmp_path, TRAINING), arguments=(how,), workers=2))
+    assert ran.ended_at - start < seconds
+    return ran
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch):
+    monkeypatch.setenv("MIRRORED_WATCHDOG_SECONDS", "2")
+    monkeypatch.setenv("MIRRORED_HEARTBEAT_SECONDS", "10")
+
+
+def last_line(ran: Ran) -> str:
+    return ran.errors.splitlines()[-1]
+
+
+def test_a_worker_that_does_not_come_is_named_with_what_all_are_doing(tmp_path):
+    ran = run(tmp_path, "late")
+    assert ran.code == 1
+    assert re.search(
+        r"worker 0 \(.*\) has arrived at operation \d+, call step \(time 4\), and is inside it", ran.errors
+    )
+    assert re.search(r"worker 1 \(.*\) has NOT arrived at operation \d+: .* call step \(time 3\)", ran.errors)
+    assert "MIRRORED_WATCHDOG_SECONDS=2" in ran.errors
+    assert "[worker 0] What worker 0 is doing:" in ran.errors
+    assert "[worker 1]     if rank == 1: time.sleep(50)" in ran.errors, "the one that is late tells where it is"
+    assert "cannot go on: no worker has moved" in last_line(ran)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (
+            "one step more",
+            r"worker 1 \(.*\) has ended after operation \d+ \(call step \(time 3\)\), and worker 0 has come",
+        ),
+        ("chief alone", r"worker 1 \(.*\) has ended .* and worker 0 has come to operation \d+: Strategy.run: run "),
+        ("apart", r"operation \d+ of worker 0 is: Strategy.run: run .*; that of worker 1 is: call step \(time 4\)"),
+    ],
+)
+def test_a_run_or_step_of_some_alone_is_named(tmp_path, monkeypatch, how, message):
+    monkeypatch.setenv("MIRRORED_WATCHDOG_SECONDS", "30")  # certain cases are not waited for
+    ran = run(tmp_path, how, seconds=20)
+    assert ran.code == 1
+    assert re.search(message, last_line(ran)), ran.errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("flags", "the setting jax_enable_x64 is 'False' on worker 0 (127.0.0.1:"),
+        ("program", "step: what it computes on worker 1 ("),
+    ],
+)
+def test_another_version_of_the_program_is_named(tmp_path, how, message):
+    ran = run(tmp_path, how)
+    assert ran.code == 1
+    assert message in ran.errors
+    assert "on worker 1" in last_line(ran)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_worker_is_named(tmp_path, monkeypatch, stopped):
+    monkeypatch.setenv("MIRRORED_WATCHDOG_SECONDS", "600")
+    monkeypatch.setenv("MIRRORED_HEARTBEAT_SECONDS", "4")
+    ran = run(tmp_path, f"stop{stopped}")
+    assert ran.code == 128 + signal.SIGABRT, "JAX's runtime ends the others"
+    assert last_line(ran).startswith(f"[mirrored] worker {1 - stopped} was killed by SIGABRT (worker {stopped} (")
+    assert "has given no sign of life for 3 s: it is stopped" in last_line(ran)
+
+
+def test_an_error_of_one_comes_first_and_ends_all(tmp_path):
+    ran = run(tmp_path, "error")
+    assert ran.code == 1
+    assert "ended" not in ran.out
+    errors = [line for line in ran.errors.splitlines() if "Gloo]" not in line]
+    assert errors[0] == "[worker 1] Traceback (most recent call last):"
+    assert errors[-2:] == [
+        "[worker 1] ValueError: the loss is not a number",
+        "[mirrored] worker 1 ended by ValueError: the loss is not a number",
+    ]
+
+
+def test_a_coordinators_port_that_is_taken_is_named(tmp_path, monkeypatch):
+    program = """
+        import socket, json
+        cluster = json.loads(os.environ["TF_CONFIG"])
+        if rank == 0:
+            taken = socket.create_server(("", int(cluster["cluster"]["worker"][0].rpartition(":")[2])))
+        import mirrored as mr
+        mr.MultiWorkerMirroredStrategy()
+        """
+    ran = Ran(Job(program=written(tmp_path, program), workers=2))
+    assert ran.code == 1
+    assert re.search(r"worker 0 ended by .*RendezvousError: .*port \d+ of this machine is taken", last_line(ran))
