@@ -15,7 +15,7 @@ from mirrored._jax.equal import equal_on_all_devices
 from mirrored.collectives.algorithm import CrossDeviceOps
 from mirrored.collectives.borders import bordered, walled
 from mirrored.collectives.group import Group
-from mirrored.collectives.packing import over_small_packs
+from mirrored.collectives.packing import over_small_packs, unpack
 from mirrored.collectives.trees import sum_pairs, tree_sum
 
 
@@ -123,21 +123,28 @@ def _sum_by_pairs(totals: list[Any], axis: str, devices: int) -> list[Any]:
 
 
 def over_packs_of_rows(collective: Any, arrays: Sequence[Sequence[Any]], multiple: int) -> list[Any]:
-    """Applies a collective from ``[rows, n]`` to ``[n]`` to arrays given by rows, packed by dtype."""
-    stacked = [jnp.stack(list(values)) for values in arrays]
-    count = stacked[0].shape[0]
-    results: list[Any] = list(stacked)
-    for dtype in dict.fromkeys(array.dtype for array in stacked):
-        places = [i for i, array in enumerate(stacked) if array.dtype == dtype]
-        flat = jnp.concatenate([stacked[i].reshape(count, -1) for i in places], axis=1)
-        reduced = collective(jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % multiple))))
-        start = 0
-        for i in places:
-            shape = stacked[i].shape[1:]
-            size = stacked[i].size // count
-            results[i] = reduced[start : start + size].reshape(shape)
-            start += size
+    """Applies a collective from ``[rows, n]`` to ``[n]`` to non-empty arrays given by rows, packed by dtype.
+
+    The packing is behind borders on both sides: what computes the arrays, and what reads the results, is compiled as
+    it is on one device, where nothing is packed.
+    """
+    results: list[Any] = [values[0] for values in arrays]
+    for dtype in dict.fromkeys(values[0].dtype for values in arrays):
+        places = [i for i, values in enumerate(arrays) if values[0].dtype == dtype]
+        shapes = [arrays[i][0].shape for i in places]
+        pack = functools.partial(_pack_rows, num_arrays=len(places), multiple=multiple)
+        [rows] = walled(pack, [row for i in places for row in arrays[i]])
+        parts = walled(functools.partial(unpack, shapes=shapes), [collective(rows)])
+        for i, part in zip(places, parts, strict=True):
+            results[i] = part
     return results
+
+
+def _pack_rows(rows: Sequence[Any], num_arrays: int, multiple: int) -> list[Any]:
+    """``[rows, n]`` from the rows of each array, one array after another; n is a multiple of `multiple`."""
+    count = len(rows) // num_arrays
+    flat = jnp.stack([jnp.concatenate([jnp.ravel(row) for row in rows[k::count]]) for k in range(count)])
+    return [jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % multiple)))]
 
 
 def _sum_own_piece(rows: Any, axis: str, devices: int, count: int) -> Any:

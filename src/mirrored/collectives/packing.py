@@ -65,8 +65,8 @@ def over_small_packs(
     for i, array in zip(alone, reduced[len(packs) :], strict=True):
         results[i] = array
     for places, buffer in zip(packs, reduced, strict=False):
-        unpack = functools.partial(_unpack, shapes=[arrays[i].shape for i in places])
-        for i, array in zip(places, run(unpack, [buffer]), strict=True):
+        taken_apart = functools.partial(unpack, shapes=[arrays[i].shape for i in places])
+        for i, array in zip(places, run(taken_apart, [buffer]), strict=True):
             results[i] = array
     return results
 
@@ -75,7 +75,8 @@ def _pack(arrays: Sequence[Any]) -> list[Any]:
     return [jnp.concatenate([jnp.ravel(array) for array in arrays])]
 
 
-def _unpack(buffers: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+def unpack(buffers: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    """Arrays of these shapes from the one buffer in which they lie one after another; it may be longer."""
     sizes = [math.prod(shape) for shape in shapes]
     starts = itertools.accumulate(sizes, initial=0)
     return [
