@@ -66,10 +66,10 @@ class Program:
         refuse_forgotten(self._frame.new, getattr(function, "__name__", "function"))
         self.created = self._frame.new
         self._compile(staged)
-
-    def _stage(self, function: Callable[..., Any]) -> Staged:
         # The commonest result, one array, needs no wrapping.
         self._one_array = jax.tree_util.treedef_is_leaf(self._out_treedef) and self._results == [_Result(True)]
+
+    def _stage(self, function: Callable[..., Any]) -> Staged:
         def flat(*arrays: Any) -> list[Any]:
             self._frame.base_trace = current_trace()
             args, kwargs = self._arguments.rebuilt(arrays)
@@ -226,14 +226,14 @@ class Program:
         return self._wrapped(outs[len(self._assigned) :])
 
     def _wrapped(self, arrays: Sequence[Any]) -> Any:
+        if self._one_array:
+            return arrays[0]
         remaining = iter(arrays)
         leaves = []
         for result in self._results:
             if not result.is_array:
                 leaves.append(result.static)
             else:
-        if self._one_array:
-            return arrays[0]
                 array = next(remaining)
                 leaves.append(array if result.wrap is None else result.wrap(array))
         return structures.unflatten(self._out_treedef, leaves)
