@@ -8,7 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.losses import connect_losses
+from mirrored.integrations.keras.normalization import connect_normalization
 from mirrored.integrations.keras.optimizers import wrapped, wrapped_build, wrapped_reference
+from mirrored.integrations.keras.tensorboard import connect_tensorboard
 from mirrored.integrations.keras.training import wrap_model
 from mirrored.integrations.keras.variables import KerasVariable, adopt
 from mirrored.replicas.lockstep import carry
@@ -33,6 +36,9 @@ def connect() -> None:
     base = keras.optimizers.Optimizer
     base.add_variable_from_reference = wrapped_reference(base.add_variable_from_reference)
     wrap_model(keras.Model)
+    connect_losses()
+    connect_normalization()
+    connect_tensorboard()
 
 
 def _adopting(make: Callable[..., None]) -> Callable[..., None]:

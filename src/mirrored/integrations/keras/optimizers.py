@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored.collectives.reduce_op import ReduceOp
-from mirrored.errors import ContextError
+from mirrored.errors import ArgumentError, ContextError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.variables import StrategyVariable, as_keras
 from mirrored.replicas.ambient import ambient, within
@@ -32,7 +33,8 @@ def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
             _build(self, variables)
         if variables is None:
             variables = self._trainable_variables
-        self._check_variables_are_known(variables)
+        _check_known(self, variables)
+        self._filter_empty_gradients(list(grads), list(variables))
         _apply(self, _summed(self, list(grads)), variables)
         return None
 
@@ -68,6 +70,20 @@ def _build(optimizer: Any, variables: Any) -> None:
     with keras.src.backend.name_scope(optimizer.name, caller=optimizer):
         optimizer.build(variables)
     optimizer.built = True
+
+
+def _check_known(optimizer: Any, variables: Sequence[Any]) -> None:
+    known = optimizer._trainable_variables_indices
+    unknown = [variable.path for variable in variables if optimizer._var_key(variable) not in known]
+    if unknown:
+        shown = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
+        raise ArgumentError(
+            f"{type(optimizer).__name__}.apply_gradients",
+            found=f"variables that the optimizer was not built with: {shown}",
+            rule="a Keras optimizer makes its slots for all of its variables at once, at the latest in its first step",
+            remedy="for one optimizer over several models write, before the first step: "
+            "optimizer.build(first_model.trainable_variables + second_model.trainable_variables)",
+        )
 
 
 def _summed(optimizer: Any, grads: list[Any]) -> list[Any]:
@@ -115,7 +131,9 @@ def _updates(optimizer: Any, present: tuple[bool, ...]) -> Callable[..., Any]:
     def update(grads: list[Any], values: list[Any], slots: list[Any]) -> Any:
         remaining = iter(grads)
         full = [next(remaining) if is_present else None for is_present in present]
-        with within(listeners=()):
+        with within(listeners=()), warnings.catch_warnings():
+            # Those of another model: what the caller has no gradient for, he was told of.
+            warnings.filterwarnings("ignore", "Gradients do not exist")
             return optimizer.stateless_apply(slots, full, values)
 
     if not is_eval(current_trace()) or ambient().listeners:

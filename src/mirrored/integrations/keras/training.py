@@ -13,6 +13,7 @@ import numpy as np
 from mirrored.data import Dataset, DistributedDataset
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.variables import StrategyVariable
+from mirrored.replicas.values import DistributedValues
 
 keras = load()
 _METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
@@ -61,7 +62,7 @@ class Batches(_PyDataset):  # type: ignore[misc]
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(workers=1, use_multiprocessing=False)
-        cardinality = int(dataset.cardinality()) if hasattr(dataset, "cardinality") else -2
+        cardinality = int(dataset.cardinality() if callable(dataset.cardinality) else dataset.cardinality)
         # An unknown length is found by going through the data once.
         self._count = cardinality if cardinality >= 0 else None if cardinality == -1 else sum(1 for _ in dataset)
         self._dataset = dataset
@@ -80,7 +81,18 @@ class Batches(_PyDataset):  # type: ignore[misc]
                 next(self._iterator)
                 self._next += 1
         self._next += 1
-        return jax.tree.map(np.asarray, next(self._iterator))
+        return jax.tree.map(_whole, next(self._iterator), is_leaf=_is_split)
+
+
+def _is_split(value: Any) -> bool:
+    return isinstance(value, DistributedValues)
+
+
+def _whole(value: Any) -> Any:
+    """A part of a batch as one array; the shares of replicas put together again."""
+    if not _is_split(value):
+        return np.asarray(value)
+    return np.concatenate([np.asarray(share) for share in value.values])
 
 
 def strategy_of(model: Any) -> Any:
@@ -115,9 +127,7 @@ def _scope_of(strategy: Any) -> Any:
 
 
 def _fed(argument: Any) -> Any:
-    if isinstance(argument, DistributedDataset):
-        argument = argument.dataset
-    return Batches(argument) if isinstance(argument, Dataset) else argument
+    return Batches(argument) if isinstance(argument, (Dataset, DistributedDataset)) else argument
 
 
 @contextmanager

@@ -1,0 +1,53 @@
+"""The classic mistake of custom loops: a loss averaged over one replica's examples, whose gradients are then summed."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from mirrored.integrations.keras.backend import load
+from mirrored.replicas.ambient import ambient
+from mirrored.strategies import get_replica_context
+
+keras = load()
+_MEANS = ("mean", "mean_with_sample_weight", "sum_over_batch_size")
+
+
+class LossReductionWarning(UserWarning):
+    """A Keras loss averages over one replica's examples, so that the step is too large by the number of replicas."""
+
+
+def connect_losses() -> None:
+    """Wraps `keras.losses.Loss.__call__`."""
+    keras.losses.Loss.__call__ = _checked(keras.losses.Loss.__call__)
+
+
+def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_reduction(self)
+        return call(self, *args, **kwargs)
+
+    return checked
+
+
+def _check_reduction(loss: Any) -> None:
+    """Warns once per loss. Under a tape only: a mean that is not differentiated (a metric) is nobody's mistake."""
+    context = get_replica_context()
+    replicas = 1 if context is None else context.num_replicas_in_sync
+    recorded = any(hasattr(listener, "gradient") for listener in ambient().listeners)
+    if replicas == 1 or not recorded or loss.reduction not in _MEANS or vars(loss).get("_mirrored_warned"):
+        return
+    loss._mirrored_warned = True
+    kind = type(loss).__name__
+    warnings.warn(
+        f"{kind}(reduction={loss.reduction!r}) under a tape in strategy.run: it averages over the examples of one "
+        f"replica, and the optimizer sums the gradients of all {replicas}, so the step is {replicas} times too large\n"
+        "  rule:   a replica's loss is its part of the mean over the global batch\n"
+        f"  remedy: loss_fn = keras.losses.{kind}(reduction=None), and in the step "
+        "loss = mirrored.losses.average_loss(loss_fn(y, prediction)) (or tf.nn.compute_average_loss)",
+        LossReductionWarning,
+        stacklevel=4,
+    )

@@ -1,0 +1,101 @@
+"""Batch normalization with statistics over all replicas: `SyncBatchNormalization`, ``synchronized=True``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from mirrored.collectives.reduce_op import ReduceOp
+from mirrored.integrations.keras.backend import load
+from mirrored.strategies import get_replica_context
+
+keras = load()
+_BatchNormalization: Any = keras.layers.BatchNormalization
+
+
+@keras.saving.register_keras_serializable(package="mirrored")  # type: ignore[untyped-decorator]
+class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]
+    """`keras.layers.BatchNormalization` over the examples of all replicas, as on one device with the whole batch.
+
+    In `strategy.run` the plain layer takes the statistics of each replica's own share. In `fit` both take those of the
+    whole batch, as single-device Keras does. Two small all-reduces per call in training; empty and uneven shares count
+    by their examples.
+
+    Args:
+        axis: As for `keras.layers.BatchNormalization`.
+        momentum: Likewise.
+        epsilon: Likewise.
+        **kwargs: Likewise.
+
+    TensorFlow: `tf.keras.layers.experimental.SyncBatchNormalization`, which reduces the mean of the squares instead of
+    the squared distances from the mean and loses digits where means are large.
+    """
+
+    def __init__(self, axis: int = -1, momentum: float = 0.99, epsilon: float = 1e-3, **kwargs: Any) -> None:
+        super().__init__(axis, momentum, epsilon, **{**kwargs, "synchronized": True})
+
+
+def connect_normalization() -> None:
+    """Lets Keras' own layer take ``synchronized=True``, and puts the layer where TensorFlow has it."""
+    _BatchNormalization.__init__ = _accepting(_BatchNormalization.__init__)
+    _BatchNormalization._moments = _over_replicas(_BatchNormalization._moments)
+    experimental = types.ModuleType("keras.layers.experimental", "What TensorFlow keeps under tf.keras.layers.")
+    experimental.SyncBatchNormalization = SyncBatchNormalization  # type: ignore[attr-defined]
+    keras.layers.experimental = experimental
+
+
+def _accepting(make: Callable[..., None]) -> Callable[..., None]:
+    """The constructor; Keras refuses the option on JAX, where it has no strategy to ask."""
+
+    @functools.wraps(make)
+    def accepting(self: Any, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        self.synchronized = synchronized
+
+    # Keras reads off it how a layer was made.
+    accepting.__signature__ = inspect.signature(make)  # type: ignore[attr-defined]
+    return accepting
+
+
+def _over_replicas(moments: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(moments)
+    def moments_over_replicas(self: Any, inputs: Any, mask: Any = None) -> Any:
+        context = get_replica_context()
+        if self.synchronized and context is not None and context.num_replicas_in_sync > 1:
+            return _global_moments(context, inputs, mask, tuple(self._reduction_axes))
+        # Keras' own refuses the flag on JAX.
+        self.synchronized, given = False, self.synchronized
+        try:
+            return moments(self, inputs, mask)
+        finally:
+            self.synchronized = given
+
+    return moments_over_replicas
+
+
+def _global_moments(context: Any, inputs: Any, mask: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
+    """Mean and variance over the given axes and all replicas."""
+    values = jnp.asarray(inputs)
+    weights = None if mask is None else jnp.expand_dims(mask, -1).astype(values.dtype)
+    own = jnp.asarray(values.size // values.shape[_kept(values.ndim, axes)], values.dtype)
+    count = own if weights is None else jnp.sum(jnp.broadcast_to(weights, values.shape), axes)
+    total, count = context.all_reduce(ReduceOp.SUM, (jnp.sum(_weighted(values, weights), axes), count))
+    count = jnp.maximum(count, 1)
+    mean = total / count
+    shape = [1] * values.ndim
+    shape[_kept(values.ndim, axes)] = -1
+    squares = jnp.sum(_weighted(jnp.square(values - mean.reshape(shape)), weights), axes)
+    return mean, context.all_reduce(ReduceOp.SUM, squares) / count
+
+
+def _weighted(values: Any, weights: Any) -> Any:
+    return values if weights is None else values * weights
+
+
+def _kept(ndim: int, axes: tuple[int, ...]) -> int:
+    return next(axis for axis in range(ndim) if axis not in axes)

@@ -1,0 +1,159 @@
+"""`fit` of a model made in scope: callbacks, weights, several steps per call, saving; the numbers of one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import mirrored as mr
+from integrations.keras_models import build, compiled_model, data, scope
+from mirrored.integrations.keras import keras
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+
+
+def histories(fit: Any) -> list[dict[str, list[float]]]:
+    """What `fit(model)` records on one device and on two replicas."""
+    return [fit(compiled_model("dense", replicas)).history for replicas in (None, 2)]
+
+
+def assert_same(one: dict[str, list[float]], two: dict[str, list[float]]) -> None:
+    assert list(one) == list(two)
+    for name in one:
+        np.testing.assert_allclose(two[name], one[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sample_weight": np.linspace(0.1, 2.0, 20)},
+        {"batch_size": 3},
+        {"validation_split": 0.25},
+    ],
+    ids=["sample_weight", "uneven", "validation"],
+)
+def test_options_of_fit(options: dict[str, Any]) -> None:
+    def fit(model: Any) -> Any:
+        return model.fit(*data(20), **{"batch_size": 8, **options}, epochs=2, shuffle=False, verbose=0)
+
+    assert_same(*histories(fit))
+
+
+def test_class_weight() -> None:
+    x, y = data(16)
+    labels = (y[:, 0] > 0).astype("int32")
+    results = []
+    for replicas in (None, 2):
+        with scope(replicas):
+            model = keras.Sequential(
+                [keras.Input((6, 4)), keras.layers.Flatten(), keras.layers.Dense(2, kernel_initializer="ones")]
+            )
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile("sgd", loss, metrics=["accuracy"])
+        fitted = model.fit(x, labels, batch_size=8, epochs=2, class_weight={0: 1.0, 1: 5.0}, shuffle=False, verbose=0)
+        results.append(fitted.history)
+    assert_same(*results)
+
+
+def test_several_steps_per_call() -> None:
+    results = []
+    for replicas in (None, 2):
+        model = compiled_model("dense", replicas, steps_per_execution=2)
+        results.append(model.fit(*data(24), batch_size=8, epochs=2, shuffle=False, verbose=0).history)
+    assert_same(*results)
+
+
+def test_callbacks_act_as_on_one_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rates: dict[Any, list[float]] = {None: [], 2: []}
+
+    class Rates(keras.callbacks.Callback):  # type: ignore[misc]
+        def __init__(self, into: list[float]) -> None:
+            super().__init__()
+            self.into = into
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.into.append(float(self.model.optimizer.learning_rate))
+
+    results = []
+    for replicas in (None, 2):
+        model = compiled_model("dense", replicas)
+        here = tmp_path / str(replicas)
+        callbacks = [
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+            keras.callbacks.ModelCheckpoint(here / "{epoch}.weights.h5", save_weights_only=True),
+            keras.callbacks.ModelCheckpoint(here / "best.keras", monitor="loss", save_best_only=True),
+            keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=1, restore_best_weights=True),
+            Rates(rates[replicas]),
+        ]
+        fitted = model.fit(*data(16), batch_size=8, epochs=5, shuffle=False, verbose=2, callbacks=callbacks)
+        results.append(fitted.history)
+        assert {path.name for path in here.iterdir()} == {"1.weights.h5", "2.weights.h5", "best.keras"}
+    assert len(results[1]["loss"]) == 2
+    assert_same(*results)
+    np.testing.assert_allclose(rates[2], [0.005, 0.0025])
+    np.testing.assert_allclose(rates[2], rates[None])
+    assert capsys.readouterr().out.count("Epoch 2/5") == 2
+
+
+def test_backup_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+    class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    def fit(model: Any, *callbacks: Any) -> Any:
+        backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+        return model.fit(
+            *data(16), batch_size=8, epochs=4, shuffle=False, verbose=0, callbacks=[backup, *callbacks]
+        ).history["loss"]
+
+    whole = compiled_model("dense", None).fit(*data(16), batch_size=8, epochs=4, shuffle=False, verbose=0)
+    with pytest.raises(KeyboardInterrupt):
+        fit(compiled_model("dense", 2), Interrupt())
+    np.testing.assert_allclose(fit(compiled_model("dense", 4)), whole.history["loss"][-2:], rtol=1e-5)
+
+
+def test_tensorboard_gets_its_events(tmp_path: Path) -> None:
+    board = keras.callbacks.TensorBoard(tmp_path, histogram_freq=1, update_freq=1)
+    compiled_model("dense", 2).fit(
+        *data(16), batch_size=8, epochs=2, verbose=0, callbacks=[board], validation_data=data()
+    )
+    for part in ("train", "validation"):
+        written = b"".join(path.read_bytes() for path in (tmp_path / part).glob("events*"))
+        assert b"epoch_loss" in written
+
+
+def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    compiled_model("dense", 2).fit(*data(16), batch_size=8, verbose=1)
+    assert "2/2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (2, None), (None, 2)], ids=["2-4", "2-none", "none-2"])
+def test_training_goes_on_from_a_saved_model(before: int | None, after: int | None, tmp_path: Path) -> None:
+    x, y = data()
+    whole = compiled_model("dense", None)
+    expected = [float(whole.train_on_batch(x, y)) for _ in range(4)]
+    model = compiled_model("dense", before)
+    losses = [float(model.train_on_batch(x, y)) for _ in range(2)]
+    model.save(tmp_path / "model.keras")
+    with scope(after):
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    losses += [float(loaded.train_on_batch(x, y)) for _ in range(2)]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    weights = loaded.get_weights()
+    loaded.save_weights(tmp_path / "w.weights.h5")
+    with scope(after):
+        fresh = build("dense")
+    fresh.load_weights(tmp_path / "w.weights.h5")
+    np.testing.assert_array_equal(fresh.get_weights()[0], weights[0])
+
+
+def test_distributed_datasets_are_fed() -> None:
+    model = compiled_model("dense", 2)
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    dataset = mr.data.Dataset.from_tensor_slices(data(16)).batch(8)
+    assert len(model.fit(strategy.distribute_dataset(dataset), epochs=1, verbose=0).history["loss"]) == 1

@@ -1,0 +1,89 @@
+"""What people write by mistake in custom loops with Keras, and what they are told."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import mirrored as mr
+from integrations.keras_models import build
+from mirrored.integrations.keras import LossReductionWarning, keras
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+
+
+def run_loss(loss_fn: Any, replicas: int, tape: bool = True) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:replicas])
+
+    def replica_step() -> Any:
+        if not tape:
+            return loss_fn(np.ones((2, 1)), np.zeros((2, 1)))
+        with mr.GradientTape():
+            return loss_fn(np.ones((2, 1)), np.zeros((2, 1)))
+
+    strategy.run(replica_step)
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean", "mean_with_sample_weight"])
+def test_a_loss_that_is_averaged_per_replica_is_warned_of_once(reduction: str) -> None:
+    loss_fn = keras.losses.MeanSquaredError(reduction=reduction)
+    with pytest.warns(LossReductionWarning, match=r"2 times too large(.|\n)*reduction=None(.|\n)*average_loss"):
+        run_loss(loss_fn, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_loss(loss_fn, 2)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "replicas", "tape"), [(None, 2, True), ("sum", 2, True), ("mean", 1, True), ("mean", 2, False)]
+)
+def test_right_losses_are_not_warned_of(reduction: str | None, replicas: int, tape: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_loss(keras.losses.MeanSquaredError(reduction=reduction), replicas, tape)
+
+
+def test_fit_is_not_warned_of() -> None:
+    with mr.MirroredStrategy(jax.devices()[:2]).scope():
+        model = build("dense")
+        model.compile("sgd", keras.losses.MeanSquaredError())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossReductionWarning)
+        model.fit(np.ones((4, 6, 4)), np.ones((4, 1)), verbose=0)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_one_optimizer_over_two_models(compiled: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        first, second = keras.layers.Dense(1), keras.layers.Dense(1)
+        for layer in (first, second):
+            layer.build((None, 2))
+        optimizer = keras.optimizers.Adam(0.1)
+
+    def train(layer: Any) -> None:
+        with mr.GradientTape() as tape:
+            loss = layer(np.ones((2, 2), np.float32)).sum()
+        variables = layer.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    def step() -> None:
+        strategy.run(lambda: (train(first), train(second)))
+
+    step = mr.function(step) if compiled else step
+    with pytest.raises(mr.errors.ArgumentError, match=r"optimizer.build\(first_model.trainable_variables \+ second"):
+        step()
+    with strategy.scope():
+        optimizer = keras.optimizers.Adam(0.1)
+        optimizer.build(first.trainable_variables + second.trainable_variables)
+    before = [np.asarray(layer.kernel) for layer in (first, second)]
+    step = mr.function(lambda: strategy.run(lambda: (train(first), train(second)))) if compiled else step
+    step()
+    assert all(
+        np.abs(np.asarray(layer.kernel) - old).max() > 0 for layer, old in zip((first, second), before, strict=True)
+    )
+    assert int(optimizer.iterations.numpy()) == 2

@@ -1,0 +1,98 @@
+"""Batch statistics over all replicas: `SyncBatchNormalization` and ``synchronized=True``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.integrations.keras import SyncBatchNormalization, keras
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+X = np.random.default_rng(0).normal(3.0, 2.0, size=(8, 5, 3)).astype("float32")
+
+
+def make(kind: str) -> Any:
+    """The layer in the three ways of writing it."""
+    layers = keras.layers
+    layer = {
+        "class": lambda: SyncBatchNormalization(momentum=0.5),
+        "option": lambda: layers.BatchNormalization(momentum=0.5, synchronized=True),
+        "experimental": lambda: layers.experimental.SyncBatchNormalization(momentum=0.5),
+        "plain": lambda: layers.BatchNormalization(momentum=0.5),
+    }[kind]()
+    layer.build((None, 5, 3))
+    return layer
+
+
+def on_one_device(mask: Any = None) -> tuple[np.ndarray, Any]:
+    layer = make("plain")
+    return np.asarray(layer(X, training=True, mask=mask)), layer
+
+
+@pytest.mark.parametrize(
+    ("kind", "compiled"), [("class", False), ("class", True), ("option", True), ("experimental", False)]
+)
+def test_statistics_are_those_of_the_whole_batch(kind: str, compiled: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:4])
+    with strategy.scope():
+        layer = make(kind)
+
+    def step(x: Any) -> Any:
+        return strategy.gather(strategy.run(lambda x: layer(x, training=True), args=(x,)), 0)
+
+    result = (mr.function(step) if compiled else step)(*strategy.distribute_dataset([X]))
+    expected, alone = on_one_device()
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(layer.moving_variance.numpy(), alone.moving_variance.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(layer.moving_mean.numpy(), alone.moving_mean.numpy(), rtol=1e-5)
+
+
+def test_uneven_shares_and_masks_count_by_their_examples() -> None:
+    mask = np.arange(8 * 5).reshape(8, 5) % 3 > 0
+    strategy = mr.MirroredStrategy(jax.devices()[:3])
+    with strategy.scope():
+        layer = make("class")
+    batch = next(iter(strategy.distribute_dataset([(X, mask)])))
+    parts = strategy.run(lambda x, m: layer(x, training=True, mask=m), args=batch)
+    result = np.concatenate([np.asarray(part) for part in strategy.local_results(parts)])
+    np.testing.assert_allclose(result, on_one_device(mask)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_flow_through_the_statistics() -> None:
+    weights = np.random.default_rng(1).normal(size=X.shape).astype("float32")
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        layer = make("class")
+
+    def replica_step(x: Any, w: Any) -> Any:
+        with mr.GradientTape() as tape:
+            tape.watch(x)
+            loss = (layer(x, training=True) * w).sum()
+        return tape.gradient(loss, x)
+
+    @mr.function
+    def step(x: Any, w: Any) -> Any:
+        return strategy.gather(strategy.run(replica_step, args=(x, w)), 0)
+
+    gradients = step(*next(iter(strategy.distribute_dataset([(X, weights)]))))
+    alone = make("plain")
+    trainable = [variable.value for variable in alone.trainable_variables]
+    variables = [variable.value for variable in alone.non_trainable_variables]
+
+    def loss(x: Any) -> Any:
+        return (alone.stateless_call(trainable, variables, x, training=True)[0] * weights).sum()
+
+    np.testing.assert_allclose(gradients, jax.grad(loss)(X), rtol=1e-4, atol=1e-4)
+
+
+def test_the_layer_is_saved_and_loaded(tmp_path: Any) -> None:
+    for kind in ("class", "option"):
+        model = keras.Sequential([keras.Input((5, 3)), make(kind)])
+        model.save(tmp_path / "m.keras")
+        loaded = keras.models.load_model(tmp_path / "m.keras")
+        assert loaded.layers[0].synchronized
+        np.testing.assert_allclose(loaded(X), model(X), rtol=1e-6)
