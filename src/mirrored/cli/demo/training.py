@@ -54,10 +54,10 @@ class Trainer:
         at_step = jax.random.fold_in(jax.random.key(SEED), self.optimizer.iterations.read_value())
         return jax.random.fold_in(at_step, replica.replica_id_in_sync_group)
 
-    def _predict(self, images: Any) -> Any:
-        """The digit seen in each image of all replicas' shares, in the order of the batch."""
+    def _predict(self, images: Any, is_real: Any) -> Any:
+        """The digit seen in each image of all replicas' shares, in the order of the batch, and which are no padding."""
         digits = self.strategy.run(lambda share: self.model(share).argmax(axis=-1), args=(images,))
-        return self.strategy.gather(digits, axis=0)
+        return self.strategy.gather(digits, axis=0), self.strategy.gather(is_real, axis=0)
 
     def train(self, examples: Examples, epochs: int, on_step: Callable[[int, float, float], None]) -> History:
         """Trains for some passes over the examples.
@@ -79,6 +79,8 @@ class Trainer:
         return history
 
     def predict_all(self, examples: Examples) -> np.ndarray:
-        """The digit seen in each image, every image exactly once, in order; the last batch may be a partial one."""
-        batches = self.strategy.experimental_distribute_dataset(Batches(examples, BATCH_SIZE))
-        return np.concatenate([np.asarray(self.predict(images)) for images, _ in batches])
+        """The digit seen in each image, every image exactly once, in order; a partial last batch is padded."""
+        padding = mr.data.InputOptions(last_batch="pad")
+        batches = self.strategy.experimental_distribute_dataset(Batches(examples, BATCH_SIZE), padding)
+        answers = [self.predict(images, is_real) for (images, _), is_real in batches]
+        return np.concatenate([np.asarray(digits)[np.asarray(is_real)] for digits, is_real in answers])
