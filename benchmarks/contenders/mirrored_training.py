@@ -17,10 +17,16 @@ from contenders.job import Job
 
 
 def train(
-    workload: Workload, devices: int, *, deterministic: bool = False, compiled: bool = True, steps_per_call: int = 1
+    workload: Workload,
+    devices: int,
+    *,
+    deterministic: bool = False,
+    compiled: bool = True,
+    steps_per_call: int = 1,
+    strategy: mr.Strategy | None = None,
 ) -> Job:
-    """A training step, or several in one call."""
-    strategy = mr.MirroredStrategy(jax.devices()[:devices], deterministic=deterministic)
+    """A training step, or several in one call; on the given strategy's devices, or on so many of this process."""
+    strategy = strategy or mr.MirroredStrategy(jax.devices()[:devices], deterministic=deterministic)
     with strategy.scope():
         params = {k: mr.Variable(p, name=k) for k, p in workload.parameters().items()}
         m = {k: mr.Variable(np.zeros_like(p.numpy()), trainable=False) for k, p in params.items()}
