@@ -24,7 +24,7 @@ LEVELS = [
     {"cluster", "data", "losses", "optimizers"},
     {"checkpoint", "gradients"},
     {"integrations"},
-    {"tf", "testing", "launch"},
+    {"tf", "testing", "launch", "planning"},
     {""},  # mirrored itself: __init__.py gathers the public names
     {"cli"},
 ]

@@ -1,0 +1,99 @@
+"""`mirrored plan`: from a training script to a table, reasons and a picture."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from mirrored.cli import main
+
+SCRIPT = """
+import sys
+import jax.numpy as jnp
+import numpy as np
+import mirrored as mr
+
+strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+with strategy.scope():
+    w = mr.Variable(np.ones((8, 8), np.float32))
+
+@mr.function
+def step(x):
+    def replica(x):
+        with mr.GradientTape() as tape:
+            loss = jnp.square(x @ w).mean()
+        w.assign_sub(0.1 * mr.get_replica_context().all_reduce("mean", tape.gradient(loss, w)))
+    strategy.run(replica, args=(x,))
+
+if __name__ == "__main__":
+    share = int(sys.argv[1])
+    x = strategy.distribute_values_from_function(lambda c: np.ones((share, 8), np.float32))
+    while True:
+        step(x)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "step.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, ["plan", *arguments])
+
+
+def test_a_table_reasons_and_a_picture(script, tmp_path):
+    picture = tmp_path / "plan.png"
+    result = invoke(script, "--replicas", "8,4096", "--bandwidth", "1kB/s", "--latency", "5us", "--steps", "2",
+                    "--plot", str(picture), "--", "6")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "A step, predicted" in result.output
+    assert "Why not faster?" in result.output
+    assert "4096 replicas, communication-bound: summing gradients takes" in result.output
+    assert "1 sums over replicas in the program, exchanged as 1; network 1e-06 GB/s, 5 us" in result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_figures_for_programs(script):
+    result = invoke(
+        script, "--replicas", "2,4", "--keep", "global-batch", "--json", "--steps", "1", "--shared", "--", "8"
+    )
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.output)
+    assert [(one["replicas"], one["examples_per_replica"]) for one in figures] == [(2, 8), (4, 4)]
+    assert all(0 < one["efficiency"] and one["step_seconds"] > 0 for one in figures)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--replicas", "8;64", "--replicas is numbers with commas between"),
+        ("--bandwidth", "fast", "--bandwidth is bytes per second"),
+        ("--latency", "5 parsecs", "--latency is seconds"),
+    ],
+)
+def test_unreadable_numbers_are_refused_before_anything_runs(script, option, value, told):
+    result = invoke(script, option, value, "--", "6")
+    assert result.exit_code == 1
+    assert told in result.output
+
+
+def test_a_script_without_a_step_is_refused(tmp_path):
+    path = tmp_path / "nothing.py"
+    path.write_text("print('nothing to do')\n")
+    result = invoke(str(path))
+    assert result.exit_code == 1
+    assert "a program that calls no compiled function" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("25e9", 25e9), ("25GB/s", 25e9), ("100Gbit/s", 12.5e9), ("1.5 TB", 1.5e12), ("300k", 3e5)]
+)
+def test_bandwidths_are_read(text, rate):
+    from mirrored.cli.plan import _bandwidth
+
+    assert _bandwidth(text) == pytest.approx(rate)
