@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import jax
 import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
@@ -32,8 +33,12 @@ def write_arrays(directory: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) ->
     tree = {name: _as_stored(array) for name, array in arrays.items() if array.size}
     if not tree:
         return
+    if jax.process_index():
+        # Orbax merges what the processes of a job write, and looks for the part of process 0. Here another one writes.
+        _write_plainly(directory, tree)
+        return
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        with _checkpointer() as checkpointer:
             checkpointer.save(directory.absolute(), args=ocp.args.PyTreeSave(tree))
     except RuntimeError:
         if not is_ending():
@@ -41,6 +46,17 @@ def write_arrays(directory: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) ->
         # The program is ending, and Python starts no more threads, which Orbax needs: from 3.12 on nothing can wait
         # before that. The last checkpoint is written plainly.
         _write_plainly(directory, tree)
+
+
+def _checkpointer() -> Any:
+    """Orbax's, for this process alone: which of several workers writes is settled elsewhere."""
+    if jax.process_count() == 1:
+        return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    here = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"worker{here}"
+    )
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone)
 
 
 def _write_plainly(directory: Path, tree: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -75,7 +91,7 @@ def _read(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray[Any, An
     if not item:
         return {}
     how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in item}
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    with _checkpointer() as checkpointer:
         args = ocp.args.PyTreeRestore(item=item, restore_args=how, partial_restore=True)
         found: dict[str, np.ndarray[Any, Any]] = checkpointer.restore(directory.absolute(), args=args)
         return found

@@ -16,6 +16,7 @@ from mirrored.checkpoint.matching import COUNTER, match
 from mirrored.checkpoint.objects import Part, is_container, is_open, parts_of
 from mirrored.checkpoint.places import Attribute, Place, Root
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
+from mirrored.checkpoint.sharing import check_same_files, settled, with_all_positions, writes_here
 from mirrored.checkpoint.status import RestoreStatus
 from mirrored.checkpoint.writing import Writer, actual, write
 from mirrored.errors import ArgumentError
@@ -36,6 +37,9 @@ class Checkpoint:
     A mirrored variable is one value, whatever the number of replicas. A sync-on-read variable is its aggregate: a SUM
     is divided among the replicas when restored, any other goes to each as it is; without aggregation every replica's
     component is saved, and restored to the replicas that are there.
+
+    Several workers save and restore together, all at the same step. What they save under one path is written once, by
+    worker 0; the position of an iterator is kept for each worker where they differ.
 
     Args:
         root: An object whose parts become parts of the checkpoint (but for its numbers).
@@ -152,10 +156,14 @@ class Checkpoint:
 
         Context: as `save`, and so are arguments, result and errors.
         """
-        path, manifest = Path(file_prefix).absolute(), self.snapshot()
-        self._writer.start(lambda: write(path, manifest))
+        path = Path(file_prefix).absolute()
+        mine = writes_here("Checkpoint.write", path)
+        manifest = self.snapshot()
+        settled("Checkpoint.write", "wait for the checkpoint before", self._writer.wait)
+        if mine:
+            self._writer.start(lambda: write(path, manifest))
         if wait:
-            self._writer.wait()
+            self.wait()
         return os.fspath(file_prefix)
 
     def snapshot(self, step: int | None = None) -> Manifest:
@@ -164,15 +172,17 @@ class Checkpoint:
         with outside_of_steps("Checkpoint.save"):
             graph = self._look()
             leaves = {name: leaf.read() for name, leaf in graph.leaves.items()}
-        return Manifest(leaves, graph.aliases, graph.groups, step)
+        return with_all_positions(Manifest(leaves, graph.aliases, graph.groups, step), "Checkpoint.save")
 
     def wait(self) -> None:
         """Waits until what was saved with ``wait=False`` is on disk.
 
+        Context: of several workers, all wait for the one that writes.
+
         Raises:
             CheckpointError: It could not be written.
         """
-        self._writer.wait()
+        settled("Checkpoint.wait", "wait until the checkpoint is on disk", self._writer.wait)
 
     def sync(self) -> None:
         """The same as `wait`."""
@@ -208,6 +218,7 @@ class Checkpoint:
         if save_path is None:
             return RestoreStatus(None, lambda: match(self._look(), Manifest({}, {}, {})))
         self._writer.wait()
+        check_same_files(called, Path(save_path).absolute())
         directory = actual(Path(save_path).absolute())
         manifest = read_manifest(directory)
         with outside_of_steps(called):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored.checkpoint.places import Place
+from mirrored.collectives.stacked import whole_stacked
 from mirrored.errors import ArgumentTypeError, LostStateError
 from mirrored.replicas.values import PerReplica
 from mirrored.variables import Variable, VariableAggregation
@@ -99,7 +100,8 @@ class VariableLeaf(Leaf):
 
     def read(self) -> Saved:
         """The value as read in cross-replica context: a sync-on-read variable's aggregate."""
-        array = self.variable.stored() if self._by_component else self.variable.read_value()
+        variable = self.variable
+        array = variable.read_value() if not self._by_component else whole_stacked(variable.stored(), variable.layout)
         return dataclasses.replace(self.outline(), value=on_host(array))
 
     def put(self, saved: Saved) -> Undo:
@@ -108,7 +110,7 @@ class VariableLeaf(Leaf):
         undo = self._undo()
         if self._by_component:
             whole = saved.value if saved.kind == "components" else [value] * variable.num_replicas
-            value = PerReplica(self._components(whole))
+            value = PerReplica(self._components(whole), variable.layout)
         variable.assign(value, read_value=False)
         return undo
 
@@ -121,10 +123,13 @@ class VariableLeaf(Leaf):
         return lambda: variable.store(before)
 
     def _components(self, saved: Sequence[Any]) -> list[Any]:
-        """The saved components for the replicas that had one; the others keep theirs."""
-        stored = self.variable.stored_or_lost()
-        count = self.variable.num_replicas
-        return [saved[replica] if replica < len(saved) else on_host(stored[replica]) for replica in range(count)]
+        """The saved components for the replicas that had one (of this process); the others keep theirs."""
+        variable = self.variable
+        mine = variable.layout.addressable_replicas
+        return [
+            saved[replica] if replica < len(saved) else on_host(variable.stored_component(local))
+            for local, replica in enumerate(mine)
+        ]
 
 
 @dataclasses.dataclass(frozen=True)

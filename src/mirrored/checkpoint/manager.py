@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Final
@@ -11,9 +12,12 @@ from typing import Final
 from mirrored.checkpoint.checkpoint import Checkpoint, PathLike
 from mirrored.checkpoint.directory import checkpoints_in, number_of
 from mirrored.checkpoint.manifest import Manifest, read_manifest
+from mirrored.checkpoint.preemption import preemption
+from mirrored.checkpoint.sharing import settled, several_workers, writes_here
 from mirrored.checkpoint.status import RestoreStatus
 from mirrored.checkpoint.writing import REPLACED, UNFINISHED, Writer, actual, write
 from mirrored.errors import ArgumentError
+from mirrored.replicas.agreement import agree
 
 _KEPT: Final = "kept"
 _NANOSECONDS_PER_HOUR: Final = 3600 * 10**9
@@ -32,9 +36,15 @@ class CheckpointManager:
         save_interval_steps: `save` passes over steps that are no multiple of it.
         checkpoint_name: Beginning of the names.
         keep_every_n_hours: One in so many hours is kept for good, beside the newest; `checkpoints` leaves it out.
+        save_on_preemption: On SIGTERM, to whichever worker, `save` saves whatever the interval, on all workers at the
+            same step, waits until the checkpoint is on disk, says so, and ends the program with exit status 0. So call
+            it at every step. The next start resumes by `restore_latest`.
+
+    Several workers call each method together, all at the same step.
 
     Raises:
         ArgumentError: A number below one.
+        ContextError: `save_on_preemption` outside of the main thread.
 
     Example:
         >>> import mirrored as mr, tempfile
@@ -61,6 +71,7 @@ class CheckpointManager:
         *,
         checkpoint_name: str = "ckpt",
         keep_every_n_hours: float | None = None,
+        save_on_preemption: bool = False,
     ) -> None:
         if (max_to_keep is not None and max_to_keep < 1) or save_interval_steps < 1:
             raise ArgumentError(
@@ -77,6 +88,7 @@ class CheckpointManager:
         self._keep_every_n_hours = keep_every_n_hours
         self._last_kept_nanoseconds = time.time_ns()
         self._writer = Writer()
+        self._preemption = preemption() if save_on_preemption else None
         self._restored: RestoreStatus | None = None
 
     @property
@@ -91,13 +103,13 @@ class CheckpointManager:
 
     @property
     def checkpoints(self) -> list[str]:
-        """The paths of the finished checkpoints, oldest first. Waits for one that is being written."""
-        self.wait()
+        """The paths of the finished checkpoints, oldest first. Waits for one that this process is writing."""
+        self._writer.wait()
         return self._managed()
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The path of the newest one, None if there is none. Waits for one that is being written."""
+        """The path of the newest one, None if there is none. Waits for one that this process is writing."""
         found = self.checkpoints
         return found[-1] if found else None
 
@@ -127,16 +139,25 @@ class CheckpointManager:
             ContextError: Inside a step.
             LostStateError: The value of a variable went with a failed step.
             MissingExtraError: Orbax is not installed.
+            SystemExit: With `save_on_preemption`, after a SIGTERM.
         """
         counter = self._checkpoint.save_counter
         number = int(counter.numpy()) + 1 if step is None else int(step)
-        if not force and number % self._interval:
+        ends = self._preemption is not None and self._preemption.poll()
+        if not force and not ends and number % self._interval:
             return None
-        self.wait()
+        path = os.path.join(self._directory, f"{self._name}-{number}")
+        where = Path(path).absolute()
+        mine = writes_here("CheckpointManager.save", where)
+        settled("CheckpointManager.save", "wait for the checkpoint before", self._writer.wait)
         counter.assign_add(1)
         manifest = self._checkpoint.snapshot(number)
-        path = os.path.join(self._directory, f"{self._name}-{number}")
-        self._writer.start(lambda: self._write(Path(path).absolute(), manifest))
+        if mine:
+            self._writer.start(lambda: self._write(where, manifest))
+        if ends:
+            self.wait()
+            print(f"mirrored: got SIGTERM, saved step {number} to {path}, and end here", file=sys.stderr, flush=True)
+            raise SystemExit(0)
         return path
 
     def restore_latest(self, *, partial: bool = False) -> int | None:
@@ -154,10 +175,13 @@ class CheckpointManager:
             CheckpointMismatchError: It does not fit the program; without `partial` every name must be on both sides.
             DamagedCheckpointError: It is not as it was written. In both cases every variable is as it was.
         """
-        path = self.latest_checkpoint
+        called = "CheckpointManager.restore_latest"
+        path = settled(called, "wait for the newest checkpoint", lambda: self.latest_checkpoint)
+        if several_workers():
+            # What worker 0 finds, which has written it.
+            path = agree(called, "restore the newest checkpoint", path)[0]
         if path is None:
             return None
-        called = "CheckpointManager.restore_latest"
         self._restored = self._checkpoint.restore_from(path, called=called, strict=not partial).expect_partial()
         step = read_manifest(actual(Path(path))).step
         return step if step is not None else number_of(Path(path).name, self._name)
@@ -168,7 +192,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: It could not be written.
         """
-        self._writer.wait()
+        settled("CheckpointManager.wait", "wait until the checkpoint is on disk", self._writer.wait)
 
     def _write(self, path: Path, manifest: Manifest) -> None:
         write(path, manifest)

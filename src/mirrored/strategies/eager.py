@@ -26,6 +26,7 @@ from mirrored.replicas.merging import Merge, Session
 from mirrored.replicas.values import Mirrored, PerReplica, stack_components
 from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.gathering import gather_across
+from mirrored.strategies.recorded import all_reduce_recorded, gather_recorded
 from mirrored.variables.placement import placed
 
 if TYPE_CHECKING:
@@ -115,30 +116,40 @@ class EagerSession(Session):
 
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
         algorithm = self.strategy.cross_device_ops
-        if self._spans:
-            # All workers bring the same shapes, or none of them starts a collective.
-            self._agree(f"reduce {op!r} of {', '.join(_described(components[0]) for components in arrays)}")
-        elif any(_is_recorded(component) for components in arrays for component in components):
+        if _has_recorded(arrays):
+            if self._spans:
+                return [parts[0] for parts in all_reduce_recorded(self._reduce_apart, op, arrays)]
             # A tape outside `run` records the reduction: one device, ordinary operations.
             near = [[self._near(component) for component in components] for components in arrays]
             return list(algorithm.reduce(op, near, Group(axis=None, devices=1, local=self.num_local)))
+        if self._spans:
+            # All workers bring the same shapes, or none of them starts a collective.
+            self._agree(f"reduce {op!r} of {', '.join(_described(components[0]) for components in arrays)}")
         stacked = [stack_components(components, self.layout) for components in arrays]
         return reduce_stacked(algorithm, op, stacked, self.layout)
 
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        recorded = any(_is_recorded(component) for components in arrays for component in components)
-        if recorded and not self._spans:
+        if not _has_recorded(arrays):
+            results = [[whole] * self.num_local for whole in self.reduce(op, arrays)]
+        elif self._spans:
+            results = all_reduce_recorded(self._reduce_apart, op, arrays)
+        else:
             near = [[self._near(component) for component in components] for components in arrays]
             alone = Group(axis=None, devices=1, local=self.num_local)
             results = self.strategy.cross_device_ops.all_reduce(op, near, alone)
-        else:
-            results = [[whole] * self.num_local for whole in self.reduce(op, arrays)]
         return [[self.reduced_component(part, k) for k, part in enumerate(parts)] for parts in results]
 
+    def _reduce_apart(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """The results of concrete arrays, on each local replica's device."""
+        wholes = self.reduce(op, arrays)
+        return [[_own_view(whole, self._device_of(k)) for k in range(self.num_local)] for whole in wholes]
+
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
-        if self._spans:
-            return [gather_across(components, axis, self.layout) for components in arrays]
-        return [jnp.concatenate([self._near(component) for component in components], axis) for components in arrays]
+        if not self._spans:
+            return [jnp.concatenate([self._near(component) for component in parts], axis) for parts in arrays]
+        if _has_recorded(arrays):
+            return [gather_recorded(self._reduce_apart, components, axis, self.layout) for components in arrays]
+        return [gather_across(components, axis, self.layout) for components in arrays]
 
     def group(self, components: Sequence[Any]) -> Any:
         wholes = [self._handed.get(id(component), (None, None))[1] for component in components]
@@ -223,6 +234,10 @@ def _own_view(value: jax.Array, device: jax.Device) -> jax.Array:
     if len(value.sharding.device_set) == 1:
         return value.addressable_data(0) if value.device == device else jax.device_put(value, device)
     return next((shard.data for shard in value.addressable_shards if shard.device == device), value)
+
+
+def _has_recorded(arrays: Sequence[Sequence[Any]]) -> bool:
+    return any(_is_recorded(component) for components in arrays for component in components)
 
 
 def _is_recorded(value: Any) -> bool:

@@ -21,6 +21,11 @@ def gather_across(components: Sequence[Any], axis: int, layout: Layout) -> Any:
         axis: May be negative.
         layout: Which replica lives where; on several processes.
     """
+    return gather_with_sizes(components, axis, layout)[0]
+
+
+def gather_with_sizes(components: Sequence[Any], axis: int, layout: Layout) -> tuple[Any, list[int]]:
+    """`gather_across`, and the size of each replica's component along `axis`."""
     arrays = [jnp.asarray(component) for component in components]
     axis %= arrays[0].ndim
     rest = {array.shape[:axis] + array.shape[axis + 1 :] for array in arrays}
@@ -28,7 +33,7 @@ def gather_across(components: Sequence[Any], axis: int, layout: Layout) -> Any:
     sizes = [size for worker in agree("gather", question, [array.shape[axis] for array in arrays]) for size in worker]
     most = max(sizes)
     padded = [_padded(array, axis, most) for array in arrays]
-    return gather_padded(stack_components(padded, layout), axis, sizes, layout)
+    return gather_padded(stack_components(padded, layout), axis, sizes, layout), sizes
 
 
 def _padded(array: Any, axis: int, size: int) -> Any:

@@ -1,0 +1,181 @@
+"""A strategy over real processes: what one process does with as many replicas, several do."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import socket
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mirrored as mr
+from cluster.jobs import PROGRAMS, job, run
+from mirrored.checkpoint import Checkpoint, CheckpointReader
+from mirrored.cluster import ClusterSpec, SimpleClusterResolver
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
+
+
+def expected(*, deterministic: bool, replicas: int = 4, devices: int = 4) -> dict[str, Any]:
+    """What one process does."""
+    specification = importlib.util.spec_from_file_location("training", PROGRAMS / "training.py")
+    assert specification is not None
+    assert specification.loader is not None
+    training = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(training)
+    names = [f"CPU:{index}" for index in range(devices)]
+    return training.outcomes(mr.MirroredStrategy(names, num_replicas=replicas, deterministic=deterministic))
+
+
+def check_training(found: list[Any], alone: dict[str, Any], *, same_bits: bool) -> None:
+    for way, outcome in alone.items():
+        for worker in found:
+            np.testing.assert_allclose(worker[way]["losses"], outcome["losses"], rtol=2e-5)
+            assert worker[way]["seen"] == outcome["seen"] == (37.0 if way == "eager" else 74.0)
+            assert worker[way]["bits"] == found[0][way]["bits"], "copies that differ between workers"
+        if same_bits:
+            assert (found[0][way]["bits"], found[0][way]["losses"]) == (outcome["bits"], outcome["losses"]), way
+
+
+def test_everything_on_two_workers_with_two_devices_each(tmp_path):
+    first, second = run("everything", [2, 2], tmp_path, str(tmp_path / "checkpoints"))
+    for index, found in enumerate((first, second)):
+        ids = [2.0 * index, 2.0 * index + 1]
+        assert (found["replicas"], found["task"]) == (4, ["worker", index])
+        assert found["devices"] == [f"/job:worker/replica:0/task:{index}/device:CPU:{device}" for device in range(2)]
+        assert found["chief"] is (index == 0)
+        assert found["drawn"] == first["drawn"]
+        assert found["ids"] == ids
+        for way, v, count in (("eager", 11.5, 4.0), ("compiled", 13.0, 8.0)):
+            seen = found[way]
+            assert seen["total"] == [12.0, 12.0]
+            assert seen["mean"] == [1.5, 1.5]
+            assert seen["all"] == [[0.0, 1.0, 2.0, 3.0]] * 2
+            assert set(seen["merged"]) == {6.0}
+            assert seen["gradient"] == [8.0 * replica for replica in ids]
+            assert (seen["x"], seen["sum"], seen["mean over rows"]) == (ids, 6.0, 1.5)
+            assert (seen["v"], seen["count"]) == (v, count)
+            assert seen["gathered"] == [0.0, 1.0, 2.0, 3.0] * 4
+        assert found["own"] == [2 * index, 2 * index + 1]
+        assert found["ragged"] == [1.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+        assert found["ragged mean"] == pytest.approx(11 / 6)
+        assert "the value for variable 'v' on worker 1" in found["refused"]
+        assert found["v"] == 5.0
+        assert "mirrored variable 'drawn' on worker 1" in found["refused in run"]
+        assert found["two steps"] == [6.0, 6.0]
+        assert (found["none yet"], found["restored"], found["as before"]) == (None, 3, True)
+        assert found["kept"] == ["ckpt-2", "ckpt-3"]
+        assert found["own folder"] == f"of-worker-{index}"
+    # What was written once by several workers is read by one, and what a worker has written for itself too.
+    saved = CheckpointReader(tmp_path / "checkpoints" / "ckpt-3")
+    assert saved.read("own").tolist() == [0, 1, 2, 3]
+    assert float(CheckpointReader(tmp_path / "checkpoints" / "of-worker-1").read("v")) == 8.0
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        v, drawn = mr.Variable(0.0), mr.Variable(np.zeros(3))
+    Checkpoint(v=v, drawn=drawn).restore(tmp_path / "checkpoints" / "ckpt-3").expect_partial()
+    assert (float(v.numpy()), drawn.numpy().tolist()) == (8.0, first["drawn"])
+
+
+def test_the_same_bits_on_two_workers_as_in_one_process(tmp_path):
+    check_training(run("train", [2, 2], tmp_path, "deterministic"), expected(deterministic=True), same_bits=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [[1, 1, 1, 1], [1, 3], [4, 4]], ids=str)
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_the_same_losses_on_any_number_of_workers(tmp_path, devices, deterministic):
+    found = run("train", devices, tmp_path, "deterministic" if deterministic else "any")
+    alone = expected(deterministic=deterministic, replicas=sum(devices), devices=sum(devices))
+    check_training(found, alone, same_bits=deterministic)
+
+
+@pytest.mark.slow
+def test_replicas_folded_on_the_devices_of_two_workers(tmp_path):
+    found = run("train", [1, 1], tmp_path, "deterministic", "4")
+    check_training(found, expected(deterministic=True, devices=1), same_bits=True)
+
+
+def test_sigterm_to_one_worker_ends_all_after_the_same_step_and_the_next_start_goes_on(tmp_path):
+    folder = str(tmp_path / "checkpoints")
+    with job("preempted", [1, 1], tmp_path, folder, "100000", "0.01") as started:
+        started.wait_for(0, "STEP 10")
+        started.workers[1].send_signal(signal.SIGTERM)
+        ended = started.ends(20)
+    assert [end.code for end in ended] == [0, 0]
+    messages = [[line for line in end.output.splitlines() if "got SIGTERM" in line] for end in ended]
+    assert messages[0] == messages[1]
+    (message,) = messages[0]
+    step = int(message.split("saved step ")[1].split()[0])
+    assert step > 10
+    found = run("preempted", [1, 1], tmp_path, folder, str(step + 3), "0")
+    assert found == [[step, 2.0 * (step + 3)]] * 2
+
+
+@pytest.mark.slow
+def test_data_of_each_workers_own(tmp_path):
+    for part, lines in enumerate(["0 1 2 3 4", "10 11 12", "5 6 7"]):
+        (tmp_path / f"part-{part}.txt").write_text("".join(f"{line}\n" for line in lines.split()))
+    first, second = run("reading", [2, 2], tmp_path, str(tmp_path))
+    # Worker 0 reads files 0 and 2, worker 1 file 1, in halves of the global batches; it ends with empty ones.
+    assert first["file"] == [[[0.0], [1.0]], [[2.0], [3.0]], [[4.0], [5.0]], [[6.0], [7.0]]]
+    assert second["file"] == [[[10.0], [11.0]], [[12.0], []], [[], []], [[], []]]
+    assert first["file sums"] == second["file sums"] == [22.0, 17.0, 9.0, 13.0]
+    assert first["off"] == second["off"] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    assert first["lengths"] == second["lengths"] == [2.0, 7.0, 9.0, 6.0]
+    assert first["one order"] == second["one order"]
+    assert sorted(first["one order"][0]) == list(range(16))
+    assert (first["resumed"], second["resumed"]) == (True, True)
+    assert (first["rest"], second["rest"]) == (first["file"][1:], second["file"][1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ("variables", "DisagreementError", "float32[2] on worker 0, float32[3] on worker 1"),
+        (
+            "chief_alone",
+            "AbsentWorkerError",
+            "worker 1 did not come within 5 s to: run chief_alone.<locals>.<lambda> eagerly",
+        ),
+        ("elsewhere", "DisagreementError", "worker 1 at: create variable 'other'"),
+        ("arguments", "DisagreementError", "array 0 of its arguments on worker 1"),
+        ("batches", "DisagreementError", "element of the first batch on worker 1"),
+    ],
+)
+def test_a_worker_that_goes_its_own_way_is_named(tmp_path, how, kind, words):
+    with job("apart", [1, 1], tmp_path, how, MIRRORED_AGREEMENT_SECONDS="5") as started:
+        started.wait_for(0, "RESULT", 30)
+        found = [line for line in started.output(0).splitlines() if line.startswith("RESULT")]
+    assert kind in found[0]
+    assert words in found[0]
+
+
+def test_a_coordinator_that_is_not_there_has_a_name_and_a_time(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MIRRORED_RENDEZVOUS_SECONDS", "1")
+    resolver = SimpleClusterResolver(
+        ClusterSpec({"worker": [f"127.0.0.1:{port}", "127.0.0.1:1"]}), task_type="worker", task_id=1
+    )
+    start = time.monotonic()
+    with pytest.raises(mr.errors.RendezvousError, match=rf"nobody answers at 127.0.0.1:{port} after [01].\d s"):
+        mr.MultiWorkerMirroredStrategy(resolver)
+    assert time.monotonic() - start < 5
+
+
+def test_a_coordinators_port_that_is_taken_has_a_number():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        resolver = SimpleClusterResolver(
+            ClusterSpec({"worker": [f"127.0.0.1:{port}", "127.0.0.1:1"]}), task_type="worker", task_id=0
+        )
+        with pytest.raises(mr.errors.RendezvousError, match=f"port {port} of this machine is taken"):
+            mr.MultiWorkerMirroredStrategy(resolver)
