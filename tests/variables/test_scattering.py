@@ -68,3 +68,39 @@ def test_sync_on_read_variables_refuse():
         v = mr.Variable(jnp.ones(3), synchronization="ON_READ", aggregation="SUM")
     with pytest.raises(NotImplementedError, match="sync-on-read"):
         v.scatter_add(rows([1.0], [0]))
+
+
+def scaled_by_all(method, aggregation, start, factor, *, compiled):
+    """Replica r applies `factor(r)` to row r."""
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        v = mr.Variable(start, aggregation=aggregation)
+
+    def own_row():
+        replica = mr.get_replica_context().replica_id_in_sync_group
+        values = jnp.reshape(jnp.asarray(factor(replica), v.dtype), [1])
+        return getattr(v, method)(rows(values, jnp.reshape(jnp.asarray(replica), [1])))
+
+    def step():
+        return strategy.run(own_row)
+
+    results = (mr.function(step) if compiled else step)()
+    assert all(part.tolist() == v.numpy().tolist() for part in strategy.local_results(results))
+    return v.numpy().tolist()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_factors_of_all_replicas_apply(compiled):
+    assert scaled_by_all("scatter_mul", "MEAN", [2.0, 1.0, 1.0], lambda r: r + 2, compiled=compiled) == [2.0, 1.5, 1.0]
+    assert scaled_by_all("scatter_mul", "SUM", [2.0, 1.0, 1.0], lambda r: r + 2, compiled=compiled) == [4.0, 3.0, 1.0]
+    assert scaled_by_all("scatter_div", "SUM", [1, 6, 1], lambda r: r + 2, compiled=compiled) == [0, 2, 1]
+
+
+@pytest.mark.parametrize("aggregation", ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"])
+def test_in_cross_replica_context_rows_are_updated_once(aggregation):
+    with mr.MirroredStrategy(jax.devices()[:2]).scope():
+        v = mr.Variable([2.0, 1.0, 1.0], aggregation=aggregation)
+    v.scatter_mul(rows([3.0, 3.0], [0, 0]))
+    v.scatter_div(rows([2.0], [0]))
+    v.scatter_add(rows([1.0], [1]))
+    assert v.numpy().tolist() == [9.0, 2.0, 1.0]

@@ -2,7 +2,8 @@
 
 In a merge all local replicas' operands come together and one function computes all their results. Seen from the tapes
 it is one operation of which each replica holds a part. The forward pass runs once, in the driver, by `jax.vjp`, whose
-residuals go to replica 0 as additional results (so that a tape around this one sees them). The way back is another
+residuals go to replica 0 as additional results (so that a tape around this one sees them). What it assigns meanwhile
+takes effect when it is over. The way back is another
 merge: every replica brings its cotangents, replica 0 the residuals, and each takes its operands' cotangents home. All
 replicas walk the same merges in the same order, whether or not a cotangent has arrived at them.
 """
@@ -17,7 +18,8 @@ import jax
 from mirrored._jax.boxes import another_object
 from mirrored._jax.programs import aval_of, is_inexact
 from mirrored.replicas.merging import Merge, meet
-from mirrored.tape._operation import linearize
+from mirrored.replicas.overlay import assignments_apart
+from mirrored.tape._operation import linearize_with
 from mirrored.tape._record import Key, Pulled, Record, Runner, no_cotangent
 
 if TYPE_CHECKING:
@@ -82,7 +84,9 @@ def _forward(merge: Merge, payloads: Sequence[list[Any]]) -> list[list[Any]]:
         shapes[:] = [[None if _is_array(value) else value for value in result] for result in results]
         return [value for result in results for value in result if _is_array(value)]
 
-    results, pullback = linearize(merged, operands, watched)
+    overlay, apart = assignments_apart(merged)
+    results, pullback, assigned = linearize_with(apart, operands, watched, overlay.values)
+    overlay.settle(assigned)
     residuals, tree = jax.tree.flatten(pullback)
     arrays = iter(results)
     by_replica = [[next(arrays) if other is None else other for other in shape] for shape in shapes]

@@ -181,15 +181,23 @@ class Backward:
 
 def linearize(function: Flat, args: Sequence[Any], watched: Sequence[int]) -> tuple[list[Any], Any]:
     """`function`'s results, and its pullback to the arguments at `watched`."""
+    results, pullback, _ = linearize_with(function, args, watched, list)
+    return results, pullback
 
-    def of_watched(*chosen: Any) -> list[Any]:
+
+def linearize_with(
+    function: Flat, args: Sequence[Any], watched: Sequence[int], beside: Callable[[], list[Any]]
+) -> tuple[list[Any], Any, list[Any]]:
+    """As `linearize`, and what `beside()` gives once `function` has run, without a gradient."""
+
+    def of_watched(*chosen: Any) -> tuple[list[Any], list[Any]]:
         full = list(args)
         for position, value in zip(watched, chosen, strict=True):
             full[position] = value
-        return list(function(*full))
+        results = list(function(*full))
+        return results, beside()
 
-    results, pullback = jax.vjp(of_watched, *[args[position] for position in watched])
-    return results, pullback
+    return jax.vjp(of_watched, *[args[position] for position in watched], has_aux=True)  # type: ignore[return-value]
 
 
 def _no_cotangent(aval: Any) -> Any:

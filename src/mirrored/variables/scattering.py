@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import jax.numpy as jnp
+from jax import lax
 
+from mirrored._jax.frames import user_line
 from mirrored.errors import NotSupportedError
+from mirrored.replicas.ambient import ambient
+from mirrored.replicas.reads import announce_write
+from mirrored.variables.contexts import check_writable, frame_of
 from mirrored.variables.rules import VariableAggregation
+
+_PLAIN: Final = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA)
 
 
 class Scattering:
     """`scatter_add` and its kin, over `assign` and `assign_add`.
 
     Each takes an object with `indices` (``int[rows]``) and `values` (``dtype[rows, ...]``), as `tf.IndexedSlices` is.
-    Additions follow the variable's aggregation; the others need NONE or ONLY_FIRST_REPLICA.
+    In replicas additions follow the variable's aggregation, and so do factors and divisors: with SUM those of all
+    replicas apply, with MEAN each divided by the number of replicas. The others need NONE or ONLY_FIRST_REPLICA.
     """
 
     __slots__ = ()
@@ -41,11 +50,11 @@ class Scattering:
 
     def scatter_mul(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
         """Multiplies rows."""
-        return self._replace("scatter_mul", sparse_delta, "multiply")
+        return self._scale("scatter_mul", sparse_delta, lax.mul)
 
     def scatter_div(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
         """Divides rows."""
-        return self._replace("scatter_div", sparse_delta, "divide")
+        return self._scale("scatter_div", sparse_delta, lax.div)
 
     def _add(self: Any, method: str, rows: Any, sign: int) -> Any:
         self._check_scatter(method, sums=True)
@@ -57,9 +66,27 @@ class Scattering:
         target = self.read_value().at[jnp.asarray(rows.indices)]
         return self.assign(getattr(target, how)(jnp.asarray(rows.values)))
 
+    def _scale(self: Any, method: str, rows: Any, how: Callable[[Any, Any], Any]) -> Any:
+        self._check_scatter(method, sums=True)
+        values, indices, here = jnp.asarray(rows.values), jnp.asarray(rows.indices), ambient()
+        frame = frame_of(self, here)
+        together = here.replica is not None and frame is not None and self.aggregation not in _PLAIN
+        if together:
+            values, indices = here.replica.all_gather([values, indices], 0)
+        if together and self.aggregation is VariableAggregation.MEAN:
+            values = values / self.num_replicas
+        old = self.read_value()
+        new = how(old, jnp.ones_like(old).at[indices].multiply(values.astype(old.dtype)))
+        if not together:
+            return self.assign(new)
+        # All replicas have computed the same value from the same rows: nothing is left to aggregate.
+        check_writable(self, frame, f"{self.name}.{method}")
+        announce_write(self)
+        frame.set_local(self, here.replica.local_index, new, user_line())
+        return self.read_value()
+
     def _check_scatter(self: Any, method: str, *, sums: bool) -> None:
-        plain = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA)
-        if not self.per_replica and (sums or self.aggregation in plain):
+        if not self.per_replica and (sums or self.aggregation in _PLAIN):
             return
         kind = "sync-on-read" if self.per_replica else "mirrored"
         raise NotSupportedError(

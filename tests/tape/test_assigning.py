@@ -1,0 +1,119 @@
+"""What an assignment returns is the variable, to a tape."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+import mirrored as mr
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
+def test_the_gradient_of_the_new_value_is_one(method, compiled):
+    v = mr.Variable(2.0)
+
+    def gradient():
+        with mr.GradientTape() as tape:
+            y = getattr(v, method)(1.0) * 2.0
+        return tape.gradient(y, v)
+
+    assert float((mr.function(gradient) if compiled else gradient)()) == 2.0
+
+
+def test_it_adds_up_with_reads_before_and_after():
+    v = mr.Variable(3.0)
+    with mr.GradientTape() as tape:
+        before = v * 1.0
+        y = before + 10.0 * v.assign_add(1.0) + 100.0 * v
+    assert float(y) == 3.0 + 40.0 + 400.0
+    assert float(tape.gradient(y, v)) == 111.0
+
+
+def test_what_was_assigned_has_no_part_in_it():
+    v, x = mr.Variable(3.0), jnp.array(2.0)
+    with mr.GradientTape() as tape:
+        tape.watch(x)
+        y = v.assign(x * x) * 5.0
+    assert [None if g is None else float(g) for g in tape.gradient(y, [x, v])] == [None, 5.0]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_in_replicas(compiled):
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        v = mr.Variable(2.0, aggregation="MEAN")
+
+    def replica():
+        index = jnp.asarray(mr.get_replica_context().replica_id_in_sync_group, jnp.float32)
+        with mr.GradientTape() as tape:
+            y = v.assign_add(index) * (index + 1.0)
+        return y, tape.gradient(y, v)
+
+    y, gradient = strategy.run(mr.function(replica) if compiled else replica)
+    assert [float(one) for one in strategy.local_results(y)] == [2.5, 5.0]
+    assert [float(one) for one in strategy.local_results(gradient)] == [1.0, 2.0]
+
+
+STRATEGIES = {
+    "two devices": lambda: mr.MirroredStrategy(["CPU:0", "CPU:1"]),
+    "folded": lambda: mr.MirroredStrategy(["CPU:0"], num_replicas=2),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("devices", sorted(STRATEGIES))
+def test_a_merge_that_assigns_leaves_the_tape_of_the_replica_whole(compiled, devices):
+    strategy = STRATEGIES[devices]()
+    with strategy.scope():
+        v = mr.Variable(2.0)
+        seen = mr.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+    plain = mr.Variable(1.0)
+
+    def merge(strategy, value):
+        total = strategy.reduce("SUM", value, axis=None)
+        strategy.extended.update(v, lambda v, t: v.assign_add(t), args=(total,))
+        strategy.extended.update(v, lambda v: v.assign_add(v))
+        strategy.extended.update(seen, lambda s, t: s.assign_add(t), args=(value,))
+        plain.assign(total)
+        return total
+
+    def replica():
+        index = jnp.asarray(mr.get_replica_context().replica_id_in_sync_group, jnp.float32)
+        with mr.GradientTape() as tape:
+            y = v * (index + 1.0)
+            total = mr.get_replica_context().merge_call(merge, args=(y,))
+            z = total * v * 1.0
+        return total, z, tape.gradient(z, v)
+
+    def step():
+        return strategy.run(replica)
+
+    total, z, gradient = (mr.function(step) if compiled else step)()
+    assert float(v.read_value()) == 16.0
+    assert [float(one.read_value()) for one in seen.values] == [2.0, 4.0]
+    assert float(plain.read_value()) == 6.0
+    assert [float(one) for one in strategy.local_results(total)] == [6.0, 6.0]
+    assert [float(one) for one in strategy.local_results(z)] == [96.0, 96.0]
+    # z_r = (1 v + 2 v) w with w = v after the merge: every replica's own part of the sum, times both replicas' 16, + 6.
+    assert [float(one) for one in strategy.local_results(gradient)] == [16.0 * 2 + 6.0, 16.0 * 4 + 6.0]
+
+
+def test_a_merge_that_fails_leaves_variables_as_they_were():
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        v = mr.Variable(2.0)
+
+    def merge(strategy, value):
+        v.assign(5.0)
+        raise KeyError("in the merge")
+
+    def replica():
+        with mr.GradientTape():
+            return mr.get_replica_context().merge_call(merge, args=(v * 1.0,))
+
+    with pytest.raises(KeyError, match="in the merge"):
+        strategy.run(replica)
+    assert float(v.read_value()) == 2.0
+    assert strategy.run(lambda: v.assign_add(1.0)) is not None
+    assert float(v.read_value()) == 3.0
