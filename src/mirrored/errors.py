@@ -6,6 +6,7 @@
     ├── DeviceError (ValueError)           a device that does not exist, twice, of mixed kinds; a layout that does not
     fit ├── StructureError (ValueError)        structures, shapes or dtypes that do not agree
     ├── ArgumentError (ValueError)         any other argument outside its rule
+    │   └── SignatureError (TypeError)     arguments that do not fit the `input_signature` of a function
     ├── ArgumentTypeError (TypeError)      an argument of a kind that cannot be used there
     ├── SynchronyError (ValueError)        a mirrored value that would differ between replicas
     ├── VariableError (ValueError)         an assignment or read that the variable's rules refuse
@@ -41,17 +42,18 @@ class MirroredError(Exception):
 
     Args:
         called: What was called, as the user wrote it: ``"Strategy.run"``.
-        found: What was found, with names, shapes and values.
+        found: What was found, with names, shapes and values. Left out, as are the rest, where a framework makes an
+            error of the same class from a text of its own: then `called` is the whole message.
         rule: The rule that it breaks.
         remedy: What to write instead.
     """
 
-    def __init__(self, called: str, *, found: str, rule: str, remedy: str) -> None:
+    def __init__(self, called: str, *, found: str = "", rule: str = "", remedy: str = "") -> None:
         self.called = called
         self.found = found
         self.rule = rule
         self.remedy = remedy
-        super().__init__(f"{called}: {found}\n  rule:   {rule}\n  remedy: {remedy}")
+        super().__init__(f"{called}: {found}\n  rule:   {rule}\n  remedy: {remedy}" if found else called)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles by parts, so that an error crosses process borders whole."""
@@ -80,6 +82,10 @@ class StructureError(MirroredError, ValueError):
 
 class ArgumentError(MirroredError, ValueError):
     """An argument outside its rule."""
+
+
+class SignatureError(ArgumentError, TypeError):
+    """Arguments that do not fit the `input_signature` of a compiled function."""
 
 
 class ArgumentTypeError(MirroredError, TypeError):

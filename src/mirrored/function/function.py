@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from mirrored._jax.traces import trace_settings
 from mirrored.errors import ArgumentError
 from mirrored.function.binding import Bindings, bind
+from mirrored.function.concrete import ConcreteFunction
 from mirrored.function.program import Program
 from mirrored.function.signature import Arguments, Ragged, difference, quick_key, take_apart
 from mirrored.function.specs import check_signature
@@ -212,6 +213,30 @@ class Function:
         strategies = ambient().strategies
         arguments = take_apart(args, kwargs, strategies[-1].layout if strategies else None)
         return self._program(arguments, strategies).lower(arguments.arrays)
+
+    def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
+        """This function for arrays of certain shapes and dtypes, with all other arguments fixed. Traced now.
+
+        Args:
+            *args: Arrays, descriptions of arrays (objects with `shape` and `dtype`), and static arguments. Default:
+                what `input_signature` says.
+            **kwargs: The same, by name.
+
+        TensorFlow: `tf.function(f).get_concrete_function`; the result has no graph. Unknown sizes are traced when it
+        is called.
+        """
+        if not args and not kwargs and self._input_signature is not None:
+            args = tuple(self._input_signature)
+        concrete = ConcreteFunction(self, self.python_function, args, kwargs, self._name)
+        example = concrete.example()
+        if example is not None and ambient().frame is None and not _Mode.eager:
+            strategies = ambient().strategies
+            self._program(take_apart(*example, strategies[-1].layout if strategies else None), strategies)
+        return concrete
+
+    def experimental_get_tracing_count(self) -> int:
+        """How often it has been traced (`trace_count` under TensorFlow's name)."""
+        return self.trace_count
 
     @property
     def input_signature(self) -> Sequence[Any] | None:

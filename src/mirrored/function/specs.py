@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored.errors import ArgumentError
+from mirrored.errors import SignatureError
 from mirrored.replicas import structures
 from mirrored.replicas.values import PerReplica
 
@@ -21,7 +21,7 @@ def check_signature(
     """The arguments as positional arrays that fit the signature.
 
     Raises:
-        ArgumentError: Their number, a structure, a shape or a dtype does not fit.
+        SignatureError: Their number, a structure, a shape or a dtype does not fit.
     """
     name = getattr(function, "__name__", "function")
     if kwargs:
@@ -71,8 +71,8 @@ def _is_spec(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-def _misfit(name: str, found: str, wanted: str) -> ArgumentError:
-    return ArgumentError(
+def _misfit(name: str, found: str, wanted: str) -> SignatureError:
+    return SignatureError(
         name,
         found=found,
         rule=f"its input_signature asks for {wanted}",

@@ -11,7 +11,7 @@ import numpy as np
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda self, other: function(self.read_value(), _read(other))
+    return lambda self, other: function(self.read_value(), _listed(other))
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -32,6 +32,10 @@ def _method(name: str) -> Callable[..., Any]:
 
 def _read(value: Any) -> Any:
     return value.read_value() if isinstance(value, ArrayOperators) else value
+
+
+def _listed(value: Any) -> Any:
+    return jnp.asarray(value) if isinstance(value, list) else _read(value)
 
 
 def _operand(value: Any) -> Any:

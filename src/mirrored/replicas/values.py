@@ -211,8 +211,11 @@ def _laid_out(components: Sequence[Any], layout: Layout) -> Any:
     return jax.make_array_from_single_device_arrays(shape, layout.sharded, per_device)
 
 
-def _unstacked(stacked: jax.Array, layout: Layout | None) -> tuple[Any, ...]:
-    if is_tracer(stacked) or layout is None or len(stacked.addressable_shards) != len(layout.addressable_devices):
+def _unstacked(stacked: Any, layout: Layout | None) -> tuple[Any, ...]:
+    # A callback of a compiled program is handed a NumPy array.
+    if layout is None or not isinstance(stacked, jax.Array) or is_tracer(stacked):
+        return tuple(stacked[i] for i in range(stacked.shape[0]))
+    if len(stacked.addressable_shards) != len(layout.addressable_devices):
         return tuple(stacked[i] for i in range(stacked.shape[0]))
     shards = sorted(stacked.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     return tuple(shard.data[k] for shard in shards for k in range(shard.data.shape[0]))

@@ -8,6 +8,9 @@ are made from tables (`mirrored.tf._names`); one that is not there says so and n
 
 from __future__ import annotations
 
+import os as _os
+import sys as _sys
+
 from mirrored.tf._missing import KNOWN as _KNOWN
 from mirrored.tf._names import LAZY as _LAZY
 from mirrored.tf._names import NAMES as _NAMES
@@ -16,5 +19,7 @@ from mirrored.tf._namespaces import finder as _finder
 from mirrored.tf._tensors import add_numpy_method as _add_numpy_method
 
 _add_numpy_method()
+if "keras" not in _sys.modules:
+    _os.environ.setdefault("KERAS_BACKEND", "jax")  # for a later `import keras`, whose own default is TensorFlow
 __getattr__ = _finder(_NAMES, _LAZY)
 globals().update(_build(_NAMES, [*_LAZY, *_KNOWN], __getattr__))

@@ -157,13 +157,17 @@ LAZY: Final[dict[str, Callable[[], Any]]] = {
     "compat.v1.distribute.MirroredStrategy": _from("mirrored.tf._distribute_v1", "MirroredStrategy"),
     "compat.v1.distribute.OneDeviceStrategy": _from("mirrored.tf._distribute_v1", "OneDeviceStrategy"),
     "contrib.distribute.MirroredStrategy": _from("mirrored.tf._contrib", "MirroredStrategy"),
-    "keras": _from("mirrored.integrations.keras", "keras"),
+    "keras": lambda: importlib.import_module("mirrored.tf.keras"),
+    **{name: _from("mirrored.tf.keras", name) for name in ("losses", "metrics", "optimizers")},
     **{place: _from("mirrored.data", name) for place, name in _DATA.items()},
     **{place: _from("mirrored.cluster", name) for place, name in _CLUSTER.items()},
     "saved_model.contains_saved_model": _from("mirrored.tf._saved_model", "contains_saved_model"),
     "saved_model.load": _from("mirrored.tf._saved_model", "load"),
+    "saved_model.LoadOptions": _from("mirrored.tf._saved_model", "LoadOptions"),
+    "saved_model.SaveOptions": _from("mirrored.tf._saved_model", "SaveOptions"),
     "saved_model.save": _from("mirrored.tf._saved_model", "save"),
     **{f"train.{name}": _from("mirrored.tf._train", name) for name in _TRAIN},
+    "train.ExponentialMovingAverage": _from("mirrored.tf._moving_averages", "ExponentialMovingAverage"),
     **{
         f"data.{name}": _from("mirrored.tf._datasets", name)
         for name in ("Dataset", "TextLineDataset", "TFRecordDataset")

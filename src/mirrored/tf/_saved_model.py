@@ -39,6 +39,33 @@ _PLATFORMS: Final = ("cpu", "cuda", "tpu")
 _SAVED: Final = "tf.saved_model.save"
 
 
+@dataclasses.dataclass(frozen=True)
+class SaveOptions:
+    """Options of `save`, accepted for TensorFlow's sake: gradients are always saved, variables always once."""
+
+    namespace_whitelist: Any = None
+    save_debug_info: bool = False
+    function_aliases: Any = None
+    experimental_debug_stripper: bool = False
+    experimental_io_device: str | None = None
+    experimental_variable_policy: Any = None
+    experimental_custom_gradients: bool = True
+    experimental_image_format: bool = False
+    experimental_skip_saver: bool = False
+    extra_tags: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadOptions:
+    """Options of `load`, accepted for TensorFlow's sake."""
+
+    allow_partial_checkpoint: bool = False
+    experimental_io_device: str | None = None
+    experimental_skip_checkpoint: bool = False
+    experimental_variable_policy: Any = None
+    experimental_load_function_aliases: bool = False
+
+
 # Saving
 
 

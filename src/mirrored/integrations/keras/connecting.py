@@ -11,6 +11,7 @@ from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.losses import connect_losses
 from mirrored.integrations.keras.normalization import connect_normalization
 from mirrored.integrations.keras.optimizers import wrapped, wrapped_build, wrapped_reference
+from mirrored.integrations.keras.symbolic import wrapped_compute_output_spec
 from mirrored.integrations.keras.tensorboard import connect_tensorboard
 from mirrored.integrations.keras.training import wrap_model
 from mirrored.integrations.keras.variables import KerasVariable, adopt
@@ -36,6 +37,7 @@ def connect() -> None:
     base = keras.optimizers.Optimizer
     base.add_variable_from_reference = wrapped_reference(base.add_variable_from_reference)
     wrap_model(keras.Model)
+    keras.src.backend.compute_output_spec = wrapped_compute_output_spec(keras.src.backend.compute_output_spec)
     connect_losses()
     connect_normalization()
     connect_tensorboard()

@@ -1,0 +1,80 @@
+"""Functions with their static arguments fixed."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.errors import ArgumentTypeError
+
+
+def spec(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def test_static_arguments_are_fixed_and_the_trace_is_made_at_once():
+    power = mr.function(lambda a, b: a**b)
+    cube = power.get_concrete_function(spec(2), 3)
+    assert power.trace_count == 1
+    np.testing.assert_allclose(cube(jnp.asarray([1.0, 2.0])), [1.0, 8.0])
+    assert power.trace_count == power.experimental_get_tracing_count() == 1
+
+
+def test_arrays_may_be_passed_by_name():
+    @mr.function
+    def scaled(x, factor, bias):
+        return x * factor + bias
+
+    concrete = scaled.get_concrete_function(spec(2), 2.0, bias=spec())
+    np.testing.assert_allclose(concrete(bias=jnp.asarray(1.0), x=jnp.ones(2)), [3.0, 3.0])
+    assert "x: float32[2], bias: float32[]" in repr(concrete)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "found"),
+    [
+        ((jnp.ones(3),), {}, r"an array float32\[3\]"),
+        ((jnp.ones(2, jnp.int32),), {}, r"an array int32\[2\]"),
+        ((jnp.ones(2),), {"b": 3}, "the argument 'b'"),
+        ((), {}, "0 arrays"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(args, kwargs, found):
+    concrete = mr.function(lambda a, b: a**b).get_concrete_function(spec(2), b=3)
+    with pytest.raises(ArgumentTypeError, match=found):
+        concrete(*args, **kwargs)
+
+
+def test_objects_are_taken_as_they_were_traced():
+    class Model:
+        bias = 1.0
+
+    model = Model()
+    step = mr.function(lambda model, x: x + model.bias)
+    concrete = step.get_concrete_function(model, spec())
+    model.bias = 5.0
+    assert float(concrete(jnp.asarray(2.0))) == 3.0
+
+
+def test_the_input_signature_is_the_default():
+    doubled = mr.function(lambda x: 2 * x, input_signature=[spec(2)])
+    np.testing.assert_allclose(doubled.get_concrete_function()(jnp.ones(2)), [2.0, 2.0])
+    assert doubled.trace_count == 1
+
+
+def test_a_misfit_of_the_input_signature_is_a_type_error_and_a_value_error():
+    doubled = mr.function(lambda x: 2 * x, input_signature=[spec(2)])
+    with pytest.raises(TypeError, match=r"float32\[3\]"):
+        doubled(jnp.ones(3))
+    with pytest.raises(ValueError, match=r"float32\[3\]"):
+        doubled(jnp.ones(3))
+
+
+def test_variables_are_read_when_it_is_called():
+    v = mr.Variable(2.0)
+    concrete = mr.function(lambda x: v * x).get_concrete_function(spec())
+    v.assign(3.0)
+    assert float(concrete(jnp.asarray(2.0))) == 6.0

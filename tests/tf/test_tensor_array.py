@@ -1,0 +1,106 @@
+"""`tf.TensorArray`, in Python and in compiled loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mirrored.tf as tf
+from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
+
+WRAPS = pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
+
+
+@WRAPS
+def test_rows_are_written_and_stacked(wrap):
+    def rows(x):
+        array = tf.TensorArray(tf.float32, size=3)
+        for i in range(3):
+            array = array.write(i, x * i)
+        return array.stack(), array.read(2), array.gather([2, 0]), array.size()
+
+    stacked, last, gathered, size = wrap(rows)(tf.constant([1.0, 2.0]))
+    np.testing.assert_allclose(stacked, [[0, 0], [1, 2], [2, 4]])
+    np.testing.assert_allclose(last, [2, 4])
+    np.testing.assert_allclose(gathered, [[2, 4], [0, 0]])
+    assert int(size) == 3
+
+
+@WRAPS
+def test_a_dynamic_one_grows(wrap):
+    def rows(x):
+        array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+        for i in range(4):
+            array = array.write(array.size(), x + i)
+        return array.stack()
+
+    np.testing.assert_allclose(wrap(rows)(tf.constant(1.0)), [1, 2, 3, 4])
+
+
+def test_unstack_concat_split_and_scatter():
+    array = tf.TensorArray(tf.float32, size=0).unstack(tf.reshape(tf.range(6.0), [3, 2]))
+    np.testing.assert_allclose(array.read(1), [2, 3])
+    np.testing.assert_allclose(array.concat(), np.arange(6.0))
+    uneven = tf.TensorArray(tf.float32, size=2).split(tf.range(5.0), [2, 3])
+    np.testing.assert_allclose(uneven.read(1), [2, 3, 4])
+    np.testing.assert_allclose(uneven.concat(), np.arange(5.0))
+    scattered = tf.TensorArray(tf.float32, size=3).scatter([2, 0], tf.constant([[1.0], [2.0]]))
+    np.testing.assert_allclose(scattered.stack(), [[2], [0], [1]])
+
+
+def test_a_write_leaves_the_old_one_as_it_was():
+    old = tf.TensorArray(tf.int32, size=1, element_shape=())
+    new = old.write(0, 7)
+    assert (int(old.read(0)), int(new.read(0))) == (0, 7)
+
+
+def test_gradients_flow_through_a_loop():
+    @tf.function
+    def slope(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            array = tf.TensorArray(tf.float32, size=3)
+            for i in tf.range(3):
+                array = array.write(i, x * tf.cast(i, tf.float32))
+            loss = tf.reduce_sum(array.stack() ** 2)
+        return tape.gradient(loss, x)
+
+    assert float(slope(tf.constant(3.0))) == 2 * 3.0 * (0 + 1 + 4)
+
+
+def test_a_loop_whose_end_the_program_decides():
+    @tf.function
+    def powers(x, limit):
+        array, i, value = tf.TensorArray(tf.float32, size=8), 0, x
+        while value < limit:
+            array = array.write(i, value)
+            value *= x
+            i += 1
+        return array.stack(), i
+
+    rows, count = powers(tf.constant(2.0), tf.constant(20.0))
+    np.testing.assert_allclose(rows, [2, 4, 8, 16, 0, 0, 0, 0])
+    assert int(count) == 4
+
+
+def test_a_dynamic_one_in_a_loop_over_rows_is_written_out():
+    @tf.function
+    def doubled(x):
+        array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+        for i in tf.range(tf.shape(x)[0]):
+            array = array.write(i, 2 * x[i])
+        return array.stack()
+
+    np.testing.assert_allclose(doubled(tf.constant([1.0, 2.0, 3.0])), [2, 4, 6])
+
+
+def test_what_does_not_fit_is_refused():
+    array = tf.TensorArray(tf.float32, size=2)
+    with pytest.raises(OutOfRangeError, match="row 2 of a TensorArray of size 2"):
+        array.write(2, 1.0)
+    with pytest.raises(OutOfRangeError, match="row 5 of a TensorArray of size 2"):
+        array.read(5)
+    with pytest.raises(InvalidArgumentError, match="a row of int32 in a TensorArray of float32"):
+        array.write(0, tf.constant(1))
+    with pytest.raises(InvalidArgumentError, match="never written"):
+        array.stack()
