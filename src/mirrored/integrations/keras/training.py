@@ -10,7 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from mirrored._jax.traces import is_tracer
 from mirrored.data import Dataset, DistributedDataset
+from mirrored.function.in_flight import launched
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.variables import StrategyVariable
 from mirrored.replicas.values import DistributedValues
@@ -107,6 +109,9 @@ def wrap_model(model_class: Any) -> None:
     """Wraps the methods of `keras.Model` that train, evaluate and predict."""
     for name in _METHODS:
         setattr(model_class, name, _spread(getattr(model_class, name)))
+    for kind in ("train", "test", "predict"):
+        name = f"make_{kind}_function"
+        setattr(model_class, name, _bounding(getattr(model_class, name), f"{kind}_function"))
 
 
 def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,6 +124,32 @@ def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, *args, **kwargs)
 
     return spread
+
+
+def _bounding(make: Callable[..., Any], made: str) -> Callable[..., Any]:
+    """Keras dispatches a whole epoch without waiting; on a strategy's devices the steps in flight are bounded."""
+
+    @functools.wraps(make)
+    def bounding(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = make(self, *args, **kwargs)
+        step = getattr(self, made)
+        if callable(step) and not hasattr(step, "bounded") and strategy_of(self) is not None:
+            setattr(self, made, _bounded(step))
+        return result
+
+    return bounding
+
+
+def _bounded(step: Callable[..., Any]) -> Callable[..., Any]:
+    def bounded(*args: Any) -> Any:
+        results = step(*args)
+        for output in jax.tree.leaves(results[0])[:1]:
+            if isinstance(output, jax.Array) and not is_tracer(output):
+                launched(output)
+        return results
+
+    bounded.bounded = True  # type: ignore[attr-defined]
+    return bounded
 
 
 def _scope_of(strategy: Any) -> Any:
