@@ -1,0 +1,1 @@
+"""Runs TensorFlow's notebooks on `mirrored.tf`, cell after cell."""

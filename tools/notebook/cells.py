@@ -1,0 +1,146 @@
+"""The code cells of a notebook, and how they are translated."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Final
+
+_MODULE: Final = "mirrored.tf"
+_IMPORTS: Final = (
+    (re.compile(r"^(\s*)import tensorflow as (\w+)"), rf"\1import {_MODULE} as \2"),
+    (re.compile(r"^(\s*)import tensorflow\s*$"), rf"\1import {_MODULE} as tensorflow"),
+    (re.compile(r"^(\s*)import tensorflow\.(?!python\b)([\w.]+) as (\w+)"), rf"\1import {_MODULE}.\2 as \3"),
+    (re.compile(r"^(\s*)from tensorflow import "), rf"\1from {_MODULE} import "),
+    (re.compile(r"^(\s*)from tensorflow\.(?!python\b)([\w.]+) import "), rf"\1from {_MODULE}.\2 import "),
+)
+_MAGIC: Final = re.compile(r"^(\s*)(?:[\w, ]+=\s*)?[!%](?!=)")
+_SHELL_CELL: Final = re.compile(r"^%%(bash|sh|script|html|javascript|js|capture_shell)\b")
+_WRITE_CELL: Final = re.compile(r"^%%writefile\s+(?:-a\s+)?(\S+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One code cell, ready to run.
+
+    Attributes:
+        number: Counted from 1 over the code cells.
+        source: Python, with the lines where they were in the notebook; for `writes` the text of the file.
+        writes: The file that a ``%%writefile`` cell writes; None for others.
+        only_shell: Whether nothing is left of it but commands of the shell and magics.
+        raises: Whether the notebook marks it as one that ends with an error.
+    """
+
+    number: int
+    source: str
+    writes: str | None = None
+    only_shell: bool = False
+    raises: bool = False
+
+
+def read_cells(path: Path) -> list[Cell]:
+    """The code cells of a notebook, translated.
+
+    Args:
+        path: An ``.ipynb`` file.
+
+    Raises:
+        ValueError: The file is no notebook.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        found = [cell for cell in document["cells"] if cell["cell_type"] == "code"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no notebook: {error!r}") from error
+    return [_cell(number, cell) for number, cell in enumerate(found, 1)]
+
+
+def _cell(number: int, raw: dict[str, object]) -> Cell:
+    source = raw["source"]
+    text = source if isinstance(source, str) else "".join(source)  # type: ignore[arg-type]
+    metadata = raw.get("metadata")
+    tags = metadata.get("tags", []) if isinstance(metadata, dict) else []
+    raises = "raises-exception" in tags
+    first = _first_line(text)
+    written = _WRITE_CELL.match(first)
+    if written:
+        body = text.partition(first)[2].lstrip("\n")
+        return Cell(number, translate(body), writes=written[1], raises=raises)
+    if _SHELL_CELL.match(first):
+        return Cell(number, "", only_shell=True, raises=raises)
+    translated = translate(text)
+    return Cell(number, translated, only_shell=_is_empty(translated) and not _is_empty(text), raises=raises)
+
+
+def _first_line(text: str) -> str:
+    return next((line for line in text.splitlines() if line.strip()), "")
+
+
+def _is_empty(text: str) -> bool:
+    """Whether a text has no statement but `pass`; commands of the shell are no Python, so they are something."""
+    try:
+        return all(isinstance(one, ast.Pass) for one in ast.parse(text).body)
+    except SyntaxError:
+        return False
+
+
+def translate(text: str) -> str:
+    """Python for the text of a cell: TensorFlow's imports are `mirrored.tf`'s, magics are ``pass``.
+
+    Lines stay where they are, so that the line numbers of errors are the notebook's.
+    """
+    lines: list[str] = []
+    continues = False
+    in_string = _lines_in_strings(text)
+    for number, line in enumerate(text.splitlines(), 1):
+        magic = _MAGIC.match(line) if number not in in_string else None
+        if continues or magic:
+            indent = "" if continues or magic is None else magic[1]
+            lines.append("" if continues else f"{indent}pass")
+            continues = line.rstrip().endswith("\\")
+            continue
+        lines.append(_imported(line))
+    return "\n".join(lines) + "\n"
+
+
+def _lines_in_strings(text: str) -> set[int]:
+    """Lines that begin inside a string or a bracket: a ``%`` there is the text's, or an operator."""
+    lines = text.splitlines()
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        plain = "\n".join("pass" if re.match(r"^[!%]", line) else line for line in lines)
+    else:
+        return set(range(1, len(lines) + 1))  # all of it is Python
+    try:
+        tree = ast.parse(plain)
+    except SyntaxError:
+        return set()
+    spans = [node for node in ast.walk(tree) if isinstance(node, ast.expr) and node.end_lineno is not None]
+    return {line for node in spans for line in range(node.lineno + 1, (node.end_lineno or 0) + 1)}
+
+
+def _imported(line: str) -> str:
+    for pattern, replacement in _IMPORTS:
+        if pattern.match(line):
+            return pattern.sub(replacement, line)
+    return line
+
+
+def names_of(source: str) -> tuple[set[str], set[str]]:
+    """The names that a cell uses, and those that it defines."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return set(), set()
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    defined = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            defined.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            defined.update((one.asname or one.name).partition(".")[0] for one in node.names)
+    return {node.id for node in names if isinstance(node.ctx, ast.Load)}, defined

@@ -1,0 +1,68 @@
+"""Tables of what became of the notebooks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from notebook.results import NotebookResult
+
+
+def show(results: Sequence[NotebookResult], console: Console, *, verbose: bool) -> None:
+    """Prints one row per notebook, the failures, and why cells are out of scope.
+
+    Args:
+        results: Of all notebooks.
+        console: Where to.
+        verbose: With the tracebacks of failed cells.
+    """
+    console.print(_summary(results))
+    for result in results:
+        for cell in result.cells:
+            if cell.status == "failed":
+                where = f"[bold]{escape(result.name)}[/] cell {cell.number}"
+                console.print(f"[red]failed[/] {where}: {escape(cell.error)}", soft_wrap=True)
+                if verbose:
+                    console.print(escape(cell.trace), soft_wrap=True)
+    reasons = sum((result.reasons for result in results), Counter[str]())
+    if reasons:
+        console.print(_reasons(reasons))
+
+
+def _summary(results: Sequence[NotebookResult]) -> Table:
+    table = Table(title="Cells per notebook", show_footer=True)
+    totals = [
+        sum(len(result.cells) for result in results),
+        *(sum(result.count(status) for result in results) for status in ("passed", "failed", "out of scope")),  # type: ignore[arg-type]
+    ]
+    in_scope = totals[1] + totals[2]
+    rate = f"{totals[1] / in_scope:.1%} of {in_scope} in scope" if in_scope else ""
+    table.add_column("notebook", footer=f"total: {rate}")
+    names = ("cells", "passed", "failed", "out of scope", "seconds")
+    seconds = sum(cell.seconds for result in results for cell in result.cells)
+    for name, total in zip(names, [*totals, round(seconds)], strict=True):
+        table.add_column(name, justify="right", footer=str(total))
+    for result in results:
+        failed = result.count("failed")
+        table.add_row(
+            escape(result.name),
+            str(len(result.cells)),
+            str(result.count("passed")),
+            f"[red]{failed}[/]" if failed else "0",
+            str(result.count("out of scope")),
+            f"{sum(cell.seconds for cell in result.cells):.0f}",
+        )
+    return table
+
+
+def _reasons(reasons: Counter[str]) -> Table:
+    table = Table(title="Out of scope")
+    table.add_column("reason")
+    table.add_column("cells", justify="right")
+    for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0])):
+        table.add_row(escape(reason), str(count))
+    return table

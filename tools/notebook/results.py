@@ -1,0 +1,55 @@
+"""What became of the cells of a notebook."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+Status = Literal["passed", "failed", "out of scope"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CellResult:
+    """One cell.
+
+    Attributes:
+        number: Its number, from 1.
+        status: What became of it.
+        seconds: How long it ran.
+        error: Type of the error and the first line of its message; empty if it passed.
+        reason: Why it is out of scope; empty if it is not.
+        trace: The whole traceback.
+    """
+
+    number: int
+    status: Status
+    seconds: float = 0.0
+    error: str = ""
+    reason: str = ""
+    trace: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class NotebookResult:
+    """All cells of one notebook."""
+
+    name: str
+    cells: Sequence[CellResult]
+
+    def count(self, status: Status) -> int:
+        """How many cells became that."""
+        return sum(cell.status == status for cell in self.cells)
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """How many cells are out of scope, by reason."""
+        return Counter(cell.reason for cell in self.cells if cell.status == "out of scope")
+
+    def as_json(self) -> dict[str, object]:
+        """For ``--json``."""
+        statuses: tuple[Status, ...] = ("passed", "failed", "out of scope")
+        counts = {status.replace(" ", "_"): self.count(status) for status in statuses}
+        cells = [dataclasses.asdict(cell) for cell in self.cells]
+        return {"notebook": self.name, "cells": len(self.cells), **counts, "results": cells}

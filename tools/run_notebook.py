@@ -1,0 +1,142 @@
+#!/usr/bin/env python
+"""Runs TensorFlow's notebooks on `mirrored.tf`, and says which cells pass.
+
+    python tools/run_notebook.py guide/autodiff.ipynb tutorials/distribute/*.ipynb
+
+`import tensorflow as tf` becomes `import mirrored.tf as tf`; nothing else of the code is changed, but that commands of
+the shell are left out. Data sets that would be downloaded are arrays of the same shape. Every notebook runs in a
+process of its own, in an empty folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+from notebook.cells import read_cells
+from notebook.report import show
+from notebook.results import CellResult, NotebookResult
+from rich.console import Console
+
+_TOOLS: Final = Path(__file__).parent
+_START_SECONDS: Final = 120.0  # for Python, JAX and Keras to load
+
+
+def run_notebook(
+    path: Path, *, seconds: float, devices: int, kind: str, examples: int, log: Path | None
+) -> NotebookResult:
+    """Runs all cells of a notebook in a process of its own.
+
+    Args:
+        path: The notebook.
+        seconds: The time limit of a cell.
+        devices: Simulated devices, on the CPU.
+        kind: What they stand for.
+        examples: At most so many examples of a data set.
+        log: Where what the cells print goes; None for nowhere.
+
+    Returns:
+        A result for every cell; cells after a lost process have failed.
+
+    Raises:
+        ValueError: The file is no notebook.
+    """
+    numbers = [cell.number for cell in read_cells(path)]
+    reader, writer = os.pipe()
+    found: list[CellResult] = []
+    with tempfile.TemporaryDirectory(prefix="notebook_") as folder, _output(log) as output:
+        command = [sys.executable, "-m", "notebook.worker", str(path.absolute()), str(seconds), str(examples)]
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=_environment(devices, kind, writer),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=[writer],
+        )
+        os.close(writer)
+        try:
+            with os.fdopen(reader) as lines:
+                found = [CellResult(**json.loads(line)) for line in lines]
+            process.wait(_START_SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+    lost = f"the process ended (exit status {process.returncode}) in this cell or hung in it"
+    rest = [number for number in numbers if number > len(found)]
+    found += [CellResult(n, "failed", error=lost if n == rest[0] else "not run: the process was lost") for n in rest]
+    return NotebookResult(_name(path), found)
+
+
+def _output(log: Path | None):  # type: ignore[no-untyped-def]  # a file either way
+    return open(os.devnull if log is None else log, "w", encoding="utf-8")
+
+
+def _environment(devices: int, kind: str, writer: int) -> dict[str, str]:
+    folders = [str(_TOOLS), str(_TOOLS.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(one for one in folders if one),
+        "MPLBACKEND": "Agg",
+        "MIRRORED_VIRTUAL_DEVICES": str(devices),
+        "MIRRORED_VIRTUAL_KIND": kind,
+        "NOTEBOOK_RESULTS": str(writer),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _name(path: Path) -> str:
+    return "/".join(path.absolute().with_suffix("").parts[-2:])
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.argument("notebooks", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--seconds", type=click.FloatRange(min=1), default=120.0, help="Time limit of a cell.")
+@click.option("--devices", type=click.IntRange(min=1), default=4, help="Simulated devices, on the CPU.")
+@click.option("--kind", type=click.Choice(["CPU", "GPU"]), default="GPU", help="What the devices stand for.")
+@click.option("--examples", type=click.IntRange(min=1), default=2000, help="At most so many examples of a data set.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the results there.")
+@click.option("--logs", type=click.Path(path_type=Path, file_okay=False), help="Keep what cells print in this folder.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the tracebacks of failed cells.")
+def main(
+    notebooks: Sequence[Path],
+    seconds: float,
+    devices: int,
+    kind: str,
+    examples: int,
+    json_path: Path | None,
+    logs: Path | None,
+    verbose: bool,
+) -> None:
+    """Run NOTEBOOKS on mirrored.tf, and show which cells pass. The exit status is 1 if one in scope fails."""
+    console = Console()
+    results = []
+    if logs is not None:
+        logs.mkdir(parents=True, exist_ok=True)
+    for path in notebooks:
+        started = time.monotonic()
+        log = None if logs is None else logs / f"{_name(path).replace('/', '_')}.txt"
+        try:
+            result = run_notebook(path, seconds=seconds, devices=devices, kind=kind, examples=examples, log=log)
+        except ValueError as error:
+            raise click.ClickException(str(error)) from error
+        counts = f"{result.count('passed')} passed, {result.count('failed')} failed"
+        console.print(f"{result.name}: {counts} ({time.monotonic() - started:.0f} s)", highlight=False)
+        results.append(result)
+    show(results, console, verbose=verbose)
+    if json_path is not None:
+        json_path.write_text(json.dumps([result.as_json() for result in results], indent=1), encoding="utf-8")
+    sys.exit(any(result.count("failed") for result in results))
+
+
+if __name__ == "__main__":
+    main()
