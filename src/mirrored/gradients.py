@@ -10,8 +10,9 @@ import jax.numpy as jnp
 
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.errors import ArgumentError, StructureError
-from mirrored.optimizers.meeting import scope_of, unrecorded, update_with_sums
+from mirrored.optimizers.meeting import scope_of, update_with_sums
 from mirrored.strategies import get_replica_context, has_strategy
+from mirrored.tape import unrecorded
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
 
 if TYPE_CHECKING:

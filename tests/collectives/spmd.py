@@ -41,7 +41,7 @@ def reduction(algorithm: CrossDeviceOps, op: Any, devices: int, replicas: int, c
 
     def body(*parts: Any) -> list[Any]:
         lists = [[part[k] for k in range(group.local)] for part in parts]
-        return [result[None] for result in algorithm.reduce(op, lists, group)]
+        return [result[None] for result in algorithm.reduce_arrays(op, lists, group)]
 
     return over_devices(body, devices, stacked=count, as_written=algorithm.as_written, equal=False)
 

@@ -110,7 +110,7 @@ def test_result_is_proven_synchronous(algorithm: CrossDeviceOps, devices: int, r
     group = group_of(devices, replicas)
 
     def body(*components: Any) -> list[Any]:
-        return algorithm.reduce(ReduceOp.MEAN, [list(components)], group)
+        return algorithm.reduce_arrays(ReduceOp.MEAN, [list(components)], group)
 
     closed = jax.make_jaxpr(body, axis_env=[(group.axis, devices)])(*[np.ones((6, 2), "f4")] * group.local)
     assert analyse(closed, [Origin("batch", True)] * group.local).same(closed.jaxpr.outvars)
@@ -141,7 +141,7 @@ def test_second_derivative_through_the_ordered_tree() -> None:
     group = Group(None, 1, 2)
 
     def loss(x: Any) -> Any:
-        return OrderedTree().reduce(ReduceOp.SUM, [[x**3, x]], group)[0] ** 2
+        return OrderedTree().reduce_arrays(ReduceOp.SUM, [[x**3, x]], group)[0] ** 2
 
     np.testing.assert_allclose(jax.grad(jax.grad(loss))(2.0), jax.grad(jax.grad(lambda x: (x**3 + x) ** 2))(2.0))
 
@@ -176,18 +176,18 @@ def test_accumulation_function_is_used() -> None:
 
 def test_components_of_different_shapes_are_refused() -> None:
     with pytest.raises(StructureError, match=r"components that differ: float32\[2\], float32\[3\]"):
-        AllReduce().reduce(ReduceOp.SUM, [[jnp.ones(2), jnp.ones(3)]], Group(None, 1, 2))
+        AllReduce().reduce_arrays(ReduceOp.SUM, [[jnp.ones(2), jnp.ones(3)]], Group(None, 1, 2))
 
 
 @pytest.mark.parametrize("op", ["sum", "mean"])
 def test_booleans_are_refused(op: str) -> None:
     with pytest.raises(ArgumentError, match="booleans have no sum and no mean"):
-        AllReduce().reduce(op, [[jnp.array(True)] * 2], Group(None, 1, 2))
+        AllReduce().reduce_arrays(op, [[jnp.array(True)] * 2], Group(None, 1, 2))
 
 
 def test_custom_reduction_that_changes_the_shape_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"(?s)gave float32\[\].*float32\[3\]"):
-        AllReduce().reduce(jnp.sum, [[jnp.ones(3)] * 2], Group(None, 1, 2))
+        AllReduce().reduce_arrays(jnp.sum, [[jnp.ones(3)] * 2], Group(None, 1, 2))
 
 
 @pytest.mark.parametrize("make", [NcclAllReduce, HierarchicalCopyAllReduce])
@@ -204,4 +204,4 @@ def test_algorithms_are_found_again_by_value() -> None:
 
 def test_nothing_to_reduce() -> None:
     for algorithm in ALGORITHMS:
-        assert algorithm.reduce(ReduceOp.SUM, [], Group(None, 1, 2)) == []
+        assert algorithm.reduce_arrays(ReduceOp.SUM, [], Group(None, 1, 2)) == []

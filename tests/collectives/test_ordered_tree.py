@@ -59,7 +59,7 @@ def train(program: tuple[str, ...], dtype: Any, devices: int, replicas: int, ste
         first = 0 if group.axis is None else lax.axis_index(group.axis) * group.local
         keys = [jax.random.fold_in(jax.random.key(seed), first + k) for k in range(group.local)]
         locals_ = [gradients(weights, x[k], keys[k]) for k in range(group.local)]
-        means = algorithm.reduce(ReduceOp.MEAN, [list(one) for one in zip(*locals_, strict=True)], group)
+        means = algorithm.reduce_arrays(ReduceOp.MEAN, [list(one) for one in zip(*locals_, strict=True)], group)
         slots = [(0.9 * slot + mean).astype(dtype) for slot, mean in zip(slots, means, strict=True)]
         return [(w - 0.1 * slot).astype(dtype) for w, slot in zip(weights, slots, strict=True)], slots
 

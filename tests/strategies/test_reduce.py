@@ -252,3 +252,16 @@ def test_the_default_strategy_passes_through():
         assert not isinstance(mr.Variable(1.0), mr.DistributedValues)
         assert not mr.has_strategy()
         assert not mr.in_cross_replica_context()
+
+
+def test_components_of_different_shapes_are_refused_by_name():
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    uneven = strategy.run(lambda: jnp.ones([1 + mr.get_replica_context().replica_id_in_sync_group]))
+    with pytest.raises(mr.errors.StructureError, match=r"Strategy.reduce: components of shapes \(1,\), \(2,\)"):
+        strategy.reduce("SUM", uneven, axis=None)
+    with pytest.raises(mr.errors.StructureError, match=r"ReplicaContext.all_reduce: components of shapes"):
+        strategy.run(
+            lambda: mr.get_replica_context().all_reduce(
+                "SUM", jnp.ones([1 + mr.get_replica_context().replica_id_in_sync_group])
+            )
+        )

@@ -80,3 +80,16 @@ def test_configure_takes_one_worker_and_names_the_way_for_several():
     s.configure(cluster_spec={"worker": ["a:1"], "ps": ["b:1"]}, task_type="worker", task_id=0)
     with pytest.raises(ValueError, match="a cluster of 2 workers"):
         s.configure(cluster_spec={"worker": ["a:1", "b:1"]}, task_type="worker", task_id=0)
+
+
+def test_numpy_iterator_gives_each_replica_a_batch():
+    s = strategy(devices=CPUS)
+    rows = np.arange(8).reshape(4, 2)
+    iterator = s.experimental_make_numpy_iterator(rows, 2, shuffle=None)
+    assert [part.tolist() for part in s.unwrap(iterator.get_next())] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    with pytest.raises(tf.errors.OutOfRangeError, match="End of sequence"):
+        iterator.get_next()
+    shuffled = s.experimental_make_numpy_iterator(rows, 2, num_epochs=None)
+    for _ in range(3):
+        seen = np.concatenate([np.asarray(part) for part in s.unwrap(shuffled.get_next())])
+        assert sorted(seen[:, 0].tolist()) == [0, 2, 4, 6]

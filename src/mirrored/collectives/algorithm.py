@@ -42,7 +42,7 @@ class CrossDeviceOps(abc.ABC):
         return False
 
     @final
-    def reduce(self, op: Any, arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
+    def reduce_arrays(self, op: Any, arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
         """Reduces each array over all replicas; the results are equal on all devices.
 
         Args:
@@ -58,7 +58,7 @@ class CrossDeviceOps(abc.ABC):
 
     @final
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """The same as `reduce`, once for each local replica.
+        """The same as `reduce_arrays`, once for each local replica.
 
         The values are equal; their gradients are not one: with each replica's cotangent at its own result, the
         gradient is the `all_reduce` of the cotangents by the same operation and in the same order of sums.

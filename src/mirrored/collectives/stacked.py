@@ -48,7 +48,7 @@ def _reduction(algorithm: Any, op: Any, layout: Layout, num_inputs: int) -> Call
     group = group_of(layout)
 
     def body(*locals_: Any) -> Any:
-        return algorithm.reduce(op, [[local[k] for k in range(layout.local)] for local in locals_], group)
+        return algorithm.reduce_arrays(op, [[local[k] for k in range(layout.local)] for local in locals_], group)
 
     return over_devices(body, layout, num_inputs, equal=True)
 
@@ -69,7 +69,9 @@ def reduce_stacked(algorithm: Any, op: Any, arrays: Sequence[Any], layout: Layou
         return []
     if any(is_live_box(array) for array in arrays):
         alone = Group(axis=None, devices=1, local=layout.num_replicas)
-        return list(algorithm.reduce(op, [[array[k] for k in range(layout.num_replicas)] for array in arrays], alone))
+        return list(
+            algorithm.reduce_arrays(op, [[array[k] for k in range(layout.num_replicas)] for array in arrays], alone)
+        )
     if any(is_tracer(array) for array in arrays):
         return list(_reduction(algorithm, op, layout, len(arrays))(*arrays))
     placed = [jax.device_put(array, layout.sharded) for array in arrays]

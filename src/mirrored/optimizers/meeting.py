@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mirrored._jax.traces import current_trace, unboxed
+from mirrored._jax.traces import unboxed
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError
 from mirrored.replicas.ambient import ambient, within
 from mirrored.replicas.merging import Merge, meet
 from mirrored.replicas.values import Mirrored, PerReplica
 from mirrored.strategies import get_replica_context, get_strategy
-from mirrored.tape._trace import TapeTrace
 from mirrored.variables import Variable
 
 Update = Callable[[Sequence[Any]], None]
@@ -73,14 +72,6 @@ def as_array(gradient: Any) -> jax.Array:
     if isinstance(gradient, Mirrored):
         gradient = gradient.value
     return jnp.asarray(gradient.read_value() if isinstance(gradient, Variable) else unboxed(gradient))
-
-
-def unrecorded() -> ExitStack:
-    """Runs the block as if no tape were open: an update is no part of what a tape records."""
-    stack = ExitStack()
-    while isinstance(trace := current_trace(), TapeTrace):
-        stack.enter_context(trace.under_parent())
-    return stack
 
 
 def once(make: Callable[[], None]) -> None:

@@ -105,7 +105,7 @@ class BodySession(Session):
             return merge.run([payload])[0]
 
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
-        return list(self.strategy.cross_device_ops.reduce(op, arrays, self.group_info))
+        return list(self.strategy.cross_device_ops.reduce_arrays(op, arrays, self.group_info))
 
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
         return self.strategy.cross_device_ops.all_reduce(op, arrays, self.group_info)

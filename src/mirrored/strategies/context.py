@@ -15,7 +15,7 @@ from mirrored.replicas.ambient import ambient, within
 from mirrored.replicas.indexed_slices import IndexedSlices
 from mirrored.replicas.merging import Merge, Session, meet
 from mirrored.strategies.merge_call import call_merged
-from mirrored.strategies.reducing import check_sums_rows, refuse_rows
+from mirrored.strategies.reducing import check_alike, check_sums_rows, refuse_rows
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
@@ -188,6 +188,8 @@ class ReplicaContext:
 
 def _all_reduction(session: Session, op: Any) -> Merge:
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
+        for components in zip(*payloads, strict=True):
+            check_alike("ReplicaContext.all_reduce", components)
         results = session.all_reduce(op, [list(locals_) for locals_ in zip(*payloads, strict=True)])
         return [[parts[k] for parts in results] for k in range(len(payloads))]
 

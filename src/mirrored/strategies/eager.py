@@ -121,7 +121,7 @@ class EagerSession(Session):
                 return [parts[0] for parts in all_reduce_recorded(self._reduce_apart, op, arrays)]
             # A tape outside `run` records the reduction: one device, ordinary operations.
             near = [[self._near(component) for component in components] for components in arrays]
-            return list(algorithm.reduce(op, near, Group(axis=None, devices=1, local=self.num_local)))
+            return list(algorithm.reduce_arrays(op, near, Group(axis=None, devices=1, local=self.num_local)))
         if self._spans:
             # All workers bring the same shapes, or none of them starts a collective.
             self._agree(f"reduce {op!r} of {', '.join(_described(components[0]) for components in arrays)}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.collectives.stacked import gather_stacked, reduce_stacked
-from mirrored.errors import ArgumentError, NotSupportedError
+from mirrored.errors import ArgumentError, NotSupportedError, StructureError
 from mirrored.replicas import structures
 from mirrored.replicas.ambient import ambient
 from mirrored.replicas.indexed_slices import IndexedSlices
@@ -151,10 +151,29 @@ def _map_components(value: PerReplica, function: Any) -> PerReplica:
 def _reduce_components(strategy: Strategy, op: Any, values: Sequence[PerReplica]) -> list[Any]:
     if strategy.num_replicas_in_sync == 1 or strategy.layout is None:
         return [jnp.asarray(value.values[0]) for value in values]
+    for value in values:
+        if not value.is_stacked and not isinstance(value, LocalPerReplica):
+            check_alike("Strategy.reduce", value.values)
     session = ambient().runner
     if session is not None:
         return session.reduce(op, [_locals(session, value) for value in values])
     return reduce_stacked(strategy.cross_device_ops, op, [v.stacked(strategy.layout) for v in values], strategy.layout)
+
+
+def check_alike(called: str, components: Sequence[Any]) -> None:
+    """Refuses to reduce components of different shapes with each other.
+
+    Raises:
+        StructureError: They differ in shape.
+    """
+    shapes = [tuple(np.shape(component)) for component in components]
+    if len(set(shapes)) > 1:
+        raise StructureError(
+            called,
+            found=f"components of shapes {', '.join(map(str, shapes))}",
+            rule="values that are reduced over replicas have one shape on all of them",
+            remedy="reduce along the dimension that differs first (strategy.reduce(op, value, axis=0)), pad, or gather",
+        )
 
 
 def _locals(session: Session, value: PerReplica) -> list[Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mirrored.data.legacy import InputIterator, make_dataset_iterator
 from mirrored.errors import ArgumentError
 from mirrored.strategies import MirroredStrategy as _MirroredStrategy
+from mirrored.tf._datasets import Dataset
 
 _CALLED = "tf.contrib.distribute.MirroredStrategy"
 
@@ -55,6 +57,29 @@ class MirroredStrategy(_MirroredStrategy):
             devices if count is None else _gpus(count),
             cross_device_ops if cross_device_ops is not None else cross_tower_ops,
         )
+
+    def experimental_make_numpy_iterator(
+        self,
+        numpy_input: Any,
+        batch_size: int,
+        num_epochs: int | None = 1,
+        shuffle: int | None = 1024,
+        session: Any = None,
+    ) -> InputIterator:
+        """An iterator over the rows of arrays, in batches of `batch_size` for each replica.
+
+        Context: cross-replica.
+
+        Args:
+            numpy_input: A structure of arrays that agree in their first dimension.
+            batch_size: Rows for each replica.
+            num_epochs: How often; None for ever.
+            shuffle: The size of the shuffle buffer; None or 0: rows come in order.
+            session: Accepted for TensorFlow's sake.
+        """
+        dataset = Dataset.from_tensor_slices(numpy_input)
+        shuffled = dataset.shuffle(shuffle) if shuffle else dataset
+        return make_dataset_iterator(self, shuffled.repeat(num_epochs).batch(batch_size), True)
 
     def experimental_initialize(self) -> list[Any]:
         """Nothing to initialize."""

@@ -21,7 +21,7 @@ from mirrored.replicas.values import DistributedValues, Mirrored, PerReplica
 class Direct(core.CrossDeviceOps):
     """What TensorFlow's cross-device operations offer besides being given to a strategy."""
 
-    def reduce(self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any = None) -> Any:  # type: ignore[misc]
+    def reduce(self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any = None) -> Any:
         """Reduces a per-replica value.
 
         Context: cross-replica.
@@ -38,8 +38,6 @@ class Direct(core.CrossDeviceOps):
         Raises:
             ArgumentError: No `ReduceOp`, or no destinations.
         """
-        if isinstance(destinations, Group):
-            return super().reduce(reduce_op, per_replica_value, destinations)
         del options
         _check_op(reduce_op)
         _check_destinations(destinations)
@@ -76,7 +74,7 @@ class Direct(core.CrossDeviceOps):
         if value.layout is not None:
             return reduce_stacked(self, op, [value.stacked(value.layout)], value.layout)[0]
         group = Group(axis=None, devices=1, local=len(value.values))
-        return super().reduce(op, [list(value.values)], group)[0]
+        return self.reduce_arrays(op, [list(value.values)], group)[0]
 
 
 def _delivered(result: Any, value: Any, destinations: Any) -> Any:

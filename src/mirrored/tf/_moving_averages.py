@@ -1,0 +1,101 @@
+"""`tf.train.ExponentialMovingAverage`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from mirrored.variables import Variable, VariableAggregation
+
+
+class ExponentialMovingAverage:
+    """Keeps averages of variables: ``average = decay * average + (1 - decay) * variable``, at every `apply`.
+
+    Context: any. In replicas each `apply` counts once, with the mean over replicas where values differ.
+
+    Args:
+        decay: How much of the average stays, in [0, 1].
+        num_updates: A number, or a variable of steps: early averages then follow quicker, by a decay of at most
+            ``(1 + num_updates) / (10 + num_updates)``.
+        zero_debias: Start averages at zero, and correct for it: the first one is the value itself.
+        name: Of the averages' variables.
+
+    Example:
+        >>> import mirrored.tf as tf
+        >>> average, w = tf.train.ExponentialMovingAverage(0.75), tf.Variable(1.0)
+        >>> average.apply([w])
+        >>> _ = w.assign(5.0)
+        >>> average.apply([w])
+        >>> float(average.average(w))
+        2.0
+
+    TensorFlow: `tf.train.ExponentialMovingAverage`. `zero_debias` corrects all averages, not those of tensors only.
+    """
+
+    def __init__(
+        self,
+        decay: float,
+        num_updates: Any = None,
+        zero_debias: bool = False,
+        name: str = "ExponentialMovingAverage",
+    ) -> None:
+        self._decay, self._num_updates, self._zero_debias = decay, num_updates, zero_debias
+        self._name = name
+        self._averages: dict[int, tuple[Variable, Variable, Variable | None]] = {}
+
+    @property
+    def name(self) -> str:
+        """The name given."""
+        return self._name
+
+    def apply(self, var_list: Sequence[Variable] | None = None) -> None:
+        """Moves the averages of `var_list` towards the variables' present values.
+
+        Args:
+            var_list: Variables of floating dtype; those of the last call if None.
+
+        Raises:
+            TypeError: A variable is not of floating dtype.
+        """
+        for variable in [kept[0] for kept in self._averages.values()] if var_list is None else var_list:
+            if not jnp.issubdtype(variable.dtype, jnp.floating):
+                raise TypeError(f"The variables must be floating point, not {variable.dtype}: {variable.name}")
+            self._move(variable)
+
+    def _move(self, variable: Variable) -> None:
+        _, average, weight = self._averages.get(id(variable)) or self._started(variable)
+        keep = self._kept()
+        average.assign(average * keep + variable.read_value() * (1 - keep))
+        if weight is not None:
+            weight.assign(weight * keep + (1 - keep))
+
+    def _started(self, variable: Variable) -> tuple[Variable, Variable, Variable | None]:
+        name = f"{variable.name.partition(':')[0]}/{self._name}"
+        start = jnp.zeros(variable.shape, variable.dtype) if self._zero_debias else variable.read_value()
+        # Sync-on-read variables differ between replicas, and so do tensors made of them: their mean counts.
+        mean = VariableAggregation.MEAN
+        average = Variable(start, trainable=False, name=name, aggregation=mean)
+        weight = Variable(0.0, trainable=False, name=f"{name}/weight", aggregation=mean) if self._zero_debias else None
+        self._averages[id(variable)] = (variable, average, weight)
+        return self._averages[id(variable)]
+
+    def _kept(self) -> Any:
+        if self._num_updates is None:
+            return self._decay
+        steps = jnp.asarray(self._num_updates, jnp.float32)
+        return jnp.minimum(self._decay, (1 + steps) / (10 + steps))
+
+    def average(self, var: Variable) -> Any:
+        """The average of a variable: its variable, or with `zero_debias` the corrected value; None before `apply`."""
+        kept = self._averages.get(id(var))
+        if kept is None:
+            return None
+        _, average, weight = kept
+        return average if weight is None else average / weight
+
+    def average_name(self, var: Variable) -> str:
+        """The name of the variable's average."""
+        kept = self._averages.get(id(var))
+        return f"{var.name.partition(':')[0]}/{self._name}" if kept is None else kept[1].name
