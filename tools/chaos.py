@@ -1,0 +1,245 @@
+"""Kills workers at random moments and proves that nothing is lost.
+
+    python tools/chaos.py --steps 300 --kills 30 --workers 2
+
+One run is left alone; another one is killed (kill -9 of a random worker, worker 0 included, while it trains, saves or
+starts) and goes on by `mirrored run --max-restarts`. It must end with exit status 0 and the same bits in every
+variable; every start must resume from the newest checkpoint that was whole at the kill, or a newer one; and every step
+must have trained on exactly the examples of the run that was left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PROGRAM = Path(__file__).with_name("chaos_program.py")
+
+
+@dataclasses.dataclass
+class Kill:
+    """One kill: of whom, where training stood, what was on disk, and how long until the next step."""
+
+    worker: int
+    step: int
+    newest: int
+    resumed: int | None = None
+    seconds_to_next_step: float | None = None
+
+
+class Run:
+    """A run of the program under `mirrored run`, and what it has printed so far."""
+
+    def __init__(self, folder: Path, *, steps: int, workers: int, seconds_per_step: float, restarts: int) -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "mirrored.cli",
+            "run",
+            "--workers",
+            str(workers),
+            "--max-restarts",
+            str(restarts),
+        ]
+        command += [str(PROGRAM), str(folder), str(steps), str(seconds_per_step)]
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.step = 0
+        self.resumed: list[int] = []
+        self.stepped_at = 0.0
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            found = re.match(r"\[worker 0\] (step|resumed) (\d+)", line)
+            if found and found[1] == "step":
+                self.step, self.stepped_at = int(found[2]), time.monotonic()
+            elif found:
+                self.resumed.append(int(found[2]))
+
+    def workers(self) -> dict[int, int]:
+        """The processes that run now, by rank."""
+        found = {}
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        for pid in children.read_text().split() if children.exists() else []:
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                variables = dict(
+                    pair.split(b"=", 1)
+                    for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                    if b"=" in pair
+                )
+            except OSError:
+                continue
+            if b"mirrored.launch.program" in words and b"TF_CONFIG" in variables:
+                found[json.loads(variables[b"TF_CONFIG"])["task"]["index"]] = int(pid)
+        return found
+
+    def wait(self, timeout: float) -> int:
+        """The exit status."""
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise SystemExit(f"FAILED: no end after {timeout:.0f} s\n{''.join(self.lines[-60:])}") from None
+        self._reader.join(10)
+        return code
+
+    def close(self) -> None:
+        """Ends it, if it has not ended, and lets its output go."""
+        self.process.kill()
+        self.process.wait(10)
+        self._reader.join(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def newest_checkpoint(self) -> int:
+        """The newest one that is whole."""
+        names = [one.name for one in (self.folder / "checkpoints").glob("ckpt-*")]
+        return max((int(name.removeprefix("ckpt-")) for name in names if re.fullmatch(r"ckpt-\d+", name)), default=0)
+
+    def weights(self) -> set[str]:
+        """The digests of all workers' variables."""
+        return {one.read_text() for one in self.folder.glob("weights-*.txt")}
+
+    def examples(self) -> dict[int, list[int]]:
+        """By step, what all workers have trained on the last time that they made it."""
+        trained: dict[int, list[int]] = {}
+        for path in sorted(self.folder.glob("examples-*.txt")):
+            mine = {}
+            for line in path.read_text().splitlines():
+                step, *ids = map(int, line.split())
+                mine[step] = ids
+            for step, ids in mine.items():
+                trained.setdefault(step, []).extend(ids)
+        return {step: sorted(ids) for step, ids in trained.items()}
+
+
+def wait_for(run: Run, condition, seconds: float = 120) -> bool:  # type: ignore[no-untyped-def]
+    """Whether the condition came true before the run ended."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if run.process.poll() is not None:
+            return False
+        if time.monotonic() > end:
+            run.process.kill()
+            raise SystemExit(f"FAILED: nothing happened for {seconds:.0f} s\n{''.join(run.lines[-60:])}")
+        time.sleep(0.003)
+    return True
+
+
+def torment(run: Run, moments: random.Random, *, steps: int, kills: int) -> list[Kill]:
+    """Kills random workers at random moments, until there were enough kills or the run has ended."""
+    done: list[Kill] = []
+    marks = sorted(moments.sample(range(2, max(steps - 5, kills + 3)), kills))
+    for mark in marks:
+        starts = len(run.resumed)
+        if done and moments.random() < 0.2:
+            time.sleep(moments.random() * 2.5)  # while it starts
+        elif not wait_for(run, lambda mark=mark: run.step >= mark and len(run.resumed) >= len(done) + 1 - lost(done)):
+            break
+        time.sleep(moments.random() * 0.05)
+        processes = run.workers()
+        if not processes:
+            continue
+        worker = moments.choice(sorted(processes))
+        kill = Kill(worker, run.step, run.newest_checkpoint())
+        starts, killed_at = len(run.resumed), time.monotonic()
+        os.kill(processes[worker], signal.SIGKILL)
+        done.append(kill)
+        if not wait_for(run, lambda starts=starts: len(run.resumed) > starts):
+            break
+        if not wait_for(run, lambda killed_at=killed_at: run.stepped_at > killed_at + 0.3):
+            break
+        kill.resumed, kill.seconds_to_next_step = run.resumed[-1], run.stepped_at - killed_at
+    return done
+
+
+def lost(done: list[Kill]) -> int:
+    """Kills during a start, that came before the program had said anything."""
+    return sum(kill.resumed is None for kill in done)
+
+
+def check(left_alone: Run, killed: Run, kills: list[Kill], *, steps: int) -> list[str]:
+    """What is wrong; nothing, if all is well."""
+    wrong = []
+    if killed.weights() != left_alone.weights() or len(killed.weights()) != 1:
+        wrong.append(f"the weights differ: {killed.weights()} and, left alone, {left_alone.weights()}")
+    wrong += [
+        f"{kill}: a checkpoint was lost" for kill in kills if kill.resumed is not None and kill.resumed < kill.newest
+    ]
+    expected, trained = left_alone.examples(), killed.examples()
+    if sorted(trained) != list(range(1, steps + 1)):
+        wrong.append(f"steps were skipped: {sorted(set(range(1, steps + 1)) - set(trained))}")
+    wrong += [
+        f"step {step} has trained on {trained.get(step)}, not on {ids}"
+        for step, ids in expected.items()
+        if trained.get(step) != ids
+    ]
+    return wrong
+
+
+def main() -> None:
+    """Runs both, compares, and says what was seen."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds-per-step", type=float, default=0.02)
+    parser.add_argument("--timeout", type=float, default=900)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        common = {"steps": options.steps, "workers": options.workers, "seconds_per_step": options.seconds_per_step}
+        left_alone = Run(Path(folder) / "left_alone", restarts=0, **{**common, "seconds_per_step": 0.0})
+        code = left_alone.wait(options.timeout)
+        if code:
+            raise SystemExit(
+                f"FAILED: the run that was left alone ended with {code}\n{''.join(left_alone.lines[-60:])}"
+            )
+        killed = Run(Path(folder) / "killed", restarts=2 * options.kills, **common)
+        kills = torment(killed, random.Random(options.seed), steps=options.steps, kills=options.kills)
+        code = killed.wait(options.timeout)
+        wrong = [f"it ended with {code}\n{''.join(killed.lines[-60:])}"] if code else []
+        wrong += check(left_alone, killed, kills, steps=options.steps)
+        report(kills, killed)
+    if wrong:
+        raise SystemExit("FAILED:\n" + "\n".join(wrong[:20]))
+    print(f"OK: {len(kills)} kills over {options.steps} steps; same bits, same examples, no checkpoint lost")
+
+
+def report(kills: list[Kill], killed: Run) -> None:
+    """What was seen, kill by kill."""
+    for kill in kills:
+        print(f"worker {kill.worker} at step {kill.step}, checkpoint {kill.newest}: resumed {kill.resumed}, "
+              f"next step after {kill.seconds_to_next_step or float('nan'):.1f} s")  # fmt: skip
+    seconds = sorted(kill.seconds_to_next_step for kill in kills if kill.seconds_to_next_step is not None)
+    if seconds:
+        print(f"from kill to next step: median {seconds[len(seconds) // 2]:.1f} s, longest {seconds[-1]:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
