@@ -23,3 +23,20 @@ def test_every_tensorflow_name_on_the_page_is_there(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`mirrored\.(\w+)`", PAGE.read_text()))))
 def test_every_name_of_ours_on_the_page_is_there(name: str) -> None:
     assert getattr(mirrored, name)
+
+
+ERRORS = PAGE.with_name("errors.md")
+
+
+def _all_errors(cls: type[BaseException]) -> set[type[BaseException]]:
+    return {cls}.union(*(_all_errors(inner) for inner in cls.__subclasses__()))
+
+
+def test_the_page_of_errors_has_a_row_for_each_class() -> None:
+    defined = {
+        cls for cls in _all_errors(mirrored.errors.MirroredError) if cls.__module__ == mirrored.errors.__name__
+    } - {mirrored.errors.MirroredError}
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", ERRORS.read_text(), re.M))
+    assert set(rows) == {cls.__name__ for cls in defined}
+    for cls in defined:
+        assert rows[cls.__name__] in {base.__name__ for base in cls.__mro__}
