@@ -9,18 +9,21 @@ made of all that are there. TensorFlow and PyTorch take part if `make bench-peer
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import importlib
 import json
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from processes import ContenderError
 from report import write_report
-from sections.options import Options, say
+from sections.options import Figures, Options, say
 
 SECTIONS = (
     *("start_up", "eager", "steps", "first_step", "memory"),
@@ -52,16 +55,19 @@ def measure(arguments: argparse.Namespace) -> None:
     options = options_of(arguments)
     for name in arguments.only.split(",") if arguments.only else sections_of(arguments.quick):
         start = time.perf_counter()
+        path = arguments.results / f"{name}.json"
+        keep = functools.partial(store, path, path.exists() and name == "steps" and json.loads(path.read_text()))
         try:
-            figures = importlib.import_module(f"sections.{name}").measure(options)
+            keep(importlib.import_module(f"sections.{name}").measure(dataclasses.replace(options, keep=keep)))
         except (ContenderError, subprocess.SubprocessError) as error:
             say(f"{name} failed: {error}")
             continue
-        path = arguments.results / f"{name}.json"
-        if name == "steps" and path.exists():
-            figures = merged(json.loads(path.read_text()), figures)
-        path.write_text(json.dumps(figures, indent=1))
         say(f"{name}: {time.perf_counter() - start:.0f} s")
+
+
+def store(path: Path, before: Any, figures: Figures) -> None:
+    """Writes a section's figures; cells that were measured before and not again stay."""
+    path.write_text(json.dumps(merged(before, figures) if before else figures, indent=1))
 
 
 def sections_of(quick: bool) -> list[str]:

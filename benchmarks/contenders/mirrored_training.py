@@ -10,6 +10,7 @@ import numpy as np
 from spec import CHAIN, Workload, chain
 
 import mirrored as mr
+import mirrored.tf as tf
 from contenders import jax_ops as ops
 from contenders.hlo import all_reduces, memory
 from contenders.jax_hand_written import adam, rate_at
@@ -71,13 +72,13 @@ def train(
     return Job(lambda: float(jitted(x, y)), lambda: jitted(x, y), jax.block_until_ready, facts=facts)
 
 
-def eager_tape(workload: Workload, devices: int) -> Job:
-    """The eager chain."""
+def eager_tape(workload: Workload, devices: int, sin: Any = tf.sin, tanh: Any = tf.tanh) -> Job:
+    """The eager chain, by the operations of the facade: TensorFlow's program with another import line."""
     x, w, b = mr.Variable(0.05), jnp.float32(1.003), jnp.float32(1e-4)
 
     def call() -> float:
         with mr.GradientTape() as tape:
-            y = chain(x, w, b, jnp.sin, jnp.tanh)
+            y = chain(x, w, b, sin, tanh)
         return float(tape.gradient(y, x))
 
     return Job(call, steps=CHAIN)

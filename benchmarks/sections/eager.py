@@ -9,7 +9,7 @@ from processes import ContenderError, Process
 from sections.options import Figures, Options, say
 from sections.rounds import Entrant, contest
 
-_CONTENDERS = ("mirrored_compiled", "jax_hand_written", "tensorflow_mirrored", "torch_ddp")
+_CONTENDERS = ("mirrored_compiled", "mirrored_eager", "jax_hand_written", "tensorflow_mirrored", "torch_ddp")
 
 
 def measure(options: Options) -> Figures:
@@ -17,7 +17,7 @@ def measure(options: Options) -> Figures:
     say("eager tape")
     with ExitStack() as stack:
         entrants = []
-        for name in _CONTENDERS if options.peers else _CONTENDERS[:2]:
+        for name in _CONTENDERS if options.peers else _CONTENDERS[:3]:
             try:
                 entrants.append(Entrant(name, stack.enter_context(Process(name, 1))))
             except ContenderError as error:

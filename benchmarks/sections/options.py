@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
 
@@ -17,6 +18,7 @@ class Options:
         devices: Numbers of devices.
         rounds: Timings of each contender, in turn.
         peers: Whether contenders other than JAX by hand and mirrored take part.
+        keep: Called with the figures so far, so that a run that is cut off leaves what it has measured.
     """
 
     quick: bool
@@ -24,6 +26,7 @@ class Options:
     devices: tuple[int, ...]
     rounds: int
     peers: bool = True
+    keep: Callable[[dict[str, Any]], None] = lambda figures: None
 
 
 def say(text: str) -> None:

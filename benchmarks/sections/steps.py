@@ -13,7 +13,7 @@ from sections.rounds import Entrant, contest
 # In one process with hand-written JAX, so that nothing but the code differs.
 _TOGETHER = ("jax_hand_written", "mirrored_compiled", "mirrored_deterministic")
 _PEERS = ("tensorflow_mirrored", "torch_ddp", "keras_data_parallel")
-_EAGER_ROUNDS = 3
+_EAGER_ROUNDS, _EAGER_DEVICES = 3, (1, 4)
 
 
 def measure(options: Options) -> Figures:
@@ -23,12 +23,13 @@ def measure(options: Options) -> Figures:
         for devices in options.devices:
             say(f"steps: {workload} on {devices}")
             cells += _cell(options, workload, devices)
+            options.keep({"cells": cells})
     return {"cells": cells}
 
 
 def _cell(options: Options, workload: str, devices: int) -> list[dict[str, Any]]:
     names = [*_TOGETHER, *(["mirrored_many_steps"] if workload == "W1" else [])]
-    skipped = []
+    skipped, slow = [], []
     with ExitStack() as stack:
         ours = stack.enter_context(Process(_TOGETHER[0], devices))
         entrants = [Entrant(name, ours) for name in names]
@@ -37,17 +38,16 @@ def _cell(options: Options, workload: str, devices: int) -> list[dict[str, Any]]
                 entrants.append(Entrant(peer, stack.enter_context(Process(peer, devices))))
             except ContenderError as error:
                 skipped.append({"workload": workload, "devices": devices, "contender": peer, "skipped": str(error)})
-        eager = Entrant("mirrored_eager", stack.enter_context(Process("mirrored_eager", devices)))
-        if not options.quick:
+        if devices in _EAGER_DEVICES and not options.quick:
+            eager = Entrant("mirrored_eager", stack.enter_context(Process("mirrored_eager", devices)))
             eager.prepare("train", workload)
             eager.calls = min(eager.calls, 2)
             contest([eager], _EAGER_ROUNDS)
+            slow.append(eager)
         for entrant in entrants:
             entrant.prepare("train", workload)
         contest(entrants, options.rounds)
-        if not options.quick:
-            entrants.append(eager)
-        return [_figures(workload, devices, entrant) for entrant in entrants] + skipped
+        return [_figures(workload, devices, entrant) for entrant in [*entrants, *slow]] + skipped
 
 
 def _figures(workload: str, devices: int, entrant: Entrant) -> dict[str, Any]:
