@@ -184,3 +184,37 @@ def test_without_flatbuffers(tmp_path, monkeypatch):
     monkeypatch.setattr(jax.export.Exported, "serialize", refuse)
     with pytest.raises(MissingExtraError, match="pip install flatbuffers"):
         tf.saved_model.save(Model(), tmp_path / "m")
+
+
+def test_an_open_size_that_the_weights_settle(tmp_path):
+    class Normalised(tf.Module):
+        def __init__(self):
+            self.mean = tf.Variable([1.0, 2.0, 3.0])
+
+        @tf.function(input_signature=[tf.TensorSpec([None, None], tf.float32)])
+        def __call__(self, x):
+            return x - self.mean
+
+        @tf.function(input_signature=[tf.TensorSpec([None, None], tf.float32)])
+        def padded(self, x):
+            return tf.concat([x, x[:, :1]], 1) - self.mean
+
+    model, folder = Normalised(), str(tmp_path / "model")
+    tf.saved_model.save(model, folder)
+    loaded = tf.saved_model.load(folder)
+    for rows in (1, 4):
+        x = tf.ones([rows, 2])
+        np.testing.assert_allclose(loaded.padded(x), model.padded(x))
+
+
+def test_control_flow_over_tensors_is_saved(tmp_path):
+    class Absolute(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([], tf.float32)])
+        def __call__(self, x):
+            if x > 0:
+                return x
+            return -x
+
+    tf.saved_model.save(Absolute(), str(tmp_path / "model"))
+    loaded = tf.saved_model.load(str(tmp_path / "model"))
+    assert [float(loaded(tf.constant(one))) for one in (2.0, -3.0)] == [2.0, 3.0]

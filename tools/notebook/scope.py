@@ -12,7 +12,7 @@ from typing import Final
 # (reason, what the text of a failing cell matches)
 TOPICS: Final = (
     ("string tensors", r"tf\.strings\b|tf\.string\b|tf\.as_string|tf\.lookup"),
-    ("string tensors", r"tf\.(constant|Variable)\(\s*\[*\s*[bu]?[\"']"),
+    ("string tensors", r"tf\.(constant|Variable)\(\s*\[*\s*(b|u)?[\"']"),
     ("string tensors", r"tf\.io\.(parse_|decode_|serialize_|read_file|FixedLen|VarLen|encode_)"),
     ("string tensors", r"tf\.train\.(Example|Features?|\w+List)\b|tf\.keras\.layers\.(StringLookup|TextVectorization)"),
     ("ragged tensors", r"tf\.ragged\b|tf\.Ragged|\.to_tensor\(|\.ragged_batch\("),
@@ -45,6 +45,7 @@ _ERRORS: Final = (
     ),
     ("download", r"^(URLError|ConnectionError|NoNetworkError|HTTPError|MaxRetryError|gaierror)\b"),
     ("download", r"URL fetch failure|NoNetworkError|no network"),
+    ("works here, an error on TensorFlow", r"^Exception: Expected <class '\w+'> to be raised but no error was raised"),
     # Keras 3 behaves so on TensorFlow, too: the notebook is older than it.
     (
         "fails on TensorFlow, too (Keras 3)",

@@ -11,6 +11,7 @@ import faulthandler
 import json
 import linecache
 import os
+import re
 import signal
 import sys
 import time
@@ -52,25 +53,26 @@ class Session:
         started = time.monotonic()
         error = self._error_of(cell)
         seconds = time.monotonic() - started
-        used, defined = names_of(cell.source)
+        _, defined = names_of(cell.source)
         if error is None or cell.raises:
             for name in defined:
                 self._blame.pop(name, None)
             return CellResult(cell.number, "passed", seconds)
         message = _described(error)
         trace = "".join(traceback.format_exception(error))
-        reason = self._reason(cell, message, used)
+        reason = self._reason(cell, message)
         if reason is None:
             return CellResult(cell.number, "failed", seconds, error=message.partition("\n")[0], trace=trace)
         for name in defined - set(self._module.__dict__):
             self._blame[name] = reason.removeprefix("needs a cell out of scope: ")
         return CellResult(cell.number, "out of scope", seconds, message.partition("\n")[0], reason, trace)
 
-    def _reason(self, cell: Cell, message: str, used: set[str]) -> str | None:
+    def _reason(self, cell: Cell, message: str) -> str | None:
         reason = reason_out(cell.source, message)
         if reason is None:
-            blamed = sorted({self._blame[name] for name in used if name in self._blame})
-            reason = f"needs a cell out of scope: {blamed[0]}" if blamed else None
+            unknown = re.search(r"name '(\w+)' is not defined", message)
+            blamed = self._blame.get(unknown[1]) if unknown else None
+            reason = f"needs a cell out of scope: {blamed}" if blamed else None
         return reason
 
     def _error_of(self, cell: Cell) -> BaseException | None:

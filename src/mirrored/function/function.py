@@ -132,6 +132,11 @@ class Function:
         traced = here.frame is not None and here.frame.captures and not _Mode.eager
         return (self._to_trace if traced else self.python_function)(*args, **kwargs)
 
+    @property
+    def traced_function(self) -> Callable[..., Any]:
+        """The Python function as it is traced: `python_function`, after the conversion if there is one."""
+        return self._to_trace
+
     @functools.cached_property
     def _to_trace(self) -> Callable[..., Any]:
         """The Python that is traced."""

@@ -149,7 +149,7 @@ class UnauthenticatedError(OpError):
     code = 16
 
 
-class TracedValueError(ContextError, NotImplementedError):
+class TracedValueError(ContextError, NotImplementedError, AttributeError):
     """`numpy()` of a value that is being traced, which has no numbers yet."""
 
 

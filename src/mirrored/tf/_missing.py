@@ -62,8 +62,6 @@ KNOWN: Final[dict[str, tuple[str, str]]] = {
     "control_dependencies": ("operations run in the order of the program", "leave it out"),
     "gradients": ("gradients are a tape's", "use tf.GradientTape"),
     "hessians": ("gradients are a tape's", "use two nested tf.GradientTape or jax.hessian"),
-    "py_function": ("compiled code has no Python in it", "call the function eagerly, or use jax.pure_callback"),
-    "numpy_function": ("compiled code has no Python in it", "call the function eagerly, or use jax.pure_callback"),
     "lite": ("programs are JAX's", "export with jax.export"),
     "estimator": ("removed from TensorFlow, too", "write the training loop, or use tf.keras"),
     "feature_column": ("removed from Keras, too", "use Keras preprocessing layers on the host"),

@@ -8,12 +8,14 @@ differentiated once, and reads and assigns the loaded variables.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import os
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +39,7 @@ _PROGRAMS: Final = "programs"
 _VARIABLES: Final = "variables"
 _PLATFORMS: Final = ("cpu", "cuda", "tpu")
 _SAVED: Final = "tf.saved_model.save"
+_MOST_ADDED: Final = 8  # columns that a program may add to its input before it meets weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +161,7 @@ def _signatures_of(name: str, function: Any) -> list[_Signature]:
             rule="signatures are tf.functions",
             remedy="decorate it with @tf.function(input_signature=[...])",
         )
-    python, names = function.python_function, _argument_names(function.python_function)
+    python, names = function.traced_function, _argument_names(function.python_function)
     if function.input_signature is not None:
         return [_Signature(python, names, _described(function.input_signature))]
     return [_Signature(python, names, _positional(names, *traced)) for traced in function.traced_inputs()]
@@ -226,19 +229,57 @@ def _write(directory: Path, functions: Mapping[str, list[_Signature]], entries: 
 
 
 def _write_program(path: Path, signature: _Signature, variables: dict[int, Variable]) -> dict[str, Any]:
-    pure = as_pure(signature.function, signature.inputs, _SAVED)
+    pure, inputs = _program_of(signature)
     for variable in (*pure.reads, *pure.assigns):
         variables.setdefault(id(variable), variable)
     order = list(variables)
-    path.write_bytes(_exported(pure, signature.inputs))
+    path.write_bytes(_exported(pure, inputs))
     return {
         "file": path.name,
         "names": signature.names,
-        "inputs": _to_json(signature.inputs),
+        "inputs": _to_json(inputs),
         "output": _to_json(pure.output),
         "reads": [order.index(id(variable)) for variable in pure.reads],
         "assigns": [order.index(id(variable)) for variable in pure.assigns],
     }
+
+
+def _program_of(signature: _Signature) -> tuple[Pure, Any]:
+    """The pure program, and the inputs that it is for.
+
+    A size that the signature leaves open may be one that the program does not: ``(x - mean) / deviation`` with 30 means
+    is for 30 columns, where TensorFlow finds out when it runs. Then the number that it asks for is taken.
+    """
+    try:
+        return as_pure(signature.function, signature.inputs, _SAVED), signature.inputs
+    except (TypeError, ValueError) as error:
+        for inputs in _narrowed(signature.inputs, str(error)):
+            try:
+                return as_pure(signature.function, inputs, _SAVED), inputs
+            except (TypeError, ValueError):
+                continue
+        raise
+
+
+def _narrowed(inputs: Any, complaint: str) -> Iterator[Any]:
+    """The inputs with numbers for their one open size behind the first dimension.
+
+    The numbers are those that a complaint names, and a little less, for programs that add columns of their own.
+    """
+    arrays = [leaf for leaf in jax.tree.leaves(inputs) if isinstance(leaf, jax.ShapeDtypeStruct)]
+    open_sizes = {str(size) for one in arrays for size in one.shape[1:] if not isinstance(size, int)}
+    if len(open_sizes) != 1:
+        return
+    (letter,) = open_sizes
+    named = sorted({int(number) for number in re.findall(r"(?<![\w.])\d+", complaint)}, reverse=True)
+    for number in dict.fromkeys(one - less for one in named for less in range(_MOST_ADDED) if one - less > 1):
+        yield jax.tree.map(functools.partial(_with_size, letter=letter, number=number), inputs)
+
+
+def _with_size(leaf: Any, *, letter: str, number: int) -> Any:
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    return jax.ShapeDtypeStruct([number if str(size) == letter else size for size in leaf.shape], leaf.dtype)
 
 
 def _exported(pure: Pure, inputs: Any) -> bytes:

@@ -1,0 +1,86 @@
+"""`tf.py_function` and `tf.numpy_function`: Python that runs each time, also from a compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from mirrored._jax.traces import eager, is_tracer, unboxed
+from mirrored.tf._dtypes import array_dtype
+from mirrored.tf._tensors import as_tensor
+
+
+def py_function(
+    func: Callable[..., Any] | None = None, inp: Sequence[Any] | None = None, Tout: Any = None, name: str | None = None
+) -> Any:
+    """What a Python function of tensors gives; it runs as Python each time, also where the caller is compiled.
+
+    Args:
+        func: The function. Without it this is a decorator: ``@tf.py_function(Tout=tf.float32)``.
+        inp: Its arguments.
+        Tout: The dtype of the result, or a list of dtypes; None or an empty list for no result.
+        name: Accepted and ignored.
+
+    Returns:
+        A tensor, a list of tensors, or None.
+
+    TensorFlow: `tf.py_function`. A compiled caller has to know the shape of the result: the function is called once
+    more, while tracing, with zeros. There is no gradient through it in compiled code.
+    """
+    del name
+    if func is None:
+        return lambda decorated: lambda *args: py_function(decorated, args, Tout)
+    return _called(func, [as_tensor(one) for one in inp or ()], Tout)
+
+
+def numpy_function(
+    func: Callable[..., Any] | None = None,
+    inp: Sequence[Any] | None = None,
+    Tout: Any = None,
+    stateful: bool = True,
+    name: str | None = None,
+) -> Any:
+    """As `py_function`, for a function of NumPy arrays."""
+    del stateful, name
+    if func is None:
+        return lambda decorated: lambda *args: numpy_function(decorated, args, Tout)
+    given = func
+    return _called(
+        lambda *tensors: given(*(np.asarray(one) for one in tensors)), [as_tensor(x) for x in inp or ()], Tout
+    )
+
+
+def _called(func: Callable[..., Any], tensors: list[jax.Array], Tout: Any) -> Any:
+    dtypes = [array_dtype(one) for one in (Tout if isinstance(Tout, (list, tuple)) else [] if Tout is None else [Tout])]
+
+    def run(*arrays: Any) -> list[Any]:
+        result = func(*(jnp.asarray(one) for one in arrays))
+        results = [] if not dtypes else list(result) if isinstance(result, (list, tuple)) else [result]
+        return [jnp.asarray(as_tensor(one), dtype) for one, dtype in zip(results, dtypes, strict=True)]
+
+    if any(is_tracer(unboxed(one)) for one in tensors):
+        outs = _from_program(run, tensors)
+    else:
+        outs = run(*tensors)
+    if isinstance(Tout, (list, tuple)):
+        return outs
+    return outs[0] if outs else None
+
+
+def _from_program(run: Callable[..., list[Any]], tensors: list[jax.Array]) -> list[Any]:
+    with eager():
+        example = run(*(jnp.zeros(one.shape, one.dtype) for one in tensors))
+    shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in example]
+
+    def host(*arrays: Any) -> list[Any]:
+        return [np.asarray(one) for one in run(*arrays)]
+
+    return list(io_callback(host, shapes, *tensors))
+
+
+NAMES: dict[str, Any] = {"numpy_function": numpy_function, "py_function": py_function}

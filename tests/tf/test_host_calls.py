@@ -1,0 +1,59 @@
+"""`tf.py_function` and `tf.numpy_function`."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import mirrored.tf as tf
+
+WRAPS = pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
+
+
+@WRAPS
+def test_python_runs_each_time(wrap):
+    calls = []
+
+    def plus(x, y):
+        calls.append(float(x))
+        return x + y
+
+    wrapped = wrap(lambda x, y: tf.py_function(plus, [x, y], tf.float32))
+    for start in (1.0, 2.0):
+        assert float(wrapped(tf.constant(start), tf.constant(2.0))) == start + 2
+    jax.effects_barrier()
+    assert [one for one in calls if one] == [1.0, 2.0]
+
+
+@WRAPS
+def test_arrays_of_numpy_and_several_results(wrap):
+    def both(x):
+        assert isinstance(x, np.ndarray)
+        return np.sort(x), np.argsort(x).astype(np.int32)
+
+    values, places = wrap(lambda x: tf.numpy_function(both, [x], [tf.float32, tf.int32]))(tf.constant([3.0, 1.0]))
+    np.testing.assert_allclose(values, [1.0, 3.0])
+    np.testing.assert_array_equal(places, [1, 0])
+
+
+def test_as_a_decorator():
+    @tf.py_function(Tout=tf.float32)
+    def half(x):
+        return x.numpy() / 2
+
+    assert float(tf.function(lambda x: half(x))(tf.constant(3.0))) == 1.5
+
+
+def test_no_result():
+    seen = []
+    assert tf.py_function(seen.append, [tf.constant(1.0)], []) == []
+    assert tf.py_function(seen.append, [tf.constant(2.0)], None) is None
+    assert [float(one) for one in seen] == [1.0, 2.0]
+
+
+def test_eager_calls_have_gradients():
+    x = tf.Variable(3.0)
+    with tf.GradientTape() as tape:
+        y = tf.py_function(lambda v: v * v, [x], tf.float32)
+    assert float(tape.gradient(y, x)) == 6.0
