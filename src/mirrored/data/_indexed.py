@@ -23,12 +23,13 @@ from mirrored.data._elements import Element, pad_and_stack, stack
 from mirrored.data._extra import engine
 from mirrored.data._pipeline import (
     ENDLESS,
+    Counted,
     IndexedNode,
+    LikeParent,
     Node,
     Rows,
     Run,
     first_element,
-    length_as_cardinality,
 )
 
 _EPOCHS_KEPT = 64
@@ -49,22 +50,10 @@ class ItemRows(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OneParent(IndexedNode):
+class OneParent(LikeParent, IndexedNode):
     """An indexed step over one other."""
 
     parent: IndexedNode
-
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return (self.parent,)
-
-    @property
-    def cardinality(self) -> int:
-        return self.parent.cardinality
-
-    @property
-    def spec(self) -> Any:
-        return self.parent.spec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,16 +112,12 @@ class _RandomMappedRows(ItemRows):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sliced(OneParent):
+class Sliced(Counted, OneParent):
     """Elements start, start + step, ... before stop: take, skip and shard."""
 
     start: int
     stop: int | None
     step: int = 1
-
-    @property
-    def cardinality(self) -> int:
-        return length_as_cardinality(self.open(Run()).length)
 
     def open(self, run: Run) -> Rows:
         return _SlicedRows(self.parent.open(run), self.start, self.stop, self.step)
@@ -159,14 +144,10 @@ class _SlicedRows:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Repeated(OneParent):
+class Repeated(Counted, OneParent):
     """The parent `count` times, each time as a new epoch."""
 
     count: int
-
-    @property
-    def cardinality(self) -> int:
-        return length_as_cardinality(self.open(Run()).length)
 
     def open(self, run: Run) -> Rows:
         return _RepeatedRows(self.parent, run, self.count)
@@ -220,7 +201,7 @@ def joined(parts: list[Element]) -> Element:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Zipped(IndexedNode):
+class Zipped(Counted, IndexedNode):
     """Tuples (or another structure) of elements at the same position, as long as the shortest parent."""
 
     members: tuple[IndexedNode, ...]
@@ -229,10 +210,6 @@ class Zipped(IndexedNode):
     @property
     def parents(self) -> tuple[Node, ...]:
         return self.members
-
-    @property
-    def cardinality(self) -> int:
-        return length_as_cardinality(self.open(Run()).length)
 
     @property
     def spec(self) -> Any:
@@ -255,7 +232,7 @@ class _ZippedRows:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Concatenated(IndexedNode):
+class Concatenated(Counted, IndexedNode):
     """One parent after the other."""
 
     members: tuple[IndexedNode, ...]
@@ -263,10 +240,6 @@ class Concatenated(IndexedNode):
     @property
     def parents(self) -> tuple[Node, ...]:
         return self.members
-
-    @property
-    def cardinality(self) -> int:
-        return length_as_cardinality(self.open(Run()).length)
 
     @property
     def spec(self) -> Any:
@@ -300,15 +273,11 @@ class _ConcatenatedRows(ItemRows):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Batched(OneParent):
+class Batched(Counted, OneParent):
     """Groups of `size` elements, stacked."""
 
     size: int
     drop_remainder: bool
-
-    @property
-    def cardinality(self) -> int:
-        return length_as_cardinality(self.open(Run()).length)
 
     @property
     def spec(self) -> Any:
@@ -335,17 +304,13 @@ class _BatchedRows(ItemRows):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PaddedBatched(OneParent):
+class PaddedBatched(Counted, OneParent):
     """Groups of `size` elements, padded to one shape and stacked."""
 
     size: int
     drop_remainder: bool
     shapes: Any
     values: Any
-
-    @property
-    def cardinality(self) -> int:
-        return length_as_cardinality(self.open(Run()).length)
 
     @property
     def spec(self) -> Any:

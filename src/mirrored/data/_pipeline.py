@@ -194,3 +194,33 @@ def first_element(node: Node) -> Element:
         return next(cursor)
     finally:
         cursor.close()
+
+
+class LikeParent:
+    """What a step over one other has from it, unless it says otherwise."""
+
+    parent: Any
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        """The step before."""
+        return (self.parent,)
+
+    @property
+    def cardinality(self) -> int:
+        """As many as there come."""
+        return int(self.parent.cardinality)
+
+    @property
+    def spec(self) -> Any:
+        """Like those that come."""
+        return self.parent.spec
+
+
+class Counted:
+    """An indexed step that has as many elements as its rows say."""
+
+    @property
+    def cardinality(self: Any) -> int:
+        """The number of rows."""
+        return length_as_cardinality(self.open(Run()).length)

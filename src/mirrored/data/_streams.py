@@ -16,29 +16,17 @@ from mirrored.data._cursors import InterleaveCursor, IterableCursor, SequenceCur
 from mirrored.data._elements import Element, as_element, pad_and_stack, stack
 from mirrored.data._extra import engine
 from mirrored.data._indexed import padded_spec
-from mirrored.data._pipeline import Cursor, Node, Run, StreamNode, first_element
+from mirrored.data._pipeline import Cursor, LikeParent, Node, Run, StreamNode, first_element
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.splitting import batch_size
 from mirrored.errors import StructureError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StreamStep(StreamNode):
+class StreamStep(LikeParent, StreamNode):
     """A stream over one parent, with its cardinality and spec unless a subclass says otherwise."""
 
     parent: Node
-
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return (self.parent,)
-
-    @property
-    def cardinality(self) -> int:
-        return self.parent.cardinality
-
-    @property
-    def spec(self) -> Any:
-        return self.parent.spec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import glob
-import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Self, TypeVar
 
-import jax
-import numpy as np
-
-from mirrored.data import _caching, _files, _indexed, _indexed_sources, _shuffling, _streams, specs
+from mirrored.data import _caching, _indexed, _shuffling, _streams
 from mirrored.data._calling import transformed
+from mirrored.data._combining import Combining
+from mirrored.data._dataset_steps import at_least
 from mirrored.data._elements import Element, as_element
-from mirrored.data._pipeline import IndexedNode, Node
+from mirrored.data._grouping import Grouping
+from mirrored.data._making import Making
+from mirrored.data._pipeline import IndexedNode
 from mirrored.data.iterators import DatasetIterator
 from mirrored.data.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Options
 from mirrored.errors import ArgumentError, StructureError
@@ -24,7 +22,7 @@ from mirrored.errors import ArgumentError, StructureError
 S = TypeVar("S")
 
 
-class Dataset:
+class Dataset(Making, Combining, Grouping):
     """A sequence of elements (pytrees of NumPy arrays), read once per iteration, transformed step by step.
 
     Made by `Dataset.range`, `Dataset.from_tensor_slices` and the other class methods. Datasets are immutable: each
@@ -48,132 +46,6 @@ class Dataset:
     """Applied to every element that iteration gives out. A facade sets it; functions of a pipeline see NumPy arrays."""
     number_out: ClassVar[Callable[[int], Any]] = int
     """Applied to the cardinality that is given out."""
-
-    def __init__(self, node: Node, options: Options | None = None) -> None:
-        self._node = node
-        self._options = options if options is not None else Options()
-        self._iterations = itertools.count()
-
-    # --- where a pipeline begins -----------------------------------------------
-
-    @classmethod
-    def range(cls, *args: int) -> Self:
-        """The integers of `range(*args)`, as int64 scalars.
-
-        Args:
-            *args: stop; or start, stop; or start, stop, step.
-        """
-        return cls(_indexed_sources.RangeSource(range(*map(int, args))))
-
-    @classmethod
-    def from_tensors(cls, tensors: Any) -> Self:
-        """One element.
-
-        Args:
-            tensors: A pytree of arrays; lists become arrays.
-        """
-        return cls(_indexed_sources.ListSource((as_element(tensors, "Dataset.from_tensors"),)))
-
-    @classmethod
-    def from_tensor_slices(cls, tensors: Any) -> Self:
-        """One element per row of the arrays.
-
-        The arrays are copied once, into aligned memory; read-only and memory-mapped ones are used in place.
-
-        Args:
-            tensors: A pytree of arrays ``[examples, ...]``; lists become arrays.
-
-        Raises:
-            StructureError: A leaf has no leading dim, or the leaves disagree about it.
-
-        Example:
-            >>> for element in Dataset.from_tensor_slices({"x": [1.0, 2.0], "y": [3, 4]}):
-            ...     print(element["x"], element["y"])
-            1.0 3
-            2.0 4
-        """
-        return cls(_indexed_sources.ArraySource.of(tensors, "Dataset.from_tensor_slices"))
-
-    @classmethod
-    def from_generator(
-        cls,
-        generator: Callable[..., Any],
-        output_types: Any = None,
-        output_shapes: Any = None,
-        args: Sequence[Any] = (),
-        output_signature: Any = None,
-    ) -> Self:
-        """What `generator(*args)` yields.
-
-        Args:
-            generator: Returns an iterable; called anew for every iteration.
-            output_types: A pytree of dtypes, as TensorFlow had it before `output_signature`.
-            output_shapes: A pytree of shapes that goes with `output_types`.
-            args: Passed to `generator`.
-            output_signature: A pytree of specs (anything with shape and dtype); elements are cast to the dtypes, and
-                refused if structure or shape differ. None: anything goes.
-        """
-        signature = _signature(output_types, output_shapes, output_signature)
-        return cls(_streams.IterableSource(functools.partial(generator, *args), signature, "Dataset.from_generator"))
-
-    @classmethod
-    def list_files(cls, file_pattern: Any, shuffle: bool | None = None, seed: int | None = None) -> Self:
-        """The paths that match a pattern, as bytes.
-
-        Args:
-            file_pattern: A glob pattern, or a list of them.
-            shuffle: Whether in another order every iteration; True by default.
-            seed: For the shuffle.
-
-        Raises:
-            ArgumentError: No file matches.
-        """
-        patterns = _files.file_names(file_pattern, "Dataset.list_files")
-        found = sorted(path for pattern in patterns for path in glob.glob(pattern))
-        if not found:
-            raise ArgumentError(
-                "Dataset.list_files",
-                found=f"no file matches {', '.join(patterns)}",
-                rule="at least one file matches",
-                remedy="check the pattern; a folder needs a trailing /*",
-            )
-        listed = cls(_indexed_sources.ListSource(tuple(os.fsencode(path) for path in found)))
-        return listed.shuffle(len(found), seed) if shuffle or shuffle is None else listed
-
-    @classmethod
-    def from_text_lines(cls, filenames: Any, compression_type: str | None = None) -> Self:
-        """The lines of text files, as bytes without their ends.
-
-        Args:
-            filenames: One path or several.
-            compression_type: "", "GZIP" or "ZLIB".
-
-        TensorFlow: `tf.data.TextLineDataset`.
-        """
-        return cls._from_files(filenames, _files.read_line, compression_type, "TextLineDataset")
-
-    @classmethod
-    def from_tfrecords(cls, filenames: Any, compression_type: str | None = None) -> Self:
-        """The records of TFRecord files, as bytes; their CRCs are checked.
-
-        Args:
-            filenames: One path or several.
-            compression_type: "", "GZIP" or "ZLIB".
-
-        TensorFlow: `tf.data.TFRecordDataset`.
-        """
-        return cls._from_files(filenames, _files.read_tfrecord, compression_type, "TFRecordDataset")
-
-    @classmethod
-    def _from_files(cls, names: Any, read: Callable[..., Any], compression: str | None, called: str) -> Self:
-        packing = _files.check_compression(compression, called)
-        if isinstance(names, Dataset):
-            return cls._of(names._node).flat_map(lambda name: cls._from_files(name, read, packing, called))
-        return cls(_files.FileSource(_files.file_names(names, called), read, packing, called))
-
-    @classmethod
-    def _of(cls, node: Node) -> Self:
-        return cls(node)
 
     # --- element by element ------------------------------------------------------
 
@@ -239,7 +111,7 @@ class Dataset:
     def _buffer_size(self, buffer_size: int | None) -> int:
         if buffer_size is None:
             buffer_size = max(self._node.cardinality, 1)
-        return _at_least(1, int(buffer_size), "Dataset.shuffle", "buffer_size")
+        return at_least(1, int(buffer_size), "Dataset.shuffle", "buffer_size")
 
     def repeat(self, count: int | None = None) -> Self:
         """The dataset `count` times; for ever if None or -1."""
@@ -266,7 +138,7 @@ class Dataset:
 
     def shard(self, num_shards: int, index: int) -> Self:
         """Every `num_shards`-th element, from number `index` on."""
-        _at_least(1, int(num_shards), "Dataset.shard", "num_shards")
+        at_least(1, int(num_shards), "Dataset.shard", "num_shards")
         if not 0 <= index < num_shards:
             raise ArgumentError(
                 "Dataset.shard",
@@ -277,145 +149,6 @@ class Dataset:
         if isinstance(self._node, IndexedNode):
             return self._then(_indexed.Sliced(self._node, int(index), None, int(num_shards)))
         return self._then(_streams.Strided(self._node, int(index), int(num_shards)))
-
-    # --- several datasets ----------------------------------------------------------
-
-    @classmethod
-    def zip(cls, *args: Any, datasets: Any = None) -> Self:
-        """Elements at the same position together, in the structure in which the datasets were given.
-
-        Args:
-            *args: Datasets, or one structure of them.
-            datasets: The structure, by name.
-        """
-        structure = datasets if datasets is not None else args[0] if len(args) == 1 else args
-        members, treedef = jax.tree.flatten(structure)
-        if not members or not all(isinstance(member, Dataset) for member in members):
-            raise ArgumentError(
-                "Dataset.zip",
-                found=f"{structure!r}",
-                rule="zip takes datasets, or a structure of datasets",
-                remedy="write Dataset.zip((a, b)); wrap arrays with Dataset.from_tensor_slices",
-            )
-        parts = [member._node for member in members]
-        if all(isinstance(part, IndexedNode) for part in parts):
-            return cls(_indexed.Zipped(tuple(parts), treedef))
-        return cls(_streams.StreamZipped(tuple(parts), treedef))
-
-    def concatenate(self, dataset: Dataset) -> Self:
-        """This dataset, then the other."""
-        mine, other = self._node, dataset._node
-        if isinstance(mine, IndexedNode) and isinstance(other, IndexedNode):
-            return self._then(_indexed.Concatenated((mine, other)))
-        return self._then(_streams.StreamConcatenated((mine, other)))
-
-    def interleave(
-        self,
-        map_func: Callable[..., Dataset],
-        cycle_length: int | None = None,
-        block_length: int | None = None,
-        num_parallel_calls: int | None = None,
-        **_: Any,
-    ) -> Self:
-        """Elements of the datasets `map_func(element)` in turn.
-
-        Args:
-            map_func: From an element to a dataset.
-            cycle_length: How many datasets are read at a time; one per core (at most 10) if None or AUTOTUNE.
-            block_length: How many elements of one before the next; 1 by default.
-            num_parallel_calls: Accepted for TensorFlow's sake.
-            **_: TensorFlow's `deterministic` and `name`.
-        """
-        cycle = cycle_length if cycle_length not in (None, AUTOTUNE) else min(os.cpu_count() or 1, 10)
-        assert cycle is not None
-        _at_least(1, cycle, "Dataset.interleave", "cycle_length")
-        return self._interleaved(map_func, cycle, block_length or 1, "Dataset.interleave")
-
-    def flat_map(self, map_func: Callable[..., Dataset]) -> Self:
-        """The elements of the datasets `map_func(element)`, one dataset after the other."""
-        return self._interleaved(map_func, 1, 1, "Dataset.flat_map")
-
-    def _interleaved(self, map_func: Callable[..., Dataset], cycle: int, block: int, called: str) -> Self:
-        def open_input(element: Element, number: int) -> Node:
-            made = transformed(map_func, element, called, number)
-            if isinstance(made, Dataset):
-                return made._node
-            raise StructureError(
-                called,
-                found=f"the function returned {type(made).__name__} for element {number}",
-                rule="it returns a Dataset",
-                remedy="wrap it: Dataset.from_tensor_slices(...), or use .map for one element each",
-            )
-
-        return self._then(_streams.Interleaved(self._node, open_input, cycle, block))
-
-    # --- batches ---------------------------------------------------------------------
-
-    def batch(self, batch_size: int, drop_remainder: bool = False, **_: Any) -> Self:
-        """Groups of elements, stacked along a new first dim.
-
-        Args:
-            batch_size: Elements per batch.
-            drop_remainder: Whether to leave out a last batch that is not full.
-            **_: TensorFlow's `num_parallel_calls`, `deterministic` and `name`.
-
-        Raises:
-            StructureError: While reading: elements of a batch differ in shape (use `padded_batch`).
-        """
-        size = _at_least(1, int(batch_size), "Dataset.batch", "batch_size")
-        if isinstance(self._node, IndexedNode):
-            return self._then(_indexed.Batched(self._node, size, bool(drop_remainder)))
-        return self._then(_streams.StreamBatched(self._node, size, bool(drop_remainder)))
-
-    def padded_batch(
-        self, batch_size: int, padded_shapes: Any = None, padding_values: Any = None, drop_remainder: bool = False
-    ) -> Self:
-        """Groups of elements, padded to one shape and stacked.
-
-        Args:
-            batch_size: Elements per batch.
-            padded_shapes: A pytree of shapes; None or -1 in a shape: the longest of the batch. None: so for all dims.
-            padding_values: A pytree of values, or one for all; zeros and empty strings by default.
-            drop_remainder: Whether to leave out a last batch that is not full.
-
-        Example:
-            >>> ragged = Dataset.range(1, 4).map(lambda n: np.full(n, n))
-            >>> next(iter(ragged.padded_batch(3))).tolist()
-            [[1, 0, 0], [2, 2, 0], [3, 3, 3]]
-        """
-        size, drop = _at_least(1, int(batch_size), "Dataset.padded_batch", "batch_size"), bool(drop_remainder)
-        if isinstance(self._node, IndexedNode):
-            return self._then(_indexed.PaddedBatched(self._node, size, drop, padded_shapes, padding_values))
-        return self._then(_streams.StreamBatched(self._node, size, drop, (padded_shapes, padding_values)))
-
-    def unbatch(self) -> Self:
-        """The rows of every element, each as an element."""
-        return self._then(_streams.Unbatched(self._node))
-
-    def rebatch(self, batch_size: int, drop_remainder: bool = False) -> Self:
-        """Batches of another size from the same rows."""
-        size = _at_least(1, int(batch_size), "Dataset.rebatch", "batch_size")
-        return self._then(_streams.Rebatched(self._node, size, bool(drop_remainder)))
-
-    def window(self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False) -> Self:
-        """Windows of elements, each a dataset (for structured elements: the structure, of datasets).
-
-        Args:
-            size: Elements per window.
-            shift: How far one window begins after the one before; `size` by default.
-            stride: Distance of the elements inside a window.
-            drop_remainder: Whether to leave out windows that are not full.
-        """
-        _at_least(1, size, "Dataset.window", "size")
-        step = _at_least(1, size if shift is None else shift, "Dataset.window", "shift")
-        _at_least(1, stride, "Dataset.window", "stride")
-        return self._then(_streams.Windowed(self._node, size, step, stride, drop_remainder, type(self)._window))
-
-    @classmethod
-    def _window(cls, elements: list[Element]) -> Any:
-        treedef = jax.tree.structure(elements[0])
-        columns = zip(*(jax.tree.leaves(element) for element in elements), strict=True)
-        return jax.tree.unflatten(treedef, [cls(_indexed_sources.ListSource(tuple(column))) for column in columns])
 
     # --- how it is read -----------------------------------------------------------------
 
@@ -514,17 +247,6 @@ class Dataset:
         count = self._node.cardinality
         return f"<Dataset {type(self._node).__name__}, {known.get(count, count)} elements>"
 
-    def _then(self, node: Node) -> Self:
-        return type(self)(node, self._options)
-
-    def _with(self, dataset: Self) -> Self:
-        return type(self)(dataset._node, self._options)
-
-    @property
-    def node(self) -> Node:
-        """The pipeline, for those who distribute it."""
-        return self._node
-
 
 @dataclasses.dataclass(frozen=True)
 class _WithState:
@@ -533,32 +255,6 @@ class _WithState:
 
     def __call__(self, *parts: Any) -> Any:
         return self.function(self.state, parts[0] if len(parts) == 1 else parts)
-
-
-def _signature(types: Any, shapes: Any, signature: Any) -> Any:
-    if signature is not None:
-        return specs.as_spec(signature)
-    if types is None or shapes is None:
-        return None
-    dtypes, treedef = jax.tree.flatten(types)
-    flat = jax.tree.leaves(shapes, is_leaf=lambda part: isinstance(part, list | tuple) and not _has_shapes(part))
-    made = [
-        specs.ArraySpec(tuple(shape), np.dtype(getattr(dtype, "name", dtype)))
-        for dtype, shape in zip(dtypes, flat, strict=True)
-    ]
-    return jax.tree.unflatten(treedef, made)
-
-
-def _has_shapes(part: Any) -> bool:
-    return any(isinstance(item, list | tuple) for item in part)
-
-
-def _at_least(least: int, value: int, called: str, name: str) -> int:
-    if value < least:
-        raise ArgumentError(
-            called, found=f"{name}={value}", rule=f"{name} is at least {least}", remedy=f"pass a larger {name}"
-        )
-    return value
 
 
 TextLineDataset = Dataset.from_text_lines

@@ -36,9 +36,22 @@ class InputStats:
     elapsed_seconds: float = 0.0
     uses_worker: bool = False
 
-    def breakdown(self) -> str:
-        """``read 0.1 s, map 1.8 s, transfer 0.2 s``."""
-        return f"read {self.read_seconds:.1f} s, map {self.map_seconds:.1f} s, transfer {self.transfer_seconds:.1f} s"
+    def breakdown(self, before: InputStats | None = None) -> str:
+        """``read 0.1 s, map 1.8 s, transfer 0.2 s``, since `before` if it is given."""
+        return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._parts(before).items())
+
+    def longest(self, before: InputStats | None = None) -> str:
+        """What took longest: ``read``, ``map`` or ``transfer``."""
+        parts = self._parts(before)
+        return max(parts, key=parts.__getitem__)
+
+    def _parts(self, before: InputStats | None) -> dict[str, float]:
+        start = InputStats() if before is None else before
+        return {
+            "read": self.read_seconds - start.read_seconds,
+            "map": self.map_seconds - start.map_seconds,
+            "transfer": self.transfer_seconds - start.transfer_seconds,
+        }
 
 
 class StallWatch:
@@ -47,7 +60,7 @@ class StallWatch:
     def __init__(self, stats: InputStats) -> None:
         self._stats = stats
         self._window_start = time.perf_counter()
-        self._waited_before = 0.0
+        self._before = dataclasses.replace(stats)
         self._reported = False
 
     def after_batch(self, now: float) -> None:
@@ -55,13 +68,14 @@ class StallWatch:
         length = now - self._window_start
         if length < _WINDOW_SECONDS:
             return
-        waited = self._stats.wait_seconds - self._waited_before
+        waited = self._stats.wait_seconds - self._before.wait_seconds
         if waited > _WORTH_REPORTING * length and not self._reported:
             self._reported = True
             log.warning(
-                "the step waited %.1f s of the last %.1f s for input (since the start: %s)",
+                "the step waited %.1f s of the last %.1f s for input, mostly for %s (%s)",
                 waited,
                 length,
-                self._stats.breakdown(),
+                self._stats.longest(self._before),
+                self._stats.breakdown(self._before),
             )
-        self._window_start, self._waited_before = now, self._stats.wait_seconds
+        self._window_start, self._before = now, dataclasses.replace(self._stats)

@@ -93,7 +93,7 @@ class ExponentialMovingAverage:
         if kept is None:
             return None
         _, average, weight = kept
-        return average if weight is None else average / weight
+        return average if weight is None else average.read_value() / weight.read_value()
 
     def average_name(self, var: Variable) -> str:
         """The name of the variable's average."""
