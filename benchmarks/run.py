@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help=f"of {','.join(SECTIONS)}")
     parser.add_argument("--workloads", default="", help="of W1,W2,W3,W4 (W5 on a GPU)")
     parser.add_argument("--devices", default="", help="numbers of devices")
+    parser.add_argument("--replicas", default="", help="numbers of replicas for the first step")
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--no-peers", action="store_true", help="JAX by hand and mirrored alone")
     parser.add_argument("--results", type=Path, default=HERE / ".results")
@@ -88,6 +89,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         devices=tuple(map(int, devices.split(","))),
         rounds=arguments.rounds or (8 if quick else 24),
         peers=not arguments.no_peers,
+        replicas=tuple(map(int, arguments.replicas.split(","))) if arguments.replicas else (),
     )
 
 

@@ -14,14 +14,15 @@ _WORKLOAD = "W4b"
 def measure(options: Options) -> Figures:
     """One line for each process."""
     lines: list[dict[str, Any]] = []
-    replicas = (1, 8) if options.quick else (1, 2, 4, 8, 16, 32, 64)
-    for repeat in range(1 if options.quick else 3):
+    replicas = options.replicas or ((1, 8) if options.quick else (1, 2, 4, 8, 16, 32, 64))
+    for repeat in range(1 if options.quick or options.replicas else 3):
         for count in replicas:
             names = ["jax_hand_written", "mirrored_compiled"]
             if options.peers and repeat == 0 and count <= (8 if options.quick else 32):
                 names.append("tensorflow_mirrored")
             for name in names if repeat % 2 == 0 else names[::-1]:
                 lines += _line(name, count)
+                options.keep({"workload": _WORKLOAD, "lines": lines})
     return {"workload": _WORKLOAD, "lines": lines}
 
 

@@ -18,6 +18,7 @@ class Options:
         devices: Numbers of devices.
         rounds: Timings of each contender, in turn.
         peers: Whether contenders other than JAX by hand and mirrored take part.
+        replicas: Numbers of replicas for the first step; empty for the usual ones, three times each.
         keep: Called with the figures so far, so that a run that is cut off leaves what it has measured.
     """
 
@@ -26,6 +27,7 @@ class Options:
     devices: tuple[int, ...]
     rounds: int
     peers: bool = True
+    replicas: tuple[int, ...] = ()
     keep: Callable[[dict[str, Any]], None] = lambda figures: None
 
 
