@@ -19,7 +19,7 @@ from mirrored.cluster import ClusterSpec, SimpleClusterResolver
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
 
 
-def expected(*, deterministic: bool, replicas: int = 4, devices: int = 4) -> dict[str, Any]:
+def expected(*ways: str, deterministic: bool, replicas: int = 4, devices: int = 4) -> dict[str, Any]:
     """What one process does."""
     specification = importlib.util.spec_from_file_location("training", PROGRAMS / "training.py")
     assert specification is not None
@@ -27,7 +27,9 @@ def expected(*, deterministic: bool, replicas: int = 4, devices: int = 4) -> dic
     training = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(training)
     names = [f"CPU:{index}" for index in range(devices)]
-    return training.outcomes(mr.MirroredStrategy(names, num_replicas=replicas, deterministic=deterministic))
+    strategy = mr.MirroredStrategy(names, num_replicas=replicas, deterministic=deterministic)
+    outcomes: dict[str, Any] = training.outcomes(strategy, *ways)
+    return outcomes
 
 
 def check_training(found: list[Any], alone: dict[str, Any], *, same_bits: bool) -> None:
@@ -81,14 +83,15 @@ def test_everything_on_two_workers_with_two_devices_each(tmp_path):
 
 
 def test_the_same_bits_on_two_workers_as_in_one_process(tmp_path):
-    check_training(run("train", [2, 2], tmp_path, "deterministic"), expected(deterministic=True), same_bits=True)
+    found = run("train", [2, 2], tmp_path, "deterministic", "0", "uneven")
+    check_training(found, expected("uneven", deterministic=True), same_bits=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [[1, 1, 1, 1], [1, 3], [4, 4]], ids=str)
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_the_same_losses_on_any_number_of_workers(tmp_path, devices, deterministic):
-    found = run("train", devices, tmp_path, "deterministic" if deterministic else "any")
+    found = run("train", devices, tmp_path, "deterministic" if deterministic else "any", "0")
     alone = expected(deterministic=deterministic, replicas=sum(devices), devices=sum(devices))
     check_training(found, alone, same_bits=deterministic)
 

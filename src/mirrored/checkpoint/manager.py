@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ from mirrored.errors import ArgumentError
 from mirrored.replicas.agreement import agree
 
 _KEPT: Final = "kept"
+_RESTART_VARIABLE: Final = "MIRRORED_RESTART"  # set by `mirrored.launch`, the layer above
 _NANOSECONDS_PER_HOUR: Final = 3600 * 10**9
 
 
@@ -38,7 +40,8 @@ class CheckpointManager:
         keep_every_n_hours: One in so many hours is kept for good, beside the newest; `checkpoints` leaves it out.
         save_on_preemption: On SIGTERM, to whichever worker, `save` saves whatever the interval, on all workers at the
             same step, waits until the checkpoint is on disk, says so, and ends the program with exit status 0. So call
-            it at every step. The next start resumes by `restore_latest`.
+            it at every step. The next start resumes by `restore_latest`. Default: if `mirrored run` has started the
+            program, which kills it when it does not end in time.
 
     Several workers call each method together, all at the same step.
 
@@ -71,7 +74,7 @@ class CheckpointManager:
         *,
         checkpoint_name: str = "ckpt",
         keep_every_n_hours: float | None = None,
-        save_on_preemption: bool = False,
+        save_on_preemption: bool | None = None,
     ) -> None:
         if (max_to_keep is not None and max_to_keep < 1) or save_interval_steps < 1:
             raise ArgumentError(
@@ -88,7 +91,8 @@ class CheckpointManager:
         self._keep_every_n_hours = keep_every_n_hours
         self._last_kept_nanoseconds = time.time_ns()
         self._writer = Writer()
-        self._preemption = preemption() if save_on_preemption else None
+        wanted = _is_launched() if save_on_preemption is None else save_on_preemption
+        self._preemption = preemption() if wanted else None
         self._restored: RestoreStatus | None = None
 
     @property
@@ -222,6 +226,11 @@ class CheckpointManager:
                 (path / _KEPT).touch()
                 return
         _remove(path)
+
+
+def _is_launched() -> bool:
+    """Whether `mirrored run` has started this program, and this is its main thread, which hears signals."""
+    return _RESTART_VARIABLE in os.environ and threading.current_thread() is threading.main_thread()
 
 
 def _remove(path: Path) -> None:

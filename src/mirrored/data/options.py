@@ -17,8 +17,8 @@ class AutoShardPolicy(enum.IntEnum):
     Attributes:
         OFF: Every worker reads the whole dataset, in batches of its own share of the global batch size.
         AUTO: As DATA.
-        FILE: Each worker reads its own files. Refused with several workers, which might then make different numbers of
-            steps.
+        FILE: Each worker reads its own files, every n-th one, in batches of its own share of the global batch size. Who
+            has no more data goes on with empty batches.
         DATA: Every global batch is cut into one share per replica, and each worker takes those of its replicas.
         HINT: As DATA.
 

@@ -1,4 +1,4 @@
-"""Trains on all workers: ``train.py [deterministic] [replicas]``."""
+"""Trains on all workers: ``train.py deterministic|any replicas ways...``; 0 replicas: one per device."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from training import outcomes
 
 import mirrored as mr
 
-replicas = int(sys.argv[2]) if len(sys.argv) > 2 else None
-strategy = mr.MultiWorkerMirroredStrategy(num_replicas=replicas, deterministic=sys.argv[1] == "deterministic")
-print("RESULT", json.dumps(outcomes(strategy)), flush=True)
+order, replicas, *ways = sys.argv[1:]
+strategy = mr.MultiWorkerMirroredStrategy(num_replicas=int(replicas) or None, deterministic=order == "deterministic")
+print("RESULT", json.dumps(outcomes(strategy, *ways)), flush=True)

@@ -20,6 +20,7 @@ import numpy as np
 
 from mirrored._jax.traces import eager
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.storing import stored_at_once
 from mirrored.replicas.ambient import ambient, within
 from mirrored.replicas.reads import announce_read, announce_write
 from mirrored.replicas.values import PerReplica
@@ -124,7 +125,7 @@ def _made_for(variable: Any, value: Any) -> Variable:
         )
         if _is_seed(variable) and made.num_replicas > 1:
             with within(frame=None):
-                made.assign(_seeds_of(made, np.asarray(made.stored())[0]))
+                made.assign(_seeds_of(made, np.asarray(made.stored_component(0))))
     return made
 
 
@@ -160,11 +161,14 @@ def _seeds_of(made: Variable, state: Any) -> PerReplica:
     """A seed state per replica: the same count, seeds of their own."""
     first = jnp.asarray(state, made.dtype)
     stride = np.asarray(_SEED_STRIDE).astype(made.dtype)
-    parts = [first.at[0].add(jnp.asarray(replica, made.dtype) * stride) for replica in range(made.num_replicas)]
+    # Outside of functions a process of several assigns the components of its own replicas.
+    replicas = made.layout.addressable_replicas if ambient().frame is None else range(made.num_replicas)
+    parts = [first.at[0].add(jnp.asarray(replica, made.dtype) * stride) for replica in replicas]
     return PerReplica(parts, made.layout)
 
 
 def _assign(variable: Any, made: Variable, value: Any) -> None:
     if _is_seed(variable) and made.num_replicas > 1 and ambient().replica is None:
         value = _seeds_of(made, value)
-    made.assign(value, read_value=False)
+    if not stored_at_once(made, value):
+        made.assign(value, read_value=False)
