@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+import mirrored.tf as tf
 from mirrored.integrations.keras import SyncBatchNormalization, keras
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
@@ -87,6 +88,10 @@ def test_gradients_flow_through_the_statistics() -> None:
         return (alone.stateless_call(trainable, variables, x, training=True)[0] * weights).sum()
 
     np.testing.assert_allclose(gradients, jax.grad(loss)(X), rtol=1e-4, atol=1e-4)
+
+
+def test_the_facade_has_the_layer_where_tensorflow_has_it() -> None:
+    assert tf.keras.layers.experimental.SyncBatchNormalization is SyncBatchNormalization
 
 
 def test_the_layer_is_saved_and_loaded(tmp_path: Any) -> None:

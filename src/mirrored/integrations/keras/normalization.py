@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import types
 from collections.abc import Callable
@@ -46,7 +47,10 @@ def connect_normalization() -> None:
     _BatchNormalization._moments = _over_replicas(_BatchNormalization._moments)
     experimental = types.ModuleType("keras.layers.experimental", "What TensorFlow keeps under tf.keras.layers.")
     experimental.SyncBatchNormalization = SyncBatchNormalization  # type: ignore[attr-defined]
-    keras.layers.experimental = experimental
+    # Keras has its names twice: once more as TensorFlow gives them.
+    twice: tuple[Any, ...] = (keras.layers, importlib.import_module("keras._tf_keras.keras.layers"))
+    for layers in twice:
+        layers.experimental = experimental
 
 
 def _accepting(make: Callable[..., None]) -> Callable[..., None]:

@@ -14,6 +14,7 @@ from mirrored._jax.traces import is_tracer
 from mirrored.data import Dataset, DistributedDataset
 from mirrored.function.in_flight import launched
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.storing import from_fit
 from mirrored.integrations.keras.variables import StrategyVariable
 from mirrored.replicas.values import DistributedValues
 
@@ -112,6 +113,7 @@ def wrap_model(model_class: Any) -> None:
     for kind in ("train", "test", "predict"):
         name = f"make_{kind}_function"
         setattr(model_class, name, _bounding(getattr(model_class, name), f"{kind}_function"))
+    model_class.jax_state_sync = from_fit(model_class.jax_state_sync)
 
 
 def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
