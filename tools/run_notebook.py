@@ -57,7 +57,7 @@ def run_notebook(
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env=_environment(devices, kind, writer),
+            env={**_environment(writer), **_devices(path, devices, kind)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -81,14 +81,19 @@ def _output(log: Path | None):  # type: ignore[no-untyped-def]  # a file either 
     return open(os.devnull if log is None else log, "w", encoding="utf-8")
 
 
-def _environment(devices: int, kind: str, writer: int) -> dict[str, str]:
+def _devices(path: Path, devices: int, kind: str) -> dict[str, str]:
+    """The simulated devices; none for a notebook that asks for its own, which it can do before the first operation."""
+    if "set_logical_device_configuration" in path.read_text(encoding="utf-8"):
+        return {}
+    return {"MIRRORED_VIRTUAL_DEVICES": str(devices), "MIRRORED_VIRTUAL_KIND": kind}
+
+
+def _environment(writer: int) -> dict[str, str]:
     folders = [str(_TOOLS), str(_TOOLS.parent / "src"), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(one for one in folders if one),
         "MPLBACKEND": "Agg",
-        "MIRRORED_VIRTUAL_DEVICES": str(devices),
-        "MIRRORED_VIRTUAL_KIND": kind,
         "NOTEBOOK_RESULTS": str(writer),
         "PYTHONUNBUFFERED": "1",
     }
@@ -103,7 +108,7 @@ def _name(path: Path) -> str:
 @click.option("--seconds", type=click.FloatRange(min=1), default=120.0, help="Time limit of a cell.")
 @click.option("--devices", type=click.IntRange(min=1), default=4, help="Simulated devices, on the CPU.")
 @click.option("--kind", type=click.Choice(["CPU", "GPU"]), default="GPU", help="What the devices stand for.")
-@click.option("--examples", type=click.IntRange(min=1), default=2000, help="At most so many examples of a data set.")
+@click.option("--examples", type=click.IntRange(min=1), default=3000, help="At most so many examples of a data set.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the results there.")
 @click.option("--logs", type=click.Path(path_type=Path, file_okay=False), help="Keep what cells print in this folder.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the tracebacks of failed cells.")

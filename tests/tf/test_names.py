@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +72,8 @@ def resolve(path: str) -> object:
     for part in path.split("."):
         found = getattr(found, part)
     return found
+
+
+def test_what_is_left_out_is_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "coming_from_tensorflow.md").read_text(encoding="utf-8")
+    assert [name for name in KNOWN if f"`tf.{name}`" not in page] == []

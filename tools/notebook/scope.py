@@ -55,7 +55,8 @@ _ERRORS: Final = (
         "fails on TensorFlow, too (Keras 3)",
         r"File format not supported: filepath=|Only input tensors may be passed as pos",
     ),
-    ("fails on TensorFlow, too (Keras 3)", r"'MySequentialModel' object has no attribute 'submodules'"),
+    ("fails on TensorFlow, too (Keras 3)", r"'\w+' object has no attribute '(submodules|reset_states|save_spec)'"),
+    ("fails on TensorFlow, too (Keras 3)", r"argument\(s\) are not supported: \['options'\]"),
     ("other packages", r"^ModuleNotFoundError: No module named '(?!mirrored|keras)"),
 )
 _ERROR_TOPICS: Final = tuple((reason, re.compile(pattern, re.DOTALL)) for reason, pattern in _ERRORS)
