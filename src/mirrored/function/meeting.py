@@ -10,7 +10,7 @@ import jax
 from mirrored.errors import DisagreementError
 from mirrored.replicas.agreement import agree, check_equal
 from mirrored.variables.placement import placed
-from mirrored.watch import roll
+from mirrored.watch.roll import roll
 
 
 class Meeting:

@@ -18,7 +18,7 @@ import numpy as np
 
 from mirrored._jax import coordination
 from mirrored.errors import AbsentWorkerError, DisagreementError
-from mirrored.watch import roll
+from mirrored.watch.roll import roll
 
 WAIT_VARIABLE: Final = "MIRRORED_AGREEMENT_SECONDS"
 _WAIT_SECONDS: Final = 600.0
