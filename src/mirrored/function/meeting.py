@@ -60,7 +60,7 @@ class Meeting:
             if theirs != everyone[0]:
                 raise DisagreementError(
                     self._name,
-                    found=f"its arrays are {', '.join(everyone[0])} on worker 0, {', '.join(theirs)} on worker {worker}",
+                    found=f"arrays {', '.join(everyone[0])} on worker 0, {', '.join(theirs)} on worker {worker}",
                     rule="all workers run one program, for arguments of the same shapes",
                     remedy="distribute the dataset with last_batch='pad' (or 'drop'), and take the same number of "
                     "batches on all workers",
