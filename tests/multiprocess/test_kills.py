@@ -9,10 +9,11 @@ import os
 import random
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 
+import chaos
+import chaos_program
 import jax
 import pytest
 
@@ -20,11 +21,6 @@ import mirrored as mr
 from launch.jobs import Ran, environment, written
 from mirrored.checkpoint import checkpoints_in
 from mirrored.launch import Job
-
-sys.path.append(str(Path(__file__).parents[2] / "tools"))  # its programs are files, not a package
-
-import chaos
-import chaos_program
 
 __all__ = ["environment"]  # a fixture for every test here
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]
