@@ -77,7 +77,7 @@ class Scattering:
             values = values / self.num_replicas
         old = self.read_value()
         new = how(old, jnp.ones_like(old).at[indices].multiply(values.astype(old.dtype)))
-        if not together:
+        if not together or frame is None:
             return self.assign(new)
         # All replicas have computed the same value from the same rows: nothing is left to aggregate.
         check_writable(self, frame, f"{self.name}.{method}")
