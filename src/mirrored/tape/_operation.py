@@ -69,10 +69,12 @@ class Rule:
     """
 
     __slots__ = (
+        "_avals",
         "_backward",
         "_leaf_avals",
         "_operation",
         "_tree",
+        "_watched",
         "any_tracked",
         "failure",
         "forward",
@@ -84,6 +86,7 @@ class Rule:
 
     def __init__(self, operation: Operation, avals: tuple[Any, ...], watched: Watched) -> None:
         self._operation = operation
+        self._avals, self._watched = avals, watched
         self._backward: dict[tuple[bool, ...], Backward] = {}
         self.failure: Exception | None = None
         try:
@@ -152,8 +155,38 @@ class Rule:
         given_avals = [aval for aval, here in zip(self.out_avals, present, strict=True) if here]
         program = program_of(pull, [*self._leaf_avals, *given_avals])
         linked = program.depends(range(num_leaves, num_leaves + len(given_avals)))
+        if any(aval.size == 0 for aval in given_avals):
+            linked = [one or other for one, other in zip(linked, self._linked_forward(present), strict=True)]
         reached = [i for i, is_linked in enumerate(linked) if is_linked and is_inexact(program.out_avals[i])]
         return Backward(Operation(program.keeping(reached), f"gradient of {self._operation.name}"), reached)
+
+    def _linked_forward(self, present: tuple[bool, ...]) -> list[bool]:
+        """Whether these results depend on each watched input, by the way forward.
+
+        The way back does not tell of results without elements: JAX's rule for convolutions gives up there, so that
+        the replica with an empty share would have no gradient where the others have one.
+        """
+        count = len(self._avals)
+
+        def tangents(*args: Any) -> list[Any]:
+            def of_watched(*chosen: Any) -> list[Any]:
+                full = list(args[:count])
+                for position, value in zip(self._watched, chosen, strict=True):
+                    full[position] = value
+                return [one for one, here in zip(self._operation.function(*full), present, strict=True) if here]
+
+            dots = [
+                dot if is_inexact(self._avals[position]) else zero_tangent(self._avals[position])
+                for position, dot in zip(self._watched, args[count:], strict=True)
+            ]
+            chosen = [args[position] for position in self._watched]
+            return list(jax.jvp(of_watched, chosen, dots)[1])
+
+        try:
+            program = program_of(tangents, [*self._avals, *(self._avals[position] for position in self._watched)])
+        except TypeError:  # a function with a gradient of its own has no way forward
+            return [False] * len(self._watched)
+        return [any(program.depends([count + i])) for i in range(len(self._watched))]
 
     def _give_up(self, failure: Exception, avals: tuple[Any, ...]) -> None:
         self.failure = failure
