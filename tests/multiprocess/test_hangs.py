@@ -135,10 +135,9 @@ def test_an_error_of_one_comes_first_and_ends_all(tmp_path):
     assert "ended" not in ran.out
     errors = [line for line in ran.errors.splitlines() if "Gloo]" not in line]
     assert errors[0] == "[worker 1] Traceback (most recent call last):"
-    assert errors[-2:] == [
-        "[worker 1] ValueError: the loss is not a number",
-        "[mirrored] worker 1 ended by ValueError: the loss is not a number",
-    ]
+    # Whoever is left alone for a moment may log it in between, from C++.
+    assert "[worker 1] ValueError: the loss is not a number" in errors
+    assert errors[-1] == "[mirrored] worker 1 ended by ValueError: the loss is not a number"
 
 
 def test_a_coordinators_port_that_is_taken_is_named(tmp_path, monkeypatch):

@@ -43,6 +43,8 @@ class Grouping(Steps):
             drop_remainder: Whether to leave out a last batch that is not full.
 
         Example:
+            >>> import numpy as np
+            >>> from mirrored.data import Dataset
             >>> ragged = Dataset.range(1, 4).map(lambda n: np.full(n, n))
             >>> next(iter(ragged.padded_batch(3))).tolist()
             [[1, 0, 0], [2, 2, 0], [3, 3, 3]]

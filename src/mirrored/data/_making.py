@@ -51,6 +51,7 @@ class Making(Steps):
             StructureError: A leaf has no leading dim, or the leaves disagree about it.
 
         Example:
+            >>> from mirrored.data import Dataset
             >>> for element in Dataset.from_tensor_slices({"x": [1.0, 2.0], "y": [3, 4]}):
             ...     print(element["x"], element["y"])
             1.0 3

@@ -233,6 +233,7 @@ class Dataset(Making, Combining, Grouping):
             reduce_func: Returns the next state.
 
         Example:
+            >>> import numpy as np
             >>> int(Dataset.range(5).reduce(np.int64(0), lambda total, x: total + x))
             10
         """
