@@ -88,6 +88,7 @@ def test_the_same_bits_on_two_workers_as_in_one_process(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("devices", [[1, 1, 1, 1], [1, 3], [4, 4]], ids=str)
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_the_same_losses_on_any_number_of_workers(tmp_path, devices, deterministic):
@@ -97,6 +98,7 @@ def test_the_same_losses_on_any_number_of_workers(tmp_path, devices, determinist
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_replicas_folded_on_the_devices_of_two_workers(tmp_path):
     found = run("train", [1, 1], tmp_path, "deterministic", "4")
     check_training(found, expected(deterministic=True, devices=1), same_bits=True)
@@ -119,6 +121,7 @@ def test_sigterm_to_one_worker_ends_all_after_the_same_step_and_the_next_start_g
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_data_of_each_workers_own(tmp_path):
     for part, lines in enumerate(["0 1 2 3 4", "10 11 12", "5 6 7"]):
         (tmp_path / f"part-{part}.txt").write_text("".join(f"{line}\n" for line in lines.split()))
@@ -136,6 +139,7 @@ def test_data_of_each_workers_own(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("how", "kind", "words"),
     [
