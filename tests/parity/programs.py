@@ -76,7 +76,7 @@ def _transformer(p: Parameters, x: Any, y: Any) -> Any:
     hidden = x @ p["embed"] + p["position"]
     normal = _normalized(hidden, p["scale1"])
     query, key, value = jnp.split(normal @ p["qkv"], 3, axis=-1)
-    heads = [part.reshape(*part.shape[:2], 2, -1) for part in (query, key, value)]
+    heads = [part.reshape(*part.shape[:2], 2, part.shape[-1] // 2) for part in (query, key, value)]
     scores = jnp.einsum("nqhd,nkhd->nhqk", heads[0], heads[1]) / 2.0
     attended = jnp.einsum("nhqk,nkhd->nqhd", jax.nn.softmax(scores), heads[2])
     hidden = hidden + attended.reshape(hidden.shape) @ p["out"]
