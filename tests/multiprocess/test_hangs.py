@@ -133,9 +133,9 @@ def test_an_error_of_one_comes_first_and_ends_all(tmp_path):
     ran = run(tmp_path, "error")
     assert ran.code == 1
     assert "ended" not in ran.out
-    errors = [line for line in ran.errors.splitlines() if "Gloo]" not in line]
+    # XLA and gRPC log what they please in between.
+    errors = [line for line in ran.errors.splitlines() if "Traceback" in line or "the loss is" in line]
     assert errors[0] == "[worker 1] Traceback (most recent call last):"
-    # Whoever is left alone for a moment may log it in between, from C++.
     assert "[worker 1] ValueError: the loss is not a number" in errors
     assert errors[-1] == "[mirrored] worker 1 ended by ValueError: the loss is not a number"
 
