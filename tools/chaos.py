@@ -6,6 +6,9 @@ One run is left alone; another one is killed (kill -9 of a random worker, worker
 starts) and goes on by `mirrored run --max-restarts`. It must end with exit status 0 and the same bits in every
 variable; every start must resume from the newest checkpoint that was whole at the kill, or a newer one; and every step
 must have trained on exactly the examples of the run that was left alone.
+
+The kills are spread over steps, not over time, and the run is kept on a leash: it does not go on past a kill's step
+before that kill has happened. So exactly as many kills as were asked for fall into the run, on any machine.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import os
 import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,15 +32,50 @@ ROOT = Path(__file__).parent.parent
 PROGRAM = Path(__file__).with_name("chaos_program.py")
 
 
+# How far a run may get beyond the step of the next kill, which comes up to so long after that step.
+LEASH_STEPS = 3
+_JITTER_SECONDS = 0.05
+_START_SECONDS = 2.5
+_PART_WHILE_STARTING = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """When a worker is to be killed.
+
+    Attributes:
+        step: Once this step was made; None while the workers start after the kill before.
+        delay_seconds: How long after that.
+    """
+
+    step: int | None
+    delay_seconds: float
+
+
 @dataclasses.dataclass
 class Kill:
-    """One kill: of whom, where training stood, what was on disk, and how long until the next step."""
+    """One kill: of whom, where training stood, what was on disk, and how long until the next step.
+
+    Attributes:
+        resumed: From which step the next start went on; None if it was killed before it could.
+        seconds_to_next_step: None if the next kill came before.
+    """
 
     worker: int
     step: int
     newest: int
     resumed: int | None = None
     seconds_to_next_step: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """A line of worker 0 that tells where training is: ``step`` or ``resumed``, in which start of the workers."""
+
+    kind: str
+    step: int
+    start: int
+    at: float
 
 
 class Run:
@@ -64,8 +103,8 @@ class Run:
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self.step = 0
-        self.resumed: list[int] = []
-        self.stepped_at = 0.0
+        self.starts = 1
+        self.events: list[Event] = []
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -74,11 +113,31 @@ class Run:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line)
+            if line.startswith("[mirrored]") and "starting all" in line:
+                self.starts += 1
             found = re.match(r"\[worker 0\] (step|resumed) (\d+)", line)
+            if found:
+                self.events.append(Event(found[1], int(found[2]), self.starts, time.monotonic()))
             if found and found[1] == "step":
-                self.step, self.stepped_at = int(found[2]), time.monotonic()
-            elif found:
-                self.resumed.append(int(found[2]))
+                self.step = int(found[2])
+
+    @property
+    def resumed(self) -> list[int]:
+        """The steps that the starts have gone on from."""
+        return [event.step for event in list(self.events) if event.kind == "resumed"]
+
+    def first(self, kind: str, start: int) -> Event | None:
+        """The first such line of a start, None before it comes."""
+        return next((event for event in list(self.events) if (event.kind, event.start) == (kind, start)), None)
+
+    def leash(self, step: int | None) -> None:
+        """Has the program wait before it goes beyond a step; None lets it go."""
+        path, new = self.folder / "leash", self.folder / "leash.new"
+        if step is None:
+            path.unlink(missing_ok=True)
+        else:
+            new.write_text(str(step))
+            new.replace(path)
 
     def workers(self) -> dict[int, int]:
         """The processes that run now, by rank."""
@@ -151,36 +210,55 @@ def wait_for(run: Run, condition, seconds: float = 120) -> bool:  # type: ignore
     return True
 
 
+def plan(moments: random.Random, *, steps: int, kills: int) -> list[Planned]:
+    """When to kill: at random steps, and for a part of the kills while the workers start after another one.
+
+    Raises:
+        ValueError: There are fewer steps than kills.
+    """
+    starting = int(_PART_WHILE_STARTING * kills)
+    last = steps - LEASH_STEPS - 1
+    if kills - starting > last - 1:
+        raise ValueError(f"{kills} kills do not fit into {steps} steps")
+    planned = [
+        Planned(step, moments.random() * _JITTER_SECONDS)
+        for step in sorted(moments.sample(range(2, last + 1), kills - starting))
+    ]
+    for _ in range(starting):
+        place = moments.randint(1, len(planned))
+        planned.insert(place, Planned(None, moments.random() * _START_SECONDS))
+    return planned
+
+
 def torment(run: Run, moments: random.Random, *, steps: int, kills: int) -> list[Kill]:
-    """Kills random workers at random moments, until there were enough kills or the run has ended."""
-    done: list[Kill] = []
-    marks = sorted(moments.sample(range(2, max(steps - 5, kills + 3)), kills))
-    for mark in marks:
-        starts = len(run.resumed)
-        if done and moments.random() < 0.2:
-            time.sleep(moments.random() * 2.5)  # while it starts
-        elif not wait_for(run, lambda mark=mark: run.step >= mark and len(run.resumed) >= len(done) + 1 - lost(done)):
-            break
-        time.sleep(moments.random() * 0.05)
-        processes = run.workers()
-        if not processes:
-            continue
-        worker = moments.choice(sorted(processes))
-        kill = Kill(worker, run.step, run.newest_checkpoint())
-        starts, killed_at = len(run.resumed), time.monotonic()
-        os.kill(processes[worker], signal.SIGKILL)
-        done.append(kill)
-        if not wait_for(run, lambda starts=starts: len(run.resumed) > starts):
-            break
-        if not wait_for(run, lambda killed_at=killed_at: run.stepped_at > killed_at + 0.3):
-            break
-        kill.resumed, kill.seconds_to_next_step = run.resumed[-1], run.stepped_at - killed_at
-    return done
+    """Kills random workers at random moments of a run that has only begun; so often, not less."""
+    planned = plan(moments, steps=steps, kills=kills)
+    done: list[tuple[Kill, int, float]] = []
+    reached = 0
+    for one in planned:
+        if one.step is not None:
+            reached = one.step
+            run.leash(reached + LEASH_STEPS)
+            _expect(run, lambda step=reached: run.step >= step and run.first("step", run.starts), f"step {reached}")
+        time.sleep(one.delay_seconds)
+        _expect(run, run.workers, "workers to kill")
+        worker, process = moments.choice(sorted(run.workers().items()))
+        kill, start, killed_at = Kill(worker, run.step, run.newest_checkpoint()), run.starts, time.monotonic()
+        os.kill(process, signal.SIGKILL)
+        _expect(run, lambda start=start: run.starts > start, "another start")
+        done.append((kill, start + 1, killed_at))
+    _expect(run, lambda: run.first("step", done[-1][1]), "a step after the last kill")
+    run.leash(None)
+    for kill, start, killed_at in done:
+        resumed, stepped = run.first("resumed", start), run.first("step", start)
+        kill.resumed = None if resumed is None else resumed.step
+        kill.seconds_to_next_step = None if stepped is None else stepped.at - killed_at
+    return [kill for kill, _, _ in done]
 
 
-def lost(done: list[Kill]) -> int:
-    """Kills during a start, that came before the program had said anything."""
-    return sum(kill.resumed is None for kill in done)
+def _expect(run: Run, condition, what: str) -> None:  # type: ignore[no-untyped-def]
+    if not wait_for(run, condition):
+        raise SystemExit(f"FAILED: the run ended before {what}\n{''.join(run.lines[-60:])}")
 
 
 def check(left_alone: Run, killed: Run, kills: list[Kill], *, steps: int) -> list[str]:
@@ -220,7 +298,7 @@ def main() -> None:
             raise SystemExit(
                 f"FAILED: the run that was left alone ended with {code}\n{''.join(left_alone.lines[-60:])}"
             )
-        killed = Run(Path(folder) / "killed", restarts=2 * options.kills, **common)
+        killed = Run(Path(folder) / "killed", restarts=options.kills, **common)
         kills = torment(killed, random.Random(options.seed), steps=options.steps, kills=options.kills)
         code = killed.wait(options.timeout)
         wrong = [f"it ended with {code}\n{''.join(killed.lines[-60:])}"] if code else []
@@ -238,7 +316,7 @@ def report(kills: list[Kill], killed: Run) -> None:
               f"next step after {kill.seconds_to_next_step or float('nan'):.1f} s")  # fmt: skip
     seconds = sorted(kill.seconds_to_next_step for kill in kills if kill.seconds_to_next_step is not None)
     if seconds:
-        print(f"from kill to next step: median {seconds[len(seconds) // 2]:.1f} s, longest {seconds[-1]:.1f} s")
+        print(f"from kill to next step: median {statistics.median(seconds):.1f} s, longest {seconds[-1]:.1f} s")
 
 
 if __name__ == "__main__":

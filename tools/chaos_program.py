@@ -9,6 +9,7 @@ checkpoint. Every worker notes which examples it has trained on in which step.
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ import mirrored as mr
 from mirrored.checkpoint import Checkpoint, CheckpointManager
 
 EXAMPLES, FEATURES, BATCH, SAVE_EVERY = 256, 32, 16, 5
+_LEASH_SECONDS = 60.0
 
 
 def train(folder: Path, steps: int, strategy: mr.Strategy, worker: int, seconds_per_step: float = 0.0) -> None:
@@ -65,6 +67,7 @@ def train(folder: Path, steps: int, strategy: mr.Strategy, worker: int, seconds_
     print("resumed", start, flush=True)
     with open(folder / f"examples-{worker}.txt", "a") as noted:
         for step in range(start + 1, steps + 1):
+            _stay_on_leash(folder / "leash", step)
             ids, x_share, y_share = next(iterator)
             loss = float(train_step(x_share, y_share))
             mine = sorted(int(one) for share in strategy.local_results(ids) for one in np.asarray(share))
@@ -79,6 +82,22 @@ def train(folder: Path, steps: int, strategy: mr.Strategy, worker: int, seconds_
     weights = b"".join(np.asarray(one.numpy()).tobytes() for one in (hidden, out, noise, *optimizer.variables))
     (folder / f"weights-{worker}.txt").write_text(hashlib.sha256(weights).hexdigest())
     print("ended", flush=True)
+
+
+def _stay_on_leash(leash: Path, step: int) -> None:
+    """Waits to be killed, if it has gone as far as it may before that."""
+    end = time.monotonic() + _LEASH_SECONDS
+    while step > _length(leash):
+        if time.monotonic() > end:
+            raise TimeoutError(f"nobody has killed a worker before step {step}")
+        time.sleep(0.01)
+
+
+def _length(leash: Path) -> float:
+    try:
+        return float(leash.read_text())
+    except FileNotFoundError:
+        return math.inf
 
 
 def main() -> None:
