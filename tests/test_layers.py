@@ -21,6 +21,7 @@ LEVELS = [
     {"variables", "tape"},
     {"function"},
     {"strategies"},
+    {"_core"},  # the names of all these, which `import mirrored` offers
     {"cluster", "data", "losses", "optimizers"},
     {"checkpoint", "gradients"},
     {"integrations"},

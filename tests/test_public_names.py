@@ -63,12 +63,45 @@ def test_public_name_is_there_and_documented(name):
         assert value.__module__.partition(".")[0] == "mirrored"
 
 
-def test_dir_shows_modules_that_are_not_loaded_yet():
-    program = "import mirrored as mr; print(' '.join(dir(mr)))"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+def words_of(program: str, **environment: str) -> list[str]:
+    """What a program prints in a process of its own."""
+    surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
     command = [sys.executable, "-c", program]
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=True)
-    assert set(shown.stdout.split()) >= NAMES | LAZY_MODULES
+    return subprocess.run(
+        command, env=surroundings, capture_output=True, text=True, timeout=50, check=True
+    ).stdout.split()
+
+
+def test_dir_shows_modules_that_are_not_loaded_yet():
+    assert set(words_of("import mirrored as mr; print(*dir(mr))")) >= NAMES | LAZY_MODULES
+
+
+def test_importing_mirrored_leaves_jax_alone_until_a_name_needs_it():
+    program = "import sys, mirrored as mr; print('jax' in sys.modules); mr.Variable; print('jax' in sys.modules)"
+    assert words_of(program, MIRRORED_VIRTUAL_DEVICES="", MIRRORED_VIRTUAL_KIND="")[-2:] == ["False", "True"]
+
+
+def test_importing_mirrored_makes_the_virtual_devices_of_the_environment():
+    program = "import mirrored, jax; print(len(jax.devices('cpu')))"
+    assert words_of(program, MIRRORED_VIRTUAL_DEVICES="3") == ["3"]
+
+
+def test_the_decorator_keeps_its_name_when_the_package_of_that_name_is_imported_first():
+    program = (
+        "import mirrored.tf, mirrored.function, mirrored as mr; print(callable(mr.function), mr.function.__name__)"
+    )
+    assert words_of(program) == ["True", "function"]
+
+
+def test_names_first_asked_for_while_jax_traces_keep_no_tracer():
+    program = """
+import jax, sys, mirrored as mr
+jax.jit(lambda x: [x, *(getattr(mr, name) is None for name in dir(mr))])(1.0)
+kept = [(name, key) for name, module in sys.modules.items() if name.startswith("mirrored")
+        for key, value in vars(module).items() if isinstance(value, jax.core.Tracer)]
+print(len(kept), mr.function(lambda x: x + 1)(2.0))
+"""
+    assert words_of(program) == ["0", "3.0"]
 
 
 def test_an_unknown_name_is_an_attribute_error():

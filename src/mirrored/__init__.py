@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
+import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mirrored import config as config
-from mirrored import errors as errors
-from mirrored.collectives.reduce_op import ReduceOp as ReduceOp
-from mirrored.function import Function as Function
-from mirrored.function import function as function
-from mirrored.function import functions_run_eagerly as functions_run_eagerly
-from mirrored.function import run_functions_eagerly as run_functions_eagerly
-from mirrored.replicas.values import DistributedValues as DistributedValues
-from mirrored.replicas.values import Mirrored as Mirrored
-from mirrored.replicas.values import PerReplica as PerReplica
-from mirrored.strategies import MirroredStrategy as MirroredStrategy
-from mirrored.strategies import OneDeviceStrategy as OneDeviceStrategy
-from mirrored.strategies import ReplicaContext as ReplicaContext
-from mirrored.strategies import Strategy as Strategy
-from mirrored.strategies import experimental_set_strategy as experimental_set_strategy
-from mirrored.strategies import get_replica_context as get_replica_context
-from mirrored.strategies import get_strategy as get_strategy
-from mirrored.strategies import has_strategy as has_strategy
-from mirrored.strategies import in_cross_replica_context as in_cross_replica_context
-from mirrored.strategies.distribution import set_distributors
-from mirrored.strategies.frameworks import set_bridges
-from mirrored.tape import GradientTape as GradientTape
-from mirrored.tape import UnconnectedGradients as UnconnectedGradients
-from mirrored.tape import custom_gradient as custom_gradient
-from mirrored.tape import stop_gradient as stop_gradient
-from mirrored.variables import Variable as Variable
-from mirrored.variables import VariableAggregation as VariableAggregation
-from mirrored.variables import VariableSynchronization as VariableSynchronization
-from mirrored.variables import variable_creator_scope as variable_creator_scope
+from mirrored.replicas.distribution import set_distributors
+from mirrored.replicas.frameworks import set_bridges
+
+if TYPE_CHECKING:
+    from mirrored import config as config
+    from mirrored import errors as errors
+    from mirrored._core import *
 
 
 def _from_data(name: str) -> Callable[[Any, Any, Any], Any]:
@@ -42,7 +23,9 @@ def _from_data(name: str) -> Callable[[Any, Any, Any], Any]:
     return lambda *args: getattr(importlib.import_module("mirrored.data"), name)(*args)
 
 
-config.set_from_environment()
+if any(name.startswith("MIRRORED_VIRTUAL_") and value for name, value in os.environ.items()):
+    # Before the program's first JAX operation. Else JAX is left alone until a name is asked for that needs it.
+    importlib.import_module("mirrored.config").set_from_environment()
 set_distributors(
     dataset=_from_data("distribute_dataset"),
     from_function=_from_data("distribute_from_function"),
@@ -51,7 +34,18 @@ set_distributors(
 )
 set_bridges({"flax.nnx": "mirrored.integrations.flax", "keras.src.backend.jax": "mirrored.integrations.keras"})
 
-_MODULES = ("checkpoint", "cluster", "collectives", "data", "losses", "optimizers", "testing", "tf")
+_MODULES = (
+    "checkpoint",
+    "cluster",
+    "collectives",
+    "config",
+    "data",
+    "errors",
+    "losses",
+    "optimizers",
+    "testing",
+    "tf",
+)
 _LAZY = {
     "GradientAccumulator": "mirrored.gradients",
     "MultiWorkerMirroredStrategy": "mirrored.cluster",
@@ -63,17 +57,30 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the optional parts on first use."""
+    """Imports what is asked for on first use: the core as a whole, modules and the other names one by one."""
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in __all__:
+        core = importlib.import_module("mirrored._core")
+        globals().update({each: vars(core)[each] for each in __all__ if each in vars(core)})
+        return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class _Package(types.ModuleType):
+    """`mirrored` itself: its name `function` is the decorator, also when the package of that name is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _MODULES and name in __all__ and isinstance(value, types.ModuleType):
+            return
+        super().__setattr__(name, value)
 
 
 def __dir__() -> list[str]:
     """The public names, modules that are not loaded yet included."""
-    return sorted({*globals(), *_MODULES, *_LAZY})
+    return sorted({*globals(), *__all__, *_MODULES})
 
 
 __all__ = [
@@ -111,3 +118,5 @@ __all__ = [
     "unmirror",
     "variable_creator_scope",
 ]
+
+sys.modules[__name__].__class__ = _Package

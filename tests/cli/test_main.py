@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from click.testing import CliRunner
 
@@ -26,3 +30,30 @@ def test_unknown_command_names_itself():
     done = CliRunner().invoke(main, ["nonesuch"])
     assert done.exit_code == 2
     assert "No such command 'nonesuch'" in done.output
+
+
+_AND_SAY_IF_JAX_CAME = """
+import sys
+from mirrored.cli import main
+try:
+    main(sys.argv[1:], prog_name="mirrored")
+finally:
+    print("jax" in sys.modules, "numpy" in sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["nonesuch"], ["run"], ["plan", "nonesuch.py"]]
+    + [[command, "--help"] for command in sorted(main.commands)],
+    ids=" ".join,
+)
+def test_help_and_wrong_words_do_not_wait_for_jax(arguments):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MIRRORED_")}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-c", _AND_SAY_IF_JAX_CAME, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50)
+    assert done.stderr.splitlines()[-1] == "False False"
+    assert done.returncode == (0 if arguments[-1].startswith("--") else 2)
+    assert "Usage: mirrored" in done.stdout + done.stderr

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.traces import is_tracer
-from mirrored.replicas import structures
+from mirrored.replicas import distribution, structures
 from mirrored.replicas.agreement import agree
 from mirrored.replicas.values import PerReplica
-from mirrored.strategies import distribution
 from mirrored.strategies.refusing import refuse_in_replica
 from mirrored.strategies.value_context import ValueContext
 

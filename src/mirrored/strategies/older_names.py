@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mirrored.errors import ArgumentError
-from mirrored.strategies import distribution
+from mirrored.replicas import distribution
 from mirrored.strategies.refusing import refuse_in_replica
 
 _WORKERS = ("chief", "master", "worker")

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from mirrored.errors import ContextError
+from mirrored.replicas import frameworks
 from mirrored.replicas.ambient import Ambient, ambient, replace_current
-from mirrored.strategies import frameworks
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy

@@ -1,0 +1,32 @@
+"""What `import mirrored as mr` offers of the core, loaded as one when the first of these names is asked for.
+
+All at once, so that nothing is left to load while JAX traces: a module that is imported there would keep tracers.
+"""
+
+from __future__ import annotations
+
+from mirrored.collectives.reduce_op import ReduceOp as ReduceOp
+from mirrored.function import Function as Function
+from mirrored.function import function as function
+from mirrored.function import functions_run_eagerly as functions_run_eagerly
+from mirrored.function import run_functions_eagerly as run_functions_eagerly
+from mirrored.replicas.values import DistributedValues as DistributedValues
+from mirrored.replicas.values import Mirrored as Mirrored
+from mirrored.replicas.values import PerReplica as PerReplica
+from mirrored.strategies import MirroredStrategy as MirroredStrategy
+from mirrored.strategies import OneDeviceStrategy as OneDeviceStrategy
+from mirrored.strategies import ReplicaContext as ReplicaContext
+from mirrored.strategies import Strategy as Strategy
+from mirrored.strategies import experimental_set_strategy as experimental_set_strategy
+from mirrored.strategies import get_replica_context as get_replica_context
+from mirrored.strategies import get_strategy as get_strategy
+from mirrored.strategies import has_strategy as has_strategy
+from mirrored.strategies import in_cross_replica_context as in_cross_replica_context
+from mirrored.tape import GradientTape as GradientTape
+from mirrored.tape import UnconnectedGradients as UnconnectedGradients
+from mirrored.tape import custom_gradient as custom_gradient
+from mirrored.tape import stop_gradient as stop_gradient
+from mirrored.variables import Variable as Variable
+from mirrored.variables import VariableAggregation as VariableAggregation
+from mirrored.variables import VariableSynchronization as VariableSynchronization
+from mirrored.variables import variable_creator_scope as variable_creator_scope
