@@ -8,12 +8,13 @@ WORKERS ?= 2
 CORE    = tests --ignore=tests/cli --ignore=tests/test_readme.py --ignore=tests/test_layers.py -m "not slow"
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-newest test-lowest bench bench-quick bench-peers lint format types clean
+.PHONY: help install demo test explore test-slow test-newest test-lowest bench bench-quick bench-peers lint format types clean
 
 help:
 	@echo "make demo         train a convnet on 4 replicas, with a report in demo_report/ (under 3 minutes)"
 	@echo "make test         the test suite (but for what make test-slow runs)"
 	@echo "make test-slow    the tests that take long: 50 eager steps, 50 steps on every number of devices"
+	@echo "make explore      generated tests with examples that were not tried before"
 	@echo "make install      $(VENV) with everything a developer needs"
 	@echo "make bench        all benchmarks and their report (half an hour); make bench-quick: some (3 minutes)"
 	@echo "make bench-peers  TensorFlow and PyTorch, for the benchmarks only, in environments of their own"
@@ -36,6 +37,9 @@ demo: $(VENV)/.installed-demo
 
 test: $(VENV)/.installed-test
 	$(PYTEST) -n $(WORKERS) --dist worksteal --durations 15 -m "not slow and not chaos"
+
+explore: $(VENV)/.installed-test
+	$(PYTEST) --hypothesis-profile=explore $$(grep -rl "^from hypothesis" tests/*/)
 
 test-slow: $(VENV)/.installed-test
 	$(PYTEST) -n $(WORKERS) --dist worksteal --durations 15 -m "slow or chaos"

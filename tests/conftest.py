@@ -10,10 +10,16 @@ from pathlib import Path
 
 import jax
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # read when Keras is imported
 
 pytest_plugins = ["mirrored.testing.plugin", "pytester"]
+
+# The same examples each time, so that a red test speaks of the change; `make explore` looks for new ones.
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("explore", derandomize=False, print_blob=True)
+settings.load_profile("repeatable")
 
 _MEMORY_LIMIT_BYTES = 1_500_000_000
 

@@ -156,6 +156,18 @@ def test_operations_that_change_nothing_are_values_of_their_own():
     assert [float(tape.gradient(y, value)) for value in values] == [15.0, 2.0, 3.0, 4.0, 5.0]
 
 
+def test_a_shifted_value_is_a_source_of_its_own(x):
+    with GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        shifted = x + 1.0
+        twice = shifted + 1.0
+        y = x * shifted * twice
+    assert [float(g) for g in tape.gradient(y, [x, shifted, twice])] == [47.0, 27.0, 12.0]
+    assert [float(g) for g in tape.gradient(y, [x, twice])] == [47.0, 12.0]
+    assert float(tape.gradient(y, x)) == 47.0
+    assert float(tape.gradient([y, twice], x)) == 48.0
+
+
 def test_targets_are_added_up(x, v):
     with GradientTape(persistent=True) as tape:
         tape.watch([x, v])

@@ -67,6 +67,11 @@ class Program:
                 reached.update(equation.outvars)
         return [not isinstance(atom, Literal) and atom in reached for atom in self.jaxpr.outvars]
 
+    def computed_at(self) -> list[int]:
+        """For each result, which equation computes it, by number; -1 for inputs and constants."""
+        found = {variable: number for number, equation in enumerate(self.jaxpr.eqns) for variable in equation.outvars}
+        return [-1 if isinstance(atom, Literal) else found.get(atom, -1) for atom in self.jaxpr.outvars]
+
     @property
     def captured(self) -> bool:
         """Whether it closed over something that lives for one trace only."""

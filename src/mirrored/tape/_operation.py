@@ -64,6 +64,7 @@ class Rule:
         forward: Computes the results, followed by residuals that are none of inputs, results and constants.
         num_results: How many results come first.
         tracked: For each result, whether a gradient can come back through it.
+        passes: Whether the one result's cotangent is that of the one watched input as it stands (`x + 1.0`).
         out_avals: The results' types.
         failure: Why there is no way back (no derivative is defined for it, say), if so.
     """
@@ -80,6 +81,7 @@ class Rule:
         "forward",
         "num_results",
         "out_avals",
+        "passes",
         "plan",
         "tracked",
     )
@@ -89,6 +91,7 @@ class Rule:
         self._avals, self._watched = avals, watched
         self._backward: dict[tuple[bool, ...], Backward] = {}
         self.failure: Exception | None = None
+        self.passes = False
         try:
             self._derive(avals, watched)
         except Exception as failure:
@@ -122,6 +125,7 @@ class Rule:
         self._cut(program)
         self.tracked = [is_inexact(aval) for aval in self.out_avals]
         self.any_tracked = any(self.tracked) and bool(self.backward(tuple(self.tracked)).reached)
+        self.passes = len(watched) == 1 and self.tracked == [True] and self.backward((True,)).passes
 
     def _cut(self, program: Program) -> None:
         """Plans where each residual comes from and keeps the rest of the program's results."""
@@ -157,8 +161,11 @@ class Rule:
         linked = program.depends(range(num_leaves, num_leaves + len(given_avals)))
         if any(aval.size == 0 for aval in given_avals):
             linked = [one or other for one, other in zip(linked, self._linked_forward(present), strict=True)]
+        when = program.computed_at()
         reached = [i for i, is_linked in enumerate(linked) if is_linked and is_inexact(program.out_avals[i])]
-        return Backward(Operation(program.keeping(reached), f"gradient of {self._operation.name}"), reached)
+        reached.sort(key=lambda i: when[i])
+        passes = reached == [0] and program.jaxpr.outvars[0] is program.jaxpr.invars[num_leaves]
+        return Backward(Operation(program.keeping(reached), f"gradient of {self._operation.name}"), reached, passes)
 
     def _linked_forward(self, present: tuple[bool, ...]) -> list[bool]:
         """Whether these results depend on each watched input, by the way forward.
@@ -202,14 +209,17 @@ class Backward:
 
     Attributes:
         operation: From the residuals and those cotangents to the cotangents of the inputs at `reached`.
-        reached: Positions among the watched inputs that a cotangent can reach.
+        reached: Positions among the watched inputs that a cotangent can reach, in the order in which JAX computes the
+            cotangents: that is the order in which it adds them to what has arrived by other ways.
+        passes: Whether the operation gives a cotangent back as it came.
     """
 
-    __slots__ = ("operation", "reached")
+    __slots__ = ("operation", "passes", "reached")
 
-    def __init__(self, operation: Operation, reached: list[int]) -> None:
+    def __init__(self, operation: Operation, reached: list[int], passes: bool) -> None:
         self.operation = operation
         self.reached = reached
+        self.passes = passes
 
 
 def linearize(function: Flat, args: Sequence[Any], watched: Sequence[int]) -> tuple[list[Any], Any]:

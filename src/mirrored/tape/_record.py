@@ -87,7 +87,8 @@ class RuleRecord(Record):
         reached = self.rule.backward(tuple([cotangent is not None for cotangent in cotangents])).reached
         if not reached:
             return ()
-        return [pair for pair in _pull_again(self, self.operation.function, cotangents) if pair[0] in reached]
+        pulled = dict(_pull_again(self, self.operation.function, cotangents))
+        return [(position, pulled[position]) for position in reached]
 
 
 class PullbackRecord(Record):
@@ -117,7 +118,7 @@ class PullbackRecord(Record):
 
 
 class AliasRecord(Record):
-    """The result is the input under another key."""
+    """The result's cotangent is the input's: a read of a variable, `x + 1.0`."""
 
     __slots__ = ()
 

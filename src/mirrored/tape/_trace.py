@@ -24,7 +24,7 @@ from mirrored.tape import _catalogue as catalogue
 from mirrored.tape import _loops as loops
 from mirrored.tape import _merging as merging
 from mirrored.tape._operation import Operation, Rule, linearize
-from mirrored.tape._record import FailedRecord, Key, PullbackRecord, Record, RuleRecord, new_key
+from mirrored.tape._record import AliasRecord, FailedRecord, Key, PullbackRecord, Record, RuleRecord, new_key
 
 if TYPE_CHECKING:
     from mirrored.replicas.merging import Merge
@@ -186,8 +186,10 @@ class TapeTrace(Trace):  # type: ignore[misc]
             put_trace(previous)
             if self.eager:
                 jit_key.put(token)
-        if rule.failure is None:
-            record: Record = RuleRecord(keys, watched, operation, rule, rule.residuals(values, results))
+        if rule.passes:
+            record: Record = AliasRecord(keys, watched)
+        elif rule.failure is None:
+            record = RuleRecord(keys, watched, operation, rule, rule.residuals(values, results))
         else:
             record = FailedRecord(keys, operation.name, rule.failure)
         return self.add(record, results[: rule.num_results], rule.tracked, values)
@@ -231,7 +233,11 @@ class TapeTrace(Trace):  # type: ignore[misc]
         finally:
             put_trace(self)
             jit_key.put(token)
-        record = RuleRecord(keys, watched, operation, rule, rule.residuals((value, right), results))
+        record: Record = (
+            AliasRecord(keys, watched)
+            if rule.passes
+            else RuleRecord(keys, watched, operation, rule, rule.residuals((value, right), results))
+        )
         key = new_key()
         record.out_keys = (key,)
         if recorder.persistent:
