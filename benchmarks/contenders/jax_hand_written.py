@@ -60,7 +60,7 @@ def train(workload: Workload, devices: int) -> Job:
         compiled = jitted.lower(held[0], x, y).compile()
         return {"all_reduces": all_reduces(compiled.as_text()), **memory(compiled)}
 
-    return Job(lambda: float(launch()), launch, jax.block_until_ready, facts=facts)
+    return Job(lambda: float(launch()), launch, jax.block_until_ready, facts=facts, weights=lambda: held[0][0])
 
 
 def eager_tape(workload: Workload, devices: int) -> Job:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -22,6 +22,7 @@ class Job:
         steps: Training steps in one call.
         before: Told how many calls will follow.
         facts: What is known of it once it has run.
+        weights: A training step's weights as they are now, by name.
     """
 
     call: Callable[[], Any]
@@ -30,3 +31,4 @@ class Job:
     steps: int = 1
     before: Callable[[int], None] = _nothing
     facts: Callable[[], dict[str, Any]] = dict
+    weights: Callable[[], Mapping[str, Any]] = dict

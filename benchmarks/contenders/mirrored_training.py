@@ -69,7 +69,13 @@ def train(
         program = jitted.lower(x, y).compile()
         return {"all_reduces": all_reduces(program.as_text()), "traces": len(traces), **memory(program)}
 
-    return Job(lambda: float(jitted(x, y)), lambda: jitted(x, y), jax.block_until_ready, facts=facts)
+    return Job(
+        lambda: float(jitted(x, y)),
+        lambda: jitted(x, y),
+        jax.block_until_ready,
+        facts=facts,
+        weights=lambda: {k: p.numpy() for k, p in params.items()},
+    )
 
 
 def eager_tape(workload: Workload, devices: int, sin: Any = tf.sin, tanh: Any = tf.tanh) -> Job:
