@@ -127,6 +127,15 @@ def test_a_mean_over_nothing_is_zero_and_has_zero_gradient():
     assert float(gradient) == 0.0
 
 
+@pytest.mark.parametrize("average", [average_loss, compute_average_loss])
+def test_a_share_without_examples_has_gradients(average):
+    v = mr.Variable(jnp.ones(4))
+    with mr.GradientTape() as tape:
+        loss = average(jnp.sum(jnp.zeros((0, 4)) + v, axis=-1))
+    assert float(loss) == 0.0
+    assert jnp.array_equal(tape.gradient(loss, v), jnp.zeros(4))
+
+
 def test_bfloat16_losses_are_counted_exactly():
     losses = jnp.ones(1001, jnp.bfloat16)
     assert average_loss(losses).dtype == jnp.bfloat16

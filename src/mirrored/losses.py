@@ -169,7 +169,9 @@ def _over_replicas(count: Any, context: Any) -> Any:
 def _quotient(total: jax.Array, count: Any) -> jax.Array:
     """Their quotient; 0, with a gradient of 0, where `count` is 0."""
     if isinstance(count, int):
-        return total / count if count else jnp.zeros_like(total)
+        if count:
+            return total / count
+        count = jnp.asarray(count)  # a replica without examples has gradients of 0, and none of the others lacks one
     empty = count == 0
     return jnp.where(empty, 0, total / jnp.where(empty, 1, count).astype(total.dtype))
 
