@@ -92,10 +92,20 @@ def test_gradients(saved):
     assert float(gradient) == 3.0
 
 
-def test_signatures(saved):
-    signature = tf.saved_model.load(saved).signatures["serving_default"]
+def test_signatures(tmp_path):
+    class Scale(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+        def __call__(self, x):
+            return {"y": 3.0 * x}
+
+    tf.saved_model.save(Scale(), tmp_path / "m")
+    signature = tf.saved_model.load(tmp_path / "m").signatures["serving_default"]
     np.testing.assert_array_equal(signature(tf.constant([4.0]))["y"], [12.0])
     assert signature.structured_input_signature[0][0].shape.as_list() == [None]
+
+
+def test_no_signature_where_it_is_not_clear_which(saved):
+    assert not tf.saved_model.load(saved).signatures
 
 
 def test_signatures_by_name(tmp_path):
@@ -108,7 +118,22 @@ def test_signatures_by_name(tmp_path):
     tf.saved_model.save(model, tmp_path / "m", signatures={"twice": twice})
     loaded = tf.saved_model.load(tmp_path / "m")
     assert list(loaded.signatures) == ["twice"]
-    assert float(loaded.signatures["twice"](1.0)) == 6.0
+    assert float(loaded.signatures["twice"](1.0)["output_0"]) == 6.0
+
+
+def test_concrete_functions_as_signatures(tmp_path):
+    model = Model()
+    signatures = {
+        "serving_default": model.product.get_concrete_function(
+            tf.TensorSpec([2, 3], tf.float32), tf.TensorSpec([None, 4], tf.float32)
+        ),
+        "count": model.count.get_concrete_function(by=5),
+    }
+    tf.saved_model.save(model, tmp_path / "m", signatures=signatures)
+    loaded = tf.saved_model.load(tmp_path / "m")
+    out = loaded.signatures["serving_default"](a=tf.ones([2, 3]), b=tf.ones([3, 4]))
+    np.testing.assert_array_equal(out["output_0"], np.full((2, 4), 6.0))
+    assert int(loaded.signatures["count"]()["output_0"]) == 5
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -137,7 +162,27 @@ def test_keras_model(tmp_path):
     tf.saved_model.save(model, tmp_path / "m")
     loaded = tf.saved_model.load(tmp_path / "m")
     np.testing.assert_allclose(loaded(x), np.asarray(model(x, training=False)), rtol=1e-6)
-    np.testing.assert_allclose(loaded.signatures["serving_default"](x[:1]), loaded(x)[:1], rtol=1e-6)
+    np.testing.assert_allclose(loaded.signatures["serving_default"](x[:1])["output_0"], loaded(x)[:1], rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+def test_subclassed_keras_model(tmp_path):
+    class Doubling(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = tf.keras.layers.Dense(3)
+
+        def call(self, inputs):
+            return 2 * self.dense(inputs)
+
+    model, x = Doubling(), np.ones((5, 4), np.float32)
+    tf.saved_model.save(model, tmp_path / "m")
+    assert not tf.saved_model.load(tmp_path / "m").signatures  # nothing is known of its inputs yet
+    expected = np.asarray(model(x))
+    tf.saved_model.save(model, tmp_path / "m")
+    loaded = tf.saved_model.load(tmp_path / "m")
+    np.testing.assert_allclose(loaded(x[:2]), expected[:2], rtol=1e-6)
+    assert [one.shape for one in loaded.trainable_variables] == [(4, 3), (3,)]
 
 
 @pytest.mark.multiprocess
@@ -155,8 +200,13 @@ def test_without_the_models_code(saved):
 
 
 def test_what_cannot_be_saved(tmp_path):
+    class Uncalled(tf.Module):
+        @tf.function
+        def __call__(self, x):
+            return x
+
     with pytest.raises(ArgumentError, match="has no tf.function with a signature"):
-        tf.saved_model.save(tf.Module(), tmp_path / "m")
+        tf.saved_model.save(Uncalled(), tmp_path / "m")
     with pytest.raises(ArgumentError, match="signatures are tf.functions"):
         tf.saved_model.save(Model(), tmp_path / "m", signatures={"f": len})
     assert not tf.saved_model.contains_saved_model(tmp_path / "m")
@@ -218,3 +268,110 @@ def test_control_flow_over_tensors_is_saved(tmp_path):
     tf.saved_model.save(Absolute(), str(tmp_path / "model"))
     loaded = tf.saved_model.load(str(tmp_path / "model"))
     assert [float(loaded(tf.constant(one))) for one in (2.0, -3.0)] == [2.0, 3.0]
+
+
+def test_the_tree_of_objects(tmp_path):
+    model = tf.Module()
+    model.inner = tf.Module()
+    model.inner.weights = [tf.Variable(1.0), tf.Variable([2.0, 3.0])]
+    model.by_name = {"a": model.inner.weights[0], "self": model}
+    model.text = "left out"
+    tf.saved_model.save(model, tmp_path / "m")
+    loaded = tf.saved_model.load(tmp_path / "m")
+    np.testing.assert_array_equal(loaded.inner.weights[1], [2.0, 3.0])
+    assert loaded.by_name["a"] is loaded.inner.weights[0]
+    assert loaded.by_name["self"] is loaded
+    assert len(loaded.variables) == 2
+    assert not hasattr(loaded, "text")
+
+
+def test_nothing_but_objects(tmp_path):
+    tf.saved_model.save(tf.Module(), tmp_path / "m")
+    loaded = tf.saved_model.load(tmp_path / "m")
+    assert (loaded.variables, loaded.signatures) == ((), {})
+    with pytest.raises(ArgumentError, match="had no tf.function __call__"):
+        loaded()
+
+
+class Sizes(tf.Module):
+    """Functions for arrays of open sizes that JAX cannot do without knowing more."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, None, None], tf.uint8)])
+    def rows(self, images):
+        return tf.reduce_sum(tf.reshape(tf.cast(images, tf.float32), [-1, 6]), axis=1)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2]), tf.TensorSpec([None])])
+    def paired(self, x, y):
+        return tf.reduce_sum(x, axis=1) * y
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None])] * 2)
+    def added(self, x, y):
+        return x + y
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None])])
+    def written_out(self, x):
+        return sum(x[:, column] * (column + 1) for column in range(int(x.shape[1])))
+
+    @tf.function(input_signature=[tf.TensorSpec(None), tf.TensorSpec([])])
+    def any_rank(self, x, factor):
+        return x * factor
+
+    @tf.function(input_signature=[tf.TensorSpec(None)])
+    def matrices(self, x):
+        return tf.matmul(x, x, transpose_b=True)
+
+
+@pytest.fixture(scope="module")
+def sizes(tmp_path_factory):
+    model = Sizes()
+    model.written_out(tf.ones([2, 3]))
+    folder = str(tmp_path_factory.mktemp("sizes") / "model")
+    tf.saved_model.save(model, folder)
+    return model, tf.saved_model.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("rows", [(4, 2, 3, 1)]),
+        ("rows", [(1, 6, 2, 3)]),
+        ("paired", [(5, 2), (5,)]),
+        ("added", [(3, 2), (3, 2)]),
+        ("written_out", [(2, 3)]),
+        ("any_rank", [(), ()]),
+        ("any_rank", [(3,), ()]),
+        ("any_rank", [(2, 1, 2, 3), ()]),
+        ("matrices", [(2, 3)]),
+        ("matrices", [(4, 2, 3)]),
+    ],
+)
+def test_open_sizes_that_the_program_settles(sizes, name, shapes):
+    model, loaded = sizes
+    dtype = np.uint8 if name == "rows" else np.float32
+    arrays = [np.arange(np.prod(shape)).reshape(shape).astype(dtype) + 1 for shape in shapes]
+    np.testing.assert_allclose(getattr(loaded, name)(*arrays), getattr(model, name)(*arrays), rtol=1e-6)
+
+
+def test_sizes_that_the_program_is_not_for(sizes):
+    _, loaded = sizes
+    with pytest.raises(ArgumentError, match=r"open sizes d0, d1, \.\.\. with mod\(d0\*d1\*d2\*d3, -6\) == 0"):
+        loaded.rows(np.ones((5, 1, 1, 1), np.uint8))
+    with pytest.raises(ArgumentError, match="it was saved for"):
+        loaded.matrices(tf.ones([3]))
+
+
+def test_gradients_of_a_saved_custom_gradient(tmp_path):
+    @tf.custom_gradient
+    def clipped(y):
+        return y, lambda upstream: tf.clip_by_norm(upstream, 0.5)
+
+    class Clipping(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec(None)])
+        def __call__(self, x):
+            return clipped(x)
+
+    tf.saved_model.save(Clipping(), str(tmp_path / "model"))
+    loaded, v = tf.saved_model.load(str(tmp_path / "model")), tf.Variable(2.0)
+    with tf.GradientTape() as tape:
+        y = loaded(v * v)
+    assert float(tape.gradient(y, v)) == 2.0

@@ -29,6 +29,9 @@ class ConcreteFunction:
         args: Arrays or descriptions of them (objects with `shape` and `dtype`), and static arguments.
         kwargs: The same, by name.
         name: For messages.
+
+    Attributes:
+        function: The compiled function.
     """
 
     def __init__(
@@ -39,7 +42,8 @@ class ConcreteFunction:
         kwargs: dict[str, Any],
         name: str,
     ) -> None:
-        self._call, self._name = call, name
+        self._name = name
+        self.function: Any = call
         self._names = self._named(python_function, args, kwargs)
         self._leaves, self._treedef = structures.flatten((args, kwargs))
         self._places = [place for place, leaf in enumerate(self._leaves) if _is_array(leaf)]
@@ -48,7 +52,9 @@ class ConcreteFunction:
         self, python_function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, int]:
         """The names of parameters that are one array each, with its place among the arrays."""
-        names = list(inspect.signature(python_function).parameters)[: len(args)] + list(kwargs)
+        parameters = list(inspect.signature(python_function).parameters)
+        bound = hasattr(python_function, "__wrapped__") and parameters[:1] == ["self"]
+        names = parameters[bound:][: len(args)] + list(kwargs)
         found: dict[str, int] = {}
         count = 0
         for name, value in zip(names, [*args, *kwargs.values()], strict=False):
@@ -70,6 +76,24 @@ class ConcreteFunction:
             leaves[place] = jnp.zeros([size for size in sizes if size is not None], _dtype_of(leaves[place]))
         return structures.unflatten(self._treedef, leaves)  # type: ignore[no-any-return]
 
+    @property
+    def arrays(self) -> list[Any]:
+        """The arrays that it takes, or their descriptions."""
+        return [self._leaves[place] for place in self._places]
+
+    @property
+    def array_names(self) -> list[str]:
+        """The names of the parameters that they are, where each is one."""
+        named = {place: name for name, place in self._names.items()}
+        return [named.get(place, f"args_{place}") for place in range(len(self._places))]
+
+    def filled(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The function's arguments, with these arrays and what is fixed."""
+        leaves = list(self._leaves)
+        for place, array in zip(self._places, arrays, strict=True):
+            leaves[place] = array
+        return structures.unflatten(self._treedef, leaves)  # type: ignore[no-any-return]
+
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         """Runs it.
 
@@ -87,11 +111,8 @@ class ConcreteFunction:
             given[self._names[name]] = value
         if set(given) != set(range(len(self._places))):
             raise self._misfit(f"{len(given)} arrays")
-        leaves = list(self._leaves)
-        for number, place in enumerate(self._places):
-            leaves[place] = self._fitted(leaves[place], given[number])
-        args, kwargs = structures.unflatten(self._treedef, leaves)
-        return self._call(*args, **kwargs)
+        args, kwargs = self.filled([self._fitted(one, given[number]) for number, one in enumerate(self.arrays)])
+        return self.function(*args, **kwargs)
 
     def _fitted(self, wanted: Any, value: Any) -> Any:
         if isinstance(value, DistributedValues):

@@ -50,9 +50,9 @@ def _fit_leaf(name: str, place: int, spec: Any, leaf: Any) -> Any:
         return leaf
     dtype = _dtype_of(spec)
     array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf).astype(dtype)
-    shape, wanted = tuple(array.shape), spec.shape
+    shape, wanted = tuple(array.shape), _sizes(spec)
     fits = wanted is None or (
-        len(shape) == len(tuple(wanted)) and all(w is None or w == s for s, w in zip(shape, tuple(wanted), strict=True))
+        len(shape) == len(wanted) and all(w is None or w == s for s, w in zip(shape, wanted, strict=True))
     )
     if not fits or jnp.dtype(array.dtype) != dtype:
         raise _misfit(name, f"argument {place}: {array.dtype}{list(shape)}", f"{dtype}[{_dims(wanted)}]")
@@ -61,6 +61,12 @@ def _fit_leaf(name: str, place: int, spec: Any, leaf: Any) -> Any:
 
 def _dtype_of(spec: Any) -> Any:
     return jnp.dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
+
+
+def _sizes(spec: Any) -> tuple[int | None, ...] | None:
+    """The sizes that a spec asks for; None for an unknown number of dimensions, as in TensorFlow's shapes, too."""
+    unknown = spec.shape is None or getattr(spec.shape, "rank", 0) is None
+    return None if unknown else tuple(spec.shape)
 
 
 def _dims(shape: Any) -> str:

@@ -1,0 +1,258 @@
+"""`tf.saved_model.load`: what was saved, without the code that made it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import jax.export  # not part of `import jax`
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored.checkpoint import CheckpointReader
+from mirrored.errors import ArgumentError
+from mirrored.tf._errors import NotFoundError
+from mirrored.tf._module import Module
+from mirrored.tf._saved_objects import rebuilt
+from mirrored.tf._shapes import TensorSpec
+from mirrored.variables import Variable
+
+FILE: Final = "saved_model.json"
+PROGRAMS: Final = "programs"
+VARIABLES: Final = "variables"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadOptions:
+    """Options of `load`, accepted for TensorFlow's sake."""
+
+    allow_partial_checkpoint: bool = False
+    experimental_io_device: str | None = None
+    experimental_skip_checkpoint: bool = False
+    experimental_variable_policy: Any = None
+    experimental_load_function_aliases: bool = False
+
+
+def load(export_dir: Any, tags: Any = None, options: Any = None) -> LoadedModel:
+    """Loads what `save` saved; the code that made it is not needed.
+
+    Context: cross-replica. In a strategy's scope the variables are mirrored.
+
+    Args:
+        export_dir: The folder.
+        tags: Accepted for TensorFlow's sake.
+        options: Accepted for TensorFlow's sake.
+
+    Raises:
+        NotFoundError: There is none.
+        DamagedCheckpointError: Its variables are not as they were written.
+    """
+    del tags, options
+    directory = Path(os.fspath(export_dir))
+    if not (directory / FILE).is_file():
+        raise NotFoundError.of(
+            "tf.saved_model.load",
+            found=f"{directory} has no {FILE}",
+            rule="the folder was written by tf.saved_model.save",
+            remedy="give the folder that was given to save",
+        )
+    about = json.loads((directory / FILE).read_text(encoding="utf-8"))
+    reader = CheckpointReader(directory / VARIABLES) if about["variables"] else None
+    variables = [
+        Variable(reader.read(f"variables/{number}"), trainable=one["trainable"], name=one["name"].removesuffix(":0"))
+        for number, one in enumerate(about["variables"])
+        if reader is not None
+    ]
+
+    def made(entries: Mapping[str, list[Any]]) -> dict[str, LoadedFunction]:
+        return {name: LoadedFunction(name, _programs(directory, all_, variables)) for name, all_ in entries.items()}
+
+    model = LoadedModel(variables, made(about["functions"]), made(about["signatures"]))
+    rebuilt(about["objects"], variables, model)
+    return model
+
+
+def contains_saved_model(export_dir: Any) -> bool:
+    """Whether there is a saved model in a folder."""
+    return (Path(os.fspath(export_dir)) / FILE).is_file()
+
+
+@dataclasses.dataclass(frozen=True)
+class _LoadedProgram:
+    call: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+    names: list[str]
+    inputs: Any
+    output: Any
+    conditions: list[str]
+    reads: list[Variable]
+    assigns: list[Variable]
+
+
+def _programs(directory: Path, entries: Iterable[Any], variables: Sequence[Variable]) -> list[_LoadedProgram]:
+    return [
+        _LoadedProgram(
+            jax.export.deserialize(bytearray((directory / PROGRAMS / one["file"]).read_bytes())).call,
+            one["names"],
+            _from_json(one["inputs"]),
+            _from_json(one["output"]),
+            one["conditions"],
+            [variables[at] for at in one["reads"]],
+            [variables[at] for at in one["assigns"]],
+        )
+        for one in entries
+    ]
+
+
+def _from_json(value: Mapping[str, Any]) -> Any:
+    (kind, inner), *_ = value.items()
+    if kind == "array":
+        return TensorSpec(inner["shape"], inner["dtype"])
+    if kind in ("list", "tuple"):
+        items = [_from_json(one) for one in inner]
+        return items if kind == "list" else tuple(items)
+    return {key: _from_json(one) for key, one in inner.items()} if kind == "dict" else inner
+
+
+class LoadedFunction:
+    """A function that was loaded: one program for each signature that was saved."""
+
+    def __init__(self, name: str, programs: Sequence[_LoadedProgram]) -> None:
+        self.__name__ = name
+        self._loaded = list(programs)
+
+    @property
+    def structured_input_signature(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The positional and keyword arguments of its first signature."""
+        return tuple(self._loaded[0].inputs), {}
+
+    @property
+    def structured_outputs(self) -> Any:
+        """The result of its first signature."""
+        return self._loaded[0].output
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program whose signature fits the arguments.
+
+        Raises:
+            ArgumentError: None does.
+        """
+        for program in self._loaded:
+            arrays = _fitted(program, args, kwargs)
+            if arrays is not None:
+                return _run(program, arrays)
+        known = "; ".join(str(program.inputs) for program in self._loaded)
+        raise ArgumentError(
+            self.__name__,
+            found=f"arguments {_shown(args)}{_shown(kwargs) if kwargs else ''}",
+            rule=f"it was saved for {known}",
+            remedy="pass arrays of these shapes and dtypes",
+        )
+
+    def __repr__(self) -> str:
+        return f"<loaded function {self.__name__!r} with {len(self._loaded)} signatures>"
+
+
+def _run(program: _LoadedProgram, arrays: Sequence[Any]) -> Any:
+    try:
+        outs = program.call([variable.read_value() for variable in program.reads], list(arrays))
+    except ValueError as error:
+        if not program.conditions:
+            raise
+        raise ArgumentError(
+            "a loaded function",
+            found=f"arrays {_shown(list(arrays))}",
+            rule=f"it was saved for {program.inputs}, open sizes d0, d1, ... with {', '.join(program.conditions)}",
+            remedy="pass arrays whose sizes keep this",
+        ) from error
+    for variable, value in zip(program.assigns, outs, strict=False):
+        variable.assign(value, read_value=False)
+    remaining = iter(outs[len(program.assigns) :])
+    return jax.tree.map(
+        lambda leaf: next(remaining) if isinstance(leaf, TensorSpec) else leaf, program.output, is_leaf=_is_leaf
+    )
+
+
+def _fitted(program: _LoadedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+    """The arrays among the arguments, None if they do not fit."""
+    places = {name: place for place, name in enumerate(program.names)}
+    values = list(args) + [None] * (len(program.inputs) - len(args))
+    if len(args) > len(program.inputs) or any(places.get(name, -1) < len(args) for name in kwargs):
+        return None
+    for name, value in kwargs.items():
+        if places[name] >= len(values):
+            return None
+        values[places[name]] = value
+    values = [
+        np.asarray(value, spec.dtype.as_numpy_dtype)
+        if isinstance(spec, TensorSpec) and isinstance(value, (list, tuple))
+        else value
+        for spec, value in zip(program.inputs, values, strict=True)
+    ]
+    specs, spec_tree = jax.tree.flatten(tuple(program.inputs), is_leaf=_is_leaf)
+    leaves, tree = jax.tree.flatten(tuple(values), is_leaf=lambda one: one is None)
+    if bool(tree != spec_tree):  # type: ignore[operator]
+        return None
+    arrays = []
+    for spec, leaf in zip(specs, leaves, strict=True):
+        if not isinstance(spec, TensorSpec):
+            if spec != leaf:
+                return None
+            continue
+        array = _as(spec, leaf)
+        if array is None:
+            return None
+        arrays.append(array)
+    return arrays
+
+
+def _as(spec: TensorSpec, leaf: Any) -> Any:
+    dtype = np.dtype(spec.dtype.as_numpy_dtype)
+    if leaf is None or isinstance(leaf, str):
+        return None
+    value = leaf.read_value() if isinstance(leaf, Variable) else leaf
+    array = value if isinstance(value, jax.Array) else jnp.asarray(value, None if hasattr(value, "dtype") else dtype)
+    sizes = tuple(spec.shape)
+    alike = len(sizes) == array.ndim and all(a is None or a == b for a, b in zip(sizes, array.shape, strict=True))
+    return array if alike and array.dtype == dtype else None
+
+
+def _is_leaf(value: Any) -> bool:
+    return value is None or isinstance(value, TensorSpec)
+
+
+def _shown(value: Any) -> str:
+    return str(jax.tree.map(lambda one: f"{one.dtype}{list(one.shape)}" if hasattr(one, "shape") else one, value))
+
+
+class LoadedModel(Module):
+    """What `load` returns: the functions as attributes, `variables`, and `signatures`."""
+
+    def __init__(
+        self, variables: list[Variable], functions: dict[str, LoadedFunction], signatures: dict[str, LoadedFunction]
+    ) -> None:
+        super().__init__(name="loaded_model")
+        self._loaded_variables = variables
+        self._call = functions.pop("__call__", None)
+        self.signatures = signatures
+        for name, one in functions.items():
+            setattr(self, name, one)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls what was saved as `__call__`.
+
+        Raises:
+            ArgumentError: Nothing was.
+        """
+        if self._call is None:
+            raise ArgumentError(
+                "the loaded model",
+                found="a call",
+                rule="the object that was saved had no tf.function __call__",
+                remedy=f"call one of its functions, or model.signatures[...] ({', '.join(self.signatures) or 'none'})",
+            )
+        return self._call(*args, **kwargs)

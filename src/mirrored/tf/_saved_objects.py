@@ -1,0 +1,98 @@
+"""The tree of objects that `tf.saved_model` keeps: variables, modules, lists and dicts among an object's attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mirrored.tf._module import Module
+from mirrored.variables import Variable
+
+
+class Objects:
+    """Objects as nodes of JSON that refer to each other by number.
+
+    Args:
+        variables: Those that are saved, by identity, in their order; those of the tree are added.
+
+    Attributes:
+        nodes: ``{"variable": number}``, ``{"object": {attribute: node}}``, ``{"list": [node, ...]}`` or
+            ``{"dict": {key: node}}``; the first one is the root.
+    """
+
+    def __init__(self, variables: dict[int, Variable]) -> None:
+        self._variables = variables
+        self.nodes: list[dict[str, Any]] = []
+        self._places: dict[int, int] = {}
+
+    def add(self, value: Any) -> int | None:
+        """The number of an object's node; None for what is no part of the tree."""
+        if id(value) in self._places:
+            return self._places[id(value)]
+        if self.nodes and not isinstance(value, (Module, list, tuple, dict)) and _variable_of(value) is None:
+            return None
+        place = self._places[id(value)] = len(self.nodes)
+        self.nodes.append({})
+        self.nodes[place] = self._node(value)
+        return place
+
+    def _node(self, value: Any) -> dict[str, Any]:
+        variable = _variable_of(value)
+        if variable is not None:
+            self._variables.setdefault(id(variable), variable)
+            return {"variable": list(self._variables).index(id(variable))}
+        if isinstance(value, (list, tuple)):
+            members = [self.add(one) for one in value]
+            return {"list": members if None not in members else []}
+        if isinstance(value, dict):
+            return {"dict": self._named({key: one for key, one in value.items() if isinstance(key, str)})}
+        return {"object": self._named(_attributes(value))}
+
+    def _named(self, values: Mapping[str, Any]) -> dict[str, int]:
+        found = {name: self.add(value) for name, value in values.items()}
+        return {name: place for name, place in found.items() if place is not None}
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """An object's own attributes; a Keras model's are its weights."""
+    if not isinstance(value, Module) and hasattr(value, "trainable_weights"):
+        return {"weights": list(value.weights)}
+    return dict(getattr(value, "__dict__", {}))
+
+
+def _variable_of(value: Any) -> Variable | None:
+    """A variable of ours: the value itself, or what is below a Keras variable."""
+    found = value if isinstance(value, Variable) else getattr(value, "mirrored", None)
+    return found if isinstance(found, Variable) else None
+
+
+def rebuilt(nodes: Sequence[Mapping[str, Any]], variables: Sequence[Variable], root: Any) -> None:
+    """Gives `root` the attributes of the first node, with new objects for all others."""
+    made: dict[int, Any] = {0: root}
+
+    def make(place: int) -> Any:
+        if place in made:
+            return made[place]
+        ((kind, content),) = nodes[place].items()
+        if kind == "variable":
+            made[place] = variables[content]
+        elif kind == "list":
+            members: list[Any] = []
+            made[place] = members
+            members.extend(make(one) for one in content)
+        elif kind == "dict":
+            named: dict[str, Any] = {}
+            made[place] = named
+            named.update({key: make(one) for key, one in content.items()})
+        else:
+            made[place] = module = Module(name="loaded_object")
+            fill(module, content)
+        return made[place]
+
+    def fill(target: Any, content: Mapping[str, int]) -> None:
+        for name, place in content.items():
+            if not hasattr(type(target), name):
+                setattr(target, name, make(place))
+
+    if nodes:
+        fill(root, nodes[0].get("object", {}))
