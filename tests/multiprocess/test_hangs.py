@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from launch.jobs import Ran, environment, written
+from launch.jobs import PRELUDE, Ran, environment, written
 from mirrored.launch import Job
 
 __all__ = ["environment"]  # a fixture for every test here
@@ -29,6 +29,16 @@ def step():
         return mr.get_replica_context().all_reduce("SUM", jnp.float32(factor))
     return strategy.reduce("SUM", strategy.run(replica_step), axis=None)
 
+@mr.function
+def evaluate():
+    def replica_step():
+        return mr.get_replica_context().all_reduce("SUM", jnp.ones(1000)).sum()
+    return strategy.reduce("SUM", strategy.run(replica_step), axis=None)
+
+def train(steps):
+    for _ in range(steps):
+        float(step())  # TRAINS
+
 def eager_run():
     return strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
 
@@ -37,6 +47,13 @@ for _ in range(3):
 note(f"ready{rank}")
 if how == "one step more" and rank == 0:
     float(step())
+if how.startswith("extra"):
+    train(20)
+    if rank == 0: step()  # ALONE
+    if how == "extra, then another": evaluate()
+    if how == "extra, then eager": eager_run()
+    if how == "extra, then more": train(100); evaluate()
+    if how == "extra, then ends": train(100)
 if how == "chief alone" and rank == 0:
     eager_run()
 if how == "late":
@@ -75,7 +92,8 @@ def test_a_worker_that_does_not_come_is_named_with_what_all_are_doing(tmp_path):
     ran = run(tmp_path, "late")
     assert ran.code == 1
     assert re.search(
-        r"worker 0 \(.*\) has arrived at operation \d+, call step \(time 4\), and is inside it", ran.errors
+        r"worker 0 \(.*\) has arrived at operation \d+, call step \(time 4\) at train.py:\d+ in <module>, and is in",
+        ran.errors,
     )
     assert re.search(r"worker 1 \(.*\) has NOT arrived at operation \d+: .* call step \(time 3\)", ran.errors)
     assert "MIRRORED_WATCHDOG_SECONDS=2" in ran.errors
@@ -90,10 +108,11 @@ def test_a_worker_that_does_not_come_is_named_with_what_all_are_doing(tmp_path):
     [
         (
             "one step more",
-            r"worker 1 \(.*\) has ended after operation \d+ \(call step \(time 3\)\), and worker 0 has come",
+            r"worker 1 \(.*\) has ended after operation \d+ \(call step \(time 3\) at train.py:\d+ in <module>\), and "
+            r"worker 0 has come to operation \d+: call step \(time 4\) at train.py:\d+ in <module>\.",
         ),
         ("chief alone", r"worker 1 \(.*\) has ended .* and worker 0 has come to operation \d+: Strategy.run: run "),
-        ("apart", r"operation \d+ of worker 0 is: Strategy.run: run .*; that of worker 1 is: call step \(time 4\)"),
+        ("apart", r"operation \d+ of worker 0 is: Strategy.run: run .*; that of worker 1 is: call step \(time 4\) at"),
     ],
 )
 def test_a_run_or_step_of_some_alone_is_named(tmp_path, monkeypatch, how, message):
@@ -101,6 +120,32 @@ def test_a_run_or_step_of_some_alone_is_named(tmp_path, monkeypatch, how, messag
     ran = run(tmp_path, how, seconds=20)
     assert ran.code == 1
     assert re.search(message, last_line(ran)), ran.errors
+
+
+def line_of(comment: str) -> int:
+    program = (PRELUDE + TRAINING).splitlines()
+    return next(number for number, line in enumerate(program, 1) if line.endswith(f"# {comment}"))
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        "another",
+        pytest.param("eager", marks=pytest.mark.slow),
+        pytest.param("more", marks=pytest.mark.slow),
+        pytest.param("ends", marks=pytest.mark.slow),
+    ],
+)
+def test_an_extra_call_of_one_worker_is_named_with_its_line_wherever_the_others_are(tmp_path, monkeypatch, then):
+    monkeypatch.setenv("MIRRORED_WATCHDOG_SECONDS", "30")
+    ran = run(tmp_path, f"extra, then {then}", seconds=20)
+    assert ran.code == 1
+    assert re.search(
+        rf"orker 0 \(.*\) has made call step at train.py:{line_of('ALONE')} in <module> \(once; the first is its "
+        r"operation \d+\), and worker 1 has not",
+        last_line(ran),
+    ), ran.errors
+    assert "cannot go on: " in last_line(ran)
 
 
 @pytest.mark.slow

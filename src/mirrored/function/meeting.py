@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from mirrored._jax.frames import user_lines
 from mirrored.errors import DisagreementError
 from mirrored.replicas.agreement import agree, check_equal
 from mirrored.variables.placement import placed
@@ -47,7 +48,7 @@ class Meeting:
         if not self._done:
             self._compare(arrays, own, program)
             self._done = True
-        roll.arrive(self._place)
+        roll.arrive(self._place, user_lines())
         return [
             placed(array, layout, per_replica=False) if place in own else array for place, array in enumerate(arrays)
         ]

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from mirrored._jax import coordination
+from mirrored._jax.frames import user_lines
 from mirrored.errors import AbsentWorkerError, DisagreementError
 from mirrored.watch.roll import roll
 
@@ -48,7 +49,7 @@ def agree(called: str, question: str, value: Any = None, *, timeout_seconds: flo
         DisagreementError: A worker has come with another question.
         AbsentWorkerError: A worker has not come in time.
     """
-    with roll.at(f"{called}: {question}"[:200]):
+    with roll.at(f"{called}: {question}"[:200], user_lines()):
         return _agreed(called, question, value, timeout_seconds)
 
 

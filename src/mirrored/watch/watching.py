@@ -9,14 +9,16 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Final
 
 from mirrored import config
 from mirrored._jax import coordination
 from mirrored.watch import judging
 from mirrored.watch.leaving import leave, tell_launcher
-from mirrored.watch.roll import Standing, roll
+from mirrored.watch.roll import roll
 from mirrored.watch.stacks import all_stacks
+from mirrored.watch.standing import Standing
 
 _ROOT: Final = "mirrored/watch"
 _INTERVAL_SECONDS: Final = 1.0
@@ -46,7 +48,8 @@ class Watch:
         self._changed_at: dict[int, float] = {}
         self._moved_at = self._answered_at = time.monotonic()
         self._told: set[int] = set()
-        self._suspected: tuple[str | None, int] = (None, 0)
+        self._told_alone: set[tuple[int, str, str]] = set()
+        self._suspicions: list[str] = []
 
     def start(self) -> None:
         """Begins to watch."""
@@ -105,17 +108,30 @@ class Watch:
             board = self._board
             limit = config.watchdog_seconds()
             still = time.monotonic() - self._moved_at
-            certain = judging.apart(board) or judging.left_behind(board)
-            if certain is not None and self._is_confirmed(certain):
-                self._leave(certain)
+            self._confirm(judging.apart(board) or judging.left_behind(board))
+            if not self._suspicions:
+                self._tell_of_lonely_calls(board)
             verdict = judging.stuck(board, still, limit)
             if verdict is not None:
                 self._leave(f"{verdict}\n  (the limit is {config.WATCHDOG_VARIABLE}={limit:g})")
 
-    def _is_confirmed(self, verdict: str) -> bool:
-        before, times = self._suspected
-        self._suspected = (verdict, times + 1 if verdict == before else 1)
-        return self._suspected[1] >= _CONFIRMATIONS
+    def _confirm(self, certain: str | None) -> None:
+        """Leaves at the second sight, for the reason that was seen at the first one: it tells of the beginning."""
+        self._suspicions = [] if certain is None else [*self._suspicions, certain]
+        if len(self._suspicions) >= _CONFIRMATIONS:
+            self._leave(self._suspicions[0])
+
+    def _tell_of_lonely_calls(self, board: Mapping[int, Standing]) -> None:
+        """Warns of a call that others may have taken for another one; it is seen for certain at the next difference."""
+        for key, text in judging.alone(board).items():
+            if key[0] == self._worker and key not in self._told_alone:
+                print(
+                    f"mirrored: {text}. If no other branch of the program makes that call for it there, the workers "
+                    "are one call apart from here on: make calls on all workers or on none",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                self._told_alone.add(key)
 
     def _tell_of_silence(self) -> None:
         """Says who gives no sign of life, shortly before JAX's runtime ends the others for it."""
