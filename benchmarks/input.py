@@ -118,7 +118,7 @@ def overlap(strategy: Any, steps: int, python: bool) -> Overlap:
     """A loop of steps of 10 ms over a pipeline of 8 ms, which waits (`python` False) or computes in Python.
 
     Python runs one thread at a time and takes it from one that computes every 5 ms only: a thread and a queue written
-    by hand reach 0.75 too, with `sys.setswitchinterval(0.0005)` 0.90. Such work belongs into processes (Grain has them).
+    by hand reach 0.75 too, with `sys.setswitchinterval(0.0005)` 0.90. Such work belongs into processes, as Grain has.
     """
 
     def work(x: np.ndarray) -> np.ndarray:
