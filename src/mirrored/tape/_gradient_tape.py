@@ -422,7 +422,8 @@ class GradientTape:
 
     def _key_of(self, value: Any) -> Key | None:
         if is_variable(value):
-            entry = self._recorder.variables.get(id(value))
+            # A framework's view of a variable of ours is read as that variable.
+            entry = self._recorder.variables.get(id(getattr(value, "announced", value)))
             return None if entry is None else entry[0]
         return self._recorder.key_of(value, self._trace)
 

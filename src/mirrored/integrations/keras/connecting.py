@@ -11,6 +11,7 @@ from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.losses import connect_losses
 from mirrored.integrations.keras.normalization import connect_normalization
 from mirrored.integrations.keras.optimizers import wrapped, wrapped_build, wrapped_reference
+from mirrored.integrations.keras.plain import connect_plain
 from mirrored.integrations.keras.symbolic import wrapped_compute_output_spec
 from mirrored.integrations.keras.tensorboard import connect_tensorboard
 from mirrored.integrations.keras.training import wrap_model
@@ -40,6 +41,7 @@ def connect() -> None:
     keras.src.backend.compute_output_spec = wrapped_compute_output_spec(keras.src.backend.compute_output_spec)
     connect_losses()
     connect_normalization()
+    connect_plain()
     connect_tensorboard()
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from mirrored._jax.traces import eager
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.scope_frames import ScopeFrame
 from mirrored.integrations.keras.storing import stored_at_once
 from mirrored.replicas.ambient import ambient, within
 from mirrored.replicas.reads import announce_read, announce_write
@@ -57,17 +58,23 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
         if self.mirrored is None:
             self.__dict__["_mirrored"] = _made_for(self, value)
         else:
-            announce_write(self)
+            announce_write(self.announced)
             _assign(self, self.mirrored, value)
 
     def read_value(self) -> Any:
         """The value, as the context sees it; tapes know it as this variable's."""
         assert self.mirrored is not None
-        if _in_stateless_scope() and ambient().frame is None:
+        frame = ambient().frame
+        if _in_stateless_scope() and (frame is None or isinstance(frame, ScopeFrame)):
             # Keras infers shapes, or calls a model as a function of other variables: it takes these as they are.
-            with eager():
+            with eager(), within(frame=None):
                 return self.mirrored.checked_value()
-        return announce_read(self, self.mirrored.checked_value())
+        return announce_read(self.announced, self.mirrored.checked_value())
+
+    @property
+    def announced(self) -> Any:
+        """Whose read and write tapes are told of."""
+        return self
 
     @property
     def components(self) -> tuple[Any, ...]:
@@ -76,7 +83,7 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
 
 
 class View(StrategyVariable):
-    """A variable of ours, seen as Keras sees its own: for optimizers that are given it."""
+    """A variable of ours, seen as Keras sees its own: for layers and optimizers that are given it."""
 
     def __init__(self, variable: Variable) -> None:
         self.__dict__["_mirrored"] = variable
@@ -88,6 +95,11 @@ class View(StrategyVariable):
             trainable=variable.trainable,
             name=name,
         )
+
+    @property
+    def announced(self) -> Any:
+        """The variable of ours: the user reads it, and asks for its gradient by either."""
+        return self.mirrored
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
         """It has its value."""

@@ -1,0 +1,124 @@
+"""Plain variables of ours among the attributes of Keras layers are weights like any other."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+from integrations.keras_models import scope
+from mirrored.errors import TransformError
+from mirrored.integrations.keras import keras
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+X = np.linspace(-2, 2, 64, dtype=np.float32)[:, None]
+Y = 3 * X + 2
+
+
+class Line(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = mr.Variable(5.0, name="w")
+        self.inner = {"b": [mr.Variable(0.0, name="b")]}
+        self.calls = mr.Variable(0.0, trainable=False, name="calls")
+
+    def call(self, x: Any) -> Any:
+        self.calls.assign_add(1.0)
+        return self.w * x + self.inner["b"][0]
+
+
+def made(replicas: int | None) -> Any:
+    with scope(replicas):
+        model = Line()
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+@pytest.mark.parametrize("replicas", [None, 1, 4])
+def test_fit_trains_them(replicas: int | None) -> None:
+    model = made(replicas)
+    losses = model.fit(X, Y, epochs=5, batch_size=16, shuffle=False, verbose=0).history["loss"]
+    assert losses[-1] < 0.1 * losses[0]
+    np.testing.assert_allclose([model.w.numpy(), model.inner["b"][0].numpy()], [3, 2], atol=0.3)
+    assert float(model.calls.numpy()) == 20.0
+
+
+def test_the_same_numbers_as_keras_own_variables() -> None:
+    class OwnLine(keras.Model):
+        def build(self, shape: Any) -> None:
+            self.w = self.add_weight(shape=(), initializer=keras.initializers.Constant(5.0))
+            self.b = self.add_weight(shape=(), initializer="zeros")
+
+        def call(self, x: Any) -> Any:
+            return self.w * x + self.b
+
+    own = OwnLine()
+    own.compile(keras.optimizers.SGD(0.1), "mse")
+    models = [own, made(None), made(2)]
+    losses = [model.fit(X, Y, epochs=3, batch_size=16, shuffle=False, verbose=0).history["loss"] for model in models]
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-5)
+
+
+def test_evaluate_predict_and_weights(tmp_path: Any) -> None:
+    model, other = made(2), made(None)
+    model.fit(X, Y, epochs=1, batch_size=16, verbose=0)
+    model.save_weights(str(tmp_path / "line.weights.h5"))
+    other(X)
+    other.load_weights(str(tmp_path / "line.weights.h5"))
+    np.testing.assert_allclose(other.w.numpy(), model.w.numpy())
+    np.testing.assert_allclose(other.predict(X, verbose=0), np.asarray(model(X)), rtol=1e-6)
+    assert model.evaluate(X, Y, verbose=0) == pytest.approx(float(np.mean((np.asarray(model(X)) - Y) ** 2)), rel=1e-5)
+    assert [one.shape for one in model.trainable_variables] == [(), ()]
+    assert len(model.variables) == 3
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_custom_loop_over_the_models_variables(replicas: int, compiled: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:replicas])
+    with strategy.scope():
+        model, optimizer = Line(), keras.optimizers.SGD(0.1)
+
+    def replica_step(x: Any, y: Any) -> Any:
+        with mr.GradientTape() as tape:
+            loss = mr.losses.average_loss((model(x) - y) ** 2)
+        variables = model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return gradients
+
+    def step() -> Any:
+        return strategy.run(replica_step, args=(jnp.asarray(X), jnp.asarray(Y)))
+
+    (mr.function(step) if compiled else step)()
+    expected = np.stack([np.mean(2 * (5 * X - Y) * X), np.mean(2 * (5 * X - Y))])
+    now = np.stack([model.w.numpy(), model.inner["b"][0].numpy()])
+    np.testing.assert_allclose(now, [5, 0] - 0.1 * expected, rtol=1e-4)
+
+
+def test_a_variable_that_no_layer_has_is_still_refused() -> None:
+    outside = mr.Variable(2.0, name="outside")
+
+    class Using(Line):
+        def call(self, x: Any) -> Any:
+            return super().call(x) * outside
+
+    model = Using()
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    with pytest.raises(TransformError, match="'outside' was read under a JAX transform"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_it_is_saved_by_checkpoints(tmp_path: Any) -> None:
+    model, other = made(2), made(None)
+    model.w.assign(7.0)
+    path = mr.checkpoint.Checkpoint(model=model).save(str(tmp_path / "c"))
+    mr.checkpoint.Checkpoint(model=other).restore(path)
+    assert float(other.w.numpy()) == 7.0
