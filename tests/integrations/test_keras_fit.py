@@ -117,6 +117,47 @@ def test_backup_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     np.testing.assert_allclose(fit(compiled_model("dense", 4)), whole.history["loss"][-2:], rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("save_freq", "interrupted", "options"),
+    [
+        pytest.param(2, 6, {}, id="within-the-epoch"),
+        pytest.param(2, 7, {}, id="last-batch"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(1, 0, {}), (3, 7, {}), (4, 8, {}), (2, 5, {"steps_per_execution": 2})]
+        ),
+    ],
+)
+def test_backup_goes_on_within_the_epoch(
+    save_freq: int, interrupted: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Four batches an epoch; interrupted after a batch counted from the start of training."""
+
+    class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
+        seen = -1
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.seen = self.params["steps"] * self.epoch + batch
+            if self.seen >= interrupted:
+                raise KeyboardInterrupt
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+
+    def fit(replicas: int | None, *callbacks: Any) -> Any:
+        model = compiled_model("dense", replicas, **options)
+        model.fit(*data(30), batch_size=8, epochs=3, shuffle=False, verbose=0, callbacks=[*callbacks])
+        return model.get_weights()
+
+    def backup() -> Any:
+        return keras.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=save_freq)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(2, backup(), Interrupt())
+    for mine, whole in zip(fit(4, backup()), fit(2), strict=True):
+        np.testing.assert_allclose(mine, whole, rtol=1e-5, atol=1e-6)
+
+
 def test_tensorboard_gets_its_events(tmp_path: Path) -> None:
     board = keras.callbacks.TensorBoard(tmp_path, histogram_freq=1, update_freq=1)
     compiled_model("dense", 2).fit(

@@ -12,6 +12,7 @@ from mirrored.integrations.keras.losses import connect_losses
 from mirrored.integrations.keras.normalization import connect_normalization
 from mirrored.integrations.keras.optimizers import wrapped, wrapped_build, wrapped_reference
 from mirrored.integrations.keras.plain import connect_plain
+from mirrored.integrations.keras.resuming import connect_resuming
 from mirrored.integrations.keras.symbolic import wrapped_compute_output_spec
 from mirrored.integrations.keras.tensorboard import connect_tensorboard
 from mirrored.integrations.keras.training import wrap_model
@@ -42,6 +43,7 @@ def connect() -> None:
     connect_losses()
     connect_normalization()
     connect_plain()
+    connect_resuming()
     connect_tensorboard()
 
 

@@ -1,0 +1,118 @@
+"""`BackupAndRestore(save_freq=int)`: a run interrupted within an epoch goes on with the batch after the backup.
+
+Keras notes the batch and starts the epoch again, so that its first batches are trained on twice. For a model of a
+strategy the batches before the backup are passed over, and the weights become those of a run without the interruption
+(where the data come in the same order: ``shuffle=False``, or a dataset that shuffles by a seed).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mirrored.errors import InputError
+from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.training import strategy_of
+
+keras = load()
+_EpochIterator: Any = keras.src.trainers.epoch_iterator.EpochIterator
+_passed_over: contextvars.ContextVar[int] = contextvars.ContextVar("_passed_over", default=0)
+
+
+def connect_resuming() -> None:
+    """Wraps the callback, `fit`, and what goes over the batches of an epoch."""
+    callback: Any = keras.callbacks.BackupAndRestore
+    callback.on_train_batch_end = _noting_batch(callback.on_train_batch_end)
+    callback.on_epoch_end = _noting_epoch(callback.on_epoch_end)
+    callback._save_model = _saving_steps(callback._save_model)
+    callback._load_model = _loading_steps(callback._load_model)
+    _EpochIterator._enumerate_iterator = _passing_over(_EpochIterator._enumerate_iterator)
+    keras.Model.fit = _forgetting(keras.Model.fit)
+
+
+def _noting_batch(end: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(end)
+    def noting_batch(self: Any, batch: int, logs: Any = None) -> None:
+        self._steps_done = batch + 1
+        end(self, batch, logs)
+
+    return noting_batch
+
+
+def _noting_epoch(end: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(end)
+    def noting_epoch(self: Any, epoch: int, logs: Any = None) -> None:
+        self._steps_done = 0
+        end(self, epoch, logs)
+
+    return noting_epoch
+
+
+def _saving_steps(save: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(save)
+    def saving_steps(self: Any) -> None:
+        save(self)
+        path = Path(self._training_metadata_path)
+        about = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**about, "steps": self._steps_done}), encoding="utf-8")
+
+    return saving_steps
+
+
+def _loading_steps(restore: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(restore)
+    def loading_steps(self: Any) -> None:
+        restore(self)
+        path = Path(self._training_metadata_path)
+        if strategy_of(self.model) is None or not path.is_file():
+            return
+        about = json.loads(path.read_text(encoding="utf-8"))
+        steps, all_steps = about.get("steps", 0), self.params.get("steps")
+        # Without this the next backup would be taken for one of the epoch that the callback was made in.
+        self._current_epoch = about["epoch"]
+        if all_steps is not None and steps >= all_steps:
+            self.model._initial_epoch = self._current_epoch = about["epoch"] + 1
+            steps = 0
+        self._last_batch_seen = max(0, steps - 1)
+        _passed_over.set(steps)
+
+    return loading_steps
+
+
+def _passing_over(enumerate_steps: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(enumerate_steps)
+    def passing_over(self: Any) -> Iterator[Any]:
+        first = _passed_over.get()
+        _passed_over.set(0)
+        last = 0
+        for begin, end, iterator in enumerate_steps(self):
+            last = end + 1
+            if begin >= first:
+                yield begin, end, iterator
+                continue
+            for _ in range(begin, end + 1):
+                next(iterator, None)
+        if first and last <= first:
+            raise InputError(
+                "BackupAndRestore",
+                found=f"the epoch was interrupted after {first} batches, and the data have {last}",
+                rule="a run goes on with the data that it was started with",
+                remedy="give the same data, or another backup_dir for a run of its own",
+            )
+
+    return passing_over
+
+
+def _forgetting(fit: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fit)
+    def forgetting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return fit(self, *args, **kwargs)
+        finally:
+            _passed_over.set(0)
+
+    return forgetting
