@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -62,3 +63,82 @@ def test_importing_keras_afterwards_takes_jax():
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=50, check=True
     )
     assert done.stdout.strip() == "jax"
+
+
+class Choosing(tf.keras.layers.Layer):
+    """Python that decides over tensors."""
+
+    def call(self, x, training=None):
+        total = tf.reduce_sum(x)
+        if total > 0:
+            y = x * 2.0
+        else:
+            y = x - 1.0
+        for row in tf.range(3):
+            if row > 0:
+                y += tf.cast(row, tf.float32)
+        return y
+
+
+class Outer(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = tf.keras.Sequential([Choosing()])
+        self.scale = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, x):
+        y = self.inner(x)
+        while tf.reduce_max(y) < 50.0:
+            y = y * 2.0
+        return y * self.scale
+
+
+class Inherited(Outer):
+    def call(self, x):
+        return super().call(x) + 1.0
+
+
+def chosen(x, offset):
+    y = (x * 2.0 if x.sum() > 0 else x - 1.0) + 3.0
+    while y.max() < 50:
+        y = y * 2
+    return y + offset
+
+
+@pytest.mark.parametrize(("kind", "offset"), [(Outer, 0.0), (Inherited, 1.0)])
+def test_a_layers_call_is_converted_inside_a_function(kind, offset):
+    model = kind()
+    call = tf.function(model)
+    for x in (np.array([1.0, 2.0], np.float32), np.array([-1.0, -2.0], np.float32), np.array([30.0], np.float32)):
+        np.testing.assert_allclose(call(tf.constant(x)), chosen(x, offset))
+        np.testing.assert_allclose(model(tf.constant(x)), chosen(x, offset))
+
+
+def test_a_layers_call_is_converted_inside_a_run():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        choosing, dense = Choosing(), tf.keras.layers.Dense(1)
+        dense.build((None, 2))
+
+    @tf.function
+    def step(x):
+        def replica_step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(dense(choosing(x, training=True)))
+            return tape.gradient(loss, dense.trainable_variables)[0]
+
+        return strategy.run(replica_step, args=(x,))
+
+    (gradient,) = {str(np.asarray(one)) for one in strategy.experimental_local_results(step(tf.ones([3, 2])))}
+    assert gradient == str(np.full((2, 1), 15.0, np.float32))
+
+
+def test_a_layer_of_a_function_without_autograph_is_not_converted():
+    layer = Choosing()
+    tf.function(layer)(tf.ones([2]))
+    tf.keras.config.disable_traceback_filtering()  # it cannot make JAX's error again
+    try:
+        with pytest.raises(jax.errors.TracerBoolConversionError, match="Attempted boolean conversion"):
+            tf.function(lambda x: layer(x), autograph=False)(tf.ones([2]))
+    finally:
+        tf.keras.config.enable_traceback_filtering()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import jax
@@ -66,9 +68,16 @@ def convert(python_function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(python_function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return autograph.converted_call(python_function, args, kwargs)
+        with _layers_converted_by(autograph.converted):
+            return autograph.converted_call(python_function, args, kwargs)
 
     return call
+
+
+def _layers_converted_by(convert: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Keras calls a layer's `call` itself, out of sight of the code that is converted."""
+    calls: Any = sys.modules.get("mirrored.integrations.keras.calls")
+    return nullcontext() if calls is None else calls.converted_by(convert)  # type: ignore[no-any-return]
 
 
 def _explaining(python_function: Callable[..., Any]) -> Callable[..., Any]:

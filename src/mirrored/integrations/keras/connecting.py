@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.calls import connect_calls
 from mirrored.integrations.keras.losses import connect_losses
 from mirrored.integrations.keras.normalization import connect_normalization
 from mirrored.integrations.keras.optimizers import wrapped, wrapped_build, wrapped_reference
@@ -40,6 +41,7 @@ def connect() -> None:
     base.add_variable_from_reference = wrapped_reference(base.add_variable_from_reference)
     wrap_model(keras.Model)
     keras.src.backend.compute_output_spec = wrapped_compute_output_spec(keras.src.backend.compute_output_spec)
+    connect_calls()
     connect_losses()
     connect_normalization()
     connect_plain()

@@ -20,6 +20,7 @@ from malt.lang import special_functions
 from malt.pyct import inspect_utils, origin_info, parser, transpiler
 
 from mirrored.tf._autograph import branches, calls, loops, scope, truth
+from mirrored.tf._autograph.calls import converted as converted
 from mirrored.tf._autograph.calls import converted_call as converted_call
 from mirrored.tf._autograph.calls import do_not_convert as do_not_convert
 

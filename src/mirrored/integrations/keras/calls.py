@@ -1,0 +1,63 @@
+"""A layer's own `call`, where the function around it has its Python converted (AutoGraph): it is converted, too."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mirrored.integrations.keras.backend import load
+
+keras = load()
+Convert = Callable[[Callable[..., Any]], Callable[..., Any]]
+_converting: contextvars.ContextVar[Convert | None] = contextvars.ContextVar("_converting", default=None)
+_prepared: set[type] = set()
+
+
+@contextmanager
+def converted_by(convert: Convert) -> Iterator[None]:
+    """In the block, layers whose class is the user's run the converted form of their `call`.
+
+    Args:
+        convert: From a function to its converted form; what is not to be converted it gives back.
+    """
+    token = _converting.set(convert)
+    try:
+        yield
+    finally:
+        _converting.reset(token)
+
+
+def connect_calls() -> None:
+    """Wraps `Layer.__call__`."""
+    keras.layers.Layer.__call__ = _preparing(keras.layers.Layer.__call__)
+
+
+def _preparing(call_layer: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call_layer)
+    def preparing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _converting.get() is not None and type(self) not in _prepared:
+            _prepare(type(self))
+        return call_layer(self, *args, **kwargs)
+
+    return preparing
+
+
+def _prepare(layer_class: type) -> None:
+    """Lets the `call` of a class and of those it inherits from be converted; Keras' own are left as they are."""
+    for one in layer_class.__mro__:
+        call = vars(one).get("call")
+        if one not in _prepared and callable(call) and not one.__module__.startswith("keras."):
+            one.call = _dispatching(call)  # type: ignore[attr-defined]
+        _prepared.add(one)
+
+
+def _dispatching(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def dispatching(self: Any, *args: Any, **kwargs: Any) -> Any:
+        convert = _converting.get()
+        return (call if convert is None else convert(call))(self, *args, **kwargs)
+
+    return dispatching
