@@ -252,7 +252,13 @@ def _operator(name: str, otherwise: Callable[[Any, Any], Any]) -> Callable[[Box,
     return method
 
 
+def _negative(box: Box) -> Any:
+    owner = box.owner
+    return owner.negated(box) if _trace_now.trace is owner else _OF_JAX_METHODS["__neg__"](box)
+
+
 def _shorten(names: Iterable[str]) -> None:
+    Box.__neg__ = _negative  # type: ignore[assignment,method-assign]
     for name in names:
         setattr(Box, f"__{name}__", _operator(name, _OF_JAX_METHODS[f"__{name}__"]))
 

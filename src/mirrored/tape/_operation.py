@@ -64,6 +64,7 @@ class Rule:
         forward: Computes the results, followed by residuals that are none of inputs, results and constants.
         num_results: How many results come first.
         tracked: For each result, whether a gradient can come back through it.
+        is_plain: Whether there is one result, and a way back from it.
         passes: Whether the one result's cotangent is that of the one watched input as it stands (`x + 1.0`).
         out_avals: The results' types.
         failure: Why there is no way back (no derivative is defined for it, say), if so.
@@ -79,6 +80,7 @@ class Rule:
         "any_tracked",
         "failure",
         "forward",
+        "is_plain",
         "num_results",
         "out_avals",
         "passes",
@@ -91,7 +93,7 @@ class Rule:
         self._avals, self._watched = avals, watched
         self._backward: dict[tuple[bool, ...], Backward] = {}
         self.failure: Exception | None = None
-        self.passes = False
+        self.is_plain = self.passes = False
         try:
             self._derive(avals, watched)
         except Exception as failure:
@@ -125,6 +127,7 @@ class Rule:
         self._cut(program)
         self.tracked = [is_inexact(aval) for aval in self.out_avals]
         self.any_tracked = any(self.tracked) and bool(self.backward(tuple(self.tracked)).reached)
+        self.is_plain = self.any_tracked and self.num_results == 1
         self.passes = len(watched) == 1 and self.tracked == [True] and self.backward((True,)).passes
 
     def _cut(self, program: Program) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +13,8 @@ from mirrored.errors import TapeError
 from mirrored.tape._operation import Flat, Operation, Rule, linearize
 
 Key = int
-Pulled = Sequence[tuple[int, Any]]
+Pulled = Iterable[tuple[int, Any]]
+_ONLY: tuple[bool, ...] = (True,)
 Runner = Callable[[Operation, Sequence[Any]], Sequence[Any]]
 
 _keys = itertools.count(1)
@@ -77,11 +78,15 @@ class RuleRecord(Record):
         self.residuals = residuals
 
     def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
-        backward = self.rule.backward(tuple([cotangent is not None for cotangent in cotangents]))
+        if len(cotangents) == 1:  # nearly all; a record whose only result has no cotangent is passed over
+            present, given = _ONLY, cotangents
+        else:
+            present = tuple([cotangent is not None for cotangent in cotangents])
+            given = [cotangent for cotangent in cotangents if cotangent is not None]
+        backward = self.rule.backward(present)
         if not backward.reached:
             return ()
-        given = [cotangent for cotangent in cotangents if cotangent is not None]
-        return list(zip(backward.reached, run(backward.operation, [*self.residuals, *given]), strict=True))
+        return zip(backward.reached, run(backward.operation, [*self.residuals, *given]), strict=True)
 
     def pull_recorded(self, cotangents: list[Any], run: Runner) -> Pulled:
         reached = self.rule.backward(tuple([cotangent is not None for cotangent in cotangents])).reached

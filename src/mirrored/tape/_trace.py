@@ -23,7 +23,8 @@ from mirrored._jax.traces import Trace, is_eval, is_eval_below, is_tracer, put_t
 from mirrored.tape import _catalogue as catalogue
 from mirrored.tape import _loops as loops
 from mirrored.tape import _merging as merging
-from mirrored.tape._operation import Operation, Rule, linearize
+from mirrored.tape._operation import Operation, linearize
+from mirrored.tape._quick_rules import QuickRules
 from mirrored.tape._record import AliasRecord, FailedRecord, Key, PullbackRecord, Record, RuleRecord, new_key
 
 if TYPE_CHECKING:
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
     from mirrored.tape._recorder import Recorder
 
 
-_LEFT: tuple[int, ...] = (0,)
+_FIRST: tuple[int, ...] = (0,)
 _BOTH: tuple[int, ...] = (0, 1)
+
+_quick_rules = QuickRules()
 
 
 class TapeTrace(Trace):  # type: ignore[misc]
@@ -44,7 +47,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         recorder: Where to record; None while the tape is not recording: then everything passes through.
     """
 
-    __slots__ = ("_context", "_quick", "_stale", "eager", "outer_token", "parent", "recorder")
+    __slots__ = ("_stale", "eager", "outer_token", "parent", "recorder")
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -54,8 +57,6 @@ class TapeTrace(Trace):  # type: ignore[misc]
         self.recorder: Recorder | None = None
         self.eager = False
         self._stale: list[Any] = []
-        self._context: Any = None
-        self._quick: dict[Any, Rule] = {}
 
     # Life
 
@@ -212,48 +213,56 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return results
 
     def operate(self, name: str, left: Box, right: Any) -> Any:
-        """Applies a binary operator to a box of this tape and a box, an array or a number: `apply`, made short."""
+        """Applies a binary operator to a box of this tape and a box, an array or a number."""
         recorder = self.recorder
         operation = catalogue.OPERATORS[name]
         kind = type(right)
         if not self.eager or recorder is None or (kind is Box and right.owner is not self):
             return self.apply(operation, (left, right))[0]
-        value, keys, watched = left.payload, [left.key], _LEFT
         if kind is Box:
-            keys.append(right.key)
-            right, watched = right.payload, _BOTH
-        elif kind is Array and id(right) in recorder.known:
-            keys.append(recorder.known[id(right)][0])
-            watched = _BOTH
+            return self._perform_quickly(operation, (left.payload, right.payload), (left.key, right.key), _BOTH)
+        if kind is Array and id(right) in recorder.known:
+            keys = left.key, recorder.known[id(right)][0]
+            return self._perform_quickly(operation, (left.payload, right), keys, _BOTH)
+        return self._perform_quickly(operation, (left.payload, right), (left.key,), _FIRST)
+
+    def operate_alone(self, operation: Operation, box: Box) -> Any:
+        """Applies an operation with one result to one box of this tape."""
+        if not self.eager or self.recorder is None:
+            return self.apply(operation, (box,))[0]
+        return self._perform_quickly(operation, (box.payload,), (box.key,), _FIRST)
+
+    def negated(self, box: Box) -> Any:
+        """Minus a box of this tape."""
+        return self.operate_alone(catalogue.NEGATIVE, box)
+
+    def _perform_quickly(
+        self, operation: Operation, values: tuple[Any, ...], keys: tuple[Key, ...], watched: tuple[int, ...]
+    ) -> Any:
+        """`perform`, made short for an eager tape that records and an operation with one result."""
         put_trace(self.parent)
         token = jit_key.swap(None)
         try:
-            rule = self._rule_of_operator(operation, value, right, watched)
-            results = rule.forward.jitted(value, right)
+            rule = _quick_rules.find(operation, values, watched)
+            results: Sequence[Any] = rule.forward.jitted(*values) if rule.is_plain else ()
         finally:
             put_trace(self)
             jit_key.put(token)
+        if not results:
+            return self.perform(operation, list(values), list(keys), watched)[0]
         record: Record = (
             AliasRecord(keys, watched)
             if rule.passes
-            else RuleRecord(keys, watched, operation, rule, rule.residuals((value, right), results))
+            else RuleRecord(keys, watched, operation, rule, rule.residuals(values, results))
         )
         key = new_key()
         record.out_keys = (key,)
+        recorder = self.recorder
+        assert recorder is not None
         if recorder.persistent:
-            record.inputs = self._rewrapped((value, right), record)
+            record.inputs = self._rewrapped(values, record)
         recorder.records.append(record)
         return Box(self, results[0], key)
-
-    def _rule_of_operator(self, operation: Operation, left: Any, right: Any, watched: tuple[int, ...]) -> Rule:
-        context = context_key()
-        if context != self._context:
-            self._context, self._quick = context, {}
-        key = operation, left.aval, right.aval if type(right) is Array else type(right), watched
-        rule = self._quick.get(key)
-        if rule is None:
-            rule = self._quick[key] = operation.rule((aval_of(left), aval_of(right)), watched)
-        return rule
 
     def _tracked(self, value: Any, key: Key, recorder: Recorder) -> Any:
         if type(value) is Array:

@@ -41,7 +41,8 @@ rows(
         "nn.softsign math.softsign": ("features", jax.nn.soft_sign),
         "nn.sigmoid math.sigmoid sigmoid": ("x", jax.nn.sigmoid),
         "math.log_sigmoid": ("x", jax.nn.log_sigmoid),
-    }
+    },
+    elementwise=True,
 )
 
 

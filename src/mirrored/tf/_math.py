@@ -95,7 +95,8 @@ rows(
         "bitwise.invert": ("x", jnp.bitwise_not),
         "bitwise.left_shift": ("x y", jnp.left_shift),
         "bitwise.right_shift": ("x y", jnp.right_shift),
-    }
+    },
+    elementwise=True,
 )
 
 

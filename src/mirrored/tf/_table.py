@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from mirrored._jax.traces import is_eager
 from mirrored.errors import MirroredError
+from mirrored.tape import direct
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._static import static_axis, static_tensor
 from mirrored.tf._tensors import as_tensor, has_static, is_host, operands
@@ -87,12 +88,19 @@ class _Parameter:
     default: Any = _REQUIRED
 
 
-def rows(table: Mapping[str, tuple[str, Callable[..., Any]]]) -> None:
-    """Enters rows: ``{"math.add add": ("x y", jnp.add)}``."""
+def rows(table: Mapping[str, tuple[str, Callable[..., Any]]], *, elementwise: bool = False) -> None:
+    """Enters rows: ``{"math.add add": ("x y", jnp.add)}``.
+
+    Args:
+        table: Names, parameters and functions.
+        elementwise: Whether those of one tensor give one tensor of its shape: an eager tape is then told at once.
+    """
     for places, (signature, target) in table.items():
         names = places.split()
         parameters = tuple(_parameter(token) for token in signature.split())
-        register(names, _row(f"tf.{names[0]}", parameters, target))
+        function = _row(f"tf.{names[0]}", parameters, target)
+        of_one = elementwise and [one.kind for one in parameters] == ["tensor"]
+        register(names, direct(target, otherwise=function) if of_one else function)
 
 
 def _parameter(token: str) -> _Parameter:
