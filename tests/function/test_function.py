@@ -399,6 +399,24 @@ def test_assigned_variables_are_donated():
     assert v.numpy()[0] == 2.0
 
 
+def test_every_variable_keeps_the_buffer_that_it_donates():
+    variables = [mr.Variable(jnp.full(3, float(k)), name=f"v{k}") for k in range(5)]
+    fresh = mr.Variable(jnp.zeros(3))
+
+    @mr.function
+    def step():
+        values = [v.read_value() for v in variables]
+        fresh.assign(values[0])
+        for k in (3, 1, 4, 0, 2):  # in another order than that of reading
+            variables[k].assign(values[k] + sum(values))
+
+    text = step.lower().compile().as_text()
+    aliases = re.findall(r"\{(\d+)\}: \((\d+),", text.splitlines()[0])
+    assert [(int(result), int(operand)) for result, operand in aliases] == [(k, k) for k in range(5)]
+    step()
+    assert [v.numpy()[0] for v in (*variables, fresh)] == [10.0, 11.0, 12.0, 13.0, 14.0, 0.0]
+
+
 @pytest.mark.parametrize("donate", [True, False])
 def test_values_handed_out_stay_valid(donate):
     v = mr.Variable(jnp.arange(3.0))

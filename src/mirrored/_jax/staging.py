@@ -30,6 +30,11 @@ class Staged:
         """The program together with its constants."""
         return ClosedJaxpr(self.jaxpr, list(self.constants))
 
+    def giving(self, positions: Sequence[int]) -> Staged:
+        """The same program with these of its results, in this order."""
+        outvars = [self.jaxpr.outvars[position] for position in positions]
+        return dataclasses.replace(self, jaxpr=self.jaxpr.replace(outvars=outvars))
+
     def __call__(self, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """Applies every equation to these values, under the current trace."""
         return list(jax.core.eval_jaxpr(self.jaxpr, constants, *inputs))

@@ -103,9 +103,9 @@ class Program:
         return None
 
     def _compile(self, staged: Staged) -> None:
-        assigned = [variable for variable, _ in self._frame.staged.values()]
-        assigned_ids = {id(variable) for variable in assigned}
         read = [variable for variable, _ in self._frame.captured.values()]
+        staged, assigned = self._in_order_of_reading(staged, read)
+        assigned_ids = {id(variable) for variable in assigned}
         # A scan carries every assigned variable; a single step need not be told the old value of one that it only
         # assigns.
         carried = assigned if self._steps is not None else [v for v in read if id(v) in assigned_ids]
@@ -149,6 +149,18 @@ class Program:
         donated = tuple(range(len(self._donated)))
         self._plain = compiled(program)
         self._donating = compiled(program, donate_argnums=donated)
+
+    def _in_order_of_reading(self, staged: Staged, read: Sequence[Any]) -> tuple[Staged, list[Any]]:
+        """The program with the assigned variables' new values in the order of their old ones, and those variables.
+
+        JAX gives each donated buffer to the first result of its shape. Were that another variable's, XLA would copy
+        every one of them in every step.
+        """
+        assigned = [variable for variable, _ in self._frame.staged.values()]
+        when = {id(variable): place for place, variable in enumerate(read)}
+        order = sorted(range(len(assigned)), key=lambda i: when.get(id(assigned[i]), len(read)))
+        results = range(len(assigned), len(staged.jaxpr.outvars))
+        return staged.giving([*order, *results]), [assigned[i] for i in order]
 
     def _scanned(
         self,
