@@ -27,6 +27,8 @@ def build(kind: str) -> Any:
         return keras.Sequential([keras.Input((6, 4)), layers.Flatten(), layers.Dense(5, "tanh"), layers.Dense(1)])
     if kind == "lstm":
         return keras.Sequential([keras.Input((6, 4)), layers.LSTM(3), layers.Dense(1)])
+    if kind == "strided":
+        return keras.Sequential([keras.Input((6, 4)), layers.Conv1D(3, 3, 2), layers.Flatten(), layers.Dense(1)])
     if kind == "conv":
         body = [layers.Conv1D(3, 3), SyncBatchNormalization(), layers.ReLU(), layers.Flatten()]
         return keras.Sequential([keras.Input((6, 4)), *body, layers.Dense(1)])
@@ -69,7 +71,7 @@ def train_by_fit(kind: str, replicas: int, steps: int) -> Trained:
     return history["loss"], model.get_weights()
 
 
-def train_by_loop(kind: str, replicas: int, steps: int) -> Trained:
+def train_by_loop(kind: str, replicas: int, steps: int, *, compiled: bool = True) -> Trained:
     """The custom loop on replicas."""
     strategy = mr.MirroredStrategy(jax.devices()[:replicas])
     with strategy.scope():
@@ -84,9 +86,9 @@ def train_by_loop(kind: str, replicas: int, steps: int) -> Trained:
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
-    @mr.function
     def step(x: Any, y: Any) -> Any:
         return strategy.reduce("SUM", strategy.run(replica_step, args=(x, y)), axis=None)
 
+    step = mr.function(step) if compiled else step
     losses = [float(step(x, y)) for x, y in strategy.distribute_dataset([data()] * steps)]
     return losses, model.get_weights()

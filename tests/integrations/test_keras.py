@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+from integrations.keras_models import Trained, build, data, scope, train_by_keras, train_by_loop
 from mirrored.integrations.keras import StrategyVariable, keras
 
 # Keras' own `numpy()` calls NumPy in a way that NumPy 2 has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 
-BATCH, STEPS = 8, 5
-MODELS = ("dense", "lstm", "attention", "conv")
+STEPS = 5
+MODELS = ("dense", "lstm", "attention", "strided")
 
 
 @pytest.fixture(autouse=True)
@@ -29,60 +30,7 @@ def fresh_names() -> None:
     keras.utils.set_random_seed(3)
 
 
-def build(kind: str) -> Any:
-    """A small model; the same weights for the same kind."""
-    keras.utils.set_random_seed(3)
-    layers = keras.layers
-    if kind == "dense":
-        return keras.Sequential([keras.Input((6, 4)), layers.Flatten(), layers.Dense(5, "tanh"), layers.Dense(1)])
-    if kind == "lstm":
-        return keras.Sequential([keras.Input((6, 4)), layers.LSTM(3), layers.Dense(1)])
-    if kind == "conv":
-        return keras.Sequential([keras.Input((6, 4)), layers.Conv1D(3, 3, 2), layers.Flatten(), layers.Dense(1)])
-    inputs = keras.Input((6, 4))
-    attended = layers.MultiHeadAttention(2, 3)(inputs, inputs)
-    return keras.Model(inputs, layers.Dense(1)(layers.Flatten()(layers.LayerNormalization()(inputs + attended))))
-
-
-def data() -> tuple[np.ndarray, np.ndarray]:
-    """One batch."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(BATCH, 6, 4)).astype("float32")
-    return x, x.sum((1, 2))[:, None].astype("float32")
-
-
-def train_by_keras(kind: str) -> tuple[list[float], list[np.ndarray]]:
-    """Single-device Keras in a process-wide default: `train_on_batch`."""
-    model = build(kind)
-    model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse")
-    x, y = data()
-    losses = [float(model.train_on_batch(x, y)) for _ in range(STEPS)]
-    return losses, model.get_weights()
-
-
-def train_by_loop(kind: str, replicas: int, compiled: bool) -> tuple[list[float], list[np.ndarray]]:
-    """The custom loop on replicas."""
-    strategy = mr.MirroredStrategy(jax.devices()[:replicas])
-    with strategy.scope():
-        model, optimizer = build(kind), keras.optimizers.SGD(0.02, momentum=0.9)
-        optimizer.build(model.trainable_variables)
-
-    def replica_step(x: Any, y: Any) -> Any:
-        with mr.GradientTape() as tape:
-            loss = mr.losses.average_loss(((model(x, training=True) - y) ** 2)[:, 0])
-        variables = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return loss
-
-    def step(x: Any, y: Any) -> Any:
-        return strategy.reduce("SUM", strategy.run(replica_step, args=(x, y)), axis=None)
-
-    step = mr.function(step) if compiled else step
-    losses = [float(step(x, y)) for x, y in strategy.distribute_dataset([data()] * STEPS)]
-    return losses, model.get_weights()
-
-
-def assert_same(a: tuple[list[float], list[np.ndarray]], b: tuple[list[float], list[np.ndarray]]) -> None:
+def assert_same(a: Trained, b: Trained) -> None:
     """Losses and weights within 1e-5."""
     np.testing.assert_allclose(a[0], b[0], rtol=1e-5)
     for mine, theirs in zip(a[1], b[1], strict=True):
@@ -92,12 +40,12 @@ def assert_same(a: tuple[list[float], list[np.ndarray]], b: tuple[list[float], l
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_compiled_custom_loop_equals_single_device_keras(kind: str, replicas: int) -> None:
-    assert_same(train_by_loop(kind, replicas, True), train_by_keras(kind))
+    assert_same(train_by_loop(kind, replicas, STEPS), train_by_keras(kind, STEPS))
 
 
 @pytest.mark.parametrize("kind", ["dense"])
 def test_eager_custom_loop_equals_single_device_keras(kind: str) -> None:
-    assert_same(train_by_loop(kind, 2, False), train_by_keras(kind))
+    assert_same(train_by_loop(kind, 2, STEPS, compiled=False), train_by_keras(kind, STEPS))
 
 
 @pytest.mark.parametrize("batch_size", [8, 5], ids=["even", "uneven"])
@@ -106,8 +54,7 @@ def test_fit_equals_single_device_keras(make: Callable[[], Any], batch_size: int
     histories, weights = [], []
     for replicas in (None, 2):
         keras.utils.set_random_seed(3)
-        scope = mr.MirroredStrategy(jax.devices()[:replicas]).scope() if replicas else _nothing()
-        with scope:
+        with scope(replicas):
             model = make()
             model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse", metrics=["mae"])
         x, y = data()
@@ -126,12 +73,6 @@ def with_statistics() -> Any:
     return keras.Sequential(
         [keras.Input((6, 4)), layers.Conv1D(3, 3), layers.BatchNormalization(), layers.Flatten(), layers.Dense(1)]
     )
-
-
-class _nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *exception: object) -> None: ...
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])

@@ -418,29 +418,23 @@ def test_errors_point_to_the_line_that_was_written():
     assert any(frame.line == 'raise KeyError("here")  # the line' for frame in frames)
 
 
-def test_without_autograph_conditions_are_refused():
-    @tf.function(autograph=False)
-    def f(x):
-        if x > 0:
-            return x
-        return -x
+def absolute(x):
+    if x > 0:
+        return x
+    return -x
 
+
+def test_without_autograph_conditions_are_refused():
     with pytest.raises(Exception, match="(?s)boolean conversion") as caught:
-        f(tf.constant(1.0))
+        tf.function(absolute, autograph=False)(tf.constant(1.0))
     assert any("jax.lax.cond" in note for note in caught.value.__notes__)
 
 
 def test_without_the_package_the_error_names_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
-    @tf.function
-    def f(x):
-        if x > 0:
-            return x
-        return -x
-
     with pytest.raises(Exception, match="(?s)boolean conversion") as caught:
-        f(tf.constant(1.0))
+        tf.function(absolute)(tf.constant(1.0))
     assert any("mirrored[autograph]" in note for note in caught.value.__notes__)
 
 
