@@ -31,6 +31,11 @@ def num_processes() -> int:
     return int(_distributed.global_state.num_processes or 1)
 
 
+def address() -> str:
+    """``host:port`` of the coordinator."""
+    return str(_distributed.global_state.coordinator_address)
+
+
 def _client() -> Any:
     return _distributed.global_state.client
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -20,6 +21,7 @@ from typing import Final, NoReturn
 
 _GO_SECONDS: Final = 3.0
 _END_SECONDS: Final = 2.0
+_PATIENCE_SECONDS: Final = 4.0
 # What JAX says when another process of the job is gone.
 _LOST_PEER_WORDS: Final = (
     "gloo",
@@ -83,11 +85,28 @@ class _Process:
 
     launcher: Launcher | None = None
     leaving = threading.Lock()
+    farewell: Callable[[str, str], object] | None = None
+    suspect: Callable[[], str | None] | None = None
 
 
 def connect(descriptor: int) -> None:
     """Opens the channel to the launcher; once per process."""
     _Process.launcher = Launcher(descriptor)
+
+
+def has_launcher() -> bool:
+    """Whether `mirrored run` has started this process."""
+    return _Process.launcher is not None
+
+
+def say_farewell_by(farewell: Callable[[str, str], object], suspect: Callable[[], str | None]) -> None:
+    """Says how the other workers are to hear of this one's end, and who knows which of them is lost.
+
+    Args:
+        farewell: Called with the kind of the end and what has happened.
+        suspect: Gives the error's text for a worker that seems lost, if there is one.
+    """
+    _Process.farewell, _Process.suspect = farewell, suspect
 
 
 def tell_launcher(text: str) -> None:
@@ -116,6 +135,8 @@ def leave(kind: str, code: int, text: str, show: Callable[[], object]) -> NoRetu
             stream.flush()
     if launcher is not None:
         launcher.has_shown()
+    elif _Process.farewell is not None:
+        _Process.farewell(kind, text)
     os._exit(code)
 
 
@@ -131,15 +152,22 @@ def leave_by_exception(kind: type[BaseException], error: BaseException, trace: T
     """Ends this process for an exception that nobody has caught: its traceback, and no waiting for the others."""
     if isinstance(error, KeyboardInterrupt):
         leave("exit", 130, "was interrupted", lambda: None)
-    why = "has lost another worker" if is_lost_peer(error) else "ended by"
     last = traceback.format_exception_only(kind, error)[-1].strip()[:300]
-    name = "lost-peer" if is_lost_peer(error) else "error"
-    leave(name, 1, f"{why} {last}" if why == "ended by" else f"{why}: {last}", lambda: _show(kind, error, trace))
+    if not is_lost_peer(error):
+        leave("error", 1, f"ended by {last}", lambda: _show(kind, error, trace, None))
+    if _Process.suspect is None:
+        leave("lost-peer", 1, f"has lost another worker: {last}", lambda: _show(kind, error, trace, None))
+    # The watch may know more: who was lost, or that the workers were not at the same operation. Then it leaves.
+    time.sleep(_PATIENCE_SECONDS)
+    lost = _Process.suspect()
+    leave("lost-peer", 1, f"has lost another worker: {lost or last}", lambda: _show(kind, error, trace, lost))
 
 
-def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None, lost: str | None) -> None:
     hook = _original_hook[0] if sys.excepthook is _leave_at_once else sys.excepthook
     hook(kind, error, trace)
+    if lost is not None:
+        print(lost, file=sys.stderr)
 
 
 def _leave_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import dataclasses
 import json
 import os
 import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from typing import Final
 
 from mirrored import config
 from mirrored._jax import coordination
 from mirrored.watch import judging
-from mirrored.watch.leaving import leave, tell_launcher
+from mirrored.watch.aborting import delay_aborts, is_aborting
+from mirrored.watch.leaving import has_launcher, leave, say_farewell_by, tell_launcher
+from mirrored.watch.lifeline import Address, Lifeline
+from mirrored.watch.losing import FOLLOWS, lost_worker
 from mirrored.watch.roll import roll
 from mirrored.watch.stacks import all_stacks
 from mirrored.watch.standing import Standing
 
 _ROOT: Final = "mirrored/watch"
+_LIFELINE: Final = "mirrored/lifeline"
+_LIFELINE_SECONDS: Final = 60.0
 _INTERVAL_SECONDS: Final = 1.0
 # What is wrong now may be right in a moment: two operations are posted one after the other.
 _CONFIRMATIONS: Final = 2
 _FAREWELL_SECONDS: Final = 10.0
+_OWN_WORDS_SECONDS: Final = 3.0
+_JAX_SECONDS: Final = 1.0
+_ENDING_SECONDS: Final = 0.2
 
 
 class Watch:
@@ -50,13 +61,33 @@ class Watch:
         self._told: set[int] = set()
         self._told_alone: set[tuple[int, str, str]] = set()
         self._suspicions: list[str] = []
+        self._lifeline: Lifeline | None = None
 
     def start(self) -> None:
         """Begins to watch."""
         self._posting = threading.Thread(target=self._post, name="mirrored-posting", daemon=True)
         self._posting.start()
         threading.Thread(target=self._judge, name="mirrored-judging", daemon=True).start()
+        self._start_lifeline()
+        say_farewell_by(self._say_farewell, self._suspect)
         atexit.register(self._end)
+
+    def _start_lifeline(self) -> None:
+        """Connects the workers, unless a launcher looks after them."""
+        line = Lifeline(self._worker, self._heartbeat_seconds, self._lose)
+        address: Address | None = None
+        if self._worker == 0:
+            with contextlib.suppress(OSError):
+                address = None if has_launcher() else line.listen()
+            coordination.put(_LIFELINE, json.dumps(None if address is None else dataclasses.astuple(address)))
+        elif not has_launcher():
+            told = json.loads(coordination.get(_LIFELINE, _LIFELINE_SECONDS))
+            if told is not None:
+                address = Address(*told)
+                line.connect(coordination.address().rpartition(":")[0].strip("[]"), address)
+        if address is not None:
+            self._lifeline = line
+            delay_aborts()
 
     def _interval(self) -> float:
         return min(_INTERVAL_SECONDS, config.watchdog_seconds() / 4, self._heartbeat_seconds / 4)
@@ -67,6 +98,8 @@ class Watch:
         Python must not end while a thread is inside JAX's client: the process would abort.
         """
         self._has_ended = True
+        if self._lifeline is not None:
+            self._lifeline.say("bye")
         self._wake.set()
         self._posting.join(_FAREWELL_SECONDS)
 
@@ -85,7 +118,7 @@ class Watch:
                 return
             if found is not None:
                 self._take({int(key): Standing.from_json(json.loads(text)) for key, text in found.items()})
-            self._wake.wait(self._interval())
+            self._wake.wait(min(self._interval(), 0.1 * self._beat))  # at first all want to know of each other
             self._wake.clear()
 
     def _take(self, board: dict[int, Standing]) -> None:
@@ -105,6 +138,7 @@ class Watch:
         while not self._has_ended:
             time.sleep(self._interval())
             self._tell_of_silence()
+            self._leave_before_jax()
             board = self._board
             limit = config.watchdog_seconds()
             still = time.monotonic() - self._moved_at
@@ -152,6 +186,54 @@ class Watch:
             )
             print(f"mirrored: {text}", file=sys.stderr, flush=True)
             tell_launcher(text)
+
+    def _say_farewell(self, kind: str, text: str) -> None:
+        """Tells the others why this worker goes, if they do not find it out for themselves."""
+        if self._lifeline is not None and kind not in ("hang", "lost-peer"):
+            self._lifeline.say("failing", text)
+        elif self._lifeline is not None:
+            self._lifeline.say("failing", f"{FOLLOWS} {text}")
+
+    def _lose(self, worker: int, words: str) -> None:
+        """Ends this worker since another one has gone."""
+        if words.startswith(FOLLOWS):
+            time.sleep(_OWN_WORDS_SECONDS)  # this worker finds out the same in a moment, and tells it better
+        age = self._age(worker)
+        self._let_others_speak(worker)
+        error = lost_worker(worker, self._board.get(worker), words.removeprefix(FOLLOWS).strip(), age)
+        text = "".join(traceback.format_exception_only(error)).rstrip()
+        leave("lost-peer", 1, text, lambda: print(text, file=sys.stderr, flush=True))
+
+    def _let_others_speak(self, lost: int) -> None:
+        """Waits for JAX's runtime to print its message, so that ours is the last; worker 0 for the others to end.
+
+        The end of worker 0 is what has JAX's runtime abort the others.
+        """
+        end = time.monotonic() + (_JAX_SECONDS if lost == 0 else _ENDING_SECONDS if self._worker == 0 else 0.0)
+        while time.monotonic() < end and not is_aborting():
+            time.sleep(0.01)
+
+    def _leave_before_jax(self) -> None:
+        """Says who is lost, where JAX's runtime has given a worker up whose connection still stands: a stopped one."""
+        text = None if self._lifeline is None else self._suspect()
+        if text is not None and is_aborting():
+            leave("lost-peer", 1, text, lambda: print(text, file=sys.stderr, flush=True))
+
+    def _age(self, worker: int) -> float:
+        return time.monotonic() - self._changed_at.get(worker, self._answered_at)
+
+    def _suspect(self) -> str | None:
+        """The error for the worker that has been silent longest, if it is longer than a living one would be."""
+        limit = 3 * self._interval()
+        if time.monotonic() - self._answered_at > limit:
+            worker = 0
+        else:
+            ages = {other: self._age(other) for other, one in self._board.items() if not one.has_ended}
+            worker = max(ages, key=ages.__getitem__, default=self._worker)
+        if worker == self._worker or self._age(worker) <= limit:
+            return None
+        error = lost_worker(worker, self._board.get(worker), "", self._age(worker))
+        return "".join(traceback.format_exception_only(error)).rstrip()
 
     def _leave(self, verdict: str) -> None:
         def show() -> None:
