@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "mirrored"
 # Lowest first; a package imports only from lines above its own, and from itself.
 LEVELS = [
     {"errors"},
-    {"_jax", "config"},
+    {"_jax", "config", "extras"},
     {"watch"},
     {"replicas"},
     {"collectives"},

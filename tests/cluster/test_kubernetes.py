@@ -71,7 +71,7 @@ def test_client_is_made_for_the_location(monkeypatch, location):
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "kubernetes", None)
-    with pytest.raises(MissingExtraError, match="pip install kubernetes"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'mirrored\[kubernetes\]', or give override_client"):
         KubernetesClusterResolver()
 
 

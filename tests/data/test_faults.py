@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import traceback
@@ -123,10 +124,6 @@ def test_an_empty_dataset_ends_at_once() -> None:
 def test_without_grain_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from mirrored.data import _extra
 
-    monkeypatch.setattr(_extra.importlib, "import_module", _refuse)
+    monkeypatch.setitem(sys.modules, "mirrored.data._engine", None)
     with pytest.raises(MissingExtraError, match=r"grain(.|\n)*mirrored\[data\]"):
-        _extra.load("mirrored.data._engine", "grain", "Dataset")
-
-
-def _refuse(name: str) -> None:
-    raise ImportError(f"No module named {name}")
+        _extra.engine.__wrapped__()

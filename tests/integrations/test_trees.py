@@ -11,7 +11,6 @@ import optax
 import pytest
 
 import mirrored as mr
-from mirrored.integrations.extras import load
 
 
 def params() -> dict[str, Any]:
@@ -121,8 +120,3 @@ def test_optimizers_take_trees() -> None:
     assert set(optimizer.slots(tree["w"])) == {"mu", "nu"}
     mr.optimizers.SGD(1.0).minimize(lambda: jnp.sum(tree["w"] * 2.0), tree)
     np.testing.assert_array_equal(tree["w"].numpy(), [-1.0, -1.0])
-
-
-def test_a_missing_package_names_its_extra() -> None:
-    with pytest.raises(mr.errors.MissingExtraError, match=r"pip install 'mirrored\[flax\]'"):
-        load("flax.there_is_no_such_module", extra="flax")

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import functools
-import importlib
-from types import ModuleType
+from typing import Any
 
-from mirrored.errors import MissingExtraError
+from mirrored.extras import load
 
 
 @functools.cache
-def engine() -> ModuleType:
+def engine() -> Any:
     """`mirrored.checkpoint._engine`, which needs Orbax.
 
     Raises:
         MissingExtraError: Orbax is not installed.
     """
-    try:
-        return importlib.import_module("mirrored.checkpoint._engine")
-    except ImportError as error:
-        raise MissingExtraError(
-            "mirrored.checkpoint",
-            found=f"the package orbax-checkpoint cannot be imported: {error}",
-            rule='checkpoints need the extra "checkpoint"',
-            remedy="pip install 'mirrored[checkpoint]'",
-        ) from error
+    name = "mirrored.checkpoint"
+    return load(f"{name}._engine", called=name, extra="checkpoint", package="orbax-checkpoint")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mirrored.cluster.resolver import ClusterResolver, master_url
 from mirrored.cluster.spec import ClusterSpec
-from mirrored.errors import AllocationError, ArgumentError, MissingExtraError
+from mirrored.errors import AllocationError, ArgumentError
+from mirrored.extras import load
 
 
 class ExecutableLocation(enum.Enum):
@@ -97,16 +97,15 @@ class KubernetesClusterResolver(ClusterResolver):
 
 
 def _client(location: ExecutableLocation) -> Any:
-    try:
-        config = importlib.import_module("kubernetes.config")
-        client = importlib.import_module("kubernetes.client")
-    except ImportError as error:
-        raise MissingExtraError(
-            "KubernetesClusterResolver",
-            found=f"the package kubernetes cannot be imported: {error}",
-            rule="pods are asked for through its client",
-            remedy="pip install kubernetes, or give override_client",
-        ) from error
+    config, client = (
+        load(
+            f"kubernetes.{module}",
+            called="KubernetesClusterResolver",
+            extra="kubernetes",
+            otherwise="give override_client",
+        )
+        for module in ("config", "client")
+    )
     if location is ExecutableLocation.OFF_CLUSTER:
         config.load_kube_config()
     else:

@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import functools
-import importlib
-from types import ModuleType
+from typing import Any
 
-from mirrored.errors import MissingExtraError
+from mirrored.extras import load
 
 
 @functools.cache
-def engine() -> ModuleType:
+def engine() -> Any:
     """`mirrored.data._engine`, which needs Grain.
 
     Raises:
         MissingExtraError: Grain is not installed.
     """
-    return load("mirrored.data._engine", "grain", "mirrored.data.Dataset")
+    return _load("mirrored.data._engine", "grain", "mirrored.data.Dataset")
 
 
 @functools.cache
-def crc32c() -> ModuleType:
+def crc32c() -> Any:
     """The CRC of TFRecord files.
 
     Raises:
         MissingExtraError: google-crc32c is not installed.
     """
-    return load("google_crc32c", "google-crc32c", "mirrored.data.TFRecordDataset")
+    return _load("google_crc32c", "google-crc32c", "mirrored.data.TFRecordDataset")
 
 
-def load(module: str, package: str, called: str) -> ModuleType:
-    """Imports a module of the extra "data"."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(
-            called,
-            found=f"the package {package} cannot be imported: {error}",
-            rule='datasets need the extra "data" (iterating over NumPy batches or PyTorch loaders does not)',
-            remedy="pip install 'mirrored[data]'",
-        ) from error
+def _load(module: str, package: str, called: str) -> Any:
+    otherwise = "distribute NumPy batches or a PyTorch loader, which need nothing more"
+    return load(module, called=called, extra="data", package=package, otherwise=otherwise)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mirrored.errors import MissingExtraError
+from mirrored.extras import load
 from mirrored.planning.predicting import Plan
 
 _PARTS = (("compute_seconds", "compute", "tab:blue"), ("exchange_seconds", "exchange", "tab:orange"))
@@ -20,16 +20,8 @@ def draw(plan: Plan, path: Path) -> None:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError(
-            "mirrored plan --plot",
-            found="matplotlib is not installed",
-            rule="pictures need it",
-            remedy="pip install 'mirrored[plot]', or leave --plot out",
-        ) from error
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    module = load("matplotlib.figure", called="mirrored plan --plot", extra="plot", otherwise="leave --plot out")
+    figure = module.Figure(figsize=(8, 3.6), layout="constrained")
     time, efficiency = figure.subplots(1, 2)
     counts = [str(one.replicas) for one in plan.predictions]
     below = [0.0] * len(counts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -11,7 +10,8 @@ from typing import Any, Self
 import numpy as np
 
 from mirrored._jax.traces import is_tracer
-from mirrored.errors import ArgumentError, ContextError, MissingExtraError
+from mirrored.errors import ArgumentError, ContextError
+from mirrored.extras import load
 from mirrored.replicas.ambient import ambient
 from mirrored.replicas.lockstep import carry
 
@@ -42,15 +42,7 @@ class SummaryWriter:
     """
 
     def __init__(self, logdir: Any, flush_millis: int, filename_suffix: str) -> None:
-        try:
-            module = importlib.import_module("tensorboardX")
-        except ImportError as error:
-            raise MissingExtraError(
-                "tf.summary.create_file_writer",
-                found=f"the package tensorboardX cannot be imported: {error}",
-                rule="it writes the event files that TensorBoard reads",
-                remedy="pip install tensorboardX",
-            ) from error
+        module = load("tensorboardX", called="tf.summary.create_file_writer", extra="summary")
         suffix = filename_suffix or ""
         self.events: Any = module.SummaryWriter(str(logdir), flush_secs=flush_millis / 1000, filename_suffix=suffix)
 

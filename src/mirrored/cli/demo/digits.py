@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mirrored.errors import MissingExtraError
+from mirrored.extras import load
 
 # 357 test images leave a last batch that no number of replicas divides evenly: 357 = 5 * 64 + 37.
 NUM_TEST = 357
@@ -42,16 +42,7 @@ def load_digits() -> tuple[Examples, Examples]:
     Raises:
         MissingExtraError: scikit-learn is not installed.
     """
-    try:
-        from sklearn.datasets import load_digits as load
-    except ImportError as error:
-        raise MissingExtraError(
-            "mirrored demo",
-            found="scikit-learn, which ships the digits, is not installed",
-            rule="the demo needs the extra `demo`",
-            remedy='pip install "mirrored[demo]"',
-        ) from error
-    bunch = load()
+    bunch = load("sklearn.datasets", called="mirrored demo", extra="demo", package="scikit-learn").load_digits()
     images = np.asarray(bunch.images, np.float32)[..., None] / 16.0
     everything = Examples(images, np.asarray(bunch.target, np.int32))
     order = np.random.default_rng(7).permutation(len(everything))

@@ -9,7 +9,7 @@ import numpy as np
 
 from mirrored.cli.demo.digits import Examples
 from mirrored.cli.demo.history import History
-from mirrored.errors import MissingExtraError
+from mirrored.extras import load
 
 _BLUE, _RED, _GREY = "#2563eb", "#dc2626", "#9ca3af"
 _COLUMNS, _ROWS = 10, 4
@@ -53,16 +53,5 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def _pyplot() -> Any:
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")  # no display needed
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise MissingExtraError(
-            "mirrored demo",
-            found="matplotlib, which draws the report, is not installed",
-            rule="the demo needs the extra `demo`",
-            remedy='pip install "mirrored[demo]"',
-        ) from error
-    return pyplot
+    load("matplotlib", called="mirrored demo", extra="demo").use("Agg")  # no display needed
+    return load("matplotlib.pyplot", called="mirrored demo", extra="demo")

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirrored.integrations.extras import load
+from mirrored.extras import load
 from mirrored.integrations.trees import belongs_here, is_array, named, statistic_of, variable_of
 from mirrored.variables import Variable
 
-equinox = load("equinox", extra="equinox")
+equinox = load("equinox", called="mirrored.integrations.equinox", extra="equinox")
 
 
 class EquinoxBridge:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from mirrored._jax.traces import current_trace, put_trace, recording_parent, swap_trace
-from mirrored.integrations.extras import load
+from mirrored.extras import load
 from mirrored.integrations.flax.holding import adopt, held, is_ours
 from mirrored.integrations.flax.optimizers import connect_optimizer
 from mirrored.integrations.flax.variables import connect_variables
 from mirrored.replicas.ambient import ambient
 
-nnx = load("flax.nnx", extra="flax")
+nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
 
 class _Connected:

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.traces import current_trace, eager, is_eval, is_eval_below, recording_parent
-from mirrored.integrations.extras import load
+from mirrored.extras import load
 from mirrored.integrations.flax.keys import ReplicaKey
 from mirrored.integrations.trees import belongs_here, is_array, statistic_of
 from mirrored.replicas.ambient import ambient, within
 from mirrored.variables import Variable, VariableAggregation
 
-nnx = load("flax.nnx", extra="flax")
+nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 # The slot itself, below the property that `variables` puts over it.
 _slot: Any = nnx.Variable.__dict__["_raw_value"]
 _UNSET = object()

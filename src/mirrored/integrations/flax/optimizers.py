@@ -10,13 +10,13 @@ import jax
 
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ContextError
-from mirrored.integrations.extras import load
+from mirrored.extras import load
 from mirrored.integrations.flax.holding import adopt, held, is_ours
 from mirrored.replicas.ambient import ambient
 from mirrored.strategies import get_replica_context
 from mirrored.variables import Variable
 
-nnx = load("flax.nnx", extra="flax")
+nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
 
 def connect_optimizer() -> None:

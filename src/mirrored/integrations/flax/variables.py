@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored.errors import ArgumentTypeError
-from mirrored.integrations.extras import load
+from mirrored.extras import load
 from mirrored.integrations.flax.holding import adopt, held, hold, is_nested, is_ours, value_of
 from mirrored.integrations.flax.keys import ReplicaKey
 from mirrored.replicas.ambient import ambient
 from mirrored.variables import Variable
 
-nnx = load("flax.nnx", extra="flax")
+nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 _NO_INDEX = object()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from typing import Any
 
-from mirrored.errors import ContextError, MissingExtraError
+from mirrored import extras
+from mirrored.errors import ContextError
 
 
 def load() -> Any:
@@ -19,15 +19,7 @@ def load() -> Any:
     """
     if "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = "jax"
-    try:
-        keras = importlib.import_module("keras")
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "mirrored.integrations.keras",
-            found=f"keras is not installed ({error})",
-            rule="Keras support is an extra",
-            remedy="pip install 'mirrored[keras]'",
-        ) from error
+    keras = extras.load("keras", called="mirrored.integrations.keras", extra="keras")
     if keras.backend.backend() != "jax":
         raise ContextError(
             "mirrored.integrations.keras",
