@@ -83,7 +83,8 @@ def _output(log: Path | None):  # type: ignore[no-untyped-def]  # a file either 
 
 def _devices(path: Path, devices: int, kind: str) -> dict[str, str]:
     """The simulated devices; none for a notebook that asks for its own, which it can do before the first operation."""
-    if "set_logical_device_configuration" in path.read_text(encoding="utf-8"):
+    text = path.read_text(encoding="utf-8")
+    if "set_logical_device_configuration" in text or "set_virtual_device_configuration" in text:
         return {}
     return {"MIRRORED_VIRTUAL_DEVICES": str(devices), "MIRRORED_VIRTUAL_KIND": kind}
 

@@ -57,6 +57,12 @@ _ERRORS: Final = (
     ),
     ("fails on TensorFlow, too (Keras 3)", r"'\w+' object has no attribute '(submodules|reset_states|save_spec)'"),
     ("fails on TensorFlow, too (Keras 3)", r"argument\(s\) are not supported: \['options'\]"),
+    ("fails on TensorFlow, too (Keras 3)", r"^ValueError: `name` must be passed as a keyword argument"),
+    ("fails on TensorFlow, too (Keras 3)", r"^ValueError: A KerasTensor cannot be used as input to a "),
+    (
+        "fails on TensorFlow, too (Keras 3)",
+        r"^TypeError: Layer\.__init__\(\) takes 1 positional argument but 2 were given",
+    ),
     ("other packages", r"^ModuleNotFoundError: No module named '(?!mirrored|keras)"),
 )
 _ERROR_TOPICS: Final = tuple((reason, re.compile(pattern, re.DOTALL)) for reason, pattern in _ERRORS)

@@ -45,6 +45,7 @@ class Session:
         self._module.__dict__["display"] = _display
         sys.modules["__main__"] = self._module
         self._blame: dict[str, str] = {}  # name -> why the cell that would have defined it is out of scope
+        self._paths: dict[str, str] = {}  # name -> why the cell that defined it and failed is out of scope
 
     def run(self, cell: Cell) -> CellResult:
         """Runs one cell; never raises for what the cell does."""
@@ -63,8 +64,10 @@ class Session:
         reason = self._reason(cell, message)
         if reason is None:
             return CellResult(cell.number, "failed", seconds, error=message.partition("\n")[0], trace=trace)
+        root = reason.removeprefix("needs a cell out of scope: ")
+        self._paths.update(dict.fromkeys(defined & set(self._module.__dict__), root))
         for name in defined - set(self._module.__dict__):
-            self._blame[name] = reason.removeprefix("needs a cell out of scope: ")
+            self._blame[name] = root
         return CellResult(cell.number, "out of scope", seconds, message.partition("\n")[0], reason, trace)
 
     def _reason(self, cell: Cell, message: str) -> str | None:
@@ -72,6 +75,9 @@ class Session:
         if reason is None:
             unknown = re.search(r"name '(\w+)' is not defined", message)
             blamed = self._blame.get(unknown[1]) if unknown else None
+            if re.match(r"(NotFoundError|FileNotFoundError)\b", message):  # what such a cell would have written
+                used, _ = names_of(cell.source)
+                blamed = next((self._paths[name] for name in used if name in self._paths), None)
             reason = f"needs a cell out of scope: {blamed}" if blamed else None
         return reason
 

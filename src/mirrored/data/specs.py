@@ -108,7 +108,12 @@ def as_spec(signature: Any) -> Any:
 
 
 def check(spec: Any, element: Any, called: str) -> Any:
-    """Casts an element to the dtypes of `spec`, and refuses other structures and shapes."""
+    """Casts an element to the dtypes of `spec`, and refuses other structures and shapes.
+
+    Where one array is promised, a list or tuple of numbers is one.
+    """
+    if isinstance(spec, ArraySpec) and isinstance(element, (list, tuple)) and not spec.dtype.hasobject:
+        element = np.asarray(element)
     wanted, given = _leaves(spec), jax.tree.leaves(element)
     structure: Any = jax.tree.structure(map_specs(lambda _: 0, spec))
     if structure != jax.tree.structure(element):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import jax
 
@@ -40,11 +40,11 @@ class DeviceName:
         return short if self.task is None else f"/task:{self.task}/device:{short}"
 
 
-def resolve_device(device: str | jax.Device, *, called: str) -> jax.Device:
+def resolve_device(device: Any, *, called: str) -> jax.Device:
     """The `jax.Device` that a user means.
 
     Args:
-        device: A name as TensorFlow writes it, or the device itself.
+        device: A name as TensorFlow writes it, a named tuple with that `name`, or the device itself.
         called: For messages.
 
     Raises:
@@ -52,6 +52,8 @@ def resolve_device(device: str | jax.Device, *, called: str) -> jax.Device:
     """
     if isinstance(device, jax.Device):
         return device
+    if isinstance(device, tuple) and isinstance(getattr(device, "name", None), str):
+        device = device.name  # TensorFlow's description of a device
     if not isinstance(device, str):
         raise DeviceError(
             called,

@@ -50,6 +50,7 @@ class _State:
     logical: dict[PhysicalDevice, list[LogicalDeviceConfiguration]] = dataclasses.field(default_factory=dict)
     visible: dict[str, list[PhysicalDevice]] = dataclasses.field(default_factory=dict)
     growth: dict[PhysicalDevice, bool] = dataclasses.field(default_factory=dict)
+    log_placement: bool = False
     soft_placement: bool = True
     intra_op_threads: int = 0
     inter_op_threads: int = 0
@@ -276,6 +277,16 @@ def gpu_device_name() -> str:
     return "/device:GPU:0" if list_physical_devices("GPU") else ""
 
 
+def set_log_device_placement(enabled: bool) -> None:
+    """Kept, and nothing is logged: an array knows where it is (``x.devices()``)."""
+    _state.log_placement = bool(enabled)
+
+
+def get_log_device_placement() -> bool:
+    """As set."""
+    return _state.log_placement
+
+
 NAMES: dict[str, Any] = {
     "config.PhysicalDevice": PhysicalDevice,
     "config.LogicalDevice": LogicalDevice,
@@ -306,6 +317,8 @@ NAMES: dict[str, Any] = {
     "config.experimental.set_virtual_device_configuration": set_logical_device_configuration,
     "config.experimental.get_virtual_device_configuration": get_logical_device_configuration,
     "config.experimental.VirtualDeviceConfiguration": LogicalDeviceConfiguration,
+    "debugging.get_log_device_placement": get_log_device_placement,
+    "debugging.set_log_device_placement": set_log_device_placement,
     "test.is_gpu_available": is_gpu_available,
     "test.is_built_with_cuda": is_gpu_available,
     "test.gpu_device_name": gpu_device_name,

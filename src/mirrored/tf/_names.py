@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import jax
-import jax.numpy as jnp
 
 from mirrored.replicas.indexed_slices import IndexedSlices
 from mirrored.tf import (
@@ -31,6 +30,7 @@ from mirrored.tf import (
     _losses,
     _math,
     _nest,
+    _numpy,
     _printing,
     _profiler,
     _random,
@@ -91,10 +91,15 @@ _CORE: Final[dict[str, Any]] = {
     "device": device,
     "dtypes.DType": _dtypes.DType,
     "dtypes.as_dtype": _dtypes.as_dtype,
-    "experimental.numpy": jnp,
     "init_scope": init_scope,
     "name_scope": name_scope,
     "newaxis": None,
+    "saved_model.ASSETS_DIRECTORY": "assets",
+    "saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY": "serving_default",
+    "saved_model.GPU": "gpu",
+    "saved_model.SERVING": "serve",
+    "saved_model.TPU": "tpu",
+    "saved_model.TRAINING": "train",
     "types.experimental.TensorLike": Any,
     "version.COMPILER_VERSION": "XLA",
     "version.GIT_VERSION": "mirrored",
@@ -108,6 +113,7 @@ NAMES: Final[dict[str, Any]] = {
     **_function.NAMES,
     **_gfile.NAMES,
     **_host_calls.NAMES,
+    **_numpy.NAMES,
     **_compat.NAMES,
     **_profiler.NAMES,
     **_summary.NAMES,

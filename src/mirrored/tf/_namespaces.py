@@ -64,6 +64,8 @@ def build(names: Mapping[str, Any], lazy: Iterable[str], find: Callable[[str], A
             setattr(spaces[parent], leaf, value)
         else:
             top[leaf] = value
+        if isinstance(value, types.ModuleType):
+            sys.modules[f"{ROOT}.{path}"] = value  # for `import mirrored.tf.experimental.numpy`
     return top
 
 

@@ -21,7 +21,8 @@ def device(device_name: Any) -> Iterator[None]:
     Context: eager code. Compiled code is placed as a whole, by its arguments or its strategy.
 
     Args:
-        device_name: ``"GPU:0"``, ``"/cpu:0"``, a full name, a `jax.Device`, or None for no change.
+        device_name: ``"GPU:0"``, ``"/cpu:0"``, a full name, a `jax.Device`, a `tf.config.LogicalDevice`, or None for
+            no change.
 
     Raises:
         DeviceError: There is no such device.

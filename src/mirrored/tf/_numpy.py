@@ -1,0 +1,78 @@
+"""`tf.experimental.numpy`: NumPy's functions over tensors, which are JAX's own (`jax.numpy`)."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored.tf._random import normal, set_seed, uniform
+from mirrored.tf._tensors import as_tensor
+
+
+class _NumPy(types.ModuleType):
+    """`jax.numpy` under TensorFlow's name, with the parts that only TensorFlow has."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(jnp, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(jnp)})
+
+
+def experimental_enable_numpy_behavior(prefer_float32: bool = False, dtype_conversion_mode: str = "legacy") -> None:
+    """Nothing to do: tensors have NumPy's methods, and types are promoted as JAX does, always with float32 first."""
+
+
+def _randn(*shape: int) -> jax.Array:
+    """Normally distributed numbers."""
+    return normal(shape)
+
+
+def _rand(*shape: int) -> jax.Array:
+    """Numbers in [0, 1)."""
+    return uniform(shape)
+
+
+def _randint(low: int, high: int | None = None, size: Any = None, dtype: Any = np.int32) -> jax.Array:
+    """Integers in [low, high), or in [0, low)."""
+    first, last = (0, low) if high is None else (low, high)
+    shape = () if size is None else tuple(np.atleast_1d(size).tolist())
+    return jnp.asarray(uniform(shape, first, last, dtype="int32"), dtype)
+
+
+def _between(low: Any = 0.0, high: Any = 1.0, size: Any = None) -> jax.Array:
+    """Numbers in [low, high)."""
+    shape = jnp.broadcast_shapes(np.shape(low), np.shape(high)) if size is None else tuple(np.atleast_1d(size).tolist())
+    return as_tensor(low) + (as_tensor(high) - as_tensor(low)) * uniform(shape)
+
+
+def _standard_normal(size: Any = None) -> jax.Array:
+    """Normally distributed numbers."""
+    return normal(() if size is None else tuple(np.atleast_1d(size).tolist()))
+
+
+def _made(name: str, kind: type[types.ModuleType], members: dict[str, Any]) -> types.ModuleType:
+    module = kind(name, "TensorFlow's `tf.experimental.numpy` over `jax.numpy`.")
+    vars(module).update(members)
+    return module
+
+
+_ROOT: Final = "mirrored.tf.experimental.numpy"
+_RANDOM: Final = {
+    "rand": _rand,
+    "randint": _randint,
+    "randn": _randn,
+    "random": lambda size=None: _between(size=() if size is None else size),
+    "seed": set_seed,
+    "standard_normal": _standard_normal,
+    "uniform": _between,
+}
+_MEMBERS: Final = {
+    "experimental_enable_numpy_behavior": experimental_enable_numpy_behavior,
+    "random": _made(f"{_ROOT}.random", types.ModuleType, _RANDOM),
+}
+NAMES: dict[str, Any] = {"experimental.numpy": _made(_ROOT, _NumPy, _MEMBERS)}
