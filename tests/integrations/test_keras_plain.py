@@ -73,7 +73,7 @@ def test_evaluate_predict_and_weights(tmp_path: Any) -> None:
     other(X)
     other.load_weights(str(tmp_path / "line.weights.h5"))
     np.testing.assert_allclose(other.w.numpy(), model.w.numpy())
-    np.testing.assert_allclose(other.predict(X, verbose=0), np.asarray(model(X)), rtol=1e-6)
+    np.testing.assert_allclose(other.predict(X, verbose=0), np.asarray(model(X)), rtol=1e-5, atol=1e-6)
     assert model.evaluate(X, Y, verbose=0) == pytest.approx(float(np.mean((np.asarray(model(X)) - Y) ** 2)), rel=1e-5)
     assert [one.shape for one in model.trainable_variables] == [(), ()]
     assert len(model.variables) == 3
@@ -122,3 +122,26 @@ def test_it_is_saved_by_checkpoints(tmp_path: Any) -> None:
     path = mr.checkpoint.Checkpoint(model=model).save(str(tmp_path / "c"))
     mr.checkpoint.Checkpoint(model=other).restore(path)
     assert float(other.w.numpy()) == 7.0
+
+
+def test_a_layer_that_makes_its_variables_in_build_or_in_its_first_call() -> None:
+    class Dense(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self, units: int) -> None:
+            super().__init__()
+            self.units = units
+
+        def build(self, shape: Any) -> None:
+            self.w = mr.Variable(jnp.ones((shape[-1], self.units)), name="w")
+
+        def call(self, x: Any) -> Any:
+            return jnp.matmul(x, self.w.read_value())
+
+    inputs = keras.Input((3,))
+    functional = keras.Model(inputs, Dense(2)(Dense(4)(inputs)))
+    sequential = keras.Sequential([Dense(4), Dense(2)])
+    for model in (functional, sequential):
+        np.testing.assert_allclose(model(np.ones((5, 3), np.float32)), np.full((5, 2), 12.0))
+        assert [one.shape for one in model.trainable_variables] == [(3, 4), (4, 2)]
+        model.compile(keras.optimizers.SGD(0.001), "mse")
+        losses = model.fit(np.ones((8, 3)), np.zeros((8, 2)), epochs=2, verbose=0).history["loss"]
+        assert losses[1] < losses[0]

@@ -52,8 +52,8 @@ def resolve_device(device: Any, *, called: str) -> jax.Device:
     """
     if isinstance(device, jax.Device):
         return device
-    if isinstance(device, tuple) and isinstance(getattr(device, "name", None), str):
-        device = device.name  # TensorFlow's description of a device
+    if isinstance(device, tuple):
+        device = getattr(device, "name", device)  # TensorFlow's description of a device
     if not isinstance(device, str):
         raise DeviceError(
             called,

@@ -104,6 +104,10 @@ class View(StrategyVariable):
     def _initialize_with_initializer(self, initializer: Any) -> None:
         """It has its value."""
 
+    def _deferred_initialize(self) -> None:
+        """It had its value before Keras thought of giving it one."""
+        self._initializer = None
+
 
 def as_keras(variable: Any) -> Any:
     """`variable` as a Keras variable: itself, or the one view of a variable of ours."""
