@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import jax.scipy.fft as sfft
 import numpy as np
 
+from mirrored.errors import ArgumentTypeError
 from mirrored.tf._dtypes import array_dtype
+from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
 from mirrored.tf._static import static_int, static_ints
 from mirrored.tf._table import op, rows
 from mirrored.tf._tensors import as_tensor
@@ -52,28 +54,119 @@ for _rank, _suffix in {1: "", 2: "2d", 3: "3d"}.items():
     _real(f"irfft{_suffix}", jnp.fft.irfftn, _rank)
 
 
+# Cosine transforms: sums over x[m] of cosines, at m or m + 1/2 (and k or k + 1/2 on the other side).
+# Source: N. Ahmed, T. Natarajan, K. R. Rao, Discrete Cosine Transform, IEEE Trans. Computers C-23, 1974; the four types
+# by Fourier transforms as in J. Makhoul, A Fast Cosine Transform in One and Two Dimensions, IEEE Trans. ASSP 28, 1980.
+
+
+def _type_1(x: jax.Array, orthonormal: bool) -> jax.Array:
+    return jnp.fft.rfft(jnp.concatenate([x, x[..., -2:0:-1]], axis=-1)).real
+
+
+def _type_2(x: jax.Array, orthonormal: bool) -> jax.Array:
+    return sfft.dct(x, norm="ortho" if orthonormal else None)
+
+
+def _type_3(x: jax.Array, orthonormal: bool) -> jax.Array:
+    return sfft.idct(x, norm="ortho") if orthonormal else sfft.idct(x) * (2 * x.shape[-1])
+
+
+def _type_4(x: jax.Array, orthonormal: bool) -> jax.Array:
+    """The odd half of type 2 over twice the length."""
+    length = x.shape[-1]
+    found = _type_2(_resized(x, 2 * length), False)[..., 1::2]
+    return found * (2 * length) ** -0.5 if orthonormal else found
+
+
+_COSINE_TRANSFORMS = {1: _type_1, 2: _type_2, 3: _type_3, 4: _type_4}
+_INVERSES = {1: 1, 2: 3, 3: 2, 4: 4}
+
+
+def _resized(x: jax.Array, length: int) -> jax.Array:
+    kept = x[..., :length]
+    return jnp.pad(kept, [(0, 0)] * (x.ndim - 1) + [(0, length - kept.shape[-1])])
+
+
 @op("signal.dct")
 def dct(
     input: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None, name: str | None = None
 ) -> jax.Array:
-    """The discrete cosine transform (type 2) of the last axis."""
+    """The discrete cosine transform of the last axis.
+
+    Args:
+        input: f32 or f64[..., samples].
+        type: 1, 2, 3 or 4.
+        n: The length of the transform: samples are cut off, or zeros added. Default as many as there are.
+        axis: -1.
+        norm: "ortho" for an orthonormal transform, which type 1 does not have.
+        name: Ignored.
+
+    Raises:
+        InvalidArgumentError: `type`, `n` or `norm` is none of these, or type 1 is asked for with "ortho" or over less
+            than 2 samples.
+        UnimplementedError: Another axis.
+        ArgumentTypeError: Not real numbers of 32 or 64 bits.
+    """
     del name
-    if type != 2 or axis != -1:
-        raise NotImplementedError("tf.signal.dct: type 2 over the last axis is what mirrored.tf has")
-    return sfft.dct(as_tensor(input), n=n, norm=norm)
+    return _cosine("tf.signal.dct", input, type, n, axis, norm, _COSINE_TRANSFORMS.get(type))
 
 
 @op("signal.idct")
 def idct(
     input: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None, name: str | None = None
 ) -> jax.Array:
-    """The inverse of `dct` with norm="ortho"; without it, of the unscaled one (times 2n, as in TensorFlow)."""
+    """The inverse of `dct` with norm="ortho"; without it, 2n times the inverse (2n - 2 times for type 1).
+
+    Arguments and errors are those of `dct`.
+    """
     del name
-    if type != 2 or axis != -1:
-        raise NotImplementedError("tf.signal.idct: type 2 over the last axis is what mirrored.tf has")
+    inverse = _COSINE_TRANSFORMS[_INVERSES[type]] if type in _INVERSES else None
+    return _cosine("tf.signal.idct", input, type, n, axis, norm, inverse)
+
+
+def _cosine(
+    called: str, input: Any, kind: Any, n: Any, axis: Any, norm: Any,
+    transform: Callable[[jax.Array, bool], jax.Array] | None,
+) -> jax.Array:  # fmt: skip
     value = as_tensor(input)
-    result = sfft.idct(value, n=n, norm=norm)
-    return result if norm == "ortho" else result * (2 * result.shape[-1])
+    length = None if n is None else static_int(n, called=called, argument="n")
+    if axis != -1:
+        raise UnimplementedError.of(
+            called,
+            found=f"axis={axis}",
+            rule="cosine transforms are taken over the last axis, as in TensorFlow",
+            remedy="move the axis there before, and back afterwards, with tf.transpose",
+        )
+    if value.dtype not in (jnp.float32, jnp.float64):
+        raise ArgumentTypeError(
+            called,
+            found=f"a tensor of {value.dtype}",
+            rule="cosine transforms are of real numbers: float32 or float64",
+            remedy="tf.cast it to float32",
+        )
+    _check_cosine(called, value.shape, kind, length, norm)
+    assert transform is not None
+    value = value if length is None else _resized(value, length)
+    return transform(value, norm == "ortho") if value.shape[-1] else value
+
+
+def _check_cosine(called: str, shape: tuple[int, ...], kind: Any, n: int | None, norm: Any) -> None:
+    wrong = (
+        (not shape, "a tensor without axes", "transforms are taken over the last axis", "give [..., samples]"),
+        (n is not None and n < 1, f"n={n}", "n is a length, 1 or more", "leave n out for as many samples as there are"),
+        (kind not in _INVERSES, f"type={kind!r}", "there are the types 1, 2, 3 and 4", "give one of them"),
+        (norm not in (None, "ortho"), f"norm={norm!r}", 'norm is None or "ortho"', "give one of them"),
+        (kind == 1 and norm == "ortho", 'norm="ortho" with type=1', "type 1 has no normalisation", "leave norm out"),
+        (
+            kind == 1 and len(shape) > 0 and shape[-1] < 2,
+            f"a tensor of shape {list(shape)} with type=1",
+            "type 1 is of 2 samples or more",
+            "give more samples, or take another type",
+        ),
+    )
+    for is_wrong, found, rule, remedy in wrong:
+        if is_wrong:
+            raise InvalidArgumentError.of(called, found=found, rule=rule, remedy=remedy)
 
 
 def _window(name: str, a: float, b: float) -> Callable[..., jax.Array]:
