@@ -67,6 +67,9 @@ def test_everything_on_two_workers_with_two_devices_each(tmp_path):
         assert "the value for variable 'v' on worker 1" in found["refused"]
         assert found["v"] == 5.0
         assert "mirrored variable 'drawn' on worker 1" in found["refused in run"]
+        value = np.asarray(found["drawn"], np.float32)
+        np.testing.assert_allclose(found["outside run"], [3 * value**2, 6 * value], rtol=1e-5)
+        assert found["outside run, alone"] == (found["outside run"] if index == 1 else None)
         assert found["two steps"] == [6.0, 6.0]
         assert (found["none yet"], found["restored"], found["as before"]) == (None, 3, True)
         assert found["kept"] == ["ckpt-2", "ckpt-3"]

@@ -103,6 +103,18 @@ except mr.errors.DisagreementError as error:
 except mr.errors.SynchronyError as error:
     found["refused in run"] = error.found
 
+
+# A tape outside of `run` sees the one value of a mirrored variable, on all workers or on one alone.
+def outside_run() -> Any:
+    with mr.GradientTape() as outer, mr.GradientTape() as tape:
+        y = jnp.sum(drawn.read_value() ** 3)
+        gradient = tape.gradient(y, drawn)
+    return plain([gradient, outer.gradient(gradient, drawn)])
+
+
+found["outside run"] = outside_run()
+found["outside run, alone"] = outside_run() if me == 1 else None
+
 # Steps per call.
 many = mr.function(lambda x: strategy.reduce("SUM", strategy.run(replica, args=(x,))["x"], axis=None), steps_per_call=2)
 found["two steps"] = many([(ids,), (ids,)]).tolist()
