@@ -24,9 +24,10 @@ class Worker:
         return self.heard.get(timeout=10)
 
     def goes(self) -> None:
-        """As the kernel does when the process ends."""
-        for connection in list(self.line._connections.values()):
-            connection.shutdown(socket.SHUT_RDWR)
+        """As the kernel does when the process ends: its threads say no more about what they see of it."""
+        with self.line._lock:
+            for connection in self.line._connections.values():
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture
