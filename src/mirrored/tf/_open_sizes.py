@@ -19,11 +19,13 @@ import jax
 import jax.export  # not part of `import jax`
 import jax.numpy as jnp
 
+from mirrored._jax.symbolic import InconclusiveDimensionOperation
+
 T = TypeVar("T")
 _MOST_ADDED: Final = 8  # columns that a program may add to its input before it meets weights
 _MOST_CONDITIONS: Final = 8
 _RANKS: Final = range(7)  # a batch of videos, and one more
-_UNDECIDED: Final = (TypeError, ValueError, NotImplementedError, jax.errors.InconclusiveDimensionOperation)
+_UNDECIDED: Final = (TypeError, ValueError, NotImplementedError, InconclusiveDimensionOperation)
 _REMAINDER: Final = re.compile(r"The remainder (.+?) should be 0")
 _COMPARISON: Final = re.compile(r"Symbolic dimension comparison '(.+?)' (>=|<=) '(.+?)' is inconclusive")
 
