@@ -10,6 +10,7 @@ from jax.extend.core import primitives
 
 from mirrored._jax.embedded import Lifted, embedded_arrays
 from mirrored._jax.programs import aval_of, context_key, is_inexact, program_of
+from mirrored.errors import TapeError
 
 X = jnp.arange(3.0)
 CONSTANT = jnp.array([5.0, 6.0, 7.0])
@@ -106,6 +107,14 @@ def test_embedded_arrays_become_arguments(name):
     np.testing.assert_allclose(lifted(*arrays, *operands)[0], function(X), rtol=1e-6)
     other = lifted(*[array * 2.0 for array in arrays], *operands)[0]
     assert not np.allclose(other, function(X))
+
+
+def test_arrays_inside_other_primitives_are_refused():
+    jaxpr = jax.make_jaxpr(lambda x: jax.lax.reduce(x, jnp.float32(0), lambda a, b: a + b * SCALAR, (0,)))(X)
+    (equation,) = [equation for equation in jaxpr.eqns if equation.primitive.name == "reduce"]
+    lifted = Lifted(equation.primitive, equation.params, embedded_arrays(equation.params))
+    with pytest.raises(TapeError, match=r"given to reduce closes over an array that is watched\n.*\n.*float\(array\)"):
+        lifted(SCALAR, X, jnp.float32(0))
 
 
 def _value(atom, known):

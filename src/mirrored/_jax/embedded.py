@@ -17,6 +17,8 @@ import jax
 from jax._src.array import ArrayImpl
 from jax.extend.core import Literal, primitives
 
+from mirrored.errors import TapeError
+
 _found: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 
 
@@ -81,7 +83,12 @@ def _bind(primitive: Any, params: dict[str, Any], args: Sequence[Any], instead: 
         return list(results) if primitive.multiple_results else [results]
     rebuild = _REBUILD.get(primitive)
     if rebuild is None:
-        raise NotImplementedError(f"{primitive} with a watched array closed over")
+        raise TapeError(
+            "GradientTape",
+            found=f"a function given to {primitive} closes over an array that is watched",
+            rule="such an array can become an input of jit, scan, cond, while_loop and checkpoint only",
+            remedy="close over its value, float(array) or numpy.asarray(array), or pass it as an argument",
+        )
     return list(rebuild(params, args, instead))
 
 
