@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from mirrored.errors import ArgumentError
 from mirrored.tape import GradientTape, custom_gradient
@@ -183,3 +184,18 @@ def test_keeps_the_name_and_docstring():
         return x, lambda upstream: upstream
 
     assert (named.__name__, named.__doc__) == ("named", "Says what it does.")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_implicit_derivatives_of_solvers(times):
+    """JAX keys `custom_root` by an object that has no hash, so that nothing of it is kept from call to call."""
+
+    def root(x):
+        return lax.custom_root(lambda y: y * y - x, jnp.float32(1.0), lambda f, y: jnp.sqrt(x), lambda g, y: y / g(1.0))
+
+    x = jnp.float32(4.0)
+    for _ in range(times):
+        with GradientTape() as tape:
+            tape.watch(x)
+            y = root(x)
+        assert (float(y), float(tape.gradient(y, x))) == (2.0, float(jax.grad(root)(x)))

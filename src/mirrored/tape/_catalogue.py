@@ -99,8 +99,12 @@ def of_program(key: Hashable, make: Callable[[], Operation]) -> Operation:
         return make()
 
 
-def of_library_call(key: Hashable, make: Callable[[], LibraryCall]) -> LibraryCall:
-    """A function of JAX's own, by whatever identifies it."""
+def of_library_call(key: Hashable, make: Callable[[], LibraryCall]) -> LibraryCall | None:
+    """A function of JAX's own, by whatever identifies it; None if nothing does (`custom_root` holds functions)."""
+    try:
+        hash(key)
+    except TypeError:
+        return None
     return _calls.get(key, make)
 
 

@@ -385,7 +385,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
         with self.under_parent(), jit_key.using(None):
             call = catalogue.of_library_call((*key, avals, context_key()), make)
-        if call.captured:
+        if call is None or call.captured:
             return None
         with_stores_filled(function, call.function)
         return call.operation
