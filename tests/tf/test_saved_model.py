@@ -232,7 +232,7 @@ def test_without_flatbuffers(tmp_path, monkeypatch):
         raise ImportError("Please install 'flatbuffers'")
 
     monkeypatch.setattr(jax.export.Exported, "serialize", refuse)
-    with pytest.raises(MissingExtraError, match="pip install flatbuffers"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'mirrored\[export\]'"):
         tf.saved_model.save(Model(), tmp_path / "m")
 
 

@@ -180,8 +180,8 @@ def _exported(pure: Pure, inputs: Any) -> bytes:
         raise MissingExtraError(
             SAVED,
             found=f"the package flatbuffers cannot be imported: {error}",
-            rule="jax.export writes programs with it",
-            remedy="pip install flatbuffers",
+            rule='this needs the extra "export": jax.export writes programs with flatbuffers',
+            remedy="pip install 'mirrored[export]'",
         ) from error
 
 
