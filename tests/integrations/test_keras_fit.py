@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,24 @@ def test_backup_goes_on_within_the_epoch(
         fit(2, backup(), Interrupt())
     for mine, whole in zip(fit(4, backup()), fit(2), strict=True):
         np.testing.assert_allclose(mine, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_a_backup_cut_off_leaves_what_keras_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backup = keras.callbacks.BackupAndRestore(tmp_path, save_freq=1, delete_checkpoint=False)
+    model = compiled_model("dense", 2)
+    model.fit(*data(30), batch_size=8, epochs=1, shuffle=False, verbose=0, callbacks=[backup])
+    path = tmp_path / "training_metadata.json"
+    assert json.loads(path.read_text())["steps"] == 4
+
+    def killed(self: Path, text: str, **options: Any) -> int:
+        with self.open("w") as file:
+            file.write(text[:5])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        backup._save_model()
+    assert json.loads(path.read_text()) == {"epoch": 1, "batch": 0}
 
 
 def test_tensorboard_gets_its_events(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,16 @@ def _saving_steps(save: Callable[..., None]) -> Callable[..., None]:
         save(self)
         path = Path(self._training_metadata_path)
         about = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps({**about, "steps": self._steps_done}), encoding="utf-8")
+        _replace(path, json.dumps({**about, "steps": self._steps_done}))
 
     return saving_steps
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file at once: whoever is killed meanwhile leaves it as before, or as after."""
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
 
 
 def _loading_steps(restore: Callable[..., None]) -> Callable[..., None]:
