@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 
 import jax
 import numpy as np
@@ -78,6 +80,21 @@ class Choosing(tf.keras.layers.Layer):
             if row > 0:
                 y += tf.cast(row, tf.float32)
         return y
+
+
+def test_converted_classes_can_go():
+    def used():
+        class Passing(tf.keras.layers.Layer):
+            def call(self, x):
+                return x if tf.reduce_sum(x) > 0 else -x
+
+        layer = Passing()
+        np.testing.assert_allclose(tf.function(lambda x: layer(x))(tf.constant([-3.0])), [3.0])
+        return weakref.ref(Passing)
+
+    passing = used()
+    gc.collect()
+    assert passing() is None
 
 
 class Outer(tf.keras.Model):

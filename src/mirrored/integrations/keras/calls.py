@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from mirrored.integrations.keras.backend import load
 keras = load()
 Convert = Callable[[Callable[..., Any]], Callable[..., Any]]
 _converting: contextvars.ContextVar[Convert | None] = contextvars.ContextVar("_converting", default=None)
-_prepared: set[type] = set()
+_prepared: weakref.WeakSet[type] = weakref.WeakSet()  # classes made in a function or a cell can go
 
 
 @contextmanager
