@@ -127,6 +127,10 @@ def _from(module: str, name: str) -> Callable[[], Any]:
     return lambda: getattr(importlib.import_module(module), name)
 
 
+def _of_table(module: str, name: str) -> Callable[[], Any]:
+    return lambda: importlib.import_module(module).NAMES[name]
+
+
 _DATA: Final = {
     "data.AUTOTUNE": "AUTOTUNE",
     "data.INFINITE_CARDINALITY": "INFINITE_CARDINALITY",
@@ -142,6 +146,14 @@ _DATA: Final = {
     "distribute.InputOptions": "InputOptions",
     "distribute.InputReplicationMode": "InputReplicationMode",
 }
+
+_DATA_EXPERIMENTAL: Final = (
+    "Counter", "INFINITE_CARDINALITY", "RandomDataset", "Reducer", "UNKNOWN_CARDINALITY", "assert_cardinality",
+    "bucket_by_sequence_length", "cardinality", "choose_from_datasets", "copy_to_device", "enumerate_dataset",
+    "get_single_element", "group_by_reducer", "group_by_window", "map_and_batch", "parallel_interleave",
+    "prefetch_to_device", "rejection_resample", "sample_from_datasets", "scan", "shuffle_and_repeat", "take_while",
+    "unbatch", "unique",
+)  # fmt: skip
 
 _CLUSTER: Final = {
     "distribute.cluster_resolver.ClusterResolver": "ClusterResolver",
@@ -168,6 +180,9 @@ LAZY: Final[dict[str, Callable[[], Any]]] = {
     "keras": lambda: importlib.import_module("mirrored.tf.keras"),
     **{name: _from("mirrored.tf.keras", name) for name in ("losses", "metrics", "optimizers")},
     **{place: _from("mirrored.data", name) for place, name in _DATA.items()},
+    **{
+        f"data.experimental.{name}": _of_table("mirrored.tf._dataset_experimental", name) for name in _DATA_EXPERIMENTAL
+    },
     **{place: _from("mirrored.cluster", name) for place, name in _CLUSTER.items()},
     "saved_model.contains_saved_model": _from("mirrored.tf._loaded_model", "contains_saved_model"),
     "saved_model.load": _from("mirrored.tf._loaded_model", "load"),

@@ -1,0 +1,139 @@
+"""`tf.data.experimental`: the older names of transformations, most of them functions for `Dataset.apply`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from mirrored import data
+from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from mirrored.tf._datasets import Dataset
+
+Transformation: TypeAlias = Callable[[Dataset], Dataset]
+
+
+def _method(name: str) -> Callable[..., Transformation]:
+    """The method of this name, as a function for `apply`."""
+
+    def outer(*args: Any, **kwargs: Any) -> Transformation:
+        return lambda dataset: getattr(dataset, name)(*args, **kwargs)
+
+    outer.__name__ = outer.__qualname__ = name
+    outer.__doc__ = f"A transformation for `Dataset.apply`: see `Dataset.{name}`."
+    return outer
+
+
+def choose_from_datasets(
+    datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = False
+) -> Dataset:
+    """As `Dataset.choose_from_datasets`, but goes on when one has ended."""
+    return Dataset.choose_from_datasets(datasets, choice_dataset, stop_on_empty_dataset)
+
+
+def cardinality(dataset: Dataset) -> Any:
+    """As `Dataset.cardinality`."""
+    return dataset.cardinality()
+
+
+def get_single_element(dataset: Dataset) -> Any:
+    """As `Dataset.get_single_element`."""
+    return dataset.get_single_element()
+
+
+def shuffle_and_repeat(buffer_size: int, count: int | None = None, seed: int | None = None) -> Transformation:
+    """A transformation for `Dataset.apply`: shuffles, then repeats."""
+    return lambda dataset: dataset.shuffle(buffer_size, seed).repeat(count)
+
+
+def map_and_batch(
+    map_func: Callable[..., Any],
+    batch_size: int,
+    num_parallel_batches: int | None = None,
+    drop_remainder: bool = False,
+    num_parallel_calls: int | None = None,
+) -> Transformation:
+    """A transformation for `Dataset.apply`: maps, then batches."""
+    del num_parallel_batches
+    return lambda dataset: dataset.map(map_func, num_parallel_calls).batch(batch_size, drop_remainder)
+
+
+def parallel_interleave(
+    map_func: Callable[..., Any], cycle_length: int, block_length: int = 1, **_: Any
+) -> Transformation:
+    """A transformation for `Dataset.apply`: interleaves, always in the same order."""
+    return lambda dataset: dataset.interleave(map_func, cycle_length, block_length)
+
+
+def prefetch_to_device(device: Any, buffer_size: int | None = None) -> Transformation:
+    """A transformation for `Dataset.apply`: reads ahead. Elements are placed when they are used."""
+    del device
+    return lambda dataset: dataset.prefetch(data.AUTOTUNE if buffer_size is None else buffer_size)
+
+
+def copy_to_device(target_device: Any, source_device: Any = None) -> Transformation:
+    """A transformation for `Dataset.apply` that changes nothing: elements are placed when they are used."""
+    del target_device, source_device
+    return lambda dataset: dataset
+
+
+class Reducer(NamedTuple):
+    """How a group is reduced.
+
+    Attributes:
+        init_func: From a key to the first state.
+        reduce_func: From a state and an element to the next state.
+        finalize_func: From the last state to the element that comes out.
+    """
+
+    init_func: Callable[[Any], Any]
+    reduce_func: Callable[[Any, Any], Any]
+    finalize_func: Callable[[Any], Any]
+
+
+def group_by_reducer(key_func: Callable[..., Any], reducer: Reducer) -> Transformation:
+    """A transformation for `Dataset.apply`: every group of equal keys, reduced to one element, by key.
+
+    Args:
+        key_func: From an element to an integer.
+        reducer: A `Reducer`.
+    """
+
+    def reduced(key: Any, group: Dataset) -> Dataset:
+        state = data.Dataset(group.node).reduce(reducer.init_func(key), reducer.reduce_func)
+        return Dataset.from_tensors(reducer.finalize_func(state))
+
+    return lambda dataset: dataset.group_by_window(key_func, reduced, window_size=np.iinfo(np.int64).max)
+
+
+_METHODS: Final = {
+    "assert_cardinality": "assert_cardinality",
+    "bucket_by_sequence_length": "bucket_by_sequence_length",
+    "enumerate_dataset": "enumerate",
+    "group_by_window": "group_by_window",
+    "rejection_resample": "rejection_resample",
+    "scan": "scan",
+    "take_while": "take_while",
+    "unbatch": "unbatch",
+    "unique": "unique",
+}
+
+NAMES: Final[dict[str, Any]] = {
+    **{name: _method(method) for name, method in _METHODS.items()},
+    "Counter": Dataset.counter,
+    "INFINITE_CARDINALITY": INFINITE_CARDINALITY,
+    "RandomDataset": Dataset.random,
+    "Reducer": Reducer,
+    "UNKNOWN_CARDINALITY": UNKNOWN_CARDINALITY,
+    "cardinality": cardinality,
+    "choose_from_datasets": choose_from_datasets,
+    "copy_to_device": copy_to_device,
+    "get_single_element": get_single_element,
+    "group_by_reducer": group_by_reducer,
+    "map_and_batch": map_and_batch,
+    "parallel_interleave": parallel_interleave,
+    "prefetch_to_device": prefetch_to_device,
+    "sample_from_datasets": Dataset.sample_from_datasets,
+    "shuffle_and_repeat": shuffle_and_repeat,
+}
