@@ -15,6 +15,8 @@ from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from mirrored._jax.inlining import apply_jaxpr
+
 float0 = np.dtype(_dtypes.float0)
 
 
@@ -30,12 +32,12 @@ class Program:
 
     def __call__(self, *args: Any) -> list[Any]:
         """Applies every equation under the current trace."""
-        return list(jax.core.eval_jaxpr(self.jaxpr, self.constants, *args))
+        return apply_jaxpr(self.jaxpr, self.constants, args)
 
     def of_constants(self, *args: Any) -> list[Any]:
         """The same with the constants as leading arguments."""
         count = len(self.constants)
-        return list(jax.core.eval_jaxpr(self.jaxpr, args[:count], *args[count:]))
+        return apply_jaxpr(self.jaxpr, args[:count], args[count:])
 
     @property
     def out_avals(self) -> list[Any]:

@@ -1,6 +1,6 @@
 """Tracing a function once into a jaxpr, and running a jaxpr inside another trace.
 
-Serves JAX 0.10 to 0.12 (`jax.make_jaxpr`, `jax.core.eval_jaxpr`).
+Serves JAX 0.10 to 0.12 (`jax.make_jaxpr`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
+
+from mirrored._jax.inlining import apply_jaxpr
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Staged:
 
     def __call__(self, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """Applies every equation to these values, under the current trace."""
-        return list(jax.core.eval_jaxpr(self.jaxpr, constants, *inputs))
+        return apply_jaxpr(self.jaxpr, constants, inputs)
 
 
 def stage(
