@@ -16,6 +16,7 @@ from mirrored.data._grouping import Grouping
 from mirrored.data._making import Making
 from mirrored.data._pipeline import IndexedNode
 from mirrored.data._sampling import Sampling
+from mirrored.data._tables import Tables
 from mirrored.data.iterators import DatasetIterator
 from mirrored.data.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Options
 from mirrored.errors import ArgumentError, StructureError
@@ -23,7 +24,7 @@ from mirrored.errors import ArgumentError, StructureError
 S = TypeVar("S")
 
 
-class Dataset(Making, Combining, Grouping, Sampling):
+class Dataset(Making, Combining, Grouping, Sampling, Tables):
     """A sequence of elements (pytrees of NumPy arrays), read once per iteration, transformed step by step.
 
     Made by `Dataset.range`, `Dataset.from_tensor_slices` and the other class methods. Datasets are immutable: each

@@ -12,11 +12,12 @@ from mirrored import data
 from mirrored.data.ending import set_end_error
 from mirrored.errors import EndOfDataError
 from mirrored.tf._errors import OutOfRangeError
+from mirrored.tf._host_arrays import on_host
 
 
 def _tensors(element: Any) -> Any:
-    """Arrays as tensors; bytes and nested datasets stay."""
-    return jax.tree.map(lambda leaf: leaf if _stays(leaf) else jnp.asarray(leaf), element)
+    """Arrays as tensors; bytes, arrays of them and nested datasets stay."""
+    return jax.tree.map(lambda leaf: on_host(leaf) if _stays(leaf) else jnp.asarray(leaf), element)
 
 
 def _stays(leaf: Any) -> bool:
@@ -38,3 +39,5 @@ set_end_error(EndOfSequenceError.of)
 
 TextLineDataset = Dataset.from_text_lines
 TFRecordDataset = Dataset.from_tfrecords
+CsvDataset = Dataset.from_csv
+make_csv_dataset = Dataset.csv_batches

@@ -16,10 +16,11 @@ _CODES: Final = {
     "float32": 1, "float64": 2, "int32": 3, "uint8": 4, "int16": 5, "int8": 6, "string": 7, "complex64": 8,
     "int64": 9, "bool": 10, "bfloat16": 14, "uint16": 17, "complex128": 18, "float16": 19, "uint32": 22, "uint64": 23,
 }  # fmt: skip
+_JAX_NAMES: Final = {"bool": "bool_"}
 
 
 class DType:
-    """A data type of the facade: ``tf.float32`` and the others.
+    """A data type of the facade: ``tf.float32`` and the others. ``tf.string`` is that of texts, which stay on the host.
 
     Context: any.
 
@@ -39,7 +40,7 @@ class DType:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.dtype: np.dtype[Any] = np.dtype(getattr(jnp, "bool_" if name == "bool" else name))
+        self.dtype: np.dtype[Any] = np.dtype(object if name == "string" else getattr(jnp, _JAX_NAMES.get(name, name)))
 
     @property
     def name(self) -> str:
@@ -179,12 +180,13 @@ uint64 = DType("uint64")
 bool_ = DType("bool")
 complex64 = DType("complex64")
 complex128 = DType("complex128")
+string = DType("string")
 
 _BY_NAME: Final = {
     one.name: one
     for one in (
         float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8, uint16, uint32, uint64, bool_,
-        complex64, complex128,
+        complex64, complex128, string,
     )
 }  # fmt: skip
 
@@ -198,7 +200,7 @@ def as_dtype(type_value: Any) -> DType:
         type_value: A `DType`, a name, a NumPy or JAX dtype, or a Python type (``float`` is float32, ``int`` int32).
 
     Raises:
-        TypeError: There is no such type here (strings have none).
+        TypeError: There is no such type here.
     """
     if isinstance(type_value, DType):
         return type_value
@@ -212,7 +214,7 @@ def as_dtype(type_value: Any) -> DType:
         else None
     )
     try:
-        found = _BY_NAME.get(name or np.dtype(_unprefixed(type_value)).name)
+        found = _BY_NAME.get(name or _name_of(_unprefixed(type_value)))
     except TypeError:
         found = None
     if found is None:
@@ -220,6 +222,19 @@ def as_dtype(type_value: Any) -> DType:
     return found
 
 
+def _name_of(type_value: Any) -> str:
+    if isinstance(type_value, str) and type_value == "string":
+        return type_value
+    name = np.dtype(type_value).name
+    return "string" if name == "object" or name.startswith(("str", "bytes")) else name
+
+
 def array_dtype(dtype: Any) -> np.dtype[Any]:
-    """The dtype that arrays asked for with `dtype` have: 64-bit types become 32-bit ones without JAX's x64 mode."""
+    """The dtype that arrays asked for with `dtype` have: 64-bit types become 32-bit ones without JAX's x64 mode.
+
+    Raises:
+        TypeError: It is the type of texts, which no array on a device has.
+    """
+    if as_dtype(dtype) is string:
+        raise TypeError("tensors hold numbers and booleans: texts stay on the host, as bytes, str or NumPy arrays")
     return np.dtype(jax.dtypes.canonicalize_dtype(as_dtype(dtype).dtype))

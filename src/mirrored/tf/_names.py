@@ -170,6 +170,26 @@ _TRAIN: Final = (
     "latest_checkpoint", "list_variables", "load_checkpoint", "load_variable",
 )  # fmt: skip
 
+_FILES: Final = (
+    "io.TFRecordOptions", "io.TFRecordWriter", "io.decode_csv", "io.read_file", "io.write_file",
+    *(f"{place}.{name}" for place in ("io", "image") for name in (
+        "decode_bmp", "decode_image", "decode_jpeg", "decode_png", "encode_jpeg", "encode_png",
+    )),
+)  # fmt: skip
+_PARSING: Final = (
+    "FixedLenFeature", "FixedLenSequenceFeature", "decode_raw", "parse_example", "parse_single_example", "parse_tensor",
+    "serialize_tensor",
+)  # fmt: skip
+_MESSAGES: Final = (
+    "BytesList", "Example", "Feature", "FeatureList", "FeatureLists", "Features", "FloatList", "Int64List",
+    "SequenceExample",
+)  # fmt: skip
+
+
+def _message(name: str) -> Callable[[], Any]:
+    return lambda: importlib.import_module("mirrored.tf._messages").message(name)
+
+
 # Imported when first asked for: parts that need more than the core, or take long to import.
 LAZY: Final[dict[str, Callable[[], Any]]] = {
     "distribute.MultiWorkerMirroredStrategy": _from("mirrored.cluster", "MultiWorkerMirroredStrategy"),
@@ -183,6 +203,11 @@ LAZY: Final[dict[str, Callable[[], Any]]] = {
     **{
         f"data.experimental.{name}": _of_table("mirrored.tf._dataset_experimental", name) for name in _DATA_EXPERIMENTAL
     },
+    "data.experimental.CsvDataset": _from("mirrored.tf._datasets", "CsvDataset"),
+    "data.experimental.make_csv_dataset": _from("mirrored.tf._datasets", "make_csv_dataset"),
+    **{name: _of_table("mirrored.tf._files", name) for name in _FILES},
+    **{f"io.{name}": _of_table("mirrored.tf._parsing", name) for name in _PARSING},
+    **{f"train.{name}": _message(name) for name in _MESSAGES},
     **{place: _from("mirrored.cluster", name) for place, name in _CLUSTER.items()},
     "saved_model.contains_saved_model": _from("mirrored.tf._loaded_model", "contains_saved_model"),
     "saved_model.load": _from("mirrored.tf._loaded_model", "load"),

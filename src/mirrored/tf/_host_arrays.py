@@ -1,0 +1,60 @@
+"""What stays on the host: texts, and arrays read from files, with `numpy()` as tensors have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mirrored.tf import _dtypes
+
+
+class HostArray(np.ndarray):  # type: ignore[type-arg]
+    """A NumPy array with `numpy()`: integers keep their 64 bits, bytes stay bytes.
+
+    TensorFlow: A tensor. Operations of the facade take it; those on texts are Python's and NumPy's.
+    """
+
+    def numpy(self) -> Any:
+        """The array as NumPy has it, a scalar for one value."""
+        return np.asarray(self)[()]
+
+
+class HostText(bytes):
+    """One text, as UTF-8 bytes, with `numpy()`.
+
+    TensorFlow: A scalar of `tf.string`.
+    """
+
+    __slots__ = ()
+
+    shape = ()
+    dtype = _dtypes.string
+
+    def numpy(self) -> bytes:
+        """The bytes."""
+        return bytes(self)
+
+
+def on_host(value: Any) -> Any:
+    """Bytes and NumPy arrays, with `numpy()`; anything else as it is."""
+    if isinstance(value, bytes):
+        return HostText(value)
+    if isinstance(value, np.generic):
+        return np.asarray(value).view(HostArray)
+    return value.view(HostArray) if isinstance(value, np.ndarray) else value
+
+
+def as_bytes_array(value: Any) -> np.ndarray[Any, Any]:
+    """Texts, one or many, as an object array of bytes."""
+    if isinstance(value, str | bytes):
+        array = np.empty((), object)
+        array[()] = value.encode() if isinstance(value, str) else bytes(value)
+        return array
+    given = np.asarray(value, object)
+    made = np.empty(given.shape, object)
+    for place, text in np.ndenumerate(given):
+        if not isinstance(text, str | bytes):
+            raise TypeError(f"Expected strings or bytes, got {type(text).__name__}: {text!r}")
+        made[place] = text.encode() if isinstance(text, str) else bytes(text)
+    return made

@@ -1,0 +1,297 @@
+"""`tf.io.parse_example` and its kin: bytes of data files to arrays, on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from mirrored.tf import _dtypes
+from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._host_arrays import as_bytes_array, on_host
+from mirrored.tf._messages import message
+
+_LISTS: Final = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
+_TYPED: Final = {"float32": "float_val", "float64": "double_val", "int32": "int_val", "int64": "int64_val",
+                 "bool": "bool_val", "string": "string_val", "uint8": "int_val", "int8": "int_val", "int16": "int_val",
+                 "uint16": "int_val"}  # fmt: skip
+
+
+class FixedLenFeature(NamedTuple):
+    """A feature with the same number of values in every example.
+
+    Attributes:
+        shape: Of its values.
+        dtype: float32, int64 or string.
+        default_value: For examples without it; None: every example has it.
+    """
+
+    shape: Sequence[int]
+    dtype: Any
+    default_value: Any = None
+
+
+class FixedLenSequenceFeature(NamedTuple):
+    """A feature with rows of one shape, as many as the example has; a batch is padded to the longest.
+
+    Attributes:
+        shape: Of a row.
+        dtype: float32, int64 or string.
+        allow_missing: True: an example without it has no rows.
+        default_value: For padding; zeros and empty texts by default.
+    """
+
+    shape: Sequence[int]
+    dtype: Any
+    allow_missing: bool = False
+    default_value: Any = None
+
+
+def parse_single_example(
+    serialized: Any, features: Mapping[str, Any], example_names: Any = None, name: str | None = None
+) -> dict[str, Any]:
+    """The features of one serialized `tf.train.Example`.
+
+    Context: any; on the host, so not inside tf.function.
+
+    Args:
+        serialized: Bytes.
+        features: A `FixedLenFeature` or `FixedLenSequenceFeature` for each name.
+        example_names: Accepted and ignored.
+        name: Accepted and ignored.
+
+    Returns:
+        NumPy arrays by name; texts are bytes.
+
+    Raises:
+        InvalidArgumentError: The bytes are no example, or a feature is missing or of another type or size.
+
+    TensorFlow: `tf.io.parse_single_example`.
+    """
+    del example_names, name
+    wanted = _checked(features)
+    found = _features_of(_scalar(serialized), "tf.io.parse_single_example")
+    return {key: on_host(_value(found, key, feature)) for key, feature in wanted.items()}
+
+
+def parse_example(
+    serialized: Any, features: Mapping[str, Any], example_names: Any = None, name: str | None = None
+) -> dict[str, Any]:
+    """The features of serialized `tf.train.Example`s, stacked.
+
+    Args:
+        serialized: A vector of bytes, or one, which is `parse_single_example`.
+        features: A `FixedLenFeature` or `FixedLenSequenceFeature` for each name.
+        example_names: Accepted and ignored.
+        name: Accepted and ignored.
+
+    Raises:
+        InvalidArgumentError: As `parse_single_example`.
+
+    TensorFlow: `tf.io.parse_example`.
+    """
+    del example_names, name
+    texts = as_bytes_array(serialized)
+    if texts.ndim == 0:
+        return parse_single_example(serialized, features)
+    wanted = _checked(features)
+    messages = [_features_of(text, "tf.io.parse_example") for text in texts]
+    return {
+        key: on_host(_stacked([_value(found, key, feature) for found in messages], feature))
+        for key, feature in wanted.items()
+    }
+
+
+def _scalar(serialized: Any) -> bytes:
+    texts = as_bytes_array(serialized)
+    if texts.ndim != 0:
+        raise InvalidArgumentError.of(
+            "tf.io.parse_single_example",
+            found=f"serialized of shape {list(texts.shape)}",
+            rule="it is one text",
+            remedy="use tf.io.parse_example for a batch",
+        )
+    return bytes(texts[()])
+
+
+def _checked(features: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not features:
+        raise ValueError("Invalid argument: features cannot be empty.")
+    for key, feature in features.items():
+        if not isinstance(feature, FixedLenFeature | FixedLenSequenceFeature):
+            raise ValueError(
+                f"Invalid feature {key}: {feature}: tf.io.FixedLenFeature and tf.io.FixedLenSequenceFeature are known"
+            )
+        if isinstance(feature, FixedLenSequenceFeature) and not feature.allow_missing:
+            raise ValueError("Unsupported: FixedLenSequenceFeature requires allow_missing to be True.")
+        if _dtypes.as_dtype(feature.dtype).name not in _LISTS:
+            raise InvalidArgumentError.of(
+                "tf.io.parse_example",
+                found=f"the feature {key!r} with dtype {feature.dtype}",
+                rule="features are float32, int64 or string",
+                remedy="parse it as one of these, then tf.cast",
+            )
+    return features
+
+
+def _features_of(text: bytes, called: str) -> Any:
+    example = message("Example")()
+    try:
+        example.ParseFromString(text)
+    except Exception as error:  # protobuf's DecodeError, whose class depends on its implementation
+        raise InvalidArgumentError.of(
+            called,
+            found=f"bytes that are no example: {text[:40]!r} ({error})",
+            rule="serialized is what tf.train.Example.SerializeToString() gave",
+            remedy="check what was written, and the compression_type of the dataset",
+        ) from error
+    return example.features.feature
+
+
+def _value(found: Any, key: str, feature: Any) -> Any:
+    dtype = _dtypes.as_dtype(feature.dtype)
+    shape = tuple(int(dim) for dim in feature.shape)
+    kind = found[key].WhichOneof("kind") if key in found else None
+    if kind is None:
+        return _absent(key, feature, shape, dtype)
+    if kind != _LISTS[dtype.name]:
+        raise _wrong(key, f"is a {kind}, not a {_LISTS[dtype.name]}")
+    values = getattr(found[key], kind).value
+    array = np.empty(len(values), dtype.dtype)
+    array[:] = values
+    if isinstance(feature, FixedLenSequenceFeature):
+        row = int(np.prod(shape, dtype=np.int64))
+        if row == 0 or len(values) % row:
+            raise _wrong(key, f"has {len(values)} values, not a multiple of the shape {list(shape)}")
+        return array.reshape(-1, *shape)
+    if len(values) != int(np.prod(shape, dtype=np.int64)):
+        raise _wrong(key, f"has {len(values)} values, not those of the shape {list(shape)}")
+    return array.reshape(shape)[()]
+
+
+def _absent(key: str, feature: Any, shape: tuple[int, ...], dtype: _dtypes.DType) -> Any:
+    if isinstance(feature, FixedLenSequenceFeature):
+        return np.empty((0, *shape), dtype.dtype)
+    if feature.default_value is None:
+        raise _wrong(key, "is missing, and has no default_value")
+    default = as_bytes_array(feature.default_value) if dtype is _dtypes.string else np.asarray(feature.default_value)
+    if default.size != int(np.prod(shape, dtype=np.int64)):
+        raise _wrong(key, f"has a default_value of shape {list(default.shape)}, not {list(shape)}")
+    return default.astype(dtype.dtype).reshape(shape)[()]
+
+
+def _wrong(key: str, found: str) -> InvalidArgumentError:
+    return InvalidArgumentError.of(
+        "tf.io.parse_example",
+        found=f"the feature {key!r} {found}",
+        rule="every example has the features that are asked for, with their types and shapes",
+        remedy="give the feature's own type and shape, a default_value, or a FixedLenSequenceFeature",
+    )
+
+
+def _stacked(values: list[Any], feature: Any) -> Any:
+    dtype = _dtypes.as_dtype(feature.dtype).dtype
+    shape = tuple(int(dim) for dim in feature.shape)
+    if isinstance(feature, FixedLenFeature):
+        made = np.empty((len(values), *shape), dtype)
+        for row, value in enumerate(values):
+            made[row] = value
+        return made
+    longest = max((len(value) for value in values), default=0)
+    padding = feature.default_value if feature.default_value is not None else b"" if dtype.hasobject else 0
+    padded = np.full((len(values), longest, *shape), padding, dtype)
+    for row, value in enumerate(values):
+        padded[row, : len(value)] = value
+    return padded
+
+
+def serialize_tensor(tensor: Any, name: str | None = None) -> Any:
+    """A tensor as bytes, which `parse_tensor` reads.
+
+    TensorFlow: `tf.io.serialize_tensor`; the same bytes.
+    """
+    del name
+    array = np.asarray(tensor)
+    dtype = _dtypes.as_dtype(array.dtype)
+    proto = message("TensorProto")(dtype=dtype.as_datatype_enum)
+    proto.tensor_shape.SetInParent()
+    for size in array.shape:
+        proto.tensor_shape.dim.add(size=size)
+    if dtype is _dtypes.string:
+        proto.string_val.extend(as_bytes_array(array).ravel().tolist())
+    else:
+        proto.tensor_content = array.tobytes()
+    return on_host(proto.SerializeToString())
+
+
+def parse_tensor(serialized: Any, out_type: Any, name: str | None = None) -> Any:
+    """The tensor that `serialize_tensor` made bytes of, as a NumPy array.
+
+    Raises:
+        InvalidArgumentError: The bytes are no tensor, or one of another dtype.
+
+    TensorFlow: `tf.io.parse_tensor`.
+    """
+    del name
+    wanted = _dtypes.as_dtype(out_type)
+    proto = message("TensorProto")()
+    try:
+        proto.ParseFromString(_scalar(serialized))
+        code = {one.as_datatype_enum: one for one in _dtypes.NAMES.values()}.get(proto.dtype)
+    except Exception as error:
+        raise _no_tensor(f"bytes that are no tensor ({error})") from error
+    if code != wanted:
+        raise _no_tensor(f"a tensor of {code}, not of {wanted}")
+    shape = tuple(dim.size for dim in proto.tensor_shape.dim)
+    if proto.tensor_content:
+        return on_host(np.frombuffer(proto.tensor_content, wanted.dtype).reshape(shape).copy())
+    values = list(getattr(proto, _TYPED[wanted.name])) if wanted.name in _TYPED else []
+    count = int(np.prod(shape, dtype=np.int64))
+    if not values and count:
+        values = [b"" if wanted is _dtypes.string else 0]
+    array = np.empty(count, wanted.dtype)
+    # TensorFlow leaves out the repetitions of the last value.
+    array[:] = (values + values[-1:] * count)[:count]
+    return on_host(array.reshape(shape))
+
+
+def _no_tensor(found: str) -> InvalidArgumentError:
+    return InvalidArgumentError.of(
+        "tf.io.parse_tensor",
+        found=found,
+        rule="serialized is what tf.io.serialize_tensor gave for a tensor of out_type",
+        remedy="give the out_type with which it was written",
+    )
+
+
+def decode_raw(input_bytes: Any, out_type: Any, little_endian: bool = True, name: str | None = None) -> Any:
+    """Bytes as numbers, along a new last dim.
+
+    Raises:
+        InvalidArgumentError: Their number is no multiple of the dtype's, or texts differ in length.
+
+    TensorFlow: `tf.io.decode_raw`.
+    """
+    del name
+    texts = as_bytes_array(input_bytes)
+    dtype = _dtypes.as_dtype(out_type).dtype
+    lengths = {len(text) for text in texts.ravel()}
+    if len(lengths) > 1 or any(length % dtype.itemsize for length in lengths):
+        raise InvalidArgumentError.of(
+            "tf.io.decode_raw",
+            found=f"texts of {sorted(lengths)} bytes",
+            rule=f"all have the same length, a multiple of {dtype.itemsize}, the size of {dtype}",
+            remedy="give the dtype with which they were written",
+        )
+    data = np.frombuffer(b"".join(texts.ravel()), dtype.newbyteorder("<" if little_endian else ">"))
+    return on_host(data.astype(dtype).reshape(*texts.shape, -1))
+
+
+NAMES: Final[dict[str, Any]] = {
+    one.__name__: one
+    for one in (
+        FixedLenFeature, FixedLenSequenceFeature, decode_raw, parse_example, parse_single_example, parse_tensor,
+        serialize_tensor,
+    )
+}  # fmt: skip

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.readings import assert_resumes_everywhere, read
+from mirrored.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, ArraySpec, Dataset
+from mirrored.errors import ArgumentError, DataFileError, MirroredError, StructureError
+
+TABLE = 'a,b,c\n1,2.5,x\n3,,y\n5,6.5,"z,w"\n'
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    path = tmp_path / "table.csv"
+    path.write_text(TABLE)
+    return str(path)
+
+
+ROWS = [(1, 2.5, b"x"), (3, 0.0, b"y"), (5, 6.5, b"z,w")]
+
+
+# What TensorFlow 2.21 gives for these calls.
+@pytest.mark.parametrize(
+    ("defaults", "options", "expected"),
+    [
+        ([0, 0.0, ""], {}, ROWS),
+        ([[0], [0.0], [""]], {}, ROWS),
+        ([np.int32, 0.0, str], {}, ROWS),
+        ([np.int64, str], {"select_cols": [0, 2]}, [(1, b"x"), (3, b"y"), (5, b"z,w")]),
+        ([np.int64, str], {"exclude_cols": [1]}, [(1, b"x"), (3, b"y"), (5, b"z,w")]),
+        ([7, 1.0, ""], {"na_value": "5"}, [(1, 2.5, b"x"), (3, 1.0, b"y"), (7, 6.5, b"z,w")]),
+    ],
+)
+def test_rows(table: str, defaults: list[Any], options: dict[str, Any], expected: list[Any]) -> None:
+    rows = Dataset.from_csv(table, defaults, header=True, **options)
+    assert read(rows) == expected
+    assert_resumes_everywhere(rows)
+
+
+def test_specs_are_known_without_reading(table: str) -> None:
+    rows = Dataset.from_csv("not there.csv", [0, np.float64, ""])
+    assert [spec.dtype.name for spec in rows.element_spec] == ["int32", "float64", "object"]
+    batches = Dataset.csv_batches(table, 2, label_name="a")
+    features, label = batches.element_spec
+    assert dict(features) == {"b": ArraySpec((2,), np.dtype("float32")), "c": ArraySpec((2,), np.dtype(object))}
+    assert label == ArraySpec((2,), np.dtype("int32"))
+
+
+def test_fields_over_several_lines_other_delimiters_and_empty_lines(tmp_path: Path) -> None:
+    path = tmp_path / "odd.csv"
+    path.write_bytes(b'1|"two\nlines"\r\n2|say ""hi""\r\n\r\n3|"say ""hi"""\n\n')
+    rows = read(Dataset.from_csv(str(path), [0, ""], field_delim="|"))
+    assert rows == [(1, b"two\nlines"), (2, b'say ""hi""'), (3, b'say "hi"')]
+    path.write_bytes(b'1,"a\n2,b"\n')
+    assert read(Dataset.from_csv(str(path), [0, ""], use_quote_delim=False)) == [(1, b'"a'), (2, b'b"')]
+
+
+def test_several_files_and_packed_ones(table: str, tmp_path: Path) -> None:
+    packed = tmp_path / "table.csv.gz"
+    packed.write_bytes(gzip.compress(TABLE.encode()))
+    assert read(Dataset.from_csv([table, table], [0, 0.0, ""], header=True)) == ROWS * 2
+    assert read(Dataset.from_csv(str(packed), [0, 0.0, ""], "GZIP", header=True)) == ROWS
+    names = Dataset.from_tensor_slices([table, table])
+    assert read(Dataset.from_csv(names, [0, 0.0, ""], header=True)) == ROWS * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "defaults", "options", "message"),
+    [
+        (TABLE, [np.int32, np.float32, str], {"header": True}, "field 1 of record 1 is empty"),
+        (TABLE, [0, 0.0], {"header": True}, "3 fields where 2 are expected"),
+        (TABLE, [0, 0.0, ""], {}, "field 0 of record 0 is not a valid int32: 'a'"),
+        ("3000000000\n", [0], {}, "not a valid int32: '3000000000'"),
+        ('1,"open\n', [0, ""], {}, "unexpected end of data"),
+    ],
+)
+def test_lines_that_do_not_fit(
+    tmp_path: Path, text: str, defaults: list[Any], options: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "wrong.csv"
+    path.write_text(text)
+    with pytest.raises(StructureError, match=message):
+        list(Dataset.from_csv(str(path), defaults, **options))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Dataset.from_csv("t", [0], select_cols=[0], exclude_cols=[1]), "either select_cols or exclude_cols"),
+        (lambda: Dataset.from_csv("t", [0, 0], select_cols=[2, 0]), "select_cols are increasing"),
+        (lambda: Dataset.from_csv("t", [[1, 2]]), "one number or text per column"),
+        (lambda: Dataset.from_csv("t", [1j]), "one number or text per column"),
+        (lambda: list(Dataset.from_csv("none.csv", [0])), "the file none.csv cannot be opened"),
+        (lambda: Dataset.csv_batches("none*.csv", 2), "no file matches none"),
+    ],
+)
+def test_wrong_arguments(make: Any, message: str) -> None:
+    with pytest.raises(MirroredError, match=message) as raised:
+        make()
+    assert isinstance(raised.value, ArgumentError | DataFileError)
+
+
+def batches(table: str, size: int, **options: Any) -> list[Any]:
+    return read(Dataset.csv_batches(table, size, shuffle=False, **{"num_epochs": 1, **options}))
+
+
+def test_batches_infer_what_columns_hold(table: str) -> None:
+    first, last = batches(table, 2)
+    assert list(first.items()) == [("a", [1, 3]), ("b", [2.5, 0.0]), ("c", [b"x", b"y"])]
+    assert dict(last) == {"a": [5], "b": [6.5], "c": [b"z,w"]}
+
+
+def test_batches_have_labels_selections_and_names(table: str) -> None:
+    assert batches(table, 3, label_name="a") == [({"b": [2.5, 0.0, 6.5], "c": [b"x", b"y", b"z,w"]}, [1, 3, 5])]
+    assert batches(table, 3, select_columns=["b", "a"]) == [{"a": [1, 3, 5], "b": [2.5, 0.0, 6.5]}]
+    assert batches(table, 3, select_columns=[0]) == [{"a": [1, 3, 5]}]
+    assert batches(table, 1, column_names=["x", "y", "z"])[0] == {"x": [1], "y": [2.5], "z": [b"x"]}
+    whole = batches(table, 4, header=False, column_names=["x", "y", "z"])[0]
+    assert whole["x"] == [b"a", b"1", b"3", b"5"]
+    assert batches(table, 3, column_defaults=[0.0, -1.0, ""])[0]["b"] == [2.5, -1.0, 6.5]
+
+
+def test_batches_go_over_the_ends_of_epochs(table: str) -> None:
+    assert [one["a"] for one in batches(table, 2, select_columns=["a"], num_epochs=2)] == [[1, 3], [5, 1], [3, 5]]
+    endless = Dataset.csv_batches(table, 2, select_columns=["a"], shuffle=False)
+    assert endless.cardinality() == INFINITE_CARDINALITY
+    assert Dataset.csv_batches(table, 2, num_epochs=1).cardinality() == UNKNOWN_CARDINALITY
+    assert [one["a"] for one in read(endless.take(3))] == [[1, 3], [5, 1], [3, 5]]
+
+
+def test_shuffled_batches_have_every_row_once_and_positions(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"part{number}.csv").write_text("n\n" + "\n".join(str(10 * number + k) for k in range(10)))
+    shuffled = Dataset.csv_batches(str(tmp_path / "*.csv"), 4, num_epochs=1, shuffle_seed=3, num_parallel_reads=2)
+    rows = [n for one in read(shuffled) for n in one["n"]]
+    assert sorted(rows) == list(range(30))
+    assert rows != sorted(rows)
+    assert_resumes_everywhere(shuffled)
+
+
+def test_inference(tmp_path: Path) -> None:
+    path = tmp_path / "kinds.csv"
+    path.write_text("a,b,c,d,e,f\n1,3000000000,1.5,1e400,,1e300\n,2,x,3.4e39,,1\n")
+    kinds = {name: spec.dtype.name for name, spec in Dataset.csv_batches(str(path), 2).element_spec.items()}
+    assert kinds == {"a": "int32", "b": "int64", "c": "object", "d": "object", "e": "object", "f": "float64"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_name": "q"}, r"one of the columns \['a', 'b', 'c'\]"),
+        ({"select_columns": ["a", "q"]}, r"leave \['q'\] out"),
+        ({"column_defaults": [0]}, "1 column_defaults for 3 columns"),
+        ({"column_names": ["a", "a", "b"]}, "names differ"),
+        ({"header": False}, "give column_names"),
+        ({"ignore_errors": True}, "every row is read"),
+    ],
+)
+def test_wrong_arguments_of_batches(table: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Dataset.csv_batches(table, 2, **options)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import mirrored.tf as tf
+
+
+def test_whole_files(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a.txt"
+    tf.io.write_file(str(path), "some text")
+    assert tf.io.read_file(path).numpy() == b"some text"
+    assert tf.io.read_file(str(path).encode()) == b"some text"
+    with pytest.raises(tf.errors.NotFoundError, match="No such file"):
+        tf.io.read_file(str(tmp_path / "none"))
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (4, 5, 3), np.uint8)
+
+
+def test_pictures_keep_their_pixels() -> None:
+    packed = tf.io.encode_png(PIXELS)
+    image = tf.io.decode_png(packed)
+    assert isinstance(image, jax.Array)
+    assert image.dtype == tf.uint8
+    assert np.array_equal(image, PIXELS)
+    assert np.array_equal(tf.image.decode_image(packed), PIXELS)
+    assert np.allclose(tf.io.decode_image(packed, dtype=tf.float32), PIXELS / 255)
+    assert tf.io.decode_png(packed, channels=1).shape == (4, 5, 1)
+    assert tf.io.decode_png(packed, channels=4).shape == (4, 5, 4)
+    assert tf.io.decode_png(tf.io.encode_png(PIXELS[..., :1])).shape == (4, 5, 1)
+
+
+def test_jpeg_is_close() -> None:
+    smooth = np.stack(np.meshgrid(np.arange(0, 160, 5), np.arange(0, 160, 5), [80]), -1)[:, :, 0].astype(np.uint8)
+    image = tf.io.decode_jpeg(tf.io.encode_jpeg(smooth, quality=95), channels=3)
+    assert np.abs(np.asarray(image, int) - smooth).max() < 10
+
+
+def test_pictures_in_a_dataset(tmp_path: Path) -> None:
+    for k in range(3):
+        tf.io.write_file(tmp_path / f"{k}.png", tf.io.encode_png(PIXELS // (k + 1)))
+    files = tf.data.Dataset.list_files(str(tmp_path / "*.png"), shuffle=False)
+    images = files.map(lambda path: tf.io.decode_png(tf.io.read_file(path), channels=3), num_parallel_calls=2).batch(3)
+    assert np.array_equal(next(iter(images)), [PIXELS // (k + 1) for k in range(3)])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: tf.io.decode_image(b"no picture"), "bytes that cannot be read"),
+        (lambda: tf.io.decode_bmp(tf.io.encode_png(PIXELS)), "a PNG picture"),
+        (lambda: tf.io.encode_png(PIXELS.astype(np.float32)), r"an image is uint8\[height, width, channels\]"),
+        (lambda: tf.io.encode_png(PIXELS[..., 0]), r"an image uint8\[4, 5\]"),
+    ],
+)
+def test_what_is_no_picture(call: Any, message: str) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        call()
+
+
+# What TensorFlow 2.21 gives for these calls.
+def test_lines_of_tables() -> None:
+    columns = tf.io.decode_csv(['1,2.5,"a,b"', "3,,c"], [0, -1.0, ""])
+    assert [column.numpy().tolist() for column in columns] == [[1, 3], [2.5, -1.0], [b"a,b", b"c"]]
+    one = tf.io.decode_csv("1,2.5,x", [0, -1.0, ""])
+    assert [value.numpy() for value in one] == [1, 2.5, b"x"]
+    assert tf.io.decode_csv("NA,2.5", [7, -1.0], na_value="NA")[0] == 7
+    assert tf.io.decode_csv("1,2.5,9", [7], select_cols=[2])[0] == 9
+    for line, message in (("1,2.5", "2 fields where 3"), ("1,x,y", "not a valid float32")):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            tf.io.decode_csv(line, [0, -1.0, ""])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is empty, and the column has no default"):
+        tf.io.decode_csv(",2.5", [tf.constant([], tf.int32), -1.0])
+
+
+def test_tables_under_the_names_of_tensorflow(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n1,2\n3,4\n")
+    rows = tf.data.experimental.CsvDataset(str(path), [tf.float32, tf.constant([0])], header=True)
+    assert [(a.numpy(), b.numpy()) for a, b in rows] == [(1.0, 2), (3.0, 4)]
+    batches = tf.data.experimental.make_csv_dataset(str(path), 2, label_name="b", num_epochs=1, shuffle=False)
+    features, label = next(iter(batches))
+    assert features["a"].numpy().tolist() == [1, 3]
+    assert label.numpy().tolist() == [2, 4]
+
+
+def test_the_type_of_texts() -> None:
+    assert tf.string.name == "string"
+    assert tf.as_dtype("string") is tf.as_dtype(object) is tf.as_dtype(np.dtype("S3")) is tf.string
+    assert (tf.string.as_datatype_enum, str(tf.string)) == (7, "<dtype: 'string'>")
+    with pytest.raises(TypeError, match="strings and objects stay on the host"):
+        tf.constant("text", tf.string)
+    with pytest.raises(TypeError, match="texts stay on the host"):
+        tf.zeros([2], tf.string)
+    dataset = tf.data.Dataset.from_generator(lambda: iter(["a", "b"]), output_signature=tf.TensorSpec((), tf.string))
+    assert [text.numpy() for text in dataset] == [b"a", b"b"]
+    assert next(iter(dataset.batch(2))).numpy().tolist() == [b"a", b"b"]
