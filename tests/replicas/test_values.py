@@ -50,6 +50,27 @@ def test_stacking_moves_components_to_their_devices(layout):
     np.testing.assert_array_equal(stacked, np.stack(components()))
 
 
+def test_arrays_in_the_hosts_memory_are_stacked_without_compiling(layout, caplog):
+    arrays = [
+        jax.device_put(np.full((3, 5, 7), replica, np.int16), layout.device_of(replica))
+        for replica in range(layout.num_replicas)
+    ]
+    with jax.log_compiles():
+        stacked = stack_components(arrays, layout)
+    assert [record.getMessage() for record in caplog.records if "ompil" in record.getMessage()] == []
+    assert (stacked.dtype, stacked.sharding) == (np.dtype(np.int16), layout.sharded)
+    assert stacked[:, 0, 0, 0].tolist() == list(range(layout.num_replicas))
+
+
+def test_stacking_keys_of_random_numbers_and_plain_numbers(layout):
+    each = jax.random.split(jax.random.key(0), 4)
+    keys = stack_components(list(each), layout)
+    assert jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    np.testing.assert_array_equal(jax.random.key_data(keys), jax.random.key_data(each))
+    numbers = stack_components([jnp.asarray(float(i)) for i in range(4)], layout)
+    assert (numbers.tolist(), numbers.dtype) == ([0.0, 1.0, 2.0, 3.0], np.float32)
+
+
 def test_stacking_refuses_different_shapes(layout):
     value = mr.PerReplica([np.zeros(i) for i in range(4)])
     assert value.component_shape is None

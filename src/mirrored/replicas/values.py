@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.array_protocol import register_array_like
-from mirrored._jax.boxes import is_live_box, payload_of
+from mirrored._jax.boxes import Array, is_live_box, payload_of
 from mirrored._jax.traces import ShapedArray, eager, is_tracer
 from mirrored.errors import ValuesError
 from mirrored.replicas.operators import ArrayOperators
@@ -202,6 +202,9 @@ def _recorded() -> ValuesError:
 
 
 def _laid_out(components: Sequence[Any], layout: Layout) -> Any:
+    if not layout.spans_processes and _are_on_host(components):
+        # Where devices read the host's memory nothing has to be compiled for it.
+        return jax.device_put(np.stack([np.asarray(component) for component in components]), layout.sharded)
     if len(layout.devices) == 1:
         return jax.device_put(jnp.stack([jnp.asarray(component) for component in components]), layout.sharded)
     on_devices = [
@@ -212,6 +215,15 @@ def _laid_out(components: Sequence[Any], layout: Layout) -> Any:
     if layout.local == 1 and first.ndim and first.size and not layout.spans_processes:
         return _by_replica(_one_array([mine[0] for mine in on_devices], layout), layout.num_replicas, layout.sharded)
     return _one_array([mine[0][None] if len(mine) == 1 else jnp.stack(mine) for mine in on_devices], layout)
+
+
+def _are_on_host(components: Sequence[Any]) -> bool:
+    """Whether they are arrays of one dtype in this host's memory that NumPy takes for what they are."""
+    return (
+        all(type(component) is Array and not component.weak_type for component in components)
+        and len({component.dtype for component in components}) == 1
+        and all(device.platform == "cpu" for component in components for device in component.devices())
+    )
 
 
 def _one_array(per_device: Sequence[jax.Array], layout: Layout) -> jax.Array:

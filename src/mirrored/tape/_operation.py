@@ -28,15 +28,27 @@ class Operation:
     Args:
         function: Takes arrays, gives a list of arrays, is traceable.
         name: For messages and profiles.
+
+    Attributes:
+        jitted: `function` under `jax.jit`, made when it is first asked for: inside a compiled program it never is, and
+            making it takes longer there than all that is done with the operation.
     """
 
     __slots__ = ("_rules", "function", "jitted", "name")
 
+    jitted: Callable[..., list[Any]]
+
     def __init__(self, function: Flat, name: str) -> None:
         self.function = function
         self.name = name
-        self.jitted: Callable[..., list[Any]] = jax.jit(function)
         self._rules: dict[Any, Rule] = {}
+
+    def __getattr__(self, attribute: str) -> Any:
+        # Python comes here for a slot that is empty, and no more once it is filled.
+        if attribute != "jitted":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {attribute!r}")
+        self.jitted = jax.jit(self.function)
+        return self.jitted
 
     def rule(self, avals: tuple[Any, ...], watched: Watched) -> Rule:
         """The rule for inputs of these types, of which those at `watched` are tracked.
