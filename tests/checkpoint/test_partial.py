@@ -206,6 +206,27 @@ def test_attributes_of_modules_that_come_later_are_restored_then(tmp_path):
     status.assert_consumed()
 
 
+def test_what_comes_into_lists_and_dicts_later_is_restored_then(tmp_path):
+    path = Checkpoint(
+        many=[mr.Variable(float(n)) for n in range(1, 5)], named={"one": mr.Variable(6.0), "two": mr.Variable(7.0)}
+    ).write(tmp_path / "c")
+    many, checkpoint = [], Checkpoint(named={})
+    status = checkpoint.restore(path)
+    checkpoint.many = many
+    checkpoint.many.append(mr.Variable(0.0))
+    checkpoint.many += [mr.Variable(0.0)]
+    checkpoint.many.extend([mr.Variable(0.0)])
+    checkpoint.many.insert(3, mr.Variable(0.0))
+    checkpoint.named["one"] = mr.Variable(0.0)
+    checkpoint.named.update(two=mr.Variable(0.0))
+    assert [v.numpy() for v in checkpoint.many] == [1.0, 2.0, 3.0, 4.0]
+    assert {name: v.numpy() for name, v in checkpoint.named.items()} == {"one": 6.0, "two": 7.0}
+    status.assert_consumed()
+    assert len(many) == 4
+    checkpoint.many[0] = mr.Variable(9.0)
+    assert many[0].numpy() == 9.0  # restored once only
+
+
 def test_state_made_inside_a_step_keeps_its_value_and_is_told(tmp_path, caplog):
     tf = mr.tf
     source, target = tf.Module(), tf.Module()

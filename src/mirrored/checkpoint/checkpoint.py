@@ -13,6 +13,7 @@ from mirrored.checkpoint.graph import Graph, walk
 from mirrored.checkpoint.leaves import HasPosition, VariableLeaf, is_number, leaf_of
 from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.matching import COUNTER, match
+from mirrored.checkpoint.noticing import NoticingDict, NoticingList, noticing
 from mirrored.checkpoint.objects import Part, is_container, is_open, parts_of
 from mirrored.checkpoint.places import Attribute, Place, Root
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
@@ -84,7 +85,7 @@ class Checkpoint:
         parts = vars(self).get("_parts", {})
         if name not in parts:
             raise AttributeError(f"this Checkpoint has no part {name!r} (it has: {', '.join(parts) or 'none'})")
-        return parts[name]
+        return parts[name] if self._restoration is None else noticing(parts[name])
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Adds or replaces a part."""
@@ -98,6 +99,7 @@ class Checkpoint:
                 rule="the parts of a checkpoint are its attributes, beside its methods",
                 remedy="choose another name",
             )
+        value = value.data if isinstance(value, (NoticingList, NoticingDict)) else value  # `checkpoint.part += [...]`
         self._parts[name] = _checked(name, value)
         if self._restoration is not None:
             self._restoration.proceed("Checkpoint.restore", lambda path, leaf: path.partition("/")[0] == name)
@@ -194,7 +196,7 @@ class Checkpoint:
         """Restores what has the same name; see the result for what has not.
 
         Slots that an optimizer has not made yet are made. State that comes later, as a part set later or in an
-        attribute of a `tf.Module` set later, is restored then.
+        attribute of a `tf.Module` set later, is restored then; so is what comes into a list or dict that is a part.
 
         Context: cross-replica, outside of compiled functions.
 
@@ -231,7 +233,7 @@ class Checkpoint:
         return RestoreStatus(os.fspath(save_path), restoration.match)
 
     def _state_came(self, value: Any) -> None:
-        """Restores the variables below `value`, an object's new attribute."""
+        """Restores the variables below `value`, an object's new attribute or a list's new item."""
         leaves = walk([Part("new", value, Root({}, ""))]).leaves.values()
         came = {id(leaf.variable) for leaf in leaves if isinstance(leaf, VariableLeaf)}
         if self._restoration is not None and came:
