@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import copy
 import pickle
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mirrored.tf as tf
@@ -76,3 +80,47 @@ def test_a_function_with_a_signature_takes_any_size() -> None:
     assert total(tf.ones([5])) == 5
     with pytest.raises((ValueError, TypeError), match="signature|shape"):
         total(tf.ones([2, 2]))
+
+
+def test_shapes_are_tuples() -> None:
+    shape = tf.TensorShape([2, 3])
+    assert isinstance(shape, tuple)
+    assert tuple(shape) == (2, 3) == shape
+    assert {shape: 1}[(2, 3)] == 1
+    assert (1, *shape) == (1, 2, 3)
+    assert (1,) + shape == shape.concatenate([4])[:0] + [1, 2, 3]
+    assert repr(shape[::-1]) == "TensorShape([3, 2])"
+    assert shape != (2, 4)
+    assert tf.TensorShape(None) != ()
+    assert tf.TensorShape([]) == ()
+    assert [bool(one) for one in (shape, tf.TensorShape([]), tf.TensorShape(None))] == [True, False, False]
+    assert np.zeros(shape).shape == tf.zeros(shape).shape == jax.jit(lambda: jnp.ones(shape))().shape == (2, 3)
+    assert pickle.loads(pickle.dumps(shape)) == copy.deepcopy(shape) == shape
+
+
+def test_shapes_of_variables_and_specs() -> None:
+    variable = tf.Variable(np.ones((2, 3), np.float32))
+    assert variable.shape.as_list() == [2, 3]
+    assert variable.shape.is_compatible_with([None, 3])
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        assert tf.Variable([1.0]).shape.rank == 1
+    dataset = tf.data.Dataset.from_tensor_slices(np.ones((4, 2))).batch(2)
+    assert dataset.element_spec.shape.as_list() == [None, 2]
+    assert tf.TensorSpec([None, 2]).shape[1:].num_elements() == 2
+
+
+def test_ranks_are_checked() -> None:
+    shape = tf.TensorShape([1, 2])
+    assert shape.with_rank_at_least(2) is shape
+    assert shape.most_specific_compatible_shape([1, 3]) == tf.TensorShape([1, None])
+    assert shape.most_specific_compatible_shape([1]).rank is None
+    for call, message in (
+        (lambda: shape.with_rank_at_least(3), "must have rank at least 3"),
+        (lambda: shape.assert_has_rank(3), "must have rank 3"),
+        (lambda: shape.assert_same_rank([1]), "must have the same rank"),
+        (lambda: tf.TensorShape([1, None]).assert_is_fully_defined(), "is not fully defined"),
+        (lambda: len(tf.TensorShape(None)), "unknown TensorShape"),
+        (lambda: list(tf.TensorShape(None)), "unknown TensorShape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

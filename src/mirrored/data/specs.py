@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from mirrored.errors import StructureError
+from mirrored.replicas.shapes import TensorShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +17,7 @@ class ArraySpec:
     """Shape and dtype of an array; None in the shape stands for a dim that may vary.
 
     Args:
-        shape: The dims.
+        shape: The dims; kept as a `TensorShape`, which is a tuple.
         dtype: The dtype; `object` for bytes.
 
     Example:
@@ -28,6 +29,9 @@ class ArraySpec:
 
     shape: tuple[int | None, ...]
     dtype: np.dtype[Any]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", TensorShape(self.shape))
 
     def __repr__(self) -> str:
         return f"ArraySpec({'bytes' if self.dtype.hasobject else self.dtype}[{', '.join(map(str, self.shape))}])"

@@ -19,6 +19,7 @@ from mirrored.errors import ArgumentError, LostStateError
 from mirrored.replicas.ambient import ambient
 from mirrored.replicas.operators import ArrayOperators
 from mirrored.replicas.reads import announce_read, announce_write
+from mirrored.replicas.shapes import TensorShape
 from mirrored.replicas.values import DistributedValues, distributed_repr
 from mirrored.variables import reading, writing
 from mirrored.variables.assignment import Assignment
@@ -110,6 +111,7 @@ class Variable(ArrayOperators, Scattering, metaclass=VariableMeta):
         check_aggregation(self._aggregation, value.shape, value.dtype, name, self.num_replicas)
         self.name = name or f"Variable{'' if (number := next(_unnamed)) == 0 else f'_{number}'}"
         self._shape, self._dtype = value.shape, value.dtype
+        self._public_shape = TensorShape(value.shape)
         on_read = self._synchronization is VariableSynchronization.ON_READ
         self._trainable = not on_read if trainable is None else bool(trainable)
         self._lost: str | None = None
@@ -123,9 +125,9 @@ class Variable(ArrayOperators, Scattering, metaclass=VariableMeta):
     # What it is
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one copy."""
-        return self._shape
+    def shape(self) -> TensorShape:
+        """The shape of one copy: a tuple, with TensorFlow's `as_list`, `rank` and so on."""
+        return self._public_shape
 
     @property
     def dtype(self) -> Any:
