@@ -83,8 +83,24 @@ def test_blocks_on_a_device() -> None:
         assert (tf.constant([1.0]) + 1).devices() == {jax.devices()[0]}
     with tf.device(jax.devices()[2]):
         assert tf.zeros([1]).devices() == {jax.devices()[2]}
-    with pytest.raises(ValueError, match="not on this machine"), tf.device("CPU:99"):
-        pass
+
+
+def test_a_device_that_is_not_there_changes_nothing_unless_told_otherwise(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        with tf.device("CPU:99"):
+            assert tf.constant(1.0).devices() == {jax.devices()[0]}
+    assert [record.message for record in caplog.records if "CPU:99" in record.message] == [
+        "'CPU:99' is not on this machine, so tf.device changes nothing (soft placement)"
+    ]
+    tf.config.set_soft_device_placement(False)
+    try:
+        with pytest.raises(ValueError, match="not on this machine"), tf.device("CPU:99"):
+            pass
+    finally:
+        tf.config.set_soft_device_placement(True)
+    for name in ("nonsense", 5):
+        with pytest.raises(ValueError, match=r"is no device name|a device is a string"), tf.device(name):
+            pass
 
 
 def test_code_that_runs_at_once_while_tracing() -> None:

@@ -219,7 +219,7 @@ def get_device_details(device: PhysicalDevice) -> dict[str, Any]:
 
 
 def set_soft_device_placement(enabled: bool) -> None:
-    """Kept: operations run where their operands are."""
+    """Whether `tf.device` of a device that is not there changes nothing (the default), or is an error."""
     _state.soft_placement = bool(enabled)
 
 

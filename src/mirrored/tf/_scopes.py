@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +11,13 @@ from typing import Any
 import jax
 
 from mirrored._jax.traces import eager
+from mirrored.errors import DeviceError
 from mirrored.replicas.ambient import ambient, within
-from mirrored.replicas.devices import resolve_device
+from mirrored.replicas.devices import parse_name, resolve_device
+from mirrored.tf._config import get_soft_device_placement
+
+_log = logging.getLogger("mirrored.tf")
+_warned: set[str] = set()
 
 
 @contextlib.contextmanager
@@ -25,15 +31,32 @@ def device(device_name: Any) -> Iterator[None]:
             no change.
 
     Raises:
-        DeviceError: There is no such device.
+        DeviceError: It is no device, or one that is not there while `tf.config.set_soft_device_placement(False)`.
+
+    TensorFlow: A device that is not there changes nothing, as in TensorFlow, but is warned of once.
     """
     if device_name is None or device_name == "":
         yield
         return
     if isinstance(device_name, str) and not re.search(r":\d+$", device_name):
         device_name = f"{device_name}:0"
-    with jax.default_device(resolve_device(device_name, called=f"tf.device({device_name!r})")):
+    found = _found(device_name)
+    with contextlib.nullcontext() if found is None else jax.default_device(found):
         yield
+
+
+def _found(device_name: Any) -> jax.Device | None:
+    called = f"tf.device({device_name!r})"
+    try:
+        return resolve_device(device_name, called=called)
+    except DeviceError as error:
+        if not isinstance(device_name, str) or not get_soft_device_placement():
+            raise
+        parse_name(device_name, called=called)
+        if device_name not in _warned:
+            _warned.add(device_name)
+            _log.warning("%s, so tf.device changes nothing (soft placement)", error.found)
+        return None
 
 
 @contextlib.contextmanager
