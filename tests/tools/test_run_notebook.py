@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from notebook import tables
 from notebook.cells import names_of, read_cells, translate
 from notebook.scope import reason_out
 from notebook.stand_ins import load_data
@@ -76,6 +77,26 @@ def test_cells_with_a_reason_of_their_own_are_out_of_scope():
     assert reason_out("tf.strings.length(x)", "MissingNameError: ...") == "string tensors"
     assert reason_out("# tf.strings\nx = 1", "ValueError: ...") is None
     assert reason_out("import absent", "ModuleNotFoundError: No module named 'absent'").startswith("other packages")
+    assert reason_out("import keras_x", "ModuleNotFoundError: No module named 'keras_x'").startswith("other packages")
+    assert reason_out("import keras.x", "ModuleNotFoundError: No module named 'keras.x'") is None
+    assert reason_out("Dense(784)", "ValueError: Received an invalid value for `units`, ...").startswith(
+        "fails on Tens"
+    )
+
+
+def test_tables_have_the_columns_of_the_originals(tmp_path):
+    text = tables.csv_text("https://somewhere/titanic/train.csv")
+    assert text.startswith("survived,sex,age,n_siblings_spouses,parch,fare,class,deck,embark_town,alone\n")
+    assert text.count("\n") == 628
+    assert len(tables.csv_text("abalone_train.csv").partition("\n")[0].split(",")) == 8
+    assert tables.csv_text("unknown.csv") is None
+    assert tables.write_download(tmp_path / "jena_climate_2009_2016.csv.zip", "", extract=True)
+    first, second = (tmp_path / "jena_climate_2009_2016.csv").read_text().splitlines()[:2]
+    assert len(first.split(",")) == len(second.split(",")) == 15
+    assert tables.write_download(tmp_path / "fonts.zip", "", extract=True)
+    assert len((tmp_path / "AGENCY.csv").read_text().partition("\n")[0].split(",")) == 412
+    assert tables.write_download(tmp_path / "Metro_Interstate_Traffic_Volume.csv.gz", "", extract=False)
+    assert not tables.write_download(tmp_path / "other.csv", "", extract=False)
 
 
 def test_the_data_have_the_shapes_of_the_originals_and_can_be_learnt():

@@ -20,6 +20,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from notebook import tables
+
 
 class NoNetworkError(OSError):
     """A notebook wanted to download something for which there is no stand-in."""
@@ -104,10 +106,12 @@ def _load_data(name: str, examples: int, path: str | None = None) -> Any:
 
 
 def _get_file(fname: str | None = None, origin: str | None = None, *args: Any, **kwargs: Any) -> str:
-    """`keras.utils.get_file`: pictures and MNIST are made here, anything else has no stand-in."""
+    """`keras.utils.get_file`: tables, pictures and MNIST are made here, anything else has no stand-in."""
     name = fname or str(origin).rpartition("/")[2]
-    target = Path("downloads") / name
-    target.parent.mkdir(exist_ok=True)
+    target = Path(kwargs.get("cache_dir") or "downloads") / (kwargs.get("cache_subdir") or "") / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if tables.write_download(target, str(origin), extract=bool(kwargs.get("extract"))):
+        return str(target.absolute())
     if name.endswith((".jpg", ".jpeg", ".png")) or "sunflower" in name:
         target.write_bytes(_picture("PNG" if name.endswith(".png") else "JPEG"))
     elif name == "mnist.npz":
@@ -154,6 +158,9 @@ def _pandas(examples: int) -> None:
     def read_csv(source: Any, *args: Any, **kwargs: Any) -> Any:
         if not str(source).startswith(("http:", "https:")):
             return read(source, *args, **kwargs)
+        text = tables.csv_text(str(source))
+        if text is not None:
+            return read(io.StringIO(text), *args, **kwargs)
         for name, make in _TABLES.items():
             if name in str(source):
                 return make(pandas, list(kwargs.get("names") or []))
