@@ -279,7 +279,10 @@ def planning(figures: Figures) -> list[str]:
         for one in figures["points"]
     ]  # fmt: skip
     head = ["workload", "devices", "predicted ms", "measured ms", "predicted / measured", "bottleneck named"]
-    text = "Predicted from the step on one device and this machine's own rates; the devices share its cores."
+    text = (
+        "Predicted from a step on one device: one replica's program, run by so many devices at once without its sums, "
+        "plus what sums add to another program on them, plus starting it. The devices share the machine's cores."
+    )
     return ["## `mirrored plan` against measurement", "", text, "", *table(head, rows)]
 
 

@@ -1,4 +1,4 @@
-"""`mirrored plan` from the step on one device, against the step measured on several that share the machine's cores."""
+"""`mirrored plan` from a program on one device, against its step measured on several that share the machine's cores."""
 
 from __future__ import annotations
 

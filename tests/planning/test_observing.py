@@ -39,6 +39,28 @@ def test_the_function_called_most_is_the_step_and_the_program_ends_early():
     assert found.between_seconds >= 0
 
 
+def test_short_steps_are_timed_for_a_while():
+    assert len(watched(seconds=0.0)) == 5
+    assert len(watched(seconds=0.1)) > 8
+
+
+def watched(seconds):
+    """The calls of a program whose step is short, until enough was seen."""
+    calls = []
+
+    @mr.function
+    def step(x):
+        return x + 1
+
+    def train():
+        for i in range(100_000):
+            calls.append(i)
+            step(jnp.ones(3))
+
+    observe(train, steps=3, seconds=seconds)
+    return calls
+
+
 def test_a_program_that_ends_by_itself_has_been_seen_as_far_as_it_went():
     assert observe(program(2, calls=4), steps=50).step_seconds > 0
 

@@ -30,6 +30,13 @@ def test_work_of_one_replica_does_not_grow_with_their_number(step, replicas):
     assert exchange.merged == 2
 
 
+def test_more_replicas_move_more_bytes_by_what_they_exchange(step):
+    alone, there = step.work(1, 8), step.work(64, 8)
+    (exchange,) = there.exchanges
+    assert exchange.counted_bytes == 2 * PARAMETERS_BYTES
+    assert there.moved_bytes - alone.moved_bytes == pytest.approx(exchange.counted_bytes, rel=0.05)
+
+
 def test_work_follows_the_share(step):
     products = 2 * 2 * WIDTH * WIDTH  # forward, and the weights' gradient, for one example
     grown = step.work(8, 16).flops - step.work(8, 8).flops
@@ -40,13 +47,8 @@ def test_the_strategy_is_left_as_it_was(step):
     (strategy,) = step._strategies
     before = strategy.layout
     step.work(64, 8)
-    step.compiled(8)
+    step.part(4, 2)
     assert strategy.layout is before
-
-
-def test_compiled_work_moves_fewer_bytes(step):
-    assert 0 < step.compiled(8).moved_bytes < step.work(1, 8).moved_bytes
-    assert step.compiled(16).flops > 1.5 * step.compiled(8).flops
 
 
 def test_ordered_sums_climb_a_tree():

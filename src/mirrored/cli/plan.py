@@ -8,16 +8,18 @@ import runpy
 import sys
 from pathlib import Path
 
-import jax
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from mirrored.errors import ArgumentError
-from mirrored.planning import Network, Plan, make_plan, measure_machine, measure_network, observe
+from mirrored.planning import Network, Plan, make_plan, observe
 from mirrored.planning.bottleneck import bottleneck, explanation
 from mirrored.planning.picture import draw
+from mirrored.planning.predicting import ASSUMED
 
 _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_LONG_ENOUGH_SECONDS = 0.5
 _TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
@@ -26,8 +28,8 @@ def show_plan(
     arguments: list[str],
     *,
     replicas: str,
-    bandwidth: str,
-    latency: str,
+    bandwidth: str | None,
+    latency: str | None,
     keeps: str,
     speed: float,
     shared: bool,
@@ -35,27 +37,22 @@ def show_plan(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Runs the program until its step has been timed, and prints the plan.
+    """Runs the program until its step has been timed, measures its parts, and prints the plan.
 
     Raises:
         ArgumentError: Numbers that cannot be read, or a program without a step.
         MissingExtraError: A plot was asked for and matplotlib is not installed.
     """
     counts = _counts(replicas)
-    network = Network(_bandwidth(bandwidth), _latency(latency))
-    observation = observe(lambda: _run(program, arguments), steps=steps, called="mirrored plan")
-    devices = jax.local_devices()
-    between = measure_network(devices) if len(devices) > 1 else None
-    plan = make_plan(
-        observation,
-        counts,
-        network=between if shared and between is not None else network,
-        machine=measure_machine(),
-        observed_network=between,
-        keeps=keeps,
-        speed=speed,
-        shared=shared,
-    )
+    network = _network(bandwidth, latency)
+    with _Bar() as bar:
+        bar.show("the program, until its step has been timed", 0, None)
+        observation = observe(
+            lambda: _run(program, arguments), steps=steps, seconds=_LONG_ENOUGH_SECONDS, called="mirrored plan"
+        )
+        plan = make_plan(
+            observation, counts, network=network, keeps=keeps, speed=speed, shared=shared, told=bar.show
+        )  # fmt: skip
     if as_json:
         print(json.dumps(as_data(plan), indent=1))
     else:
@@ -65,6 +62,26 @@ def show_plan(
         print(f"plot: {plot}", file=sys.stderr if as_json else sys.stdout)
 
 
+class _Bar:
+    """What is being measured, on stderr where that is a terminal, and gone at the end."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._progress.add_task("")
+
+    def show(self, what: str, number: int, total: int | None) -> None:
+        self._progress.update(self._task, description=what, completed=number, total=total)
+
+    def __enter__(self) -> _Bar:
+        if self._progress.console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+
 def as_data(plan: Plan) -> list[dict[str, object]]:
     """The plan as plain data."""
     return [
@@ -72,8 +89,10 @@ def as_data(plan: Plan) -> list[dict[str, object]]:
             "replicas": one.replicas,
             "examples_per_replica": one.share,
             "compute_seconds": one.compute_seconds,
+            "fixed_seconds": one.fixed_seconds,
             "exchange_seconds": one.exchange_seconds,
-            "host_seconds": one.host_seconds,
+            "dispatch_seconds": one.dispatch_seconds,
+            "input_seconds": one.input_seconds,
             "step_seconds": one.step_seconds,
             "examples_per_second": one.examples_per_second,
             "efficiency": one.efficiency,
@@ -97,21 +116,49 @@ def _print(plan: Plan) -> None:
     console = Console()
     console = Console(width=max(console.width, 120))
     table = Table(title="A step, predicted (milliseconds)")
-    for column in ("replicas", "each", "compute", "exchange", "host", "step", "examples/s", "efficiency"):
+    for column in ("replicas", "each", "compute", "exchange", "dispatch", "input", "step", "examples/s", "efficiency"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("bottleneck", no_wrap=True)
     for one in plan.predictions:
-        figures = (one.compute_seconds, one.exchange_seconds, one.host_seconds, one.step_seconds)
-        rate = f"{one.examples_per_second:,.0f}"
-        table.add_row(str(one.replicas), str(one.share), *(f"{1e3 * seconds:.3g}" for seconds in figures), rate,
-                      f"{one.efficiency:.0%}", bottleneck(one))  # fmt: skip
+        parts = (one.compute_seconds, one.exchange_seconds, one.dispatch_seconds, one.input_seconds, one.step_seconds)
+        table.add_row(str(one.replicas), str(one.share), *(_ms(seconds) for seconds in parts),
+                      f"{one.examples_per_second:,.0f}", f"{one.efficiency:.0%}", bottleneck(one))  # fmt: skip
     console.print(table)
     sums, exchanges = plan.merged
-    rate = f"{plan.network.bandwidth_bytes_per_second / 1e9:.3g} GB/s, {1e6 * plan.network.latency_seconds:.3g} us"
-    console.print(f"{sums} sums over replicas in the program, exchanged as {exchanges}; network {rate}.")
+    told = f"{sums} sums over replicas in the program, exchanged as {exchanges}; {_of_network(plan)}."
+    console.print(told, soft_wrap=True)
+    check, observed = plan.check.device_seconds + plan.check.dispatch_seconds, plan.observed_seconds
+    replicas = f"{plan.check.replicas} replica{'s' * (plan.check.replicas != 1)}"
+    console.print(
+        f"As observed here, a step of {replicas} took {_ms(observed)} ms; predicted from its parts it takes "
+        f"{_ms(check)} ms, {check / observed:.2f} times that.",
+        soft_wrap=True,
+    )
     console.print("Why not faster?")
     for one in plan.predictions:
-        console.print(f"  {one.replicas} replicas, {bottleneck(one)}: {explanation(plan, one)}", soft_wrap=True)
+        counted = f"{one.replicas} replica{'s' * (one.replicas != 1)}"
+        console.print(f"  {counted}, {bottleneck(one)}: {explanation(plan, one)}", soft_wrap=True)
+
+
+def _of_network(plan: Plan) -> str:
+    if plan.network is None:
+        return "sums as measured between the devices here"
+    rate = f"{plan.network.bandwidth_bytes_per_second / 1e9:.3g} GB/s, {1e6 * plan.network.latency_seconds:.3g} us"
+    return f"network {rate} ({plan.network_source})"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g}"
+
+
+def _network(bandwidth: str | None, latency: str | None) -> Network | None:
+    """What is known of it; of the other rate what is assumed."""
+    if bandwidth is None and latency is None:
+        return None
+    return Network(
+        ASSUMED.bandwidth_bytes_per_second if bandwidth is None else _bandwidth(bandwidth),
+        ASSUMED.latency_seconds if latency is None else _latency(latency),
+    )
 
 
 def _counts(text: str) -> list[int]:

@@ -52,7 +52,7 @@ def explanation(plan: Plan, prediction: Prediction) -> str:
     if found == COMMUNICATION:
         return (
             f"summing gradients takes {_ms(prediction.exchange_seconds)}, computing them from {share} "
-            f"{_ms(prediction.compute_seconds)}. {_balance(prediction)}, or a faster network, would make it even."
+            f"{_ms(prediction.compute_seconds)}. {_balance(prediction)}, or {_faster(prediction)}, would make it even."
         )
     if found == BATCH:
         part = prediction.fixed_seconds / prediction.compute_seconds
@@ -69,6 +69,10 @@ def _balance(prediction: Prediction) -> str:
         return "A larger batch"
     wanted = (prediction.exchange_seconds - prediction.fixed_seconds) / per_example
     return f"{max(prediction.share + 1, round(wanted))} examples on each replica (or as many accumulated)"
+
+
+def _faster(prediction: Prediction) -> str:
+    return "devices with cores of their own" if prediction.shared else "a faster network"
 
 
 def _larger(plan: Plan) -> str:

@@ -46,6 +46,12 @@ class Exchange:
     merged: int = 1
     times: int = 1
 
+    @property
+    def counted_bytes(self) -> float:
+        """What XLA counts as read and written by it: its operands and its results."""
+        whole = 2.0 if _PASSES.get(self.kind, 1) == 2 else 1.0 + 1.0 / self.group_size
+        return whole * self.times * self.payload_bytes
+
     def seconds(self, network: Network) -> float:
         """How long it takes.
 

@@ -12,9 +12,8 @@ import jax
 
 from mirrored.errors import ArgumentError
 from mirrored.function.function import Function
-from mirrored.replicas import structures
+from mirrored.planning.timing import lower_quartile
 from mirrored.replicas.ambient import ambient
-from mirrored.replicas.values import PerReplica
 
 _WARM_UP = 2
 
@@ -32,10 +31,9 @@ class Observation:
         args: Its arguments, at the last call.
         kwargs: Likewise.
         strategies: The strategies in whose scope it was called.
-        step_seconds: Until a call's result was there.
-        dispatch_seconds: Python's and JAX's own part of a call, before the devices have anything to do: until a call
-            returned, but no more than a call with as many arrays takes that does nothing (on CPUs a call may compute
-            before it returns).
+        step_seconds: Until a call's result was there: the median.
+        dispatch_seconds: Python's and JAX's own part of a call, before the devices have anything to do, as
+            `mirrored.planning.timing.Timing` has it.
         between_seconds: Between the end of one step and the next call: input, and whatever the loop does.
     """
 
@@ -60,9 +58,10 @@ class _Record:
 
 
 class _Watch:
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, seconds: float) -> None:
         self.records: dict[int, tuple[Function, _Record]] = {}
         self._steps = steps
+        self._seconds = seconds
         self._call = Function.__call__
 
     def __call__(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -70,28 +69,31 @@ class _Watch:
         if here.frame is not None or here.runner is not None:
             return self._call(function, *args, **kwargs)
         record = self.records.setdefault(id(function), (function, _Record()))[1]
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.thread_time()
         if record.ended is not None:
             record.between.append(start - record.ended)
         result = self._call(function, *args, **kwargs)
-        record.dispatch.append(time.perf_counter() - start)
+        record.dispatch.append(time.thread_time() - busy)
         jax.block_until_ready([leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)])
         record.ended = time.perf_counter()
         record.step.append(record.ended - start)
         record.args, record.kwargs, record.strategies = args, kwargs, here.strategies
-        if len(record.step) >= self._steps + _WARM_UP:
+        if len(record.step) >= self._steps + _WARM_UP and sum(record.step[_WARM_UP:]) >= self._seconds:
             raise _SeenEnough
         return result
 
 
-def observe(program: Callable[[], Any], *, steps: int = 10, called: str = "mirrored.planning.observe") -> Observation:
+def observe(
+    program: Callable[[], Any], *, steps: int = 10, seconds: float = 0.0, called: str = "mirrored.planning.observe"
+) -> Observation:
     """Runs `program` until one of its compiled functions has been called often enough.
 
     Context: cross-replica, with no other program in the process.
 
     Args:
         program: Trains; it is ended from inside after the last step that is needed.
-        steps: Steps to time, after two that compile and warm up.
+        steps: Steps to time at least, after two that compile and warm up.
+        seconds: Go on until they have taken so long together: short steps differ much among themselves.
         called: For messages.
 
     Returns:
@@ -100,7 +102,7 @@ def observe(program: Callable[[], Any], *, steps: int = 10, called: str = "mirro
     Raises:
         ArgumentError: It calls no compiled function three times.
     """
-    watch = _Watch(steps)
+    watch = _Watch(steps, seconds)
     original = Function.__call__
 
     def call(self: Function, *args: Any, **kwargs: Any) -> Any:
@@ -137,22 +139,6 @@ def _chosen(watch: _Watch, called: str) -> Observation:
         record.kwargs,
         record.strategies,
         step_seconds=statistics.median(record.step[_WARM_UP:]),
-        dispatch_seconds=min(statistics.median(record.dispatch[_WARM_UP:]), _idle_call(record)),
+        dispatch_seconds=lower_quartile(record.dispatch[_WARM_UP:]),
         between_seconds=statistics.median(record.between[_WARM_UP - 1 :]),
     )
-
-
-def _idle_call(record: _Record) -> float:
-    """Seconds until a compiled call returns that takes the step's arguments and does nothing with them."""
-    leaves = structures.flatten((record.args, record.kwargs))[0]
-    arrays = [leaf.stacked(leaf.layout) if isinstance(leaf, PerReplica) and leaf.layout else leaf for leaf in leaves]
-    arrays = [leaf for leaf in arrays if isinstance(leaf, jax.Array)]
-    idle = jax.jit(lambda *given: [one.ravel()[:1] for one in given])
-    jax.block_until_ready(idle(*arrays))
-    seconds = []
-    for _ in range(10):
-        start = time.perf_counter()
-        result = idle(*arrays)
-        seconds.append(time.perf_counter() - start)
-        jax.block_until_ready(result)
-    return statistics.median(seconds)

@@ -41,6 +41,24 @@ class Work:
     exchanges: tuple[Exchange, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """One replica's part of a step, ready to run: its program exchanges nothing.
+
+    Attributes:
+        pure: The program, as a function of the variables' values and the arrays.
+        state: The variables' values as they are now, in the order of `pure.reads`; of per-replica ones the first
+            replica's, with a leading dimension of 1.
+        operands: The arrays. Those of the batch have a leading dimension of `copies`, with examples for each.
+        is_spread: Which of them are parts of the batch.
+    """
+
+    pure: Pure
+    state: tuple[Any, ...]
+    operands: tuple[Any, ...]
+    is_spread: tuple[bool, ...]
+
+
 class Step:
     """An observed step, taken apart so that it can be traced for other numbers of replicas.
 
@@ -50,6 +68,7 @@ class Step:
     Attributes:
         replicas: How many replicas it has.
         share: Examples in one replica's part of the batch; 1 where nothing is per replica.
+        devices: Those of this process that are like the step's own, the step's first.
 
     Raises:
         ArgumentError: It makes several steps in one call, or makes variables.
@@ -67,6 +86,7 @@ class Step:
         layouts = [one.layout for one in self._strategies]
         self._layout: Layout | None = layouts[0] if layouts else None
         self.replicas = 1 if self._layout is None else self._layout.num_replicas
+        self.devices: tuple[jax.Device, ...] = _like(self._layout)
         if self.replicas == 1:
             self._spread_the_batch()
         described = zip(self._described, self._spread, strict=True)
@@ -102,13 +122,28 @@ class Step:
         with _moved(self._strategies, elsewhere):
             return self._lowered(elsewhere, replicas, share)
 
-    def compiled(self, share: int) -> Work:
-        """The work of a single replica with this share, as the compiler has optimised it for a device at hand."""
-        if self._layout is None:
-            return _costs(self._traced(None, 1, share).lower().compile().cost_analysis(), 1, share, ())
-        alone = Layout((jax.local_devices()[0],), 1)
+    def part(self, share: int, copies: int) -> Share:
+        """One replica's program with this share, and arrays for so many replicas that run it without each other."""
+        alone = None if self._layout is None else Layout((self.devices[0],), 1)
         with _moved(self._strategies, alone):
-            return _costs(self._traced(alone, 1, share).lower().compile().cost_analysis(), 1, share, ())
+            pure = self._pure(self._for(1, share), alone)
+        found = zip(self._leaves, self._described, self._spread, strict=True)
+        arrays = [(leaf, spread) for leaf, one, spread in found if isinstance(one, jax.ShapeDtypeStruct)]
+        return Share(
+            pure,
+            tuple(variable.stored()[:1] if variable.per_replica else variable.stored() for variable in pure.reads),
+            tuple(self._examples(leaf, share, copies) if spread else _plain(leaf) for leaf, spread in arrays),
+            tuple(spread for _, spread in arrays),
+        )
+
+    def _examples(self, leaf: Any, share: int, copies: int) -> np.ndarray[Any, Any]:
+        """The leaf's examples, over and over, for so many replicas."""
+        stacked = np.asarray(_plain(leaf))
+        if not isinstance(leaf, PerReplica):
+            stacked = stacked[None]
+        if stacked.ndim < 2 or stacked.shape[1] != self.share:
+            return np.resize(stacked, (copies, *stacked.shape[1:]))
+        return np.resize(stacked, (copies, share, *stacked.shape[2:]))
 
     def _lowered(self, layout: Layout | None, replicas: int, share: int) -> Work:
         traced = self._traced(layout, replicas, share)
@@ -116,21 +151,25 @@ class Step:
         return _costs(costs, replicas, share, exchanges_in(traced.jaxpr, replicas))
 
     def _traced(self, layout: Layout | None, replicas: int, share: int) -> Any:
-        described = [
-            _resized(one, replicas, self.share, share) if is_spread else one
-            for one, is_spread in zip(self._described, self._spread, strict=True)
-        ]
+        described = self._for(replicas, share)
         pure = self._pure(described, layout)
         state = [_state(variable, replicas) for variable in pure.reads]
         operands = [one for one in described if isinstance(one, jax.ShapeDtypeStruct)]
         return jax.jit(pure.call).trace(state, operands)
+
+    def _for(self, replicas: int, share: int) -> list[Any]:
+        """What the leaves would be with so many replicas and such shares."""
+        return [
+            _resized(one, replicas, self.share, share) if is_spread else one
+            for one, is_spread in zip(self._described, self._spread, strict=True)
+        ]
 
     def _pure(self, described: Sequence[Any], layout: Layout | None) -> Pure:
         """The step as a function of its variables and arrays, on replicas that live as `layout` says."""
 
         def step(*inputs: Any) -> list[Any]:
             filled = [
-                _filled(leaf, value, layout if is_spread else None)
+                _filled(value, layout) if is_spread else _filled_whole(leaf, value)
                 for leaf, value, is_spread in zip(self._leaves, inputs, self._spread, strict=True)
             ]
             args, kwargs = structures.unflatten(self._treedef, filled)
@@ -165,10 +204,15 @@ def _resized(stacked: Any, replicas: int, old_share: int, share: int) -> Any:
     return jax.ShapeDtypeStruct((replicas, *part), stacked.dtype)
 
 
-def _filled(leaf: Any, value: Any, spread_on: Layout | None) -> Any:
-    """What stands in the leaf's place: `value` as the leaf's kind."""
-    if spread_on is not None:
-        return PerReplica.from_stacked(value, spread_on)
+def _filled(stacked: Any, layout: Layout | None) -> Any:
+    """What stands in the place of a leaf that is part of the batch."""
+    if layout is None:
+        return stacked[0]
+    return PerReplica.from_stacked(stacked, layout)
+
+
+def _filled_whole(leaf: Any, value: Any) -> Any:
+    """What stands in the place of another leaf: `value` as the leaf's kind."""
     return Mirrored(value, leaf.num_replicas) if isinstance(leaf, Mirrored) else value
 
 
@@ -186,6 +230,14 @@ def _state(variable: Any, replicas: int) -> Any:
     return jax.ShapeDtypeStruct((*leading, *variable.shape), variable.dtype)
 
 
+def _like(layout: Layout | None) -> tuple[jax.Device, ...]:
+    """The devices of this process that are of the layout's kind, its own first."""
+    if layout is None:
+        return tuple(jax.local_devices())
+    own = layout.addressable_devices
+    return (*own, *(one for one in jax.local_devices(backend=own[0].platform) if one not in own))
+
+
 def _abstract(layout: Layout, replicas: int) -> Layout:
     """A layout of so many devices that are only counted."""
     elsewhere = Layout((layout.devices[0],) * replicas, replicas)
@@ -195,7 +247,7 @@ def _abstract(layout: Layout, replicas: int) -> Layout:
 
 
 @contextmanager
-def _moved(strategies: Sequence[Any], layout: Layout) -> Iterator[None]:
+def _moved(strategies: Sequence[Any], layout: Layout | None) -> Iterator[None]:
     """Lets strategies believe, for the block, that their replicas live elsewhere."""
     before = [strategy._layout for strategy in strategies]
     try:
