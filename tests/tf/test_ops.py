@@ -14,7 +14,9 @@ from mirrored.tf._names import NAMES
 from mirrored.tf._table import OPS
 from tf.op_cases import Case
 
-MODULES = ("arrays", "control", "elementwise", "image", "linalg", "nn", "random", "reductions", "signal")
+MODULES = (
+    "arrays", "control", "elementwise", "image", "linalg", "nn", "random", "recorded", "reductions", "signal",
+)  # fmt: skip
 CASES: list[Case] = [one for name in MODULES for one in importlib.import_module(f"tf.op_cases.{name}").CASES]
 
 # Entries whose effect lasts are tested by themselves, in test_random.py.

@@ -24,9 +24,12 @@ from mirrored.tf import (
     _gfile,
     _host_calls,
     _image,
+    _image_boxes,
+    _image_quality,
     _indexing,
     _initializers,
     _linalg,
+    _linalg_solving,
     _losses,
     _math,
     _nest,
@@ -35,8 +38,11 @@ from mirrored.tf import (
     _profiler,
     _random,
     _reductions,
+    _sampled_losses,
     _signal,
+    _spectra,
     _summary,
+    _windows,
 )
 from mirrored.tf._module import Module, name_scope
 from mirrored.tf._scopes import device, init_scope
@@ -48,8 +54,9 @@ VERSION: Final = "2.21.0"  # the TensorFlow whose behaviour is followed
 
 # Imported for what they enter in the table of operations.
 _TABLES: Final = (
-    _activations, _arrays, _control_flow, _convolution, _debugging, _image, _indexing, _initializers, _linalg, _losses,
-    _math, _nest, _printing, _random, _reductions, _signal,
+    _activations, _arrays, _control_flow, _convolution, _debugging, _image, _image_boxes, _image_quality, _indexing,
+    _initializers, _linalg, _linalg_solving, _losses, _math, _nest, _printing, _random, _reductions, _sampled_losses,
+    _signal, _spectra, _windows,
 )  # fmt: skip
 
 

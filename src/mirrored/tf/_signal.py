@@ -183,7 +183,7 @@ def _window(name: str, a: float, b: float) -> Callable[..., jax.Array]:
     return op(f"signal.{name}")(window)
 
 
-_hann_window = _window("hann_window", 0.5, 0.5)
+hann_window = _window("hann_window", 0.5, 0.5)
 _window("hamming_window", 0.54, 0.46)
 
 
@@ -240,6 +240,6 @@ def stft(
     del name
     length = static_int(frame_length, called="tf.signal.stft", argument="frame_length")
     framed = frame(signals, length, frame_step, pad_end=pad_end)
-    window = _hann_window(length) if window_fn is None else window_fn(length, dtype=framed.dtype)
+    window = hann_window(length) if window_fn is None else window_fn(length, dtype=framed.dtype)
     size = 1 << (length - 1).bit_length() if fft_length is None else int(fft_length)
     return jnp.fft.rfft(framed * window, n=size)

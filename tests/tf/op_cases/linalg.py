@@ -35,7 +35,14 @@ def _factors(result):
     return np.allclose(low @ up, B[order], atol=1e-5)
 
 
+def _general(result):
+    values, vectors = (np.asarray(one) for one in result)
+    return np.allclose(B @ vectors, vectors * values, atol=1e-5) and values.dtype == np.complex64
+
+
 CASES = [
+    case("linalg.eig", _general, B),
+    case("linalg.eigvals", lambda found: np.allclose(np.sort(np.asarray(found).real), np.linalg.eigvals(B)), B),
     case("linalg.adjoint", C.conj().T, C),
     case("linalg.cholesky", LOW, A),
     case("linalg.cross", [-3, 6, -3], f(1, 2, 3), f(4, 5, 6)),

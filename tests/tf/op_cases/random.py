@@ -24,7 +24,20 @@ def draws(generator):
     return np.asarray(generator.normal([3])).shape == (3,)
 
 
+def candidates(count, unique, inside):
+    """Different ones if they must be, from the classes that can come, with the counts that are expected of them."""
+
+    def check(result):
+        sampled, of_true, of_sampled = (np.asarray(one) for one in result)
+        different = len(set(sampled.tolist())) == count
+        shapes = (sampled.shape, of_true.shape, of_sampled.shape) == ((count,), (2, 1), (count,))
+        return shapes and set(sampled.tolist()) <= set(inside) and (different or not unique) and of_sampled.min() > 0
+
+    return check
+
+
 N = 2000
+TRUE = np.array([[1], [4]], np.int32)
 
 CASES = [
     case("random.normal", drawn((N,), mean=1.0), [N], mean=1.0),
@@ -47,6 +60,16 @@ CASES = [
     case("random.split", drawn((3, 2)), [1, 2], num=3),
     case("random.fold_in", drawn((2,)), [1, 2], 7),
     case("random.create_rng_state", [0, 5, 0], 5),
+    case("random.log_uniform_candidate_sampler", candidates(6, True, range(9)), TRUE, 1, 6, True, 9),
+    case("random.uniform_candidate_sampler", candidates(30, False, range(9)), TRUE, 1, 30, False, 9, seed=3),
+    case(
+        "random.fixed_unigram_candidate_sampler",
+        candidates(4, True, range(2, 6)),
+        *(TRUE, 1, 4, True, 6),
+        unigrams=(1, 2, 3, 4),
+        num_reserved_ids=2,
+        distortion=0.75,
+    ),
     case("random.Generator", draws, state=np.array([0, 1, 0], np.uint32), traced=False),
     case("random.set_seed", lambda found: found is None, 7, traced=False),
     case("random.get_global_generator", draws, traced=False),

@@ -9,6 +9,8 @@ from tf.op_cases import b, case, f, i
 M = f([[1, 2, 3], [4, 5, 9]])
 
 CASES = [
+    case("math.approx_max_k", [[5, 4], [0, 2]], f(5, 1, 4, 3), 2),
+    case("math.approx_min_k", [[[1, 0]], [[1, 0]]], f([[5, 0], [1, 3]]), 1, reduction_dimension=0),
     case("math.reduce_all", [True, False], b([[1, 1], [1, 0]]), axis=1),
     case("math.reduce_any", [[True, False]], b([[1, 0], [0, 0]]), axis=0, keepdims=True),
     case("math.reduce_euclidean_norm", 5.0, f(3, 4)),

@@ -14,6 +14,13 @@ ANGLE = 2 * np.pi * np.arange(4) / 4
 DCT = np.array([2 * np.sum(R * np.cos(np.pi * k * (2 * np.arange(4) + 1) / 8)) for k in range(4)])
 SCALE = np.array([np.sqrt(1 / 16)] + [np.sqrt(1 / 8)] * 3)
 
+
+def undoes(window):
+    """With half-overlapping windows of 4, the products of both windows add up to 1."""
+    both = np.asarray(window(4)) * (0.5 - 0.5 * np.cos(ANGLE))
+    return np.allclose(both[:2] + both[2:], 1)
+
+
 CASES = [
     case("signal.fft", np.fft.fft(C), C),
     case("signal.fft2d", np.fft.fft2(CUBE), CUBE),
@@ -30,6 +37,11 @@ CASES = [
     case("signal.irfft", R, np.fft.rfft(R).astype(np.complex64)),
     case("signal.irfft2d", M, np.fft.rfft2(M).astype(np.complex64), fft_length=[2, 3], rtol=1e-4),
     case("signal.irfft3d", CUBE.real, np.fft.rfftn(CUBE.real).astype(np.complex64), rtol=1e-4),
+    case("signal.fftnd", np.fft.fftn(CUBE, (2, 2), (0, 2)), CUBE, fft_length=[2, 2], axes=[0, 2], rtol=1e-4),
+    case("signal.ifftnd", np.fft.ifftn(CUBE), CUBE),
+    case("signal.rfftnd", np.fft.rfftn(M, axes=(0,)), M, axes=[0]),
+    case("signal.irfftnd", M, np.fft.rfftn(M).astype(np.complex64), fft_length=M.shape, rtol=1e-4),
+    case("signal.inverse_stft_window_fn", undoes, 2),
     case("signal.dct", DCT, R, rtol=1e-4),
     case("signal.dct", DCT * SCALE, R, norm="ortho", rtol=1e-4),
     case("signal.idct", R, (DCT * SCALE).astype(np.float32), norm="ortho", rtol=1e-4),

@@ -1,0 +1,291 @@
+"""`tf.image`: boxes in images, as [top, left, bottom, right]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.traces import is_tracer
+from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._static import static_int, static_ints
+from mirrored.tf._table import op
+from mirrored.tf._tensors import as_tensor
+
+_COLOURS = (
+    (1, 1, 0, 1), (0, 0, 1, 1), (1, 0, 0, 1), (0, 1, 0, 1), (0.5, 0, 0.5, 1),
+    (0.5, 0.5, 0, 1), (0.5, 0, 0, 1), (0, 0, 0.5, 1), (0, 1, 1, 1), (1, 0, 1, 1),
+)  # fmt: skip
+
+
+@op("image.crop_and_resize")
+def crop_and_resize(
+    image: Any,
+    boxes: Any,
+    box_indices: Any,
+    crop_size: Any,
+    method: str = "bilinear",
+    extrapolation_value: float = 0.0,
+    name: str | None = None,
+) -> jax.Array:
+    """Boxes cut from images and resized: f32[boxes, crop height, crop width, channels].
+
+    Args:
+        image: [batch, height, width, channels].
+        boxes: f32[boxes, 4]; 0 is the first row or column, 1 the last. A box may lie partly outside, or upside down.
+        box_indices: i32[boxes]: the image of each.
+        crop_size: (height, width).
+        method: "bilinear" or "nearest".
+        extrapolation_value: What lies outside the image.
+        name: Ignored.
+
+    Raises:
+        InvalidArgumentError: Another method.
+    """
+    del name
+    if method not in ("bilinear", "nearest"):
+        raise InvalidArgumentError.of(
+            "tf.image.crop_and_resize",
+            found=f"method={method!r}",
+            rule='crops are resized by "bilinear" or "nearest"',
+            remedy="give one of them",
+        )
+    value, corners = as_tensor(image).astype(jnp.float32), as_tensor(boxes).astype(jnp.float32)
+    height, width = static_ints(crop_size, called="tf.image.crop_and_resize", argument="crop_size")
+
+    def one(which: jax.Array, box: jax.Array) -> jax.Array:
+        rows = _places(box[0], box[2], value.shape[1], height)
+        columns = _places(box[1], box[3], value.shape[2], width)
+        inside = _within(rows, value.shape[1])[:, None] & _within(columns, value.shape[2])[None]
+        found = _at(value[which], rows, columns, method)
+        return jnp.where(inside[..., None], found, jnp.float32(extrapolation_value))
+
+    return jax.vmap(one)(as_tensor(box_indices), corners)
+
+
+def _places(start: jax.Array, end: jax.Array, size: int, count: int) -> jax.Array:
+    if count == 1:
+        return jnp.full(1, 0.5 * (start + end) * (size - 1))
+    return start * (size - 1) + jnp.arange(count) * ((end - start) * (size - 1) / (count - 1))
+
+
+def _within(places: jax.Array, size: int) -> jax.Array:
+    return (places >= 0) & (places <= size - 1)
+
+
+def _at(image: jax.Array, rows: jax.Array, columns: jax.Array, method: str) -> jax.Array:
+    def pixels(down: jax.Array, across: jax.Array) -> jax.Array:
+        down = jnp.clip(down.astype(jnp.int32), 0, image.shape[0] - 1)
+        across = jnp.clip(across.astype(jnp.int32), 0, image.shape[1] - 1)
+        return image[down[:, None], across[None]]
+
+    if method == "nearest":
+        return pixels(_rounded(rows), _rounded(columns))
+    top, left = jnp.floor(rows), jnp.floor(columns)
+    below, beside = (rows - top)[:, None, None], (columns - left)[None, :, None]
+    upper = pixels(top, left) * (1 - beside) + pixels(top, jnp.ceil(columns)) * beside
+    lower = pixels(jnp.ceil(rows), left) * (1 - beside) + pixels(jnp.ceil(rows), jnp.ceil(columns)) * beside
+    return upper * (1 - below) + lower * below
+
+
+def _rounded(places: jax.Array) -> jax.Array:
+    """Halves away from zero, as C's `roundf`."""
+    return jnp.sign(places) * jnp.floor(jnp.abs(places) + 0.5)
+
+
+@op("image.draw_bounding_boxes")
+def draw_bounding_boxes(images: Any, boxes: Any, colors: Any = None, name: str | None = None) -> jax.Array:
+    """Images with the edges of boxes drawn in.
+
+    Args:
+        images: Floats [batch, height, width, depth] in [0, 1].
+        boxes: f32[batch, boxes, 4], from 0 to 1 along height and width.
+        colors: f32[colours, depth], used in turn; None for ten of TensorFlow's.
+        name: Ignored.
+    """
+    del name
+    drawn, corners = as_tensor(images), as_tensor(boxes)
+    height, width, depth = drawn.shape[1:]
+    table = _COLOURS if colors is None else as_tensor(colors)
+    palette = jnp.asarray(table, drawn.dtype).at[:, 0].set(1) if depth == 1 else jnp.asarray(table, drawn.dtype)
+    scale = np.array([height - 1, width - 1, height - 1, width - 1], np.float32)
+    places = (corners * scale).astype(jnp.int32)
+    for index in range(places.shape[1]):
+        edge = jax.vmap(lambda box: _edge(box, height, width))(places[:, index])
+        drawn = jnp.where(edge[..., None], palette[index % palette.shape[0], :depth], drawn)
+    return drawn
+
+
+def _edge(box: jax.Array, height: int, width: int) -> jax.Array:
+    """Where the edge of a box is: bool[height, width]; nowhere for one upside down."""
+    top, left, bottom, right = box
+    rows, columns = jnp.arange(height)[:, None], jnp.arange(width)[None]
+    inside = (rows >= top) & (rows <= bottom) & (columns >= left) & (columns <= right)
+    on = (rows == top) | (rows == bottom) | (columns == left) | (columns == right)
+    return inside & on & (top <= bottom) & (left <= right)  # type: ignore[no-any-return]
+
+
+@op("image.non_max_suppression_overlaps")
+def non_max_suppression_overlaps(
+    overlaps: Any,
+    scores: Any,
+    max_output_size: Any,
+    overlap_threshold: Any = 0.5,
+    score_threshold: Any = -np.inf,
+    name: str | None = None,
+) -> jax.Array:
+    """As `non_max_suppression`, for overlaps [boxes, boxes] of any kind, of each box (row) with each better one."""
+    del name
+    limit = static_int(max_output_size, called="tf.image.non_max_suppression_overlaps", argument="max_output_size")
+    chosen, _, count = _suppressed(as_tensor(overlaps), as_tensor(scores), limit, overlap_threshold, score_threshold)
+    return chosen[: _known(count, "non_max_suppression_overlaps")]
+
+
+@op("image.non_max_suppression")
+def non_max_suppression(
+    boxes: Any,
+    scores: Any,
+    max_output_size: Any,
+    iou_threshold: Any = 0.5,
+    score_threshold: Any = -np.inf,
+    name: str | None = None,
+) -> jax.Array:
+    """The indices of boxes, best first, that overlap with no better one.
+
+    Args:
+        boxes: f32[boxes, 4].
+        scores: f32[boxes].
+        max_output_size: How many at most.
+        iou_threshold: Boxes that share more than this of their union with a better one are left out.
+        score_threshold: So are boxes that score no more than this.
+        name: Ignored.
+
+    Returns:
+        i32[chosen].
+
+    Raises:
+        InvalidArgumentError: Inside a compiled function, where their number must be known.
+
+    TensorFlow: inside `tf.function` its result has an open size; take `non_max_suppression_padded` there.
+    """
+    del name
+    return non_max_suppression_with_scores(boxes, scores, max_output_size, iou_threshold, score_threshold)[0]
+
+
+@op("image.non_max_suppression_with_scores")
+def non_max_suppression_with_scores(
+    boxes: Any,
+    scores: Any,
+    max_output_size: Any,
+    iou_threshold: Any = 0.5,
+    score_threshold: Any = -np.inf,
+    soft_nms_sigma: float = 0.0,
+    name: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """As `non_max_suppression`, with the scores; with a sigma, overlapping boxes lose score instead of being left out.
+
+    Source: N. Bodla and others, Soft-NMS: improving object detection with one line of code, ICCV 2017.
+    """
+    del name
+    overlaps = _overlaps(as_tensor(boxes))
+    limit = static_int(max_output_size, called="tf.image.non_max_suppression", argument="max_output_size")
+    chosen, best, count = _suppressed(
+        overlaps, as_tensor(scores), limit, iou_threshold, score_threshold, float(soft_nms_sigma)
+    )
+    known = _known(count, "non_max_suppression")
+    return chosen[:known], best[:known]
+
+
+@op("image.non_max_suppression_padded")
+def non_max_suppression_padded(
+    boxes: Any,
+    scores: Any,
+    max_output_size: Any,
+    iou_threshold: Any = 0.5,
+    score_threshold: Any = -np.inf,
+    pad_to_max_output_size: bool = False,
+    name: str | None = None,
+    sorted_input: bool = False,
+    canonicalized_coordinates: bool = False,
+    tile_size: int = 512,
+) -> tuple[jax.Array, jax.Array]:
+    """As `non_max_suppression`, for any leading axes: indices, followed by zeros, and how many of them count.
+
+    Args:
+        boxes: f32[..., boxes, 4].
+        scores: f32[..., boxes].
+        max_output_size: How many at most.
+        iou_threshold: As for `non_max_suppression`.
+        score_threshold: As for `non_max_suppression`.
+        pad_to_max_output_size: Whether there are `max_output_size` indices; needed inside compiled functions.
+        name: Ignored.
+        sorted_input: Ignored: sorted boxes are chosen among in the same way.
+        canonicalized_coordinates: Ignored, likewise.
+        tile_size: Ignored.
+
+    Returns:
+        i32[..., indices], i32[...].
+    """
+    del name, sorted_input, canonicalized_coordinates, tile_size
+    corners, values = as_tensor(boxes), as_tensor(scores)
+    limit = static_int(max_output_size, called="tf.image.non_max_suppression_padded", argument="max_output_size")
+
+    def one(boxes: jax.Array, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+        chosen, _, count = _suppressed(_overlaps(boxes), scores, limit, iou_threshold, score_threshold)
+        return chosen, count
+
+    leading = values.shape[:-1]
+    flat = (corners.reshape((-1, *corners.shape[-2:])), values.reshape((-1, values.shape[-1])))
+    chosen, count = jax.vmap(one)(*flat)
+    chosen = jnp.pad(chosen, [(0, 0), (0, limit - chosen.shape[-1])])
+    chosen, count = chosen.reshape((*leading, limit)), count.reshape(leading)
+    if not pad_to_max_output_size:
+        chosen = chosen[..., : _known(jnp.max(count), "non_max_suppression_padded")]
+    return chosen, count
+
+
+def _known(count: jax.Array, name: str) -> int:
+    if is_tracer(count):
+        raise InvalidArgumentError.of(
+            f"tf.image.{name}",
+            found="a call inside a compiled function, where the number of boxes that are left is not known",
+            rule="shapes of compiled code are known while it is traced",
+            remedy="tf.image.non_max_suppression_padded(..., pad_to_max_output_size=True) gives them and their number",
+        )
+    return int(count)
+
+
+def _overlaps(boxes: jax.Array) -> jax.Array:
+    """Intersection over union of all pairs: f32[boxes, boxes]; 0 for boxes without an area."""
+    low, high = jnp.minimum(boxes[:, :2], boxes[:, 2:]), jnp.maximum(boxes[:, :2], boxes[:, 2:])
+    area = jnp.prod(high - low, axis=-1)
+    sides = jnp.minimum(high[:, None], high[None]) - jnp.maximum(low[:, None], low[None])
+    shared = jnp.prod(jnp.maximum(sides, 0), axis=-1)
+    union = area[:, None] + area[None] - shared
+    proper = (area[:, None] > 0) & (area[None] > 0)
+    return jnp.where(proper, shared / jnp.where(proper, union, 1), 0)
+
+
+def _suppressed(
+    overlaps: jax.Array, scores: jax.Array, limit: int, threshold: Any, least: Any, sigma: float = 0.0
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Chooses `limit` times the best of what is left: indices and scores, zeros from the returned count on."""
+    limit = min(limit, scores.shape[0])
+    out = jnp.asarray(-jnp.inf, scores.dtype)
+
+    def choose(place: Any, state: Any) -> Any:
+        left, chosen, best, count = state
+        index = jnp.argmax(left)
+        score = left[index]
+        good = (score > as_tensor(least).astype(scores.dtype)) & (score > out)
+        shared = overlaps[:, index]
+        weight = jnp.exp(-0.5 / sigma * shared**2) if sigma > 0 else shared <= threshold
+        left = jnp.where(left > out, jnp.where(weight > 0, left * weight, out), out).at[index].set(out)
+        chosen = chosen.at[place].set(jnp.where(good, index.astype(jnp.int32), 0))
+        return left, chosen, best.at[place].set(jnp.where(good, score, 0)), count + good
+
+    start = (scores, jnp.zeros(limit, jnp.int32), jnp.zeros(limit, scores.dtype), jnp.int32(0))
+    _, chosen, best, count = jax.lax.fori_loop(0, limit, choose, start)
+    return chosen, best, count

@@ -1,0 +1,172 @@
+"""`tf.image`: other colour spaces, edges, and how much two images are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored.tf._convolution import avg_pool, depthwise_conv2d
+from mirrored.tf._image import convert_image_dtype
+from mirrored.tf._table import op
+from mirrored.tf._tensors import as_tensor
+
+# Weights of the five scales. Source: Z. Wang, E. Simoncelli, A. Bovik, Multi-scale structural similarity for image
+# quality assessment, Asilomar 2003.
+_SCALES = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
+
+_COLOURS = {
+    "rgb_to_yiq": (
+        (0.299, 0.59590059, 0.2115), (0.587, -0.27455667, -0.52273617), (0.114, -0.32134392, 0.31119955),
+    ),
+    "yiq_to_rgb": (
+        (1.0, 1.0, 1.0), (0.95598634, -0.27201283, -1.10674021), (0.6208248, -0.64720424, 1.70423049),
+    ),
+    "rgb_to_yuv": (
+        (0.299, -0.14714119, 0.61497538), (0.587, -0.28886916, -0.51496512), (0.114, 0.43601035, -0.10001026),
+    ),
+    "yuv_to_rgb": (
+        (1.0, 1.0, 1.0), (0.0, -0.394642334, 2.03206185), (1.13988303, -0.58062185, 0.0),
+    ),
+}  # fmt: skip
+
+
+def _colours(name: str, matrix: Sequence[Sequence[float]]) -> None:
+    def converted(images: Any) -> jax.Array:
+        value = as_tensor(images)
+        return jnp.tensordot(value, jnp.asarray(matrix, value.dtype), axes=1)
+
+    converted.__name__ = converted.__qualname__ = name
+    source, _, target = name.upper().partition("_TO_")
+    converted.__doc__ = f"{source} images [..., 3] of floats in {target}."
+    op(f"image.{name}")(converted)
+
+
+for _name, _matrix in _COLOURS.items():
+    _colours(_name, _matrix)
+
+
+@op("image.sobel_edges")
+def sobel_edges(image: Any) -> jax.Array:
+    """Derivatives along height and width: [batch, height, width, channels, 2]."""
+    value = as_tensor(image)
+    along_height = np.array([[-1, -2, -1], [0, 0, 0], [1, 2, 1]])
+    kernels = np.stack([along_height, along_height.T], axis=-1)[:, :, None]
+    channels = value.shape[-1]
+    padded = jnp.pad(value, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="reflect")
+    filters = jnp.asarray(np.tile(kernels, (1, 1, channels, 1)), value.dtype)
+    found = depthwise_conv2d(padded, filters, [1, 1, 1, 1], "VALID")
+    return found.reshape((*value.shape, 2))
+
+
+@op("image.ssim")
+def ssim(
+    img1: Any,
+    img2: Any,
+    max_val: Any,
+    filter_size: int = 11,
+    filter_sigma: float = 1.5,
+    k1: float = 0.01,
+    k2: float = 0.03,
+    return_index_map: bool = False,
+) -> jax.Array:
+    """The structural similarity of images [..., height, width, channels]: f32[...], 1 for equal ones.
+
+    Args:
+        img1: Of integers or floats.
+        img2: As `img1`.
+        max_val: The largest value that pixels can have.
+        filter_size: Of the Gaussian window, in pixels; no larger than the images.
+        filter_sigma: Its width.
+        k1: Stabilises the comparison of luminance.
+        k2: Stabilises that of contrast.
+        return_index_map: Gives the similarity around each pixel instead: f32[..., height, width].
+
+    Source: Z. Wang and others, Image quality assessment: from error visibility to structural similarity, IEEE Trans.
+    Image Processing 13, 2004.
+    """
+    first, second, largest = _in_float(img1, img2, max_val)
+    luminance, contrast = _similarity(first, second, largest, _gaussian(filter_size, filter_sigma), k1, k2)
+    alike = luminance * contrast
+    return jnp.mean(alike, axis=-1) if return_index_map else jnp.mean(alike, axis=(-3, -2, -1))
+
+
+@op("image.ssim_multiscale")
+def ssim_multiscale(
+    img1: Any,
+    img2: Any,
+    max_val: Any,
+    power_factors: Sequence[float] = _SCALES,
+    filter_size: int = 11,
+    filter_sigma: float = 1.5,
+    k1: float = 0.01,
+    k2: float = 0.03,
+) -> jax.Array:
+    """The structural similarity over several scales, each half of the one before: f32[...].
+
+    Args:
+        img1: Images [..., height, width, channels] of integers or floats.
+        img2: As `img1`.
+        max_val: The largest value that pixels can have.
+        power_factors: The weight of each scale.
+        filter_size: As for `ssim`; the smallest scale must be as large.
+        filter_sigma: As for `ssim`.
+        k1: As for `ssim`.
+        k2: As for `ssim`.
+    """
+    first, second, largest = _in_float(img1, img2, max_val)
+    leading = first.shape[:-3]
+    images = [one.reshape((-1, *one.shape[-3:])) for one in (first, second)]
+    window = _gaussian(filter_size, filter_sigma)
+    found = []
+    for scale in range(len(power_factors)):
+        images = [_half(one) for one in images] if scale else images
+        luminance, contrast = _similarity(images[0], images[1], largest, window, k1, k2)
+        last = scale == len(power_factors) - 1
+        found.append(jax.nn.relu(jnp.mean(luminance * contrast if last else contrast, axis=(-3, -2))))
+    powers = jnp.asarray(power_factors, jnp.float32)
+    return jnp.mean(jnp.prod(jnp.stack(found, -1) ** powers, axis=-1), axis=-1).reshape(leading)
+
+
+def _in_float(img1: Any, img2: Any, max_val: Any) -> list[jax.Array]:
+    first = as_tensor(img1)
+    values = (first, as_tensor(img2), as_tensor(max_val).astype(first.dtype))
+    return [as_tensor(convert_image_dtype(one, "float32")) for one in values]
+
+
+def _gaussian(size: int, sigma: float) -> np.ndarray[Any, Any]:
+    places = np.arange(size) - (size - 1) / 2
+    line = np.exp(-0.5 * places**2 / sigma**2)
+    square = np.outer(line, line)
+    return square / square.sum()  # type: ignore[no-any-return]
+
+
+def _similarity(
+    first: jax.Array, second: jax.Array, largest: jax.Array, window: np.ndarray[Any, Any], k1: float, k2: float
+) -> tuple[jax.Array, jax.Array]:
+    """How alike luminance and contrast are around each pixel and channel."""
+    mean = _averaging(window, first.shape)
+    c1, c2 = (k1 * largest) ** 2, (k2 * largest) ** 2
+    one, other = mean(first), mean(second)
+    product, squares = one * other * 2, one**2 + other**2
+    luminance = (product + c1) / (squares + c1)
+    contrast = (mean(first * second) * 2 - product + c2) / (mean(first**2 + second**2) - squares + c2)
+    return luminance, contrast
+
+
+def _averaging(window: np.ndarray[Any, Any], shape: tuple[int, ...]) -> Callable[[jax.Array], jax.Array]:
+    filters = jnp.asarray(np.tile(window[:, :, None, None], (1, 1, shape[-1], 1)), jnp.float32)
+
+    def mean(value: jax.Array) -> jax.Array:
+        found = depthwise_conv2d(value.reshape((-1, *shape[-3:])), filters, [1, 1, 1, 1], "VALID")
+        return found.reshape((*shape[:-3], *found.shape[1:]))
+
+    return mean
+
+
+def _half(images: jax.Array) -> jax.Array:
+    odd = [(0, 0), *((0, size % 2) for size in images.shape[1:3]), (0, 0)]
+    return avg_pool(jnp.pad(images, odd, mode="symmetric"), 2, 2, "VALID")

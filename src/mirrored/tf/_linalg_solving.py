@@ -1,0 +1,208 @@
+"""`tf.linalg`: general eigenvalues, roots, and systems solved from factors and bands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.linalg as jsl
+
+from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._table import op, rows, tensors
+from mirrored.tf._tensors import as_tensor
+
+
+def _root(matrix: jax.Array) -> jax.Array:
+    flat = matrix.reshape((-1, *matrix.shape[-2:]))
+    found = jnp.stack([jsl.sqrtm(one) for one in flat]).reshape(matrix.shape)
+    return found if jnp.iscomplexobj(matrix) else found.real
+
+
+rows(
+    {
+        "linalg.eig eig": ("tensor", jnp.linalg.eig),
+        "linalg.eigvals eigvals": ("tensor", jnp.linalg.eigvals),
+        "linalg.sqrtm matrix_square_root": ("input", _root),
+    }
+)
+
+
+@op("linalg.lu_reconstruct")
+def lu_reconstruct(lower_upper: Any, perm: Any, validate_args: bool = False, name: str | None = None) -> jax.Array:
+    """The matrices [..., n, n] that `tf.linalg.lu` has factored."""
+    del validate_args, name
+    packed, order = as_tensor(lower_upper), as_tensor(perm)
+    lower = jnp.tril(packed, -1) + jnp.eye(packed.shape[-1], dtype=packed.dtype)
+    return _reordered(lower @ jnp.triu(packed), jnp.argsort(order, axis=-1))
+
+
+@op("linalg.lu_solve")
+def lu_solve(lower_upper: Any, perm: Any, rhs: Any, validate_args: bool = False, name: str | None = None) -> jax.Array:
+    """Solves for [..., n, right-hand sides], given the factors of `tf.linalg.lu`."""
+    del validate_args, name
+    packed, sides = tensors(lower_upper, rhs)
+    order = jnp.broadcast_to(
+        as_tensor(perm), (*jnp.broadcast_shapes(packed.shape[:-2], sides.shape[:-2]), packed.shape[-1])
+    )
+    sides = jnp.broadcast_to(sides, (*order.shape[:-1], *sides.shape[-2:]))
+    packed = jnp.broadcast_to(packed, (*order.shape[:-1], *packed.shape[-2:]))
+    between = jsl.solve_triangular(packed, _reordered(sides, order), lower=True, unit_diagonal=True)
+    return jsl.solve_triangular(packed, between)
+
+
+@op("linalg.lu_matrix_inverse")
+def lu_matrix_inverse(lower_upper: Any, perm: Any, validate_args: bool = False, name: str | None = None) -> jax.Array:
+    """The inverses of what `tf.linalg.lu` has factored."""
+    packed = as_tensor(lower_upper)
+    return lu_solve(packed, perm, jnp.eye(packed.shape[-1], dtype=packed.dtype), validate_args, name)
+
+
+def _reordered(matrix: jax.Array, order: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(matrix, order[..., None], axis=-2)
+
+
+@op("linalg.tridiagonal_solve")
+def tridiagonal_solve(
+    diagonals: Any,
+    rhs: Any,
+    diagonals_format: str = "compact",
+    transpose_rhs: bool = False,
+    conjugate_rhs: bool = False,
+    name: str | None = None,
+    partial_pivoting: bool = True,
+    perturb_singular: bool = False,
+) -> jax.Array:
+    """Solves tridiagonal systems.
+
+    Args:
+        diagonals: "compact": [..., 3, n], the diagonal above (its last entry ignored), the main one, the one below (its
+            first entry ignored). "sequence": a list of the three, the outer ones of n or n - 1 entries. "matrix":
+            [..., n, n].
+        rhs: [..., n] or [..., n, right-hand sides].
+        diagonals_format: One of these.
+        transpose_rhs: Whether the last two axes of `rhs` are swapped.
+        conjugate_rhs: Whether `rhs` is conjugated.
+        name: Ignored.
+        partial_pivoting: Ignored: XLA chooses.
+        perturb_singular: Must be False.
+
+    Raises:
+        InvalidArgumentError: Another format, or `perturb_singular`.
+    """
+    del name, partial_pivoting
+    if perturb_singular:
+        raise InvalidArgumentError.of(
+            "tf.linalg.tridiagonal_solve",
+            found="perturb_singular=True",
+            rule="singular systems are not changed",
+            remedy="add a small number to the main diagonal",
+        )
+    above, main, below = _three(diagonals, diagonals_format)
+    sides = as_tensor(rhs)
+    vector = sides.ndim == main.ndim and not transpose_rhs
+    sides = sides[..., None] if vector else jnp.swapaxes(sides, -1, -2) if transpose_rhs else sides
+    sides = jnp.conj(sides) if conjugate_rhs else sides
+    found = jax.lax.linalg.tridiagonal_solve(below, main, above, sides)
+    return found[..., 0] if vector else found
+
+
+def _three(diagonals: Any, form: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The diagonals above, on and below the main one, n entries each; zeros where there is none."""
+    if form == "compact":
+        packed = as_tensor(diagonals)
+        above, main, below = packed[..., 0, :], packed[..., 1, :], packed[..., 2, :]
+    elif form == "sequence":
+        above, main, below = tensors(*diagonals)
+    elif form == "matrix":
+        matrix = as_tensor(diagonals)
+        above, main, below = (jnp.diagonal(matrix, offset, -2, -1) for offset in (1, 0, -1))
+    else:
+        raise InvalidArgumentError.of(
+            "tf.linalg.tridiagonal_solve",
+            found=f"diagonals_format={form!r}",
+            rule='diagonals come as "compact", "sequence" or "matrix"',
+            remedy="give one of them",
+        )
+    size = main.shape[-1]
+    above = _lengthened(above[..., : size - 1], after=1)
+    below = _lengthened(below[..., below.shape[-1] - (size - 1) :], before=1)
+    return above, main, below
+
+
+def _lengthened(line: jax.Array, before: int = 0, after: int = 0) -> jax.Array:
+    return jnp.pad(line, [(0, 0)] * (line.ndim - 1) + [(before, after)])
+
+
+@op("linalg.eigh_tridiagonal")
+def eigh_tridiagonal(
+    alpha: Any,
+    beta: Any,
+    eigvals_only: bool = True,
+    select: str = "a",
+    select_range: Any = None,
+    tol: Any = None,
+    name: str | None = None,
+) -> Any:
+    """The eigenvalues of a Hermitian tridiagonal matrix, ascending, and its eigenvectors if they are asked for.
+
+    Args:
+        alpha: [n]: the main diagonal.
+        beta: [n - 1]: the one above it.
+        eigvals_only: Whether eigenvectors are left out.
+        select: "a" for all, "i" for those with indices in `select_range`, ends included.
+        select_range: Two indices.
+        tol: Ignored: they are as exact as the dtype allows.
+        name: Ignored.
+
+    Raises:
+        InvalidArgumentError: `select` is neither.
+
+    TensorFlow: "v", a range of values, gives a result of open size there; select from all of them here.
+    """
+    del tol, name
+    if select not in ("a", "i"):
+        raise InvalidArgumentError.of(
+            "tf.linalg.eigh_tridiagonal",
+            found=f"select={select!r}",
+            rule='"a" takes all eigenvalues, "i" those with indices in select_range',
+            remedy="take all and keep those wanted: e = tf.linalg.eigh_tridiagonal(a, b); e[(e > low) & (e <= high)]",
+        )
+    main, above = tensors(alpha, beta)
+    matrix = jnp.diag(main) + jnp.diag(above, 1) + jnp.diag(jnp.conj(above), -1)
+    kept = slice(None) if select == "a" else slice(int(select_range[0]), int(select_range[1]) + 1)
+    if eigvals_only:
+        return jnp.linalg.eigvalsh(matrix)[kept]
+    values, vectors = jnp.linalg.eigh(matrix)
+    return values[kept], vectors[:, kept]
+
+
+@op("linalg.banded_triangular_solve")
+def banded_triangular_solve(
+    bands: Any, rhs: Any, lower: bool = True, adjoint: bool = False, name: str | None = None
+) -> jax.Array:
+    """Solves triangular systems of few diagonals.
+
+    Args:
+        bands: [..., k, n]. For a lower triangle the main diagonal comes first, then those below it, of which the first
+            entries are ignored; for an upper one the main diagonal comes last, before it those above, of which the last
+            entries are ignored.
+        rhs: [..., n, right-hand sides].
+        lower: Which triangle.
+        adjoint: Whether to solve for its adjoint.
+        name: Ignored.
+    """
+    del name
+    packed, sides = tensors(bands, rhs)
+    count, size = packed.shape[-2:]
+    matrix = jnp.zeros((*packed.shape[:-2], size, size), packed.dtype)
+    for away in range(count):
+        places = jnp.arange(size - away)
+        if lower:
+            matrix = matrix.at[..., places + away, places].set(packed[..., away, away:])
+        else:
+            matrix = matrix.at[..., places, places + away].set(packed[..., count - 1 - away, : size - away])
+    leading = jnp.broadcast_shapes(matrix.shape[:-2], sides.shape[:-2])
+    matrix = jnp.broadcast_to(matrix, (*leading, size, size))
+    sides = jnp.broadcast_to(sides, (*leading, *sides.shape[-2:]))
+    return jsl.solve_triangular(matrix, sides, trans="C" if adjoint else "N", lower=lower)

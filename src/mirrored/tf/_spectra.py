@@ -1,0 +1,225 @@
+"""`tf.signal`: more windows, the way back from spectra, mel scales, and Fourier transforms over any axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored.tf._dtypes import array_dtype
+from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._signal import dct, frame, hann_window, overlap_and_add
+from mirrored.tf._static import static_int, static_ints
+from mirrored.tf._table import op
+from mirrored.tf._tensors import as_tensor
+
+Window = Callable[..., jax.Array]
+
+
+def _of_any_axes(name: str, transform: Callable[..., jax.Array]) -> None:
+    called = f"tf.signal.{name}"
+
+    def run(
+        input_tensor: Any, fft_length: Any = None, axes: Any = None, norm: str | None = None, name: str | None = None
+    ) -> jax.Array:
+        del name
+        value = as_tensor(input_tensor)
+        sizes = None if fft_length is None else static_ints(fft_length, called=called, argument="fft_length")
+        over = None if axes is None else static_ints(axes, called=called, argument="axes")
+        return transform(value, s=sizes, axes=over, norm=norm)
+
+    run.__name__ = run.__qualname__ = name
+    run.__doc__ = f"`{called}` over the given axes, by default all (or the last ones, as many as lengths)."
+    op(f"signal.{name} {name}")(run)
+
+
+for _name, _transform in {
+    "fftnd": jnp.fft.fftn, "ifftnd": jnp.fft.ifftn, "rfftnd": jnp.fft.rfftn, "irfftnd": jnp.fft.irfftn,
+}.items():  # fmt: skip
+    _of_any_axes(_name, _transform)
+
+
+@op("signal.kaiser_window")
+def kaiser_window(window_length: Any, beta: float = 12.0, dtype: Any = "float32", name: str | None = None) -> jax.Array:
+    """Kaiser's window: f32[window_length].
+
+    Source: J. Kaiser, R. Schafer, On the use of the I0-sinh window for spectrum analysis, IEEE Trans. ASSP 28, 1980.
+    """
+    del name
+    length = static_int(window_length, called="tf.signal.kaiser_window", argument="window_length")
+    return as_tensor(np.kaiser(length, float(beta)).astype(array_dtype(dtype)))
+
+
+@op("signal.kaiser_bessel_derived_window")
+def kaiser_bessel_derived_window(
+    window_length: Any, beta: float = 12.0, dtype: Any = "float32", name: str | None = None
+) -> jax.Array:
+    """The window derived from Kaiser's, of an even length, whose overlapping halves have squares that add up to 1."""
+    del name
+    length = static_int(window_length, called="tf.signal.kaiser_bessel_derived_window", argument="window_length")
+    sums = np.cumsum(np.kaiser(length // 2 + 1, float(beta)))
+    half = np.sqrt(sums[:-1] / sums[-1])
+    return as_tensor(np.concatenate([half, half[::-1]]).astype(array_dtype(dtype)))
+
+
+@op("signal.vorbis_window")
+def vorbis_window(window_length: Any, dtype: Any = "float32", name: str | None = None) -> jax.Array:
+    """The window of the Vorbis codec: f32[window_length]."""
+    del name
+    length = static_int(window_length, called="tf.signal.vorbis_window", argument="window_length")
+    values = np.sin(np.pi / 2 * np.sin(np.pi / length * (np.arange(length) + 0.5)) ** 2)
+    return as_tensor(values.astype(array_dtype(dtype)))
+
+
+@op("signal.inverse_stft_window_fn")
+def inverse_stft_window_fn(frame_step: Any, forward_window_fn: Window = hann_window, name: str | None = None) -> Window:
+    """The window for `inverse_stft` with which it undoes an `stft` of the given window."""
+    del name
+    step = static_int(frame_step, called="tf.signal.inverse_stft_window_fn", argument="frame_step")
+
+    def window(frame_length: Any, dtype: Any = "float32") -> jax.Array:
+        length = static_int(frame_length, called="tf.signal.inverse_stft_window_fn", argument="frame_length")
+        forward = forward_window_fn(length, dtype=dtype)
+        overlaps = -(-length // step)
+        squares = jnp.pad(forward**2, (0, overlaps * step - length)).reshape((overlaps, step))
+        return forward / jnp.tile(squares.sum(0), overlaps)[:length]
+
+    return window
+
+
+@op("signal.inverse_stft")
+def inverse_stft(
+    stfts: Any,
+    frame_length: Any,
+    frame_step: Any,
+    fft_length: Any = None,
+    window_fn: Window | None = hann_window,
+    name: str | None = None,
+) -> jax.Array:
+    """The samples [..., samples] of short-time spectra c64[..., frames, fft_length // 2 + 1].
+
+    Args:
+        stfts: As `stft` gives them.
+        frame_length: Of each window, in samples.
+        frame_step: From window to window.
+        fft_length: Default the next power of two from `frame_length`.
+        window_fn: The window each frame is multiplied by; None for none. `inverse_stft_window_fn` makes the one that
+            undoes an `stft`.
+        name: Ignored.
+    """
+    del name
+    length = static_int(frame_length, called="tf.signal.inverse_stft", argument="frame_length")
+    size = 1 << (length - 1).bit_length() if fft_length is None else int(fft_length)
+    frames = jnp.fft.irfft(as_tensor(stfts), n=size)[..., :length]
+    frames = jnp.pad(frames, [(0, 0)] * (frames.ndim - 1) + [(0, length - frames.shape[-1])])
+    window = 1 if window_fn is None else window_fn(length, dtype=frames.dtype)
+    return overlap_and_add(frames * window, frame_step)
+
+
+@op("signal.mdct")
+def mdct(
+    signals: Any,
+    frame_length: Any,
+    window_fn: Window | None = vorbis_window,
+    pad_end: bool = False,
+    norm: str | None = None,
+    name: str | None = None,
+) -> jax.Array:
+    """The modified discrete cosine transform: f32[..., samples] to f32[..., frames, frame_length // 2].
+
+    Args:
+        signals: Samples.
+        frame_length: A multiple of 4; frames begin each half of it.
+        window_fn: The window; None for a constant one.
+        pad_end: Whether zeros are added for a last whole frame.
+        norm: None or "ortho".
+        name: Ignored.
+
+    Raises:
+        InvalidArgumentError: `frame_length` is no multiple of 4.
+
+    Source: J. Princen, A. Bradley, Analysis/synthesis filter bank design based on time domain aliasing cancellation,
+    IEEE Trans. ASSP 34, 1986.
+    """
+    del name
+    length = static_int(frame_length, called="tf.signal.mdct", argument="frame_length")
+    if length % 4:
+        raise InvalidArgumentError.of(
+            "tf.signal.mdct",
+            found=f"frame_length={length}",
+            rule="a frame is cut into four equal parts",
+            remedy="give a multiple of 4",
+        )
+    frames = frame(signals, length, length // 2, pad_end=pad_end)
+    frames = frames * _window(window_fn, length, frames.dtype)
+    a, b, c, d = jnp.split(frames, 4, axis=-1)
+    folded = jnp.concatenate([-c[..., ::-1] - d, a - b[..., ::-1]], axis=-1)
+    return dct(folded, type=4, norm=norm)
+
+
+@op("signal.inverse_mdct")
+def inverse_mdct(
+    mdcts: Any, window_fn: Window | None = vorbis_window, norm: str | None = None, name: str | None = None
+) -> jax.Array:
+    """The samples of which `mdct` with the same window gave [..., frames, frame_length // 2]."""
+    del name
+    value = as_tensor(mdcts)
+    half = value.shape[-1]
+    found = dct(value, type=4, norm=norm) * (0.5 / half if norm is None else 1)
+    first, second = jnp.split(found, 2, axis=-1)
+    frames = jnp.concatenate([second, -second[..., ::-1], -first[..., ::-1], -first], axis=-1)
+    return overlap_and_add(frames * _window(window_fn, 2 * half, frames.dtype), half)
+
+
+def _window(window_fn: Window | None, length: int, dtype: Any) -> Any:
+    return 0.5**0.5 if window_fn is None else window_fn(length, dtype=dtype)
+
+
+@op("signal.linear_to_mel_weight_matrix")
+def linear_to_mel_weight_matrix(
+    num_mel_bins: Any = 20,
+    num_spectrogram_bins: Any = 129,
+    sample_rate: Any = 8000,
+    lower_edge_hertz: Any = 125.0,
+    upper_edge_hertz: Any = 3800.0,
+    dtype: Any = "float32",
+    name: str | None = None,
+) -> jax.Array:
+    """Weights f32[num_spectrogram_bins, num_mel_bins] that take a spectrum to the mel scale, by triangles.
+
+    Args:
+        num_mel_bins: How many triangles.
+        num_spectrogram_bins: Bins of the spectrum, from 0 Hz to half the sample rate.
+        sample_rate: Samples a second.
+        lower_edge_hertz: Where the first triangle begins.
+        upper_edge_hertz: Where the last one ends.
+        dtype: Of the weights.
+        name: Ignored.
+
+    Source: the mel scale of HTK, 1127 ln(1 + f / 700 Hz).
+    """
+    del name
+    called = "tf.signal.linear_to_mel_weight_matrix"
+    count = static_int(num_mel_bins, called=called, argument="num_mel_bins")
+    bins = static_int(num_spectrogram_bins, called=called, argument="num_spectrogram_bins")
+    places = _mel(np.linspace(0, float(sample_rate) / 2, bins)[1:, None])
+    edges = np.linspace(_mel(float(lower_edge_hertz)), _mel(float(upper_edge_hertz)), count + 2)
+    lower, centre, upper = edges[:-2], edges[1:-1], edges[2:]
+    rising, falling = (places - lower) / (centre - lower), (upper - places) / (upper - centre)
+    weights = np.maximum(0, np.minimum(rising, falling))
+    return as_tensor(np.pad(weights, [(1, 0), (0, 0)]).astype(array_dtype(dtype)))
+
+
+def _mel(hertz: Any) -> Any:
+    return 1127 * np.log1p(hertz / 700)
+
+
+@op("signal.mfccs_from_log_mel_spectrograms")
+def mfccs_from_log_mel_spectrograms(log_mel_spectrograms: Any, name: str | None = None) -> jax.Array:
+    """Mel-frequency cepstral coefficients: f32[..., mel bins] to the same shape."""
+    del name
+    value = as_tensor(log_mel_spectrograms)
+    return dct(value, type=2) * (2 * value.shape[-1]) ** -0.5  # type: ignore[no-any-return]

@@ -1,0 +1,256 @@
+"""`tf.nn`: pooling with indices, dilation and erosion; blocks of space as batch and back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored.tf._convolution import conv2d_transpose
+from mirrored.tf._dtypes import array_dtype
+from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._static import static_int, static_ints
+from mirrored.tf._table import op, tensors
+from mirrored.tf._tensors import as_tensor
+
+
+def _pair(value: Any, called: str, argument: str) -> tuple[int, int]:
+    """Height and width, out of 1, 2 or 4 numbers."""
+    numbers = static_ints(value, called=called, argument=argument)
+    height, width = numbers[1:3] if len(numbers) == 4 else numbers * (2 // len(numbers))
+    return height, width
+
+
+def _slices(
+    padded: jax.Array, window: tuple[int, int], steps: tuple[int, int], holes: tuple[int, int], size: tuple[int, ...]
+) -> Iterator[tuple[int, int, jax.Array]]:
+    """For each place in the window: its row and column, and what all windows have there."""
+    for row, column in itertools.product(range(window[0]), range(window[1])):
+        top, left = row * holes[0], column * holes[1]
+        bottom, right = top + (size[0] - 1) * steps[0] + 1, left + (size[1] - 1) * steps[1] + 1
+        yield row, column, padded[:, top : bottom : steps[0], left : right : steps[1]]
+
+
+def _laid_out(
+    value: jax.Array, reach: tuple[int, int], steps: tuple[int, int], padding: Any
+) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
+    """Padding of height and width, and how many windows fit."""
+    sizes = value.shape[1:3]
+    pads = jax.lax.padtype_to_pads(sizes, reach, steps, padding.upper())
+    count = [(n + sum(pad) - r) // step + 1 for n, pad, r, step in zip(sizes, pads, reach, steps, strict=True)]
+    return list(pads), tuple(count)
+
+
+@op("nn.max_pool_with_argmax")
+def max_pool_with_argmax(
+    input: Any,
+    ksize: Any,
+    strides: Any,
+    padding: str,
+    data_format: str = "NHWC",
+    output_dtype: Any = "int64",
+    include_batch_in_index: bool = False,
+    name: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The largest value of each window, and where in the flattened image it is (the first of equal ones).
+
+    Args:
+        input: [batch, height, width, channels].
+        ksize: The window: one number, two, or four.
+        strides: Likewise.
+        padding: "SAME" or "VALID".
+        data_format: "NHWC".
+        output_dtype: Of the indices, as far as JAX has it (int32 without x64).
+        include_batch_in_index: Whether the batch is flattened, too.
+        name: Ignored.
+
+    Raises:
+        InvalidArgumentError: Another `data_format`.
+    """
+    del name
+    called = "tf.nn.max_pool_with_argmax"
+    if data_format != "NHWC":
+        raise InvalidArgumentError.of(
+            called, found=f"data_format={data_format!r}", rule="channels come last", remedy="tf.transpose the images"
+        )
+    value = as_tensor(input)
+    batch, height, width, channels = value.shape
+    window, steps = _pair(ksize, called, "ksize"), _pair(strides, called, "strides")
+    pads, size = _laid_out(value, window, steps, padding)
+    places = np.arange(height * width * channels).reshape((1, height, width, channels))
+    if include_batch_in_index:
+        places = places + np.arange(batch).reshape((-1, 1, 1, 1)) * places.size
+    around = [(0, 0), *pads, (0, 0)]
+    lowest = -np.inf if jnp.issubdtype(value.dtype, jnp.floating) else int(jnp.iinfo(value.dtype).min)  # type: ignore[no-untyped-call]
+    padded = jnp.pad(value, around, constant_values=lowest)
+    numbered = jnp.asarray(np.pad(places, around), array_dtype(output_dtype))
+    values = jnp.stack([one for *_, one in _slices(padded, window, steps, (1, 1), size)])
+    indices = jnp.stack([one for *_, one in _slices(numbered, window, steps, (1, 1), size)])
+    best = jnp.argmax(values, axis=0)[None]
+    chosen = jnp.take_along_axis(jnp.broadcast_to(indices, values.shape), best, axis=0)[0]
+    return jnp.take_along_axis(values, best, axis=0)[0], chosen
+
+
+@op("nn.dilation2d")
+def dilation2d(
+    input: Any,
+    filters: Any,
+    strides: Any,
+    padding: str,
+    data_format: str,
+    dilations: Any,
+    name: str | None = None,
+) -> jax.Array:
+    """Grayscale dilation: the largest sum of pixel and filter in each window.
+
+    Args:
+        input: [batch, height, width, depth].
+        filters: [height, width, depth].
+        strides: Four numbers.
+        padding: "SAME" or "VALID".
+        data_format: "NHWC".
+        dilations: Four numbers.
+        name: Ignored.
+    """
+    del name, data_format
+    called = "tf.nn.dilation2d"
+    value, kernel = tensors(input, filters)
+    steps, holes = _pair(strides, called, "strides"), _pair(dilations, called, "dilations")
+    window = kernel.shape[0], kernel.shape[1]
+    reach = (window[0] - 1) * holes[0] + 1, (window[1] - 1) * holes[1] + 1
+    pads, size = _laid_out(value, reach, steps, padding)
+    padded = jnp.pad(value, [(0, 0), *pads, (0, 0)], constant_values=-jnp.inf)
+    sums = [one + kernel[row, column] for row, column, one in _slices(padded, window, steps, holes, size)]
+    return jnp.max(jnp.stack(sums), axis=0)
+
+
+@op("nn.erosion2d")
+def erosion2d(
+    value: Any,
+    filters: Any,
+    strides: Any,
+    padding: str,
+    data_format: str,
+    dilations: Any,
+    name: str | None = None,
+) -> jax.Array:
+    """Grayscale erosion: the smallest difference of pixel and filter in each window. Arguments as for `dilation2d`."""
+    del name
+    images, kernel = tensors(value, filters)
+    return -dilation2d(-images, kernel[::-1, ::-1], strides, padding, data_format, dilations)
+
+
+@op("nn.atrous_conv2d_transpose")
+def atrous_conv2d_transpose(
+    value: Any, filters: Any, output_shape: Any, rate: Any, padding: str, name: str | None = None
+) -> jax.Array:
+    """The transpose of `atrous_conv2d`; filters are [height, width, out, in]."""
+    del name
+    return conv2d_transpose(value, filters, output_shape, 1, padding, dilations=rate)
+
+
+@op("space_to_batch_nd")
+def space_to_batch_nd(input: Any, block_shape: Any, paddings: Any, name: str | None = None) -> jax.Array:
+    """Blocks of the dimensions after the first, moved into the batch.
+
+    Args:
+        input: [batch, ...].
+        block_shape: A size for each of the first so many dimensions after the batch.
+        paddings: Pairs: zeros before and after each of them, which make it a multiple of its block.
+        name: Ignored.
+    """
+    del name
+    value = as_tensor(input)
+    blocks = static_ints(block_shape, called="tf.space_to_batch", argument="block_shape")
+    pairs = [tuple(int(one) for one in pair) for pair in np.asarray(paddings)]
+    rest = value.ndim - 1 - len(blocks)
+    padded = jnp.pad(value, [(0, 0), *pairs, *[(0, 0)] * rest])
+    batch, spatial, others = padded.shape[0], padded.shape[1 : 1 + len(blocks)], padded.shape[1 + len(blocks) :]
+    counts = [size // block for size, block in zip(spatial, blocks, strict=True)]
+    split = [one for pair in zip(counts, blocks, strict=True) for one in pair]
+    ahead = [2 + 2 * k for k in range(len(blocks))]
+    behind = [1 + 2 * k for k in range(len(blocks))]
+    last = range(1 + 2 * len(blocks), 1 + 2 * len(blocks) + rest)
+    moved = padded.reshape((batch, *split, *others)).transpose((*ahead, 0, *behind, *last))
+    return moved.reshape((-1, *counts, *others))
+
+
+@op("space_to_batch nn.space_to_batch")
+def space_to_batch(input: Any, block_shape: Any, paddings: Any, name: str | None = None) -> jax.Array:
+    """As `space_to_batch_nd`."""
+    return space_to_batch_nd(input, block_shape, paddings, name)
+
+
+@op("batch_to_space")
+def batch_to_space(input: Any, block_shape: Any, crops: Any, name: str | None = None) -> jax.Array:
+    """The inverse of `space_to_batch`, with `crops` cut off before and after each dimension."""
+    del name
+    value = as_tensor(input)
+    blocks = static_ints(block_shape, called="tf.batch_to_space", argument="block_shape")
+    spatial, others = value.shape[1 : 1 + len(blocks)], value.shape[1 + len(blocks) :]
+    batch = value.shape[0] // int(np.prod(blocks))
+    order = [len(blocks)]
+    for k in range(len(blocks)):
+        order += [len(blocks) + 1 + k, k]
+    split = value.reshape((*blocks, batch, *spatial, *others))
+    whole = split.transpose((*order, *range(len(order), split.ndim)))
+    sizes = [size * block for size, block in zip(spatial, blocks, strict=True)]
+    whole = whole.reshape((batch, *sizes, *others))
+    pairs = [tuple(int(one) for one in pair) for pair in np.asarray(crops)]
+    kept = [slice(before, size - after) for size, (before, after) in zip(sizes, pairs, strict=True)]
+    return whole[(slice(None), *kept)]
+
+
+@op("required_space_to_batch_paddings")
+def required_space_to_batch_paddings(
+    input_shape: Any, block_shape: Any, base_paddings: Any = None, name: str | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Paddings that make each dimension a multiple of its block, and the crops that undo them: i32[dimensions, 2]."""
+    del name
+    called = "tf.required_space_to_batch_paddings"
+    sizes = np.array(static_ints(input_shape, called=called, argument="input_shape"))
+    blocks = np.array(static_ints(block_shape, called=called, argument="block_shape"))
+    base = np.zeros((len(sizes), 2), int) if base_paddings is None else np.asarray(base_paddings)
+    extra = -(sizes + base.sum(axis=1)) % blocks
+    paddings = np.stack([base[:, 0], base[:, 1] + extra], axis=1)
+    return as_tensor(paddings.astype(np.int32)), as_tensor(np.stack([0 * extra, extra], axis=1).astype(np.int32))
+
+
+@op("unravel_index")
+def unravel_index(indices: Any, dims: Any, name: str | None = None) -> jax.Array:
+    """Flat indices as indices of each dimension: [dimensions, ...]."""
+    del name
+    sizes = static_ints(dims, called="tf.unravel_index", argument="dims")
+    return jnp.stack(jnp.unravel_index(as_tensor(indices), sizes))
+
+
+def _approximate(name: str, function: Any) -> None:
+    def run(
+        operand: Any,
+        k: Any,
+        reduction_dimension: int = -1,
+        recall_target: float = 0.95,
+        reduction_input_size_override: int = -1,
+        aggregate_to_topk: bool = True,
+        name: str | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        del name
+        count = static_int(k, called=f"tf.nn.approx_{which}_k", argument="k")
+        found = function(
+            as_tensor(operand), count, reduction_dimension, recall_target, reduction_input_size_override,
+            aggregate_to_topk,
+        )  # fmt: skip
+        return found[0], found[1]
+
+    which = name
+    run.__name__ = run.__qualname__ = f"approx_{name}_k"
+    run.__doc__ = f"The {name}ima of an axis and their indices; on TPUs some may be missed."
+    op(f"math.approx_{name}_k nn.approx_{name}_k")(run)
+
+
+_approximate("max", jax.lax.approx_max_k)
+_approximate("min", jax.lax.approx_min_k)

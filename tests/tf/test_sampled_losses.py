@@ -1,0 +1,104 @@
+"""Candidate samplers: how often classes come, and what is said about it; losses over samples."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored.tf as tf
+
+TIMES, CLASSES, DRAWN = 400, 12, 5
+TRUE = np.arange(CLASSES, dtype=np.int32)[:, None]
+
+
+def inclusion(sampler, unique, **options):
+    """Per class: how often it came on average, and how often it was expected."""
+    tf.random.set_seed(3)
+    came, expected = np.zeros(CLASSES), np.zeros(CLASSES)
+
+    @tf.function
+    def draw():
+        return sampler(TRUE, 1, DRAWN, unique, range_max=CLASSES, **options)
+
+    for _ in range(TIMES):
+        sampled, of_true, of_sampled = draw()
+        np.add.at(came, np.asarray(sampled), 1 / TIMES)
+        expected += np.asarray(of_true)[:, 0] / TIMES
+        np.testing.assert_allclose(of_sampled, np.asarray(of_true)[np.asarray(sampled), 0], rtol=1e-6)
+    return came, expected
+
+
+@pytest.mark.parametrize("unique", [True, False])
+@pytest.mark.parametrize("name", ["uniform", "log_uniform"])
+def test_classes_come_as_often_as_is_said(name, unique):
+    came, expected = inclusion(getattr(tf.random, f"{name}_candidate_sampler"), unique)
+    assert came.sum() == pytest.approx(DRAWN)
+    np.testing.assert_allclose(came, expected, atol=0.12)
+    if name == "log_uniform":
+        assert came[0] > came[3] > came[11]
+
+
+def test_counts_decide_how_often():
+    counts = [0.0] + [1.0, 3.0] * 5 + [9.0]
+    came, _ = inclusion(tf.random.fixed_unigram_candidate_sampler, False, unigrams=counts)
+    assert came[0] == 0
+    assert came[11] / came[1:11:2].mean() == pytest.approx(9, rel=0.35)
+
+
+def test_counts_are_read_from_a_file(tmp_path):
+    vocabulary = tmp_path / "words.csv"
+    vocabulary.write_text("the,3\nof,1\n")
+    sampled, true, _ = tf.nn.fixed_unigram_candidate_sampler(
+        np.array([[0], [1]]), 1, 100, False, 2, vocab_file=str(vocabulary)
+    )
+    assert set(np.asarray(sampled).tolist()) <= {0, 1}
+    np.testing.assert_allclose(true, [[75], [25]], rtol=1e-5)
+
+
+def test_more_classes_than_there_are():
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"num_sampled=9 of 4 classes\n.*\n.*unique=False"):
+        tf.random.log_uniform_candidate_sampler([[1]], 1, 9, True, 4)
+
+
+def test_a_sample_of_all_classes_is_the_whole_softmax():
+    """With every class drawn and expected once, the true one among them left out, nothing is missing."""
+    rng = np.random.default_rng(1)
+    weights, biases = rng.normal(size=(CLASSES, 3)).astype("f4"), rng.normal(size=CLASSES).astype("f4")
+    inputs, labels = rng.normal(size=(4, 3)).astype("f4"), np.array([[1], [0], [7], [11]])
+    everything = tf.random.all_candidate_sampler(labels, 1, CLASSES, True)
+    sampled = tf.nn.sampled_softmax_loss(weights, biases, labels, inputs, CLASSES, CLASSES, sampled_values=everything)
+    logits = inputs @ weights.T + biases
+    whole = tf.nn.sparse_softmax_cross_entropy_with_logits(labels[:, 0], logits)
+    np.testing.assert_allclose(sampled, whole, rtol=1e-5)
+
+
+def test_word_vectors_are_trained_by_sampling():
+    """A skip-gram of pairs (n, n + 1): the loss falls, on the tape, over `tf.nn.nce_loss` with its own sampler."""
+    tf.random.set_seed(0)
+    vectors, weights = tf.Variable(tf.random.normal([8, 4])), tf.Variable(tf.zeros([8, 4]))
+    biases = tf.Variable(tf.zeros([8]))
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            features = tf.nn.embedding_lookup(vectors, tf.range(7))
+            loss = tf.reduce_mean(tf.nn.nce_loss(weights, biases, tf.range(1, 8)[:, None], features, 4, 8))
+        trained = (vectors, weights, biases)
+        for variable, gradient in zip(trained, tape.gradient(loss, trained), strict=True):
+            variable.assign_sub(0.5 * gradient)
+        return loss
+
+    losses = [float(step()) for _ in range(60)]
+    assert np.mean(losses[-10:]) < 0.6 * np.mean(losses[:5])
+
+
+def test_ctc_has_gradients():
+    logits = jnp.asarray(np.random.default_rng(2).normal(size=(6, 1, 4)), jnp.float32)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        loss = tf.nn.ctc_loss(np.array([[1, 2]]), logits, np.array([2]), np.array([6]))
+    expected = jax.grad(lambda x: tf.nn.ctc_loss(np.array([[1, 2]]), x, np.array([2]), np.array([6]))[0])(logits)
+    np.testing.assert_allclose(tape.gradient(loss, logits), expected, rtol=1e-5, atol=1e-6)
+    assert np.abs(expected).max() > 0.01
