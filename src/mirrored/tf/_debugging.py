@@ -113,7 +113,7 @@ def assert_near(
     _require("tf.debugging.assert_near", jnp.all(jnp.abs(left - right) <= bound), message, rule, [left, right])
 
 
-@op("debugging.Assert")
+@op("debugging.Assert Assert")
 def assert_(condition: Any, data: Any, summarize: Any = None, name: str | None = None) -> None:
     """Raises InvalidArgumentError with `data` unless the condition holds everywhere."""
     del summarize, name

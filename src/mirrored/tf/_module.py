@@ -76,6 +76,14 @@ def _set_names(names: tuple[str, ...]) -> None:
     _scopes.names = names
 
 
+def current_name_scope() -> str:
+    """The path of the name scopes that are open: "outer/inner", "" outside of all.
+
+    TensorFlow: `tf.get_current_name_scope`.
+    """
+    return "/".join(_scopes.names)
+
+
 def _prefixed(scope: tuple[str, ...], make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if _scopes.names is scope:  # the innermost scope knows the whole path
         kwargs["name"] = "/".join([*scope, kwargs.get("name") or "Variable"])

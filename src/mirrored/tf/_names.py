@@ -12,6 +12,7 @@ from mirrored.replicas.indexed_slices import IndexedSlices
 from mirrored.tf import (
     _activations,
     _arrays,
+    _asking,
     _compat,
     _config,
     _control_flow,
@@ -121,6 +122,7 @@ NAMES: Final[dict[str, Any]] = {
     **_gfile.NAMES,
     **_host_calls.NAMES,
     **_numpy.NAMES,
+    **_asking.NAMES,
     **_compat.NAMES,
     **_profiler.NAMES,
     **_summary.NAMES,
