@@ -18,7 +18,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.data import Dataset, InputOptions
-from mirrored.errors import InputError
+from mirrored.errors import InputError, StructureError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -232,3 +232,14 @@ HuggingFace.__module__ = "datasets.arrow_dataset"
 def test_datasets_of_hugging_face_with_a_batch_size(strategy: Any) -> None:
     distributed = strategy.experimental_distribute_dataset(HuggingFace(), InputOptions(batch_size=4))
     assert shown(element["id"] for element in distributed) == HALVES
+
+
+def test_columns_of_texts_are_bytes() -> None:
+    class Column:  # as of a pandas table
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            return np.array(["a", "bc"], object)
+
+    rows = list(Dataset.from_tensor_slices({"name": Column(), "n": [1, 2]}))
+    assert [row["name"] for row in rows] == [b"a", b"bc"]
+    with pytest.raises(StructureError, match="a leaf of type list"):
+        Dataset.from_tensors((["a", None], 1))

@@ -130,6 +130,8 @@ def test_records_are_written_read_and_parsed(tmp_path: Path, packing: str) -> No
     assert batches[1]["x"].numpy().tolist() == [[2.0, 4.0], [3.0, 6.0]]
     whole = records.batch(5).map(lambda texts: tf.io.parse_example(texts, features))
     assert next(iter(whole))["n"].numpy().tolist() == [0, 1, 2, 3, 4]
+    texts = records.map(lambda text: tf.io.parse_single_example(text, {"s": F([], tf.string, default_value="none")}))
+    assert next(iter(texts))["s"].numpy() == b"none"
     raw = next(iter(records)).numpy()
     assert tf.train.Example.FromString(raw).features.feature["n"].int64_list.value == [0]
 

@@ -88,9 +88,9 @@ def _array(leaf: Any, called: str) -> np.ndarray:
             rule="a list in an element becomes one array",
             remedy="use a tuple for a structure, or pad the rows to one length",
         ) from error
-    if array.dtype.kind in "US":
+    if array.dtype.kind in "UST" or (array.dtype.kind == "O" and _are_texts(array)):
         return np.array([_encoded(text) for text in array.ravel()], object).reshape(array.shape)
-    if array.dtype.kind == "O" and not all(isinstance(item, bytes) for item in array.ravel()):
+    if array.dtype.kind == "O" and array.size:
         raise StructureError(
             called,
             found=f"a leaf of type {type(leaf).__name__}: {leaf!r}",
@@ -98,6 +98,11 @@ def _array(leaf: Any, called: str) -> np.ndarray:
             remedy="convert it with numpy.asarray in the function that returns it",
         )
     return array
+
+
+def _are_texts(array: np.ndarray) -> bool:
+    """Whether all items are texts, as in a column of a table."""
+    return bool(array.size) and all(isinstance(item, str | bytes) for item in array.ravel())
 
 
 def _encoded(text: str | bytes) -> bytes:

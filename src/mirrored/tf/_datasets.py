@@ -21,7 +21,7 @@ def _tensors(element: Any) -> Any:
 
 
 def _stays(leaf: Any) -> bool:
-    return not hasattr(leaf, "dtype") or leaf.dtype.hasobject
+    return isinstance(leaf, bytes) or not hasattr(leaf, "dtype") or leaf.dtype.hasobject
 
 
 class Dataset(data.Dataset):
