@@ -375,3 +375,32 @@ def test_gradients_of_a_saved_custom_gradient(tmp_path):
     with tf.GradientTape() as tape:
         y = loaded(v * v)
     assert float(tape.gradient(y, v)) == 2.0
+
+
+class Drawing(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.stream = tf.random.Generator.from_seed(0)
+
+    @tf.function
+    def __call__(self):
+        return self.stream.normal([])
+
+    @tf.function
+    def state(self):
+        return {"state": self.stream.state}
+
+
+def test_a_generator_of_a_strategy_goes_on_and_a_variable_that_is_returned_is_read(tmp_path):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        module = Drawing()
+        strategy.run(module)
+        module.state()
+        module()
+        tf.saved_model.save(module, tmp_path / "m")
+        expected = [float(module()) for _ in range(3)]
+    loaded = tf.saved_model.load(tmp_path / "m")
+    before = loaded.state()["state"].numpy().tolist()
+    assert [float(loaded()) for _ in range(3)] == pytest.approx(expected)
+    assert loaded.state()["state"].numpy().tolist() == [before[0], before[1], before[2] + 3]

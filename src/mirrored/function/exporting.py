@@ -19,6 +19,7 @@ from mirrored.replicas import structures
 from mirrored.replicas.ambient import within
 from mirrored.replicas.frames import FunctionFrame
 from mirrored.replicas.values import DistributedValues
+from mirrored.variables import Variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,9 @@ def as_pure(python_function: Callable[..., Any], inputs: Any, called: str) -> Pu
             filled[place] = array
         with within(frame=frame, listeners=(frame,)):
             out = python_function(*structures.unflatten(treedef, filled))
-        out_leaves, out_tree = structures.flatten(out)
+            out_leaves, out_tree = structures.flatten(out)
+            # A program has values, not variables: one that is returned is read.
+            out_leaves = [leaf.read_value() if isinstance(leaf, Variable) else leaf for leaf in out_leaves]
         results[:] = [out_tree, *out_leaves]
         arrays_out = [jnp.asarray(leaf) for leaf in out_leaves if _is_array(leaf)]
         return [*(jnp.asarray(value) for _, value in frame.staged.values()), *arrays_out]
