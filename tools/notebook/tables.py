@@ -75,6 +75,13 @@ def _heart() -> Table:
     }
 
 
+def _higgs() -> Table:
+    rng, count = _rng(), 12_000
+    signal = rng.random(count) < 0.5
+    features = {f"f{n}": np.round(rng.normal(0, 1, count) + 0.3 * signal * (n % 4), 4) for n in range(28)}
+    return {"signal": signal.astype(float), **features}
+
+
 def _times(count: int, minutes: int, form: str) -> list[str]:
     start = datetime.datetime(2009, 1, 1, 0, 10)
     return [(start + datetime.timedelta(minutes=minutes * n)).strftime(form) for n in range(count)]
@@ -128,6 +135,7 @@ _MAKERS: Final[dict[str, tuple[Callable[[], Table], bool]]] = {  # a part of the
     "creditcard": (_creditcard, True),
     "titanic/train": (_titanic, True),
     "abalone": (_abalone, False),
+    "HIGGS": (_higgs, False),
     "heart": (_heart, True),
     "jena_climate": (_climate, True),
     "Traffic_Volume": (_traffic, True),
@@ -168,7 +176,7 @@ def write_download(target: Path, source: str, *, extract: bool) -> bool:
         text = csv_text(f"{source} {target.name}")
         if text is None:
             return False
-        members = {target.name.removesuffix(".zip").removesuffix(".gz"): text}
+        members = {target.name.removesuffix(".zip").removesuffix(".gz").removesuffix(".csv") + ".csv": text}
     if target.suffix == ".zip":
         with zipfile.ZipFile(target, "w") as archive:
             for name, text in members.items():
