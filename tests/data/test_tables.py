@@ -143,6 +143,15 @@ def test_shuffled_batches_have_every_row_once_and_positions(tmp_path: Path) -> N
     assert_resumes_everywhere(shuffled)
 
 
+def test_rows_that_cannot_be_read_may_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "some.csv"
+    path.write_text("a,b\n1,2\n3,x\n5\n7,8\n9,10\n")
+    options: dict[str, Any] = {"column_defaults": [0, 0], "ignore_errors": True}
+    assert batches(str(path), 2, **options) == [{"a": [1, 7], "b": [2, 8]}, {"a": [9], "b": [10]}]
+    with pytest.raises(StructureError, match="not a valid int32: 'x'"):
+        batches(str(path), 2, column_defaults=[0, 0])
+
+
 def test_inference(tmp_path: Path) -> None:
     path = tmp_path / "kinds.csv"
     path.write_text("a,b,c,d,e,f\n1,3000000000,1.5,1e400,,1e300\n,2,x,3.4e39,,1\n")
@@ -158,7 +167,7 @@ def test_inference(tmp_path: Path) -> None:
         ({"column_defaults": [0]}, "1 column_defaults for 3 columns"),
         ({"column_names": ["a", "a", "b"]}, "names differ"),
         ({"header": False}, "give column_names"),
-        ({"ignore_errors": True}, "every row is read"),
+        ({"encoding": "latin-1"}, "files are read as UTF-8"),
     ],
 )
 def test_wrong_arguments_of_batches(table: str, options: dict[str, Any], message: str) -> None:

@@ -180,6 +180,21 @@ def columns_of(lines: Sequence[bytes], form: Format, columns: Sequence[Column]) 
     return made
 
 
+@dataclasses.dataclass(frozen=True)
+class Readable:
+    """Whether a line can be read."""
+
+    form: Format
+    columns: tuple[Column, ...]
+
+    def __call__(self, line: bytes) -> bool:
+        try:
+            columns_of([line], self.form, self.columns)
+        except StructureError:
+            return False
+        return True
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class CsvRows(StreamStep):
     """The parent's lines as tuples of values."""

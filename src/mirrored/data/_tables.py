@@ -110,7 +110,7 @@ class Tables(Steps):
             sloppy: Accepted for TensorFlow's sake; the order is always determined.
             num_rows_for_inference: How many rows say the dtypes; None for all.
             compression_type: "", "GZIP" or "ZLIB".
-            ignore_errors: True is refused: a row that cannot be read is an error.
+            ignore_errors: Whether rows that cannot be read are left out.
             encoding: Only "utf-8".
 
         Raises:
@@ -119,7 +119,7 @@ class Tables(Steps):
         TensorFlow: `tf.data.experimental.make_csv_dataset`.
         """
         called = "make_csv_dataset"
-        _refuse(ignore_errors, encoding, called)
+        _check_encoding(encoding, called)
         files = _matching(file_pattern, called)
         form = _csv.Format(field_delim, use_quote_delim, na_value)
         head = _Head(files[0], form, header, compression_type, num_rows_for_inference, called)
@@ -136,10 +136,12 @@ class Tables(Steps):
         columns = _columns(column_defaults, head, places, called)
         lines: Any = cls._file_lines(files, compression_type, header, use_quote_delim, shuffle, shuffle_seed,
                                      num_parallel_reads or 1, called)  # fmt: skip
+        whole = _csv.Format(field_delim, use_quote_delim, na_value, tuple(places), len(names))
+        if ignore_errors:
+            lines = lines.filter(_csv.Readable(whole, tuple(columns)))
         if shuffle:
             lines = lines.shuffle(shuffle_buffer_size, shuffle_seed)
         batches = lines.repeat(num_epochs).batch(batch_size, drop_remainder=num_epochs is None)
-        whole = _csv.Format(field_delim, use_quote_delim, na_value, tuple(places), len(names))
         made = cls(_csv.CsvBatches(batches.node, whole, dict(zip(chosen, columns, strict=True)), label_name))
         ahead: Self = made.prefetch(AUTOTUNE if prefetch_buffer_size is None else prefetch_buffer_size)  # type: ignore[attr-defined]
         return ahead
@@ -207,13 +209,13 @@ class _Head:
                 yield line
 
 
-def _refuse(ignore_errors: bool, encoding: str, called: str) -> None:
-    if ignore_errors or encoding.lower().replace("-", "") != "utf8":
+def _check_encoding(encoding: str, called: str) -> None:
+    if encoding.lower().replace("-", "") != "utf8":
         raise ArgumentError(
             called,
-            found=f"ignore_errors={ignore_errors}, encoding={encoding!r}",
-            rule="every row is read, as UTF-8",
-            remedy="clean the file first, or read it with pandas and use Dataset.from_tensor_slices(dict(frame))",
+            found=f"encoding={encoding!r}",
+            rule="files are read as UTF-8",
+            remedy="convert the file first, or read it with pandas and use Dataset.from_tensor_slices(dict(frame))",
         )
 
 
