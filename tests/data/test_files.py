@@ -9,7 +9,8 @@ import pytest
 
 from data.readings import assert_resumes_everywhere, read
 from mirrored.data import Dataset
-from mirrored.data._files import masked_crc, write_tfrecords
+from mirrored.data._files import masked_crc
+from mirrored.data.records import TFRecordWriter
 from mirrored.errors import DataFileError
 
 RECORDS = [b"one", b"", b"three\x00\x00", bytes(range(256))]
@@ -18,7 +19,9 @@ RECORDS = [b"one", b"", b"three\x00\x00", bytes(range(256))]
 @pytest.fixture
 def records(tmp_path: Path) -> Path:
     path = tmp_path / "records.tfrecord"
-    write_tfrecords(path, RECORDS)
+    with TFRecordWriter(path) as writer:
+        for record in RECORDS:
+            writer.write(record)
     return path
 
 

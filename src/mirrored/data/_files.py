@@ -8,7 +8,7 @@ import io
 import os
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import IO, Any, Final
 
 import numpy as np
@@ -25,6 +25,8 @@ _COMPRESSIONS: Final = ("", "GZIP", "ZLIB")
 _HEADER: Final = struct.Struct("<QI")
 _FOOTER: Final = struct.Struct("<I")
 _MASK_DELTA: Final = 0xA282EAD8
+RECORD_OVERHEAD_BYTES: Final = _HEADER.size + _FOOTER.size
+"""What a TFRecord takes besides its data."""
 
 
 def file_names(files: Any, called: str) -> tuple[str, ...]:
@@ -181,22 +183,6 @@ def masked_crc(data: bytes) -> int:
     """The CRC32C of `data`, masked as in TFRecord files."""
     crc = int(crc32c().value(data))
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
-
-
-def write_tfrecords(path: str | os.PathLike[str], records: Sequence[bytes]) -> None:
-    """Writes a TFRecord file.
-
-    Args:
-        path: The file, which is replaced.
-        records: Its records.
-
-    TensorFlow: `tf.io.TFRecordWriter`.
-    """
-    with open(path, "wb") as file:
-        for record in records:
-            length = struct.pack("<Q", len(record))
-            file.write(length + _FOOTER.pack(masked_crc(length)))
-            file.write(record + _FOOTER.pack(masked_crc(record)))
 
 
 def _damaged(called: str, path: str, record: int, found: str) -> DataFileError:

@@ -11,7 +11,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from mirrored.data import _files, _indexed_sources, _streams, specs
+from mirrored.data import _files, _indexed_sources, _storing, _streams, specs
 from mirrored.data._dataset_steps import Steps
 from mirrored.data._elements import as_element
 from mirrored.errors import ArgumentError
@@ -129,6 +129,23 @@ class Making(Steps):
         TensorFlow: `tf.data.TFRecordDataset`.
         """
         return cls._from_files(filenames, _files.read_tfrecord, compression_type, "TFRecordDataset")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], element_spec: Any = None, compression: str | None = None) -> Self:
+        """The elements that `save` has written, found by position.
+
+        Args:
+            path: The folder.
+            element_spec: Ignored: the file knows it.
+            compression: Ignored.
+
+        Raises:
+            DataFileError: There is no such file, or it is damaged.
+
+        TensorFlow: `tf.data.Dataset.load`.
+        """
+        del element_spec, compression
+        return cls(_storing.StoredSource(_storing.Stored(path, "Dataset.load")))
 
     @classmethod
     def _from_files(cls, names: Any, read: Callable[..., Any], compression: str | None, called: str) -> Self:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Self, TypeVar
 
-from mirrored.data import _caching, _indexed, _shuffling, _streams
+from mirrored.data import _caching, _indexed, _shuffling, _storing, _streams
 from mirrored.data._calling import transformed
 from mirrored.data._combining import Combining
 from mirrored.data._dataset_steps import at_least
@@ -154,14 +154,57 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
 
     # --- how it is read -----------------------------------------------------------------
 
-    def cache(self) -> Self:
-        """Keeps the elements in memory after the first reading. What is before it is read once and never reshuffles.
+    def cache(self, filename: str | os.PathLike[str] = "") -> Self:
+        """Keeps the elements after the first reading. What is before it is read once and never reshuffles.
 
-        TensorFlow: No cache file.
+        Args:
+            filename: "": in memory. Else in a folder of this name, which the first reading writes before it gives the
+                first element; if it is there, also from another run of the program, what is before it is not read.
+
+        TensorFlow: There `filename` is the beginning of several files' names, written while the elements are given.
         """
+        if filename:
+            return self._then(_storing.Kept(self._node, os.fspath(filename), "Dataset.cache"))
         if isinstance(self._node, IndexedNode):
             return self._then(_caching.Cached(self._node))
         return self._then(_caching.StreamCached(self._node))
+
+    def snapshot(self, path: str | os.PathLike[str], compression: str = "AUTO") -> Self:
+        """As `cache(path)`.
+
+        Args:
+            path: A folder.
+            compression: Ignored: nothing is packed.
+
+        TensorFlow: `tf.data.Dataset.snapshot`, without functions for shards.
+        """
+        del compression
+        return self._then(_storing.Kept(self._node, os.fspath(path), "Dataset.snapshot"))
+
+    def save(self, path: str | os.PathLike[str], compression: str | None = None) -> None:
+        """Writes the elements to a folder, in place of those that are there, once they are all written.
+
+        Args:
+            path: The folder, which is made.
+            compression: Ignored: nothing is packed.
+
+        Raises:
+            ArgumentError: The dataset is endless.
+            StructureError: Elements differ in structure, dtype or number of dims, or are more than dictionaries with
+                text for keys and tuples of arrays and bytes.
+
+        Example:
+            >>> import tempfile
+            >>> from mirrored.data import Dataset
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     Dataset.range(3).map(lambda n: {"n": n, "square": n * n}).save(folder)
+            ...     [int(element["square"]) for element in Dataset.load(folder)]
+            [0, 1, 4]
+
+        TensorFlow: `tf.data.Dataset.save`, with a format of its own and without functions for shards.
+        """
+        del compression
+        _storing.store(self._node, path, "Dataset.save")
 
     def prefetch(self, buffer_size: int = AUTOTUNE, **_: Any) -> Self:
         """Reads up to `buffer_size` elements ahead, by a thread; AUTOTUNE: 2."""

@@ -1,0 +1,184 @@
+"""Elements in a file: `save`, `load`, `cache(filename)`, `snapshot`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored.tf as tf
+from data.readings import assert_resumes_everywhere, read
+from mirrored.data import Dataset
+from mirrored.data._storing import FILE
+from mirrored.errors import ArgumentError, DataFileError, StructureError
+
+
+def varied() -> Dataset:
+    def element(n: Any) -> Any:
+        return {
+            "b": (np.full((n % 3, 2), n, np.float32), np.float64(n) / 3),
+            "a": (b"x" * int(n), (np.array([b"", b"yz"], object),)),
+            "half": np.asarray(n, jnp.bfloat16),
+            "flag": np.bool_(n % 2),
+        }
+
+    return Dataset.range(7).map(element)
+
+
+def same(found: Any, expected: Any) -> None:
+    if isinstance(found, dict):
+        assert set(found) == set(expected)
+        for key, part in found.items():
+            same(part, expected[key])
+    elif isinstance(found, tuple):
+        assert isinstance(expected, tuple)
+        for one, other in zip(found, expected, strict=True):
+            same(one, other)
+    else:
+        assert np.asarray(found).dtype == np.asarray(expected).dtype
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    varied().save(tmp_path / "deep" / "folder")
+    loaded = Dataset.load(tmp_path / "deep" / "folder")
+    for found, expected in zip(loaded, varied(), strict=True):
+        same(found, expected)
+    assert (len(loaded), loaded.element_spec) == (7, varied().element_spec)
+
+
+def test_loaded_elements_are_found_by_position(tmp_path: Path) -> None:
+    Dataset.range(40).map(lambda n: n * n).save(tmp_path)
+    loaded = Dataset.load(tmp_path)
+    assert sorted(read(loaded.shuffle(40, seed=3))) == [n * n for n in range(40)]
+    assert read(loaded.shard(4, 1)) == [n * n for n in range(1, 40, 4)]
+    assert_resumes_everywhere(loaded.batch(3))
+
+
+def test_an_empty_dataset(tmp_path: Path) -> None:
+    Dataset.range(3).take(0).save(tmp_path)
+    assert (read(Dataset.load(tmp_path)), Dataset.load(tmp_path).element_spec) == ([], Dataset.range(3).element_spec)
+
+
+@pytest.mark.parametrize("keep", ["cache", "snapshot"])
+@pytest.mark.parametrize("source", ["positions", "stream"])
+def test_what_is_kept_is_read_once(keep: str, source: str, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def note(n: Any) -> Any:
+        seen.append(int(n))
+        return n * 2
+
+    def kept() -> Dataset:
+        numbers = Dataset.range(5) if source == "positions" else Dataset.from_generator(lambda: iter(np.arange(5)))
+        made: Dataset = getattr(numbers.map(note), keep)(tmp_path / "kept")
+        return made
+
+    dataset = kept()
+    assert [read(dataset), read(dataset)] == [[0, 2, 4, 6, 8]] * 2
+    assert seen.count(4) <= 2  # once for the elements, once more at most for their spec
+    before = len(seen)
+    assert read(kept().repeat(2)) == [0, 2, 4, 6, 8] * 2  # as another run of the program
+    assert len(seen) == before
+    assert_resumes_everywhere(dataset.batch(2))
+
+
+def test_an_interruption_leaves_what_was_there(tmp_path: Path) -> None:
+    Dataset.range(3).save(tmp_path)
+
+    def broken(n: Any) -> Any:
+        if n == 2:
+            raise KeyboardInterrupt
+        return n + 10
+
+    with pytest.raises(KeyboardInterrupt):
+        Dataset.range(3).map(broken).save(tmp_path)
+    assert read(Dataset.load(tmp_path)) == [0, 1, 2]
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    Dataset.range(2).save(tmp_path)
+    assert read(Dataset.load(tmp_path)) == [0, 1]
+
+
+def test_endless_datasets_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"an endless dataset\n.*\n.*take\(n\)"):
+        Dataset.range(3).repeat().save(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+UNEQUAL = {
+    "dtype": lambda n: np.float32(1) if n else np.int32(1),
+    "rank": lambda n: np.ones(2) if n else np.ones((2, 2)),
+    "keys": lambda n: {"a": n} if n else {"b": n},
+    "kind": lambda n: (n,) if n else n,
+    "text": lambda n: b"x" if n else n,
+}
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_elements_are_alike(name: str, tmp_path: Path) -> None:
+    dataset = Dataset.from_generator(lambda: (UNEQUAL[name](n) for n in range(3)))
+    with pytest.raises(StructureError, match=r"Dataset.save: .* where the first ones had \{"):
+        dataset.save(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_keys_are_text(tmp_path: Path) -> None:
+    with pytest.raises(StructureError, match=r"a dictionary with the keys \[1\]"):
+        Dataset.from_tensors({1: 2.0}).save(tmp_path)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-5])
+
+
+def emptied(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def flipped(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[20] ^= 1
+    file.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("damage", [cut, emptied, flipped, Path.unlink])
+def test_damaged_files(damage: Any, tmp_path: Path) -> None:
+    Dataset.range(3).save(tmp_path)
+    damage(tmp_path / FILE)
+    with pytest.raises(DataFileError, match=FILE):
+        Dataset.load(tmp_path)
+
+
+def test_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mirrored.data._storing._VERSION", 2)
+    Dataset.range(3).save(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(DataFileError, match="it is of version 2, known is 1"):
+        Dataset.load(tmp_path)
+
+
+def test_damage_of_one_element_is_found_when_it_is_read(tmp_path: Path) -> None:
+    Dataset.from_tensor_slices(np.arange(300.0).reshape(3, 100)).save(tmp_path)
+    file = tmp_path / FILE
+    data = bytearray(file.read_bytes())
+    head = 16 + len(json.dumps({"version": 1, "structure": {"dtype": "float64", "shape": [100]}}))
+    data[head + 12 + 8 + 3] ^= 1
+    file.write_bytes(bytes(data))
+    loaded = Dataset.load(tmp_path)
+    assert float(next(iter(loaded.skip(1)))[0]) == 100.0
+    with pytest.raises(DataFileError, match="record 0 of .*CRC"):
+        next(iter(loaded))
+
+
+def test_the_names_of_tensorflow(tmp_path: Path) -> None:
+    dataset = tf.data.Dataset.range(3).map(lambda n: {"n": n})
+    dataset.save(str(tmp_path / "saved"), compression="GZIP")
+    loaded = tf.data.Dataset.load(str(tmp_path / "saved"), element_spec=dataset.element_spec)
+    assert [int(one["n"]) for one in loaded.cache(str(tmp_path / "kept"))] == [0, 1, 2]
+    shutil.rmtree(tmp_path / "saved")
+    assert [int(one["n"]) for one in loaded.cache(str(tmp_path / "kept"))] == [0, 1, 2]
