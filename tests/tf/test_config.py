@@ -7,6 +7,7 @@ import textwrap
 import pytest
 
 import mirrored.tf as tf
+from mirrored.tf import _config
 
 
 def run(program: str, **environment: str) -> str:
@@ -114,3 +115,13 @@ def test_functions_can_run_eagerly() -> None:
     finally:
         tf.config.run_functions_eagerly(False)
     assert seen == ["ArrayImpl", "ArrayImpl"]
+
+
+def test_options_of_the_graph_optimizer_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_config, "_state", _config._State())
+    tf.config.optimizer.set_experimental_options({"constant_folding": False})
+    tf.config.optimizer.set_experimental_options({"debug_stripper": True})
+    kept = tf.config.optimizer.get_experimental_options()
+    assert kept == {"constant_folding": False, "debug_stripper": True}
+    with pytest.raises(ValueError, match=r"Unknown options \['folding'\]: TensorFlow has layout_optimizer"):
+        tf.config.optimizer.set_experimental_options({"folding": True})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 import jax
 
@@ -54,6 +55,7 @@ class _State:
     soft_placement: bool = True
     intra_op_threads: int = 0
     inter_op_threads: int = 0
+    optimizer_options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 _state = _State()
@@ -258,6 +260,33 @@ def get_optimizer_jit() -> str:
     return "autoclustering"
 
 
+_OPTIMIZER_OPTIONS: Final = (
+    "layout_optimizer", "constant_folding", "shape_optimization", "remapping", "arithmetic_optimization",
+    "dependency_optimization", "loop_optimization", "function_optimization", "debug_stripper",
+    "disable_model_pruning", "scoped_allocator_optimization", "pin_to_host_optimization", "implementation_selector",
+    "auto_mixed_precision", "disable_meta_optimizer", "min_graph_nodes",
+)  # fmt: skip
+
+
+def set_experimental_options(options: Mapping[str, Any]) -> None:
+    """Kept, beside those that were set before, and nothing else: XLA optimises what is compiled.
+
+    Raises:
+        ValueError: TensorFlow has no option of this name.
+
+    TensorFlow: `tf.config.optimizer.set_experimental_options`, for its graphs.
+    """
+    unknown = sorted(set(options) - set(_OPTIMIZER_OPTIONS))
+    if unknown:
+        raise ValueError(f"Unknown options {unknown}: TensorFlow has {', '.join(_OPTIMIZER_OPTIONS)}")
+    _state.optimizer_options.update(options)
+
+
+def get_experimental_options() -> dict[str, Any]:
+    """As set."""
+    return dict(_state.optimizer_options)
+
+
 def enable_op_determinism() -> None:
     """Asks XLA for deterministic GPU kernels; CPU and TPU ones are. Before JAX has started."""
     flag = "--xla_gpu_deterministic_ops=true"
@@ -305,6 +334,8 @@ NAMES: dict[str, Any] = {
     "config.threading.get_inter_op_parallelism_threads": get_inter_op_parallelism_threads,
     "config.optimizer.set_jit": set_jit,
     "config.optimizer.get_jit": get_optimizer_jit,
+    "config.optimizer.get_experimental_options": get_experimental_options,
+    "config.optimizer.set_experimental_options": set_experimental_options,
     "config.experimental.enable_op_determinism": enable_op_determinism,
     "config.experimental.get_device_details": get_device_details,
     "config.experimental.get_memory_growth": get_memory_growth,
