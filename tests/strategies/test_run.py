@@ -536,3 +536,18 @@ def test_the_default_device_reaches_folded_replicas(way):
     with jax.default_device(jax.devices()[3]):
         way.compile(lambda: way.strategy.run(lambda: seen.append(jax.config.jax_default_device)))()
     assert seen == [jax.devices()[3]] * 2
+
+
+def test_an_object_that_is_called_by_a_compiled_function_is_run_compiled():
+    traced = []
+
+    class Doubling:
+        @mr.function
+        def __call__(self, x):
+            traced.append(x)
+            return x * 2
+
+    strategy, doubling = mr.MirroredStrategy(["CPU:0", "CPU:1"]), Doubling()
+    for _ in range(3):
+        assert float(strategy.reduce("SUM", strategy.run(doubling, (jnp.float32(3.0),)), axis=None)) == 12.0
+    assert len(traced) == 1

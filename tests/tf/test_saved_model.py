@@ -404,3 +404,23 @@ def test_a_generator_of_a_strategy_goes_on_and_a_variable_that_is_returned_is_re
     before = loaded.state()["state"].numpy().tolist()
     assert [float(loaded()) for _ in range(3)] == pytest.approx(expected)
     assert loaded.state()["state"].numpy().tolist() == [before[0], before[1], before[2] + 3]
+
+
+def test_a_function_that_was_only_run_on_replicas_is_saved_for_what_one_replica_gets(tmp_path):
+    class Scaling(tf.Module):
+        @tf.function
+        def __call__(self, x, factor, sign=1):
+            return x * factor * sign
+
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    module, x = Scaling(), np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    shares = strategy.experimental_distribute_values_from_function(lambda context: x[context.replica_id_in_sync_group])
+    for _ in range(2):
+        strategy.run(module, (shares, tf.constant(2.0)), {"sign": -1})
+    strategy.run(module, (tf.ones([4]), tf.constant(2.0)))
+    tf.saved_model.save(module, tmp_path / "m")
+    loaded = tf.saved_model.load(tmp_path / "m")
+    np.testing.assert_array_equal(loaded(tf.constant(x[1]), tf.constant(3.0), sign=-1), x[1] * -3)
+    np.testing.assert_array_equal(loaded(tf.ones([4]), tf.constant(3.0)), np.full(4, 3.0))
+    with pytest.raises(ArgumentError, match="it was saved for"):
+        loaded(tf.ones([2, 3]), tf.constant(3.0))

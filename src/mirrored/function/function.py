@@ -249,8 +249,15 @@ class Function:
         return self._input_signature
 
     def traced_inputs(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """The arguments that it has been traced for, with ``jax.ShapeDtypeStruct`` for arrays."""
-        return [arguments.rebuilt(arguments.arrays) for arguments in self._arguments]
+        """The arguments that it has been traced for, with ``jax.ShapeDtypeStruct`` for arrays.
+
+        Of a run of it on replicas they are those of one replica.
+        """
+        found = [arguments.rebuilt(arguments.arrays) for arguments in self._arguments]
+        for made in self._by_strategy.values():
+            runs = (arguments.of_one_replica() for arguments in made._arguments)
+            found += [one for one in runs if one not in found]
+        return found
 
     def around(self, strategy: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Function:
         """This function inside a run of `strategy`, compiled as a whole; made once.

@@ -53,6 +53,14 @@ class Arguments:
                 leaves[place] = array
         return structures.unflatten(self.treedef, leaves)  # type: ignore[no-any-return]
 
+    def of_one_replica(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """As one replica gets them, with ``jax.ShapeDtypeStruct`` for arrays."""
+        leaves = list(self.leaves)
+        for place, array in zip(self.dynamic, self.arrays, strict=True):
+            shape = array.shape[1:] if isinstance(leaves[place], PerReplica) else array.shape
+            leaves[place] = jax.ShapeDtypeStruct(shape, array.dtype)
+        return structures.unflatten(self.treedef, leaves)  # type: ignore[no-any-return]
+
     def described(self) -> Arguments:
         """The same without the arrays' memory."""
         arrays = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in self.arrays]

@@ -129,6 +129,8 @@ class Strategy(DistributesInput, OlderNames):
         refuse_in_replica("run")
         refuse_mixing(self, "run")
         kwargs = kwargs or {}
+        if callable(fn) and isinstance(type(fn).__call__, Function):
+            fn = fn.__call__  # type: ignore[operator]
         here = ambient()
         if here.driver is not None and here.frame is None and here.runner is None and not isinstance(fn, Function):
             fn = here.driver.compiled(fn)
