@@ -74,8 +74,17 @@ def _first(lines: list[dict[str, Any]], path: Path) -> str:
 def _logarithmic(axis: Any, counts: list[int]) -> None:
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
+    for ticks in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+        ticks(_plain)
     axis.set_xticks(sorted(set(counts)), [str(n) for n in sorted(set(counts))])
     axis.grid(alpha=0.3)
+
+
+def _plain(value: float, place: int) -> str:
+    """Up to 6 times a power of ten, as it is written; no more, where they are close to each other."""
+    del place
+    text = f"{value:g}"
+    return text if text.replace(".", "").strip("0") in ("1", "2", "3", "4", "5", "6") else ""
 
 
 def _saved(figure: Any, path: Path) -> str:
