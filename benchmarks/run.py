@@ -87,7 +87,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         quick=quick,
         workloads=tuple(workloads.split(",")),
         devices=tuple(map(int, devices.split(","))),
-        rounds=arguments.rounds or (8 if quick else 24),
+        rounds=arguments.rounds or (5 if quick else 24),
         peers=not arguments.no_peers,
         replicas=tuple(map(int, arguments.replicas.split(","))) if arguments.replicas else (),
     )
