@@ -159,3 +159,18 @@ def test_a_layer_of_a_function_without_autograph_is_not_converted():
             tf.function(lambda x: layer(x), autograph=False)(tf.ones([2]))
     finally:
         tf.keras.config.enable_traceback_filtering()
+
+
+def test_windows_of_a_series_are_a_dataset_of_this_package():
+    series = np.arange(10, dtype=np.float32)[:, None]
+    windows = tf.keras.utils.timeseries_dataset_from_array(
+        series, targets=series[3:], sequence_length=3, batch_size=4, shuffle=False
+    )
+    assert isinstance(windows, tf.data.Dataset)
+    batches = list(windows)
+    assert [x.shape for x, _ in batches] == [(4, 3, 1), (3, 3, 1)]
+    np.testing.assert_array_equal(batches[0][0][1, :, 0], [1, 2, 3])
+    np.testing.assert_array_equal(batches[1][1][:, 0], [7, 8, 9])
+    model = tf.keras.Sequential([tf.keras.layers.Flatten(), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    assert np.isfinite(model.fit(windows, epochs=1, verbose=0).history["loss"][0])

@@ -111,3 +111,23 @@ def test_indexed_slices_become_dense() -> None:
     assert rows.dtype == tf.float32
     with pytest.raises(ValueError, match="without dense_shape"):
         tf.convert_to_tensor(tf.IndexedSlices(tf.ones([1]), tf.constant([0])))
+
+
+def test_shapes_are_asked_for_and_said():
+    x = tf.ones([2, 3])
+    assert x.get_shape().as_list() == [2, 3]
+    x.set_shape([None, 3])
+    with pytest.raises(ValueError, match=r"shape \(2, 3\) is not compatible with supplied shape \[3, 3\]"):
+        x.set_shape([3, 3])
+
+    @tf.function
+    def f(y):
+        y.set_shape([2, None])
+        return y * y.get_shape()[1]
+
+    np.testing.assert_array_equal(f(x), np.full((2, 3), 3.0))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = x * x
+        y.set_shape([2, 3])
+    assert tape.gradient(y, x).get_shape() == (2, 3)

@@ -16,9 +16,9 @@ from mirrored.tf._names import LAZY as _LAZY
 from mirrored.tf._names import NAMES as _NAMES
 from mirrored.tf._namespaces import build as _build
 from mirrored.tf._namespaces import finder as _finder
-from mirrored.tf._tensors import add_numpy_method as _add_numpy_method
+from mirrored.tf._tensors import add_methods as _add_methods
 
-_add_numpy_method()
+_add_methods()
 if "keras" not in _sys.modules:
     _os.environ.setdefault("KERAS_BACKEND", "jax")  # for a later `import keras`, whose own default is TensorFlow
 __getattr__ = _finder(_NAMES, _LAZY)

@@ -17,6 +17,7 @@ from mirrored._jax.traces import Tracer, is_eager
 from mirrored.replicas.ambient import ambient
 from mirrored.tf._dtypes import DType, array_dtype, as_dtype
 from mirrored.tf._errors import InvalidArgumentError, TracedValueError
+from mirrored.tf._shapes import TensorShape
 from mirrored.tf._static import StaticTensor, static_ints
 
 Tensor = jax.Array
@@ -214,7 +215,25 @@ def _tracer_numpy(self: Any) -> Any:
         ) from None
 
 
-def add_numpy_method() -> None:
-    """Gives `jax.Array`, and the values that stand for arrays while tracing, TensorFlow's `numpy()`."""
+def _get_shape(self: jax.Array) -> TensorShape:
+    """The shape, as TensorFlow has it."""
+    return TensorShape(self.shape)
+
+
+def _set_shape(self: jax.Array, shape: Any) -> None:
+    """Says what the shape is: it is known here, so that all there is to do is to compare.
+
+    Raises:
+        ValueError: It is another one.
+    """
+    if not TensorShape(shape).is_compatible_with(self.shape):
+        raise ValueError(f"Tensor's shape {self.shape} is not compatible with supplied shape {shape}.")
+
+
+def add_methods() -> None:
+    """Gives `jax.Array`, and what stands for one while tracing, TensorFlow's `numpy`, `get_shape` and `set_shape`."""
     jax.Array.numpy = _array_numpy  # type: ignore[attr-defined]
     Tracer.numpy = _tracer_numpy  # type: ignore[attr-defined]
+    kinds: tuple[Any, ...] = (jax.Array, Tracer)
+    for kind in kinds:
+        kind.get_shape, kind.set_shape = _get_shape, _set_shape

@@ -9,10 +9,13 @@ import importlib
 import sys
 
 import mirrored.integrations.keras as _connected
+import mirrored.tf as _tf
 
 _keras = importlib.import_module("keras._tf_keras.keras")
 # Names that Keras has in its own namespace only: TensorFlow 2 has them under both.
 for _name in ("losses", "metrics"):
     for _function, _value in vars(getattr(_connected.keras, _name)).items():
         vars(getattr(_keras, _name)).setdefault(_function, _value)
+# What Keras makes datasets with, where TensorFlow is not installed: the datasets are this package's.
+_connected.keras.src.utils.timeseries_dataset_utils.tf = _tf
 sys.modules[__name__] = _keras
