@@ -107,25 +107,19 @@ class _ChoiceCursor:
             reading.close()
 
 
-@dataclasses.dataclass(frozen=True)
 class ByWeight:
-    """From a number in [0, 1) to the number of a dataset, drawn with these weights."""
-
-    weights: tuple[float, ...]
-
-    def __call__(self, uniform: Any) -> np.int64:
-        return pick(self.weights, uniform)
-
-
-def pick(weights: Any, uniform: Any) -> np.int64:
-    """The number that `uniform` draws: i with a probability in proportion to ``weights[i]``.
+    """From a number in [0, 1) to the number of a dataset: i with a probability in proportion to ``weights[i]``.
 
     Raises:
         ArgumentError: The weights are no distribution.
     """
-    checked = check_weights(weights, "weights", "Dataset.sample_from_datasets")
-    edges = np.cumsum(checked)
-    return np.int64(min(np.searchsorted(edges, uniform * edges[-1], side="right"), len(checked) - 1))
+
+    def __init__(self, weights: Any) -> None:
+        self._edges = np.cumsum(check_weights(weights, "weights", "Dataset.sample_from_datasets"))
+
+    def __call__(self, uniform: Any) -> np.int64:
+        place = np.searchsorted(self._edges, uniform * self._edges[-1], side="right")
+        return np.int64(min(place, len(self._edges) - 1))
 
 
 def check_weights(weights: Any, name: str, called: str) -> np.ndarray:

@@ -91,7 +91,7 @@ class Sampling(Steps):
         kept = [(member, weight) for member, weight in zip(members, known, strict=True) if weight > 0]
         if len(kept) == 1:
             return cls(kept[0][0])
-        by_weight = _mixing.ByWeight(tuple(float(weight) for _, weight in kept))
+        by_weight = _mixing.ByWeight([weight for _, weight in kept])
         drawn = _indexed.Mapped(draws, by_weight)
         return cls(_mixing.Chosen(drawn, tuple(member for member, _ in kept), stop_on_empty_dataset, called))
 
@@ -353,7 +353,7 @@ def _uniform(seed: int | None, rerandomize: bool | None) -> _drawing.Uniform:
 
 
 def _weighed(weights: Any, uniform: Any) -> np.int64:
-    return _mixing.pick(np.ravel(weights), uniform)
+    return _mixing.ByWeight(np.ravel(weights))(uniform)
 
 
 def _checked_members(datasets: Sequence[Steps], called: str) -> list[Node]:
