@@ -176,3 +176,9 @@ def test_raw_numbers() -> None:
     assert tf.io.decode_raw(b"\x00\x01", tf.int16, little_endian=False).tolist() == [1]
     with pytest.raises(tf.errors.InvalidArgumentError, match="a multiple of 2"):
         tf.io.decode_raw(b"\x01\x00\x02", tf.int16)
+
+
+def test_a_tensor_is_parsed_of_one_text() -> None:
+    text = tf.io.serialize_tensor(np.arange(3))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"tf.io.parse_tensor: serialized of shape \[2\]"):
+        tf.io.parse_tensor([text, text], tf.int64)

@@ -61,6 +61,21 @@ def message(name: str) -> Any:
     return factory.GetMessageClass(_pool().FindMessageTypeByName(f"{_PACKAGE}.{name}"))
 
 
+def parsed(name: str, text: bytes) -> Any:
+    """A message out of its bytes.
+
+    Raises:
+        ValueError: They are no such message.
+    """
+    found = message(name)()
+    messages = load("google.protobuf.message", called=f"tf.train.{name}", extra="data", package="protobuf")
+    try:
+        found.ParseFromString(text)
+    except messages.DecodeError as error:
+        raise ValueError(str(error)) from error
+    return found
+
+
 @functools.cache
 def _pool() -> Any:
     described = load("google.protobuf.descriptor_pb2", called="tf.train.Example", extra="data", package="protobuf")

@@ -10,7 +10,7 @@ import numpy as np
 from mirrored.tf import _dtypes
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._host_arrays import as_bytes_array, on_host
-from mirrored.tf._messages import message
+from mirrored.tf._messages import message, parsed
 
 _LISTS: Final = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
 _TYPED: Final = {"float32": "float_val", "float64": "double_val", "int32": "int_val", "int64": "int64_val",
@@ -71,7 +71,7 @@ def parse_single_example(
     """
     del example_names, name
     wanted = _checked(features)
-    found = _features_of(_scalar(serialized), "tf.io.parse_single_example")
+    found = _features_of(_scalar(serialized, "tf.io.parse_single_example"), "tf.io.parse_single_example")
     return {key: on_host(_value(found, key, feature)) for key, feature in wanted.items()}
 
 
@@ -103,14 +103,14 @@ def parse_example(
     }
 
 
-def _scalar(serialized: Any) -> bytes:
+def _scalar(serialized: Any, called: str) -> bytes:
     texts = as_bytes_array(serialized)
     if texts.ndim != 0:
         raise InvalidArgumentError.of(
-            "tf.io.parse_single_example",
+            called,
             found=f"serialized of shape {list(texts.shape)}",
             rule="it is one text",
-            remedy="use tf.io.parse_example for a batch",
+            remedy="use tf.io.parse_example for a batch of examples, or give one at a time",
         )
     return bytes(texts[()])
 
@@ -136,10 +136,9 @@ def _checked(features: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _features_of(text: bytes, called: str) -> Any:
-    example = message("Example")()
     try:
-        example.ParseFromString(text)
-    except Exception as error:  # protobuf's DecodeError, whose class depends on its implementation
+        example = parsed("Example", text)
+    except ValueError as error:
         raise InvalidArgumentError.of(
             called,
             found=f"bytes that are no example: {text[:40]!r} ({error})",
@@ -235,12 +234,12 @@ def parse_tensor(serialized: Any, out_type: Any, name: str | None = None) -> Any
     """
     del name
     wanted = _dtypes.as_dtype(out_type)
-    proto = message("TensorProto")()
+    text = _scalar(serialized, "tf.io.parse_tensor")
     try:
-        proto.ParseFromString(_scalar(serialized))
-        code = {one.as_datatype_enum: one for one in _dtypes.NAMES.values()}.get(proto.dtype)
-    except Exception as error:
+        proto = parsed("TensorProto", text)
+    except ValueError as error:
         raise _no_tensor(f"bytes that are no tensor ({error})") from error
+    code = {one.as_datatype_enum: one for one in _dtypes.NAMES.values()}.get(proto.dtype)
     if code != wanted:
         raise _no_tensor(f"a tensor of {code}, not of {wanted}")
     shape = tuple(dim.size for dim in proto.tensor_shape.dim)
