@@ -43,6 +43,7 @@ from mirrored.tf import (
     _signal,
     _spectra,
     _summary,
+    _test_case,
     _windows,
 )
 from mirrored.tf._module import Module, name_scope
@@ -126,6 +127,7 @@ NAMES: Final[dict[str, Any]] = {
     **_compat.NAMES,
     **_profiler.NAMES,
     **_summary.NAMES,
+    **_test_case.NAMES,
     **_exceptions(),
     **_dtype_names(),
     **{place: one.function for one in OPS.values() for place in one.places},
