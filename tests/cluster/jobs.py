@@ -113,10 +113,12 @@ def job(program: str, devices: Sequence[int], directory: Path, *arguments: str, 
         started.kill()
 
 
-def run(program: str, devices: Sequence[int], directory: Path, *arguments: str, **environment: str) -> list[Any]:
-    """What all workers of a job report, which must end well."""
+def run(
+    program: str, devices: Sequence[int], directory: Path, *arguments: str, seconds: float = 50, **environment: str
+) -> list[Any]:
+    """What all workers of a job report, which must end well, at the latest in so many seconds."""
     with job(program, devices, directory, *arguments, **environment) as started:
-        ended = started.ends()
+        ended = started.ends(seconds)
     for worker, end in enumerate(ended):
         assert end.code == 0, f"worker {worker} ended with {end.code}:\n{end.output[-4000:]}"
     return [end.result for end in ended]

@@ -8,6 +8,7 @@ import jax
 import pytest
 
 import mirrored as mr
+from mirrored.cluster.strategy import warn_of_models
 
 
 def test_one_task_behaves_as_mirrored_strategy(monkeypatch):
@@ -39,3 +40,9 @@ def test_several_workers_are_refused_once_jax_has_started(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
     with pytest.raises(mr.errors.ContextError, match="JAX has made its devices already"):
         mr.MultiWorkerMirroredStrategy()
+
+
+def test_devices_of_different_models_are_warned_of():
+    warn_of_models(["NVIDIA H100"] * 3)
+    with pytest.warns(UserWarning, match="worker 0 has 'NVIDIA H100' devices, and worker 2 'NVIDIA A100'"):
+        warn_of_models(["NVIDIA H100", "NVIDIA H100", "NVIDIA A100"])

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from mirrored.errors import AllocationError
+from mirrored.errors import AllocationError, ArgumentError
 from mirrored.launch import Place, detect
 
 SLURM = {
@@ -43,3 +45,36 @@ def test_a_pod_of_an_indexed_job():
 def test_a_pod_that_does_not_know_how_many_there_are():
     with pytest.raises(AllocationError, match="JOB_COMPLETION_INDEX without MIRRORED_NODES"):
         detect({**PODS, "MIRRORED_NODES": ""}, "train-2")
+
+
+@pytest.mark.parametrize("name", ["JOB_COMPLETION_INDEX", "MIRRORED_NODES"])
+def test_a_number_of_kubernetes_that_is_none_names_the_variable(name):
+    with pytest.raises((AllocationError, ArgumentError), match=f"{name}=two: "):
+        detect({**PODS, name: "two"}, "train-2")
+
+
+@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID"])
+def test_a_number_of_slurm_that_is_none_names_the_variable(name):
+    with pytest.raises(AllocationError, match=f"{name}=two: "):
+        detect({**SLURM, name: "two"})
+
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_MCA_orte_hnp_uri": "210698240.0;tcp://10.0.0.7:51213",
+}
+
+
+def test_a_process_of_open_mpi(monkeypatch):
+    for name, value in OPEN_MPI.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("JAX_COORDINATOR_PORT", "4711")
+    assert detect(os.environ) == Place("Open MPI", 2, 1, "10.0.0.7:4711")
+
+
+@pytest.mark.parametrize("environment", [{"PMI_SIZE": "2", "PMI_RANK": "0"}, {"WORLD_SIZE": "2", "RANK": "0"}])
+def test_several_launchers_that_cannot_meet_do_not_start_jobs_of_their_own(environment):
+    with pytest.raises(AllocationError, match="one of several .*process 0 of 2.* not told how to reach the others"):
+        detect(environment)

@@ -14,6 +14,16 @@ from mirrored.errors import RendezvousError
 from mirrored.launch.job import Job
 from mirrored.launch.machines import Machines
 from mirrored.launch.ports import free_ports
+from mirrored.transport import Channel
+from transport.attacks import COUNT, MALFORMED, attack, idle
+
+SECRET = "by which the machines know each other"
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch):
+    monkeypatch.delenv("MIRRORED_SECRET_FILE", raising=False)
+    monkeypatch.setenv("MIRRORED_SECRET", SECRET)
 
 
 def never() -> bool:
@@ -96,7 +106,7 @@ def test_a_machine_that_goes_is_named_and_may_come_back():
 def test_the_first_machine_goes():
     with machines(2) as made:
         meet(made)
-        assert made[0]._server is not None
+        assert made[0]._hub is not None
         made[0].close()
         assert "the launcher of machine 0 (" in wait_for_news(made[1])
 
@@ -129,3 +139,46 @@ def test_a_port_that_is_taken():
 def test_an_interrupt_ends_the_waiting():
     with machines(2) as made:
         assert made[0].meet(0, lambda: True) is None
+
+
+def test_strangers_and_malformed_messages_have_no_effect():
+    with machines(2) as made:
+        port = made[0]._port
+        assert attack(port) >= COUNT
+        with idle(port, 100):
+            meet(made)
+            attack(port)
+            known = Channel.connect(("127.0.0.1", port), SECRET.encode(), 20)  # no launcher, but it has the secret
+            for number in range(COUNT):
+                known.send(MALFORMED[number % len(MALFORMED)])
+            known.close()
+        assert made[0].news() is None
+        assert made[1].news() is None
+        made[1].tell("worker 3 has failed")
+        assert wait_for_news(made[0]).endswith("worker 3 has failed")
+
+
+def test_a_launcher_with_another_secret_is_not_one_of_the_job(monkeypatch):
+    with machines(2) as made:
+        monkeypatch.setenv("MIRRORED_SECRET", SECRET + "!")
+        stranger = Machines(job(1, made[0]._port, nodes=2))
+        with pytest.raises(RendezvousError, match="the secrets differ.*\n.*know the same secret\n.*MIRRORED_SECRET"):
+            stranger.meet(0, never)
+        stranger.close()
+        assert meet(made)[0] is not None
+
+
+def test_a_port_on_the_loopback_interface_is_not_open_to_the_network():
+    with machines(2) as made:
+        assert made[0]._hub is not None
+        assert made[0]._hub._server._socket.getsockname()[0] == "127.0.0.1"
+
+
+def test_two_launchers_with_one_rank():
+    with machines(2) as made:
+        second = Machines(job(1, made[0]._port, nodes=2))
+        made[1]._connect({"hello": 1, "nodes": 2, "ports": [1, 2], "name": "first"})
+        time.sleep(0.1)
+        with pytest.raises(RendezvousError, match="machine 1 .* is there already"):
+            second.meet(0, never)
+        second.close()

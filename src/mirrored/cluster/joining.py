@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import socket
+import sys
+import threading
 import time
+from collections.abc import Iterator
 from typing import Final
 
 import jax
 
+from mirrored import settings
 from mirrored._jax import coordination
 from mirrored.cluster.reaching import wait_for_coordinator
+from mirrored.cluster.rendezvous import meet
 from mirrored.cluster.tasks import Process
 from mirrored.errors import ContextError, RendezvousError
+from mirrored.transport import interface_of
+from mirrored.transport.binding import joined
+from mirrored.watch.forking import in_forked_children
+from mirrored.watch.leaving import leave
 
-HEARTBEAT_VARIABLE: Final = "MIRRORED_HEARTBEAT_SECONDS"
-RENDEZVOUS_VARIABLE: Final = "MIRRORED_RENDEZVOUS_SECONDS"
-_HEARTBEAT_SECONDS: Final = 30
-_RENDEZVOUS_SECONDS: Final = 300
 # A worker that has ended waits for the others, one of which may still be writing the last checkpoint.
 _SHUTDOWN_SECONDS: Final = 3600
+# All have met when JAX's own rendezvous begins.
+_LEAST_SECONDS: Final = 10.0
+_JAX_SECONDS: Final = 30
 
 
 def join(process: Process, called: str) -> None:
@@ -34,36 +42,89 @@ def join(process: Process, called: str) -> None:
         ContextError: JAX has started without its cluster, or as part of another job.
         RendezvousError: The coordinator cannot be reached, its port is taken, or a worker has not come.
     """
+    settings.check()  # `os.environ` may have changed since the import; other threads read some of them later
     if coordination.is_connected():
         _check_same(process, called)
         return
     # SIGTERM ends a process, unless it has asked to save a checkpoint before (`CheckpointManager`). JAX's own service
     # would swallow it in any case.
     jax.config.update("jax_enable_preemption_service", False)
-    limit = int(os.environ.get(RENDEZVOUS_VARIABLE, "") or _RENDEZVOUS_SECONDS)
+    if coordination.has_devices():
+        raise _too_late(called)
+    check_mtls(called)
+    limit = rendezvous_seconds()
     start = time.monotonic()
-    if process.index == 0:
-        _check_port(process.coordinator, called)
-    else:
-        wait_for_coordinator(process.coordinator, limit)
+    interface = _interface(process.coordinator)
+    meet(process, interface, limit, called)
+    left = max(_LEAST_SECONDS, limit - (time.monotonic() - start))
+    if process.index != 0:
+        wait_for_coordinator(process.coordinator, left)
+    port = int(process.coordinator.rpartition(":")[2])
     try:
-        jax.distributed.initialize(
-            process.coordinator,
-            process.num_processes,
-            process.index,
-            initialization_timeout=max(1, int(limit - (time.monotonic() - start))),
-            heartbeat_timeout_seconds=heartbeat_seconds(),
-            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
-        )
+        with _left_in_time(process, left):
+            jax.distributed.initialize(
+                process.coordinator,
+                process.num_processes,
+                process.index,
+                # Without it JAX would take the environment of an outer scheduler for a limit to one accelerator.
+                cluster_detection_method=process.detection or "deactivate",
+                coordinator_bind_address=joined(interface, port) if interface else None,
+                initialization_timeout=int(left) + _JAX_SECONDS,
+                heartbeat_timeout_seconds=heartbeat_seconds(),
+                shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+            )
+        in_forked_children(coordination.disconnect_child)
     except RuntimeError as error:
-        if "must be called before" in str(error):
-            raise _too_late(called) from None
-        raise _failed(process, time.monotonic() - start, error) from error
+        raise _failed(process, time.monotonic() - start, str(error).strip().splitlines()[0][:200]) from error
+
+
+def _interface(coordinator: str) -> str:
+    """Where to listen: as JAX's variable says, else on the interface that the coordinator's address names."""
+    given = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", "").rpartition(":")[0].strip("[]")
+    return given or interface_of(coordinator.rpartition(":")[0])
+
+
+@contextlib.contextmanager
+def _left_in_time(process: Process, seconds: float) -> Iterator[None]:
+    """Ends this process with a message before JAX aborts it: a worker has gone after all had met."""
+
+    def end() -> None:
+        error = _failed(process, seconds, "a worker has gone after all had met")
+        leave("error", 1, f"ended by {error}", lambda: print(error, file=sys.stderr, flush=True))
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def check_mtls(called: str) -> None:
+    """Refuses certificates for the coordinator that this JAX would not use.
+
+    Raises:
+        ContextError: JAX is older than 0.12, and variables of its later mTLS options are set.
+    """
+    given = sorted(name for name in os.environ if name.startswith("JAX_MTLS_") and os.environ[name])
+    if given and not hasattr(jax.config, "jax_mtls_cert_file"):
+        raise ContextError(
+            called,
+            found=f"{', '.join(given)} with JAX {jax.__version__}",
+            rule="JAX secures its coordinator by mTLS from version 0.12 on; this one would start it without",
+            remedy="install JAX 0.12, or unset the variables and keep the coordinator's port inside a trusted network",
+        )
+
+
+def rendezvous_seconds() -> int:
+    """How long to wait for the other processes of the job."""
+    return settings.RENDEZVOUS_SECONDS.read()
 
 
 def heartbeat_seconds() -> int:
     """After how long without a sign of life a process counts as dead."""
-    return int(os.environ.get(HEARTBEAT_VARIABLE, "") or _HEARTBEAT_SECONDS)
+    return settings.HEARTBEAT_SECONDS.read()
 
 
 def _check_same(process: Process, called: str) -> None:
@@ -79,22 +140,6 @@ def _check_same(process: Process, called: str) -> None:
     )
 
 
-def _check_port(address: str, called: str) -> None:
-    port = int(address.rpartition(":")[2])
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            raise RendezvousError(
-                called,
-                found=f"port {port} of this machine is taken ({error.strerror}), so that the coordinator cannot listen "
-                f"at {address}",
-                rule="the first task of the cluster listens at its address, where the others meet",
-                remedy="look for a program of an earlier run that is still there, or give the first task another port",
-            ) from None
-
-
 def _too_late(called: str) -> ContextError:
     return ContextError(
         called,
@@ -105,7 +150,7 @@ def _too_late(called: str) -> ContextError:
     )
 
 
-def _failed(process: Process, seconds: float, error: RuntimeError) -> RendezvousError:
+def _failed(process: Process, seconds: float, reason: str) -> RendezvousError:
     others = [address for index, address in enumerate(process.addresses) if index != process.index]
     waiting = (
         f"not all of {', '.join(others)} have come to {process.coordinator}"
@@ -114,7 +159,7 @@ def _failed(process: Process, seconds: float, error: RuntimeError) -> Rendezvous
     )
     return RendezvousError(
         "joining the cluster",
-        found=f"{waiting} after {seconds:.0f} s ({str(error).strip().splitlines()[0][:200]})",
+        found=f"{waiting} after {seconds:.0f} s ({reason})",
         rule=f"all {process.num_processes} tasks of the cluster are started, with the same cluster in TF_CONFIG",
-        remedy=f"look at the output of the others; {RENDEZVOUS_VARIABLE} says how long to wait",
+        remedy=f"look at the output of the others; {settings.RENDEZVOUS_SECONDS.name} says how long to wait",
     )

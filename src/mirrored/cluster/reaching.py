@@ -33,12 +33,13 @@ def wait_for_coordinator(address: str, timeout_seconds: float) -> float:
                 return time.monotonic() - start
         except OSError as error:
             if left <= pause:
-                raise _unreachable(address, time.monotonic() - start, error) from error
+                raise unreachable(address, time.monotonic() - start, error) from error
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _unreachable(address: str, seconds: float, error: OSError) -> RendezvousError:
+def unreachable(address: str, seconds: float, error: OSError) -> RendezvousError:
+    """The error for an address that does not answer."""
     return RendezvousError(
         "waiting for the coordinator",
         found=f"nobody answers at {address} after {seconds:.1f} s ({error})",

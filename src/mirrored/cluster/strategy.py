@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import os
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from mirrored import config, watch
+from mirrored import config, settings, watch
+from mirrored.cluster.detecting import detected_process, resolver_of
 from mirrored.cluster.fingerprint import check_fingerprints, fingerprint
-from mirrored.cluster.joining import heartbeat_seconds, join
+from mirrored.cluster.joining import heartbeat_seconds, join, rendezvous_seconds
 from mirrored.cluster.resolver import ClusterResolver
 from mirrored.cluster.tasks import Process, process_of
 from mirrored.cluster.tf_config import TFConfigClusterResolver
 from mirrored.errors import DeviceError
 from mirrored.replicas.agreement import agree
 from mirrored.replicas.devices import kind_of
+from mirrored.replicas.processes import job_is_formed
 from mirrored.strategies import MirroredStrategy
 
 
@@ -33,17 +36,25 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     Context: before JAX's first operation in the process, if there are several workers.
 
     Args:
-        cluster_resolver: Says which tasks there are, and which of them this is. Default: from ``TF_CONFIG``.
+        cluster_resolver: Says which tasks there are, and which of them this is. Default: from ``TF_CONFIG``; without
+            it the job that `jax.distributed.initialize` has formed, or what JAX detects (Open MPI, Slurm, Kubernetes,
+            Cloud TPU). There all processes are workers, and only the coordinator's address is known.
         communication_options: Accepted for TensorFlow's sake: the collectives are JAX's.
         num_replicas: How many replicas, over all workers; a multiple of the number of all devices. Default: one per
             device.
         deterministic: Sum in one fixed order, so that results have the same bits on any number of devices and workers.
 
     Raises:
-        ClusterError: The cluster's description is malformed.
+        ClusterError: The cluster's description is malformed, or the environment says that there are several
+            processes and nothing says how they reach each other.
         ContextError: JAX has started already, without the other workers.
         RendezvousError: A worker, or the coordinator, cannot be reached in time.
         DeviceError: Workers have devices of different kinds; a `num_replicas` that does not fit.
+
+    Warns:
+        IndependentProcessesWarning: The description has one task, but the environment says that there are several
+            processes.
+        UserWarning: Workers have devices of different models.
 
     Example:
         >>> MultiWorkerMirroredStrategy().num_replicas_in_sync >= 1
@@ -63,6 +74,9 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     ) -> None:
         resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
         process = process_of(resolver)
+        if process is None and cluster_resolver is None and not resolver.cluster_spec():
+            process = detected_process("MultiWorkerMirroredStrategy", rendezvous_seconds())
+            resolver = resolver if process is None else resolver_of(process)
         devices = _alone() if process is None or process.num_processes == 1 else _together(process)
         super().__init__(devices, num_replicas=num_replicas, deterministic=deterministic)
         self._cluster_resolver = resolver
@@ -76,20 +90,21 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
 def _alone() -> list[str | jax.Device] | None:
     # As in TensorFlow, where a CPU is one device; but who has asked for several gets them.
     only_cpus = jax.default_backend() == "cpu" and config.virtual_kind() == "CPU"
-    return ["CPU:0"] if only_cpus and not os.environ.get(config.DEVICES_VARIABLE) else None
+    return ["CPU:0"] if only_cpus and not settings.VIRTUAL_DEVICES.is_set() else None
 
 
 def _together(process: Process) -> list[str | jax.Device]:
     """The devices of all workers, in the order of tasks."""
     called = "MultiWorkerMirroredStrategy"
     join(process, called)
+    job_is_formed()
     watch.leave_on_exceptions()
     watch.watch_workers(heartbeat_seconds())
     check_fingerprints(called, agree(called, "compare versions and flags", fingerprint()), process.addresses)
     mine = sorted(jax.local_devices(), key=lambda device: device.id)
-    everyone = agree(called, "make a strategy", [kind_of(mine[0]), len(mine)])
-    if len({kind for kind, _ in everyone}) > 1:
-        found = ", ".join(f"{count} {kind} on worker {worker}" for worker, (kind, count) in enumerate(everyone))
+    everyone = agree(called, "make a strategy", [kind_of(mine[0]), len(mine), mine[0].device_kind])
+    if len({kind for kind, _, _ in everyone}) > 1:
+        found = ", ".join(f"{count} {kind} on worker {worker}" for worker, (kind, count, _) in enumerate(everyone))
         raise DeviceError(
             called,
             found=found,
@@ -97,4 +112,25 @@ def _together(process: Process) -> list[str | jax.Device]:
             remedy="look at the driver of those that have found no accelerator (mirrored doctor), or hide the others' "
             "(JAX_PLATFORMS=cpu)",
         )
+    warn_of_models([model for _, _, model in everyone])
     return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+
+
+def warn_of_models(models: Sequence[str]) -> None:
+    """Warns of workers whose devices are of different models.
+
+    Each worker updates its copies by its own compiled program. For another model the compiler chooses other kernels,
+    whose results may differ in the last bits.
+
+    Args:
+        models: Of the workers' devices.
+    """
+    other = next((worker for worker, model in enumerate(models) if model != models[0]), None)
+    if other is not None:
+        warnings.warn(
+            f"MultiWorkerMirroredStrategy: worker 0 has {models[0]!r} devices, and worker {other} {models[other]!r}\n"
+            "  rule:   copies are bit-identical where all devices run the same kernels; those of other models may "
+            "differ in the last bits\n"
+            "  remedy: train on devices of one model, or compare variables from time to time",
+            stacklevel=4,
+        )

@@ -26,12 +26,15 @@ class Process:
         num_processes: How many tasks train together.
         index: Which of them this is; the chief first, then the workers.
         addresses: Of all of them, by index.
+        detection: JAX's name of the method that limits this process to one accelerator of its host, as
+            `jax.distributed.initialize` does; None if it has all that it can see.
     """
 
     coordinator: str
     num_processes: int
     index: int
     addresses: tuple[str, ...]
+    detection: str | None = None
 
 
 def process_of(resolver: ClusterResolver) -> Process | None:

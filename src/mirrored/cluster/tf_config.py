@@ -105,10 +105,7 @@ class TFConfigClusterResolver(ClusterResolver):
             ClusterError: TF_CONFIG is malformed.
         """
         index = _section("task").get("index") if self._task_id is None else self._task_id
-        try:
-            return None if index is None else int(index)
-        except (TypeError, ValueError):
-            raise _malformed(f"its task.index is {index!r}", "a number") from None
+        return None if index is None else _task_index(index)
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
@@ -142,6 +139,14 @@ def _section(key: str) -> Mapping[str, Any]:
     if not isinstance(section, dict):
         raise _malformed(f"its {key!r} is {section!r}", "an object")
     return section
+
+
+def _task_index(index: Any) -> int:
+    """The index as an int; TensorFlow's examples write it as a string, too."""
+    is_text = isinstance(index, str) and index.isascii() and index.isdecimal()
+    if not is_text and (isinstance(index, bool) or not isinstance(index, int) or index < 0):
+        raise _malformed(f"its task.index is {index!r}", "an int, 0 or more")
+    return int(index)
 
 
 def _malformed(found: str, rule: str) -> ClusterError:

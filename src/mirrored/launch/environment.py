@@ -6,20 +6,23 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
-from mirrored.config import DEVICES_VARIABLE
+from mirrored import settings
 from mirrored.errors import DeviceError
 from mirrored.launch.caching import cache_environment
 from mirrored.launch.job import Job
 
-CHANNEL_VARIABLE: Final = "MIRRORED_LAUNCHER_FD"
-RESTART_VARIABLE: Final = "MIRRORED_RESTART"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def worker_environment(
-    job: Job, rank: int, addresses: Sequence[str], *, restart: int = 0, base: Mapping[str, str] | None = None
+    job: Job,
+    rank: int,
+    addresses: Sequence[str],
+    *,
+    secret: str | None = None,
+    restart: int = 0,
+    base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The environment of one worker.
 
@@ -27,6 +30,7 @@ def worker_environment(
         job: What is run.
         rank: Which worker.
         addresses: Of all workers, ``host:port``; the first is JAX's coordinator.
+        secret: By which the workers of the job authenticate each other.
         restart: How often the workers were started before.
         base: What it builds upon, default `os.environ`.
 
@@ -36,12 +40,15 @@ def worker_environment(
     base = os.environ if base is None else base
     chosen = dict(base)
     chosen["PYTHONUNBUFFERED"] = "1"
-    chosen[RESTART_VARIABLE] = str(restart)
+    chosen[settings.RESTART.name] = str(restart)
     if job.compile_cache:
         chosen.update(cache_environment(base))
     if len(addresses) > 1:
         task = {"type": "worker", "index": rank}
         chosen["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
+    if secret is not None:
+        chosen[settings.SECRET.name] = secret
+        chosen.pop(settings.SECRET_FILE.name, None)
     chosen.update(_devices(job, rank - job.ranks.start, base))
     return chosen
 
@@ -51,7 +58,7 @@ def _devices(job: Job, local_rank: int, base: Mapping[str, str]) -> dict[str, st
     gpus = visible_gpus(base)
     count = job.replicas_per_worker
     if not gpus:
-        return {} if count is None else {DEVICES_VARIABLE: str(count)}
+        return {} if count is None else {settings.VIRTUAL_DEVICES.name: str(count)}
     if count is None:
         if job.workers == 1:
             return {}

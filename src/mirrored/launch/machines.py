@@ -1,28 +1,33 @@
-"""The meeting of the launchers of several machines, at an address of machine 0.
+"""The rendezvous of the launchers of several machines, at an address of machine 0.
 
-Every launcher, that of machine 0 included, keeps one connection to the server there and sends lines of JSON. A start
-begins when all have said hello; a failure of one is passed on to all; a connection that breaks is a failure.
+Every launcher, that of machine 0 included, keeps one authenticated connection to the hub there. A start begins when all
+have said hello; a failure of one is passed on to all; a connection that breaks is a failure.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import queue
 import socket
-import socketserver
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from mirrored import settings
 from mirrored.errors import RendezvousError
+from mirrored.launch.hub import Hub
 from mirrored.launch.job import Job
 from mirrored.launch.meeting import Meeting
 from mirrored.launch.ports import free_ports
+from mirrored.transport import Channel, RefusedError, load_secret
 
 _PAUSE_SECONDS: Final = 0.05
 _CONNECT_SECONDS: Final = 5.0
+_KEEP_ALIVE_SECONDS: Final = 60.0
+# Another program may have the port for a moment; who refuses for longer has another secret.
+_MOST_REFUSALS: Final = 40
 
 
 class Machines(Meeting):
@@ -32,6 +37,7 @@ class Machines(Meeting):
         job: What is run; its `coordinator` is where they meet.
 
     Raises:
+        ArgumentError: There is no secret by which the launchers authenticate each other.
         RendezvousError: On machine 0: the port is taken.
     """
 
@@ -40,15 +46,22 @@ class Machines(Meeting):
         self._job = job
         host, _, port = job.coordinator.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
-        self._server = _Server(self._port, job.nodes) if job.node_rank == 0 else None
-        self._connection: socket.socket | None = None
+        self._secret = load_secret()
+        self._hub = Hub(self._host, self._port, job.nodes, self._secret) if job.node_rank == 0 else None
+        self._channel: Channel | None = None
+        self._refusals = 0
         self._news: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    @property
+    def secret(self) -> str:
+        """The one of the launchers."""
+        return os.fsdecode(self._secret)
 
     def meet(self, restart: int, is_interrupted: Callable[[], bool]) -> list[str] | None:
         """Says hello and waits for all others.
 
         Raises:
-            RendezvousError: Some did not come in time: they are named.
+            RendezvousError: Some did not come in time: they are named. Or the secret of machine 0 is another one.
         """
         self._hang_up()  # each start has connections of its own
         end = time.monotonic() + self._job.meeting_seconds
@@ -63,7 +76,7 @@ class Machines(Meeting):
             while time.monotonic() < end:
                 if is_interrupted():
                     return None
-                if self._connection is None and not self._connect(hello):
+                if self._channel is None and not self._connect(hello):
                     time.sleep(_PAUSE_SECONDS)
                     continue
                 message = self._next()
@@ -101,10 +114,10 @@ class Machines(Meeting):
         return "interrupted"
 
     def close(self) -> None:
-        """Lets go of the connection, and of the server on machine 0."""
+        """Closes the connection, and the hub on machine 0."""
         self._hang_up()
-        if self._server is not None:
-            self._server.close()
+        if self._hub is not None:
+            self._hub.close()
 
     def _next(self) -> dict[str, Any]:
         try:
@@ -114,36 +127,39 @@ class Machines(Meeting):
 
     def _connect(self, hello: dict[str, Any]) -> bool:
         try:
-            connection = socket.create_connection((self._host, self._port), timeout=_CONNECT_SECONDS)
-        except OSError:
+            channel = Channel.connect((self._host, self._port), self._secret, _CONNECT_SECONDS)
+        except RefusedError as error:  # perhaps another program, that has the port for a moment
+            self._refusals += 1
+            if self._refusals >= _MOST_REFUSALS:
+                raise self._unauthenticated(error) from None
             return False
-        connection.settimeout(None)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._connection, self._news = connection, queue.Queue()
-        threading.Thread(target=self._read, args=(connection, self._news), daemon=True).start()
+        except OSError:
+            self._refusals = 0
+            return False
+        self._refusals = 0
+        channel.keep_alive(_KEEP_ALIVE_SECONDS)
+        self._channel, self._news = channel, queue.Queue()
+        threading.Thread(target=self._read, args=(channel, self._news), daemon=True).start()
         self._send(hello)
         return True
 
-    def _read(self, connection: socket.socket, news: queue.Queue[dict[str, Any]]) -> None:
-        with contextlib.suppress(OSError), connection.makefile("rb") as lines:
-            for line in lines:
-                news.put(json.loads(line))
+    def _read(self, channel: Channel, news: queue.Queue[dict[str, Any]]) -> None:
+        for message in channel.receive():
+            news.put(message)
+        channel.close()  # the reader may be the last one to hold it
         news.put({"stop": f"the launcher of machine 0 ({self._job.coordinator}) is gone"})
-        if self._connection is connection:
-            self._connection = None
+        if self._channel is channel:
+            self._channel = None
 
     def _send(self, message: dict[str, Any]) -> None:
-        connection = self._connection
-        if connection is not None:
-            with contextlib.suppress(OSError):
-                connection.sendall(json.dumps(message).encode() + b"\n")
+        channel = self._channel
+        if channel is not None:
+            channel.send(message)
 
     def _hang_up(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
 
     def _addresses(self, machines: list[dict[str, Any]]) -> list[str]:
         """Machine 0 by the name that all reached it by, the others as machine 0 sees them."""
@@ -152,7 +168,7 @@ class Machines(Meeting):
         return [f"{host}:{port}" for host, machine in zip(named, machines, strict=True) for port in machine["ports"]]
 
     def _missing(self, waiting: list[int]) -> RendezvousError:
-        if self._connection is None:
+        if self._channel is None:
             who = f"nobody answers at {self._job.coordinator}"
         else:
             who = f"machines {', '.join(map(str, waiting))} have not come"
@@ -170,98 +186,12 @@ class Machines(Meeting):
             "own --node-rank; see that the port of machine 0 can be reached from the others",
         )
 
-
-class _Server:
-    """Passes on what the launchers say; one thread per connection."""
-
-    def __init__(self, port: int, nodes: int) -> None:
-        self._nodes = nodes
-        self._lock = threading.Lock()
-        self._here: dict[int, tuple[dict[str, Any], Any]] = {}
-        self._done: set[int] = set()
-        self._started = False
-        meeting = self
-
-        class Handler(socketserver.StreamRequestHandler):
-            def handle(self) -> None:
-                meeting._serve(self)
-
-        socketserver.ThreadingTCPServer.allow_reuse_address = True
-        try:
-            self._tcp = socketserver.ThreadingTCPServer(("", port), Handler, bind_and_activate=True)
-        except OSError as error:
-            raise RendezvousError(
-                "mirrored run on machine 0",
-                found=f"port {port} of the coordinator cannot be opened: {error}",
-                rule="the launchers meet at this port of machine 0",
-                remedy="give --coordinator another port, or end the program that has this one",
-            ) from error
-        self._tcp.daemon_threads = True
-        threading.Thread(target=self._tcp.serve_forever, args=(_PAUSE_SECONDS,), daemon=True).start()
-
-    def close(self) -> None:
-        self._tcp.shutdown()
-        self._tcp.server_close()
-
-    def _serve(self, handler: Any) -> None:
-        rank: int | None = None
-        with contextlib.suppress(OSError):
-            for line in handler.rfile:
-                message = json.loads(line)
-                if "hello" in message:
-                    rank = int(message["hello"])
-                self._take(message, rank, handler)
-        with self._lock:
-            mine = rank is not None and rank in self._here and self._here[rank][1] is handler
-            if mine and rank is not None:
-                name = self._here.pop(rank)[0]["name"]
-                if self._started and rank not in self._done:
-                    self._stop(f"the launcher of machine {rank} ({name}) is gone")
-
-    def _take(self, message: dict[str, Any], rank: int | None, handler: Any) -> None:
-        with self._lock:
-            if "hello" in message and rank is not None:
-                self._welcome(message, rank, handler)
-            elif "stop" in message and rank in self._here:
-                self._here.pop(rank)
-                self._stop(message["stop"])
-            elif "done" in message and rank is not None:
-                self._done.add(rank)
-                if len(self._done) == self._nodes:
-                    self._broadcast({"all_done": True})
-
-    def _welcome(self, message: dict[str, Any], rank: int, handler: Any) -> None:
-        wrong = self._mismatch(message, rank)
-        if wrong:
-            _tell(handler, {"refused": wrong})
-            return
-        self._here[rank] = ({**message, "host": handler.client_address[0]}, handler)
-        missing = [one for one in range(self._nodes) if one not in self._here]
-        if missing:
-            self._broadcast({"waiting": missing})
-            return
-        self._started, self._done = True, set()
-        self._broadcast({"start": [self._here[one][0] for one in range(self._nodes)]})
-
-    def _mismatch(self, message: dict[str, Any], rank: int) -> str | None:
-        if message["nodes"] != self._nodes:
-            return f"machine {rank} says --nodes {message['nodes']}, machine 0 says {self._nodes}"
-        if not 0 <= rank < self._nodes or rank in self._here:
-            return f"machine {rank} ({message['name']}) is there already, or is not one of {self._nodes}"
-        return None
-
-    def _stop(self, reason: str) -> None:
-        """Ends this start: all say hello again."""
-        self._started = False
-        here, self._here = self._here, {}
-        for _, handler in here.values():
-            _tell(handler, {"stop": reason})
-
-    def _broadcast(self, message: dict[str, Any]) -> None:
-        for _, handler in self._here.values():
-            _tell(handler, message)
-
-
-def _tell(handler: Any, message: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        handler.wfile.write(json.dumps(message).encode() + b"\n")
+    def _unauthenticated(self, refusal: RefusedError) -> RendezvousError:
+        return RendezvousError(
+            f"mirrored run on machine {self._job.node_rank}",
+            found=f"{refusal} ({self._job.coordinator})",
+            rule="all launchers of a job know the same secret",
+            remedy=f"set {settings.SECRET.name} on every machine to the output of one `openssl rand -hex 32`, or "
+            f"{settings.SECRET_FILE.name} to a file with it; the default is a generated file in the home folder, which "
+            "the machines may not share",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import secrets
 from collections.abc import Callable
 
 from mirrored.launch.ports import free_ports
@@ -10,6 +11,11 @@ from mirrored.launch.ports import free_ports
 
 class Meeting(abc.ABC):
     """What the launchers of one job say to each other."""
+
+    @property
+    @abc.abstractmethod
+    def secret(self) -> str:
+        """What the workers of the job authenticate each other by."""
 
     @abc.abstractmethod
     def meet(self, restart: int, is_interrupted: Callable[[], bool]) -> list[str] | None:
@@ -48,6 +54,12 @@ class Alone(Meeting):
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
+        self._secret = secrets.token_hex(32)
+
+    @property
+    def secret(self) -> str:
+        """Generated for this job."""
+        return self._secret
 
     def meet(self, restart: int, is_interrupted: Callable[[], bool]) -> list[str] | None:
         """Ports of this machine."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from mirrored._jax.compile_cache import write_on_every_process
 from mirrored.errors import ArgumentError
-from mirrored.launch.environment import CHANNEL_VARIABLE
+from mirrored.settings import LAUNCHER_FD
 from mirrored.watch.leaving import connect, leave, leave_by_exception
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -25,10 +25,11 @@ _PR_SET_PDEATHSIG: Final = 1
 
 def main() -> None:
     """Runs the program of the command line."""
-    launcher = os.environ.pop(CHANNEL_VARIABLE, None)
+    launcher = LAUNCHER_FD.read()
+    os.environ.pop(LAUNCHER_FD.name, None)
     if launcher is not None:
         _die_with_the_launcher()
-        connect(int(launcher))
+        connect(launcher)
     write_on_every_process()
     arguments = sys.argv[1:]
     is_module = arguments[:1] == ["-m"]
@@ -48,8 +49,9 @@ def _exit(error: SystemExit) -> None:
     if error.code is None or error.code == 0:
         raise error
     is_number = isinstance(error.code, int)
-    code = int(error.code) & 0xFF if is_number else 1
-    text = f"exited with code {code}" if is_number else f"exited: {str(error.code)[:300]}"
+    # The system keeps 8 bits of it: sys.exit(256) must not count as success.
+    code = int(error.code) & 0xFF or 1 if is_number else 1
+    text = f"exited with code {int(error.code)}" if is_number else f"exited: {str(error.code)[:300]}"
     leave("exit", code, text, lambda: None if is_number else print(error.code, file=sys.stderr))
 
 

@@ -18,10 +18,13 @@ from mirrored.launch.worker import HANG, LOST_PEER, Worker, shell_code, words_fo
 
 _TICK_SECONDS: Final = 0.05
 _INTERRUPT_GRACE_SECONDS: Final = 0.5
-# How long a worker that has lost a peer waits for that peer's end to be noticed, and a failing one to print.
-_BLAME_SECONDS: Final = 0.5
+# How long a worker that has lost a peer waits for that peer's end to be noticed, and a failing one to print. A killed
+# process closes its sockets before it can be reaped, on a busy machine long before.
+_BLAME_SECONDS: Final = 2.0
 _SHOW_SECONDS: Final = 2.0
 _INTERRUPTED: Final = 130
+# How long a job that has failed waits for whoever reads its output, and stands still.
+_READER_SECONDS: Final = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,15 +66,19 @@ class Supervisor:
             The exit status: 0 if every worker ended with 0; that of the worker that failed first, 128 and the number
             for a signal; 130 after Ctrl-C.
         """
-        handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        # What is ignored stays ignored: `nohup` does so with SIGHUP.
+        handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
         previous = {number: signal.signal(number, self._note) for number in handled}
+        code = 1
         try:
             with Guard() as guard:
-                return self._run(guard)
+                code = self._run(guard)
+                return code
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-            self._output.close()
+            self._output.close(_READER_SECONDS if code or self._terminated_at is not None else None)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self._signals.append(number)
@@ -98,7 +105,10 @@ class Supervisor:
             return _Failure("interrupted before the start", _INTERRUPTED)
         try:
             for rank in self._job.ranks:
-                worker = Worker(self._job, rank, worker_environment(self._job, rank, addresses, restart=restart))
+                environment = worker_environment(
+                    self._job, rank, addresses, secret=self._meeting.secret, restart=restart
+                )
+                worker = Worker(self._job, rank, environment)
                 guard.add(worker.group)
                 self._workers.append(worker)
             failure = self._watch()
@@ -122,7 +132,9 @@ class Supervisor:
             failure = self._signalled() or self._failed() or self._failed_elsewhere()
             if failure is not None:
                 return failure
-            if all(worker.code == 0 for worker in self._workers):
+            # Who reads may take their time, unless this is to end.
+            may_end = self._output.has_room or self._terminated_at is not None
+            if may_end and all(worker.code == 0 for worker in self._workers):
                 return None
 
     def _wait_for_news(self) -> None:
@@ -130,7 +142,7 @@ class Supervisor:
             for worker in self._workers:
                 for descriptor in worker.descriptors:
                     selector.register(descriptor, selectors.EVENT_READ)
-            if selector.get_map():
+            if selector.get_map() and self._output.has_room:
                 selector.select(_TICK_SECONDS)
             else:
                 time.sleep(_TICK_SECONDS)

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from mirrored.launch.environment import CHANNEL_VARIABLE
 from mirrored.launch.job import Job
 from mirrored.launch.output import Lines, Output
+from mirrored.settings import LAUNCHER_FD
 
 LOST_PEER: Final = "lost-peer"
 """A failure that another worker's end has caused."""
@@ -47,7 +47,7 @@ class Worker:
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "mirrored.launch.program", *module, *job.arguments],
-                env={**environment, CHANNEL_VARIABLE: str(theirs.fileno())},
+                env={**environment, LAUNCHER_FD.name: str(theirs.fileno())},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -77,10 +77,15 @@ class Worker:
             self.channel.fileno() >= 0
         )
 
-    def pump(self, output: Output) -> None:
-        """Shows what it has printed since."""
+    def pump(self, output: Output, *, to_the_end: bool = False) -> None:
+        """Shows what it has printed since.
+
+        Args:
+            output: Where to show it. What the reader there has no time for is left in the pipes.
+            to_the_end: Whether to empty the pipes, which hold no more than the system lets them.
+        """
         for is_error, stream in self._streams.items():
-            while stream.open and (lines := stream.read()):
+            while stream.open and (to_the_end or output.has_room) and (lines := stream.read()):
                 output.write(self.rank, lines, is_error=is_error)
 
     def listen(self) -> bool:
@@ -119,7 +124,7 @@ class Worker:
         self.signal(signal.SIGKILL)
         self.process.wait()
         # What it started may have survived it by a moment and hold the pipes: their end is not waited for.
-        self.pump(output)
+        self.pump(output, to_the_end=True)
         for pipe in (self.process.stdout, self.process.stderr, self.channel):
             if pipe is not None:
                 pipe.close()

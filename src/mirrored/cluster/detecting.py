@@ -1,0 +1,64 @@
+"""The cluster of a process that was given none: what JAX's detection, or an earlier initialization, says."""
+
+from __future__ import annotations
+
+from mirrored._jax import clusters, coordination
+from mirrored.cluster.simple import SimpleClusterResolver
+from mirrored.cluster.spec import ClusterSpec
+from mirrored.cluster.tasks import WORKER, Process
+from mirrored.errors import ClusterError
+from mirrored.replicas.processes import evidence_of_several
+
+_REMEDY = (
+    "start the program with `mirrored run` (--nodes, --node-rank and --coordinator on several machines), set TF_CONFIG "
+    "for each process, or give a cluster_resolver"
+)
+
+
+def detected_process(called: str, timeout_seconds: int) -> Process | None:
+    """Returns this process's place in the cluster that the environment describes; None if it says nothing of others.
+
+    What `jax.distributed.initialize` was told counts first, then JAX's own detection (Open MPI, Slurm, Kubernetes,
+    Cloud TPU).
+
+    Args:
+        called: What the user called, for messages.
+        timeout_seconds: How long to wait until the coordinator's host has an address.
+
+    Raises:
+        ClusterError: There are several processes, but no description of how they reach each other.
+    """
+    if coordination.is_connected():
+        return _process(coordination.address(), coordination.num_processes(), coordination.this_process(), "jax")
+    try:
+        found = clusters.detect(timeout_seconds)
+    except clusters.DetectionError as error:
+        raise _no_description(called, f"JAX's detection failed ({error})") from error
+    if found is not None:
+        method = found.name if found.restricts_devices else None
+        return _process(found.coordinator, found.num_processes, found.process_id, found.name or "kubernetes", method)
+    evidence = evidence_of_several()
+    if evidence is not None:
+        raise _no_description(called, f"JAX detects no cluster, but the environment says: {evidence.text}")
+    return None
+
+
+def resolver_of(process: Process) -> SimpleClusterResolver:
+    """Returns a resolver that says the same: all processes are workers."""
+    spec = ClusterSpec({WORKER: list(process.addresses)})
+    return SimpleClusterResolver(spec, task_type=WORKER, task_id=process.index, rpc_layer="grpc")
+
+
+def _process(coordinator: str, count: int, index: int, source: str, method: str | None = None) -> Process:
+    # Only the coordinator's address is known before the processes have met; the others have names instead.
+    names = tuple(f"{source}-process-{other}" for other in range(1, count))
+    return Process(coordinator, count, index, (coordinator, *names), method)
+
+
+def _no_description(called: str, found: str) -> ClusterError:
+    return ClusterError(
+        called,
+        found=f"this process is one of several, and was not told how to reach the others: {found}",
+        rule="the processes of a job meet at one address; without it each would train a model of its own",
+        remedy=_REMEDY,
+    )

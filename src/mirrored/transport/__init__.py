@@ -1,0 +1,10 @@
+"""Authenticated connections between the processes of a job: who may connect, where to listen, what a message may be."""
+
+from mirrored.transport.binding import interface_of as interface_of
+from mirrored.transport.channel import Channel as Channel
+from mirrored.transport.channel import RefusedError as RefusedError
+from mirrored.transport.secret import given_secret as given_secret
+from mirrored.transport.secret import load_secret as load_secret
+from mirrored.transport.server import Server as Server
+
+__all__ = ["Channel", "RefusedError", "Server", "given_secret", "interface_of", "load_secret"]

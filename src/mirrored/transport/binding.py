@@ -1,0 +1,69 @@
+"""On which interface to listen, so that a port is open no wider than the job needs."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import Final
+
+ALL_INTERFACES: Final = ""
+
+
+def interface_of(host: str) -> str:
+    """Returns the address to listen at, for peers that connect to `host`; the empty string for all interfaces.
+
+    An address of this machine, and a name that leads to one such address, stand for themselves. All interfaces are left
+    where the host does not tell: an address that belongs to a translating router, a name with several addresses, or
+    this machine's own name where it leads to the loopback interface here (as on Debian) and elsewhere to another.
+
+    Args:
+        host: A name or an address, an IPv6 address also in brackets.
+
+    Example:
+        >>> interface_of("127.0.0.1")
+        '127.0.0.1'
+    """
+    host = host.strip("[]")
+    if host == "localhost":
+        return "127.0.0.1" if _is_local("127.0.0.1") else "::1"
+    is_literal = _is_address(host)
+    addresses = {host} if is_literal else _addresses(host)
+    if len(addresses) != 1:
+        return ALL_INTERFACES
+    (address,) = addresses
+    if not is_literal and ipaddress.ip_address(address).is_loopback:
+        return ALL_INTERFACES
+    return address if _is_local(address) else ALL_INTERFACES
+
+
+def joined(host: str, port: int) -> str:
+    """Returns ``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _addresses(name: str) -> set[str]:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    # The zone of a link-local address is a part of its text.
+    return {str(address[0]).partition("%")[0] for *_, address in found}
+
+
+def _is_local(address: str) -> bool:
+    """Whether an interface of this machine has the address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
