@@ -9,14 +9,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import mirrored as mr
+from checkpoint.damages import HOW, damage
 from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader, checkpoints_in
 from mirrored.errors import CheckpointError, DamagedCheckpointError, MissingExtraError
 
@@ -59,6 +62,10 @@ def saved(tmp_path):
 
 def files_of(path):
     return sorted(os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+
+
+def visible(folder):
+    return sorted(name for name in os.listdir(folder) if not name.startswith("."))
 
 
 def target():
@@ -108,6 +115,92 @@ def test_a_folder_of_something_else(tmp_path):
         target().restore(tmp_path)
 
 
+@pytest.fixture
+def full_disk(tmp_path):
+    """A folder that holds little; where file systems may not be mounted, the system's limit on files is like it."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
+    if sys.platform != "linux" or subprocess.run(mount, capture_output=True).returncode:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        yield folder, "raise the limit on the size of files"
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        return
+    yield folder, r"\(0\.\d MB are free there\)(?s:.*)free space on its file system"
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture
+def unprivileged():
+    """The rights of a user who is not root; a folder of root that all may read."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        user = os.geteuid()
+
+        def set_rights(on):
+            if not on:
+                os.seteuid(user)
+            os.chmod(folder, 0o555 if on else 0o755)
+            if on and user == 0:
+                os.seteuid(65534)
+
+        try:
+            yield Path(folder), set_rights
+        finally:
+            set_rights(False)
+
+
+# Orbax leaves futures behind whose loop is gone when a write fails.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_disk_that_fills_is_named_with_what_is_free_and_training_goes_on(full_disk):
+    folder, remedy = full_disk
+    v = mr.Variable(np.zeros(1000, np.float32))
+    large = mr.Variable(np.random.default_rng(0).normal(size=100_000).astype(np.float32))
+    checkpoint = Checkpoint(v=v)
+    small = CheckpointManager(checkpoint, folder / "run", max_to_keep=None)
+    small.save(1)
+    small.wait()
+    v.assign(np.ones(1000, np.float32))
+    whole = CheckpointManager(Checkpoint(v=v, large=large), folder / "run", max_to_keep=None)
+    whole.save(2)
+    with pytest.raises(CheckpointError, match=f"ckpt-2 could not be written(?s:.*){remedy}"):
+        whole.wait()
+    assert [name for name in os.listdir(folder / "run") if not name.startswith(".")] == ["ckpt-1"]
+    np.testing.assert_array_equal(large.numpy(), np.random.default_rng(0).normal(size=100_000).astype(np.float32))
+    assert (v.numpy() == 1).all()
+    small.save(3)
+    assert small.restore_latest() == 3, "what has room is saved"
+    checkpoint.restore(folder / "run" / "ckpt-1").assert_consumed()
+    assert not v.numpy().any()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_read_only_folder_is_named_with_the_remedy_and_may_be_restored_from(unprivileged):
+    folder, set_rights = unprivileged
+    v = mr.Variable(1.0)
+    before = CheckpointManager(Checkpoint(v=v), folder)
+    before.save(1)
+    before.wait()
+    del before  # and its lock
+    set_rights(True)
+    v.assign(2.0)
+    manager = CheckpointManager(Checkpoint(v=v), folder)
+    manager.save(2)
+    with pytest.raises(CheckpointError, match="ckpt-2 could not be written: PermissionError") as caught:
+        manager.wait()
+    assert (
+        caught.value.remedy
+        == "give this user the right to write to the folder, or choose another folder, and save again"
+    )
+    assert v.numpy() == 2.0
+    assert manager.restore_latest() == 1
+    assert v.numpy() == 1.0
+    set_rights(False)
+    manager.save(2)
+    assert [os.path.basename(one) for one in manager.checkpoints] == ["ckpt-1", "ckpt-2"]
+
+
 # Orbax leaves futures behind whose loop is gone when a write fails.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_full_disk_leaves_the_previous_one(tmp_path):
@@ -124,7 +217,7 @@ def test_full_disk_leaves_the_previous_one(tmp_path):
             manager.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert os.listdir(tmp_path) == ["ckpt-1"]
+    assert visible(tmp_path) == ["ckpt-1"]
     assert manager.restore_latest() == 1
     assert not v.numpy().any()
     manager.save(3)
@@ -179,7 +272,7 @@ def test_what_a_kill_left_unfinished_is_no_checkpoint_and_is_removed(tmp_path):
     assert manager.restore_latest() == 1
     manager.save(3)
     manager.wait()
-    assert sorted(os.listdir(tmp_path)) == ["ckpt-1", "ckpt-3", "other.unfinished"]
+    assert visible(tmp_path) == ["ckpt-1", "ckpt-3", "other.unfinished"]
 
 
 @pytest.mark.chaos
@@ -237,3 +330,106 @@ def test_without_orbax_the_error_names_the_extra(tmp_path):
     assert "mirrored[checkpoint]" in output
     assert MissingExtraError.__name__ in output
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_restart_goes_back_to_the_newest_checkpoint_that_is_whole(tmp_path, how):
+    v = mr.Variable(np.zeros(50_000, np.float32))
+    checkpoint = Checkpoint(v=v)
+    manager = CheckpointManager(checkpoint, tmp_path)
+    for step in (1, 2, 3):
+        v.assign(np.random.default_rng(step).normal(size=50_000).astype(np.float32))
+        manager.save(step)
+    manager.wait()
+    damage(tmp_path / "ckpt-3", how)
+    other = mr.Variable(np.zeros(50_000, np.float32))
+    again = CheckpointManager(Checkpoint(v=other), tmp_path)
+    if how == "no manifest":  # half removed: no checkpoint
+        assert again.restore_latest() == 2
+    else:
+        with pytest.warns(UserWarning, match="(?s)ckpt-2 was restored, since newer checkpoints are damaged.*ckpt-3"):
+            assert again.restore_latest() == 2
+    np.testing.assert_array_equal(other.numpy(), np.random.default_rng(2).normal(size=50_000).astype(np.float32))
+    again.save(3)
+    assert again.restore_latest() == 3
+
+
+def test_if_all_are_damaged_the_newest_is_named_and_nothing_changes(tmp_path):
+    v = mr.Variable(np.zeros(50_000, np.float32))
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path)
+    for step in (1, 2):
+        manager.save(step)
+    manager.wait()
+    for step in (1, 2):
+        damage(tmp_path / f"ckpt-{step}", "truncated")
+    v.assign(np.ones(50_000, np.float32))
+    with pytest.raises(DamagedCheckpointError, match="ckpt-2"):
+        manager.restore_latest()
+    assert (v.numpy() == 1).all()
+
+
+def test_a_folder_that_is_deleted_during_training_is_made_again(tmp_path):
+    v = mr.Variable(1.0)
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path / "run")
+    manager.save(1)
+    manager.wait()
+    shutil.rmtree(tmp_path / "run")
+    manager.save(2)
+    manager.wait()
+    assert [os.path.basename(path) for path in manager.checkpoints] == ["ckpt-2"]
+
+
+def test_a_folder_that_cannot_be_written_to_says_so_and_training_goes_on(tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    v = mr.Variable(1.0)
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path / "taken")
+    manager.save(1)
+    with pytest.raises(CheckpointError, match="could not be written"):
+        manager.wait()
+    v.assign(2.0)
+    assert v.numpy() == 2.0
+
+
+def test_paths_and_names_in_any_script(tmp_path):
+    folder = tmp_path / "Läufe 訓練 🚀"
+    v = mr.Variable([1.0, 2.0], name="Gewicht/重み")
+    manager = CheckpointManager(Checkpoint(**{"модель": {"ключ/é": v}}), folder, checkpoint_name="prüf")
+    manager.save(7)
+    v.assign([0.0, 0.0])
+    assert manager.restore_latest() == 7
+    assert v.numpy().tolist() == [1.0, 2.0]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout(300)
+def test_of_two_jobs_in_one_folder_one_is_told_and_the_other_one_loses_nothing(tmp_path):
+    train = program(TRAIN)
+    jobs = [train(tmp_path, 40) for _ in range(2)]
+    outputs = [job.communicate(timeout=280) for job in jobs]
+    ended = [job.returncode for job in jobs]
+    told = [errors for _, errors in outputs]
+    # They may also have run one after the other.
+    assert 0 in ended, told
+    for job, other, errors in zip(jobs, reversed(jobs), told, strict=True):
+        assert job.returncode == 0 or f"process {other.pid} on" in errors, errors
+    assert visible(tmp_path) == ["ckpt-39", "ckpt-40"]
+    after = train(tmp_path, 41)
+    output, errors = after.communicate(timeout=280)
+    assert after.returncode == 0, errors
+    assert output.startswith("start 40")
+
+
+@pytest.mark.timeout(300)
+def test_many_checkpoints_take_no_more_memory_or_descriptors(tmp_path):
+    v = mr.Variable(np.zeros(1000, np.float32))
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=2)
+    marks = []
+    for step in range(1, 121):
+        v.assign_add(np.ones(1000, np.float32))
+        manager.save(step)
+        if step in (60, 120):
+            manager.wait()
+            marks.append((len(os.listdir("/proc/self/fd")), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+    assert marks[1][0] <= marks[0][0] + 2
+    assert marks[1][1] <= marks[0][1] * 1.1
+    assert len(visible(tmp_path)) == 2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,6 +16,10 @@ from mirrored.errors import ArgumentError
 
 def names(manager):
     return [os.path.basename(path) for path in manager.checkpoints]
+
+
+def visible(folder):
+    return sorted(name for name in os.listdir(folder) if not name.startswith("."))
 
 
 @pytest.fixture
@@ -35,10 +41,29 @@ def test_keeps_the_newest(tmp_path, v):
         v.assign(float(step))
         assert manager.save(step) == str(tmp_path / f"ckpt-{step}")
     assert names(manager) == ["ckpt-4", "ckpt-5"]
-    assert sorted(os.listdir(tmp_path)) == ["ckpt-4", "ckpt-5"]
+    assert visible(tmp_path) == ["ckpt-4", "ckpt-5"]
     v.assign(-1.0)
     assert manager.restore_latest() == 5
     assert v.numpy() == 5.0
+
+
+@pytest.mark.parametrize("step", [1.5, 2.0, True, -1, "3", np.float32(1), np.arange(2)])
+def test_steps_that_are_not_whole_numbers_are_refused(tmp_path, v, step):
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path)
+    manager.save(1)
+    v.assign(7.0)
+    with pytest.raises(ArgumentError, match="whole number of at least 0"):
+        manager.save(step)
+    assert names(manager) == ["ckpt-1"]
+    assert manager.restore_latest() == 1
+    assert v.numpy() != 7.0
+
+
+def test_steps_may_be_integers_of_any_kind(tmp_path, v):
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path)
+    for step in (np.int64(1), jnp.int32(2), mr.Variable(3)):
+        manager.save(step)
+    assert names(manager) == ["ckpt-1", "ckpt-2", "ckpt-3"]
 
 
 def test_keeps_all(tmp_path, v):
@@ -114,7 +139,7 @@ def test_one_in_so_many_hours_is_kept_for_good(tmp_path, v):
     for step in (1, 2, 3):
         manager.save(step)
     assert names(manager) == ["ckpt-3"]
-    assert sorted(os.listdir(tmp_path)) == ["ckpt-1", "ckpt-2", "ckpt-3"]
+    assert visible(tmp_path) == ["ckpt-1", "ckpt-2", "ckpt-3"]
 
 
 def test_steps_do_not_wait_for_the_disk(tmp_path, monkeypatch):
@@ -133,7 +158,7 @@ def test_steps_do_not_wait_for_the_disk(tmp_path, monkeypatch):
     manager = CheckpointManager(Checkpoint(v=v), tmp_path)
     manager.save(1)
     v.assign_add(np.ones(10, np.float32))
-    assert os.listdir(tmp_path) == []
+    assert visible(tmp_path) == []
     gate.set()
     assert manager.restore_latest() == 1
     assert v.numpy().sum() == 0
@@ -143,3 +168,37 @@ def test_steps_do_not_wait_for_the_disk(tmp_path, monkeypatch):
 def test_numbers_below_one(tmp_path, v, options):
     with pytest.raises(ArgumentError, match="both are at least 1"):
         CheckpointManager(Checkpoint(v=v), tmp_path, **options)
+
+
+def test_checkpoints_of_another_thread_are_of_one_step_and_numbered_apart(tmp_path):
+    variables = [mr.Variable(jnp.zeros(200)) for _ in range(8)]
+    ended, errors = threading.Event(), []
+
+    @mr.function
+    def step():
+        for variable in variables:
+            variable.assign_add(jnp.ones(200))
+
+    manager = CheckpointManager(Checkpoint(variables=variables), tmp_path, max_to_keep=3)
+
+    def save():
+        try:
+            while not ended.is_set():
+                manager.save()
+        except BaseException as error:
+            errors.append(error)
+
+    savers = [threading.Thread(target=save) for _ in range(2)]
+    for saver in savers:
+        saver.start()
+    while not errors and int(manager.checkpoint.save_counter.numpy()) < 6:
+        step()
+    ended.set()
+    for saver in savers:
+        saver.join()
+    assert errors == []
+    assert len(manager.checkpoints) == 3
+    assert int(manager.checkpoint.save_counter.numpy()) == int(manager.latest_checkpoint.rpartition("-")[2])
+    for path in manager.checkpoints:
+        Checkpoint(variables=variables).restore(path)
+        assert len({float(value) for variable in variables for value in variable.numpy()}) == 1

@@ -227,19 +227,47 @@ def test_what_comes_into_lists_and_dicts_later_is_restored_then(tmp_path):
     assert many[0].numpy() == 9.0  # restored once only
 
 
-def test_state_made_inside_a_step_keeps_its_value_and_is_told(tmp_path, caplog):
+def test_state_made_inside_a_step_is_restored_before_the_step_uses_it(tmp_path):
     tf = mr.tf
     source, target = tf.Module(), tf.Module()
     source.w = mr.Variable(3.0)
     path = Checkpoint(net=source).write(tmp_path / "c")
-    checkpoint = Checkpoint(net=target)
-    status = checkpoint.restore(path).expect_partial()
+    status = Checkpoint(net=target).restore(path)
 
     @mr.function
     def step():
         if not hasattr(target, "w"):
             target.w = mr.Variable(1.0)
         return target.w.assign_add(1.0)
+
+    assert step() == 4.0
+    assert step() == 5.0
+    status.assert_consumed()
+    target.other = mr.Variable(0.0)
+    assert target.w.numpy() == 5.0
+
+
+@pytest.mark.parametrize("another_waits", [False, True])
+def test_state_set_inside_a_step_that_was_made_before_keeps_its_value_and_is_told(tmp_path, caplog, another_waits):
+    tf = mr.tf
+    if another_waits:
+        other = tf.Module()
+        other.w = mr.Variable(0.0)
+        longer = Checkpoint(net=other)
+        longer.restore(longer.write(tmp_path / "other"))
+        late = Checkpoint(net=tf.Module(), more=tf.Module())
+        late.restore(longer.write(tmp_path / "late")).expect_partial()
+    source, target = tf.Module(), tf.Module()
+    source.w = mr.Variable(3.0)
+    path = Checkpoint(net=source).write(tmp_path / "c")
+    w = mr.Variable(1.0)
+    checkpoint = Checkpoint(net=target)
+    status = checkpoint.restore(path).expect_partial()
+
+    @mr.function
+    def step():
+        target.w = w
+        return w.assign_add(1.0)
 
     with caplog.at_level(logging.WARNING, "mirrored.checkpoint"):
         step()

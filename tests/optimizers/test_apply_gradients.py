@@ -206,6 +206,7 @@ def test_variables_without_a_gradient_are_named_once(way):
         (lambda v, w: [(v, jnp.ones(2))], StructureError, "each element is a pair"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_errors_leave_everything_as_it_was(way, pairs, error, match):
     with way.strategy.scope():
         v, w = mr.Variable([1.0, 2.0], name="v"), mr.Variable(3.0, name="w")
@@ -321,3 +322,82 @@ def test_minimize_and_apply_refuse():
     with pytest.raises(ArgumentError, match="2 gradients for 1 variables"):
         optimizer.apply([1.0, 2.0], [variable])
     assert float(variable.numpy()) == 1.0
+
+
+def _two_variables(strategy: Any) -> Any:
+    with strategy.scope():
+        return mr.Variable([1.0, 1.0], name="a"), mr.Variable([1.0, 1.0], name="b"), SGD(1.0)
+
+
+@pytest.mark.parametrize("filtered", [False, True], ids=["None in the list", "left out of the list"])
+def test_replicas_without_a_gradient_count_as_zeros(filtered: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    a, b, optimizer = _two_variables(strategy)
+
+    def replica_step() -> None:
+        first = mr.get_replica_context().replica_id_in_sync_group == 0
+        with mr.GradientTape() as tape:
+            loss = jnp.sum(a * 2.0) if first else jnp.sum(b * 3.0)
+        pairs = list(zip(tape.gradient(loss, [a, b]), [a, b], strict=True))
+        optimizer.apply_gradients([pair for pair in pairs if not (filtered and pair[0] is None)])
+
+    strategy.run(replica_step)
+    assert a.numpy().tolist() == [-1.0, -1.0]
+    assert b.numpy().tolist() == [-2.0, -2.0]
+
+
+def test_gradients_belong_together_by_their_variable() -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    a, b, optimizer = _two_variables(strategy)
+
+    def replica_step() -> None:
+        pairs = [(jnp.full(2, 1.0), a), (jnp.full(2, 10.0), b)]
+        optimizer.apply_gradients(pairs[:: 1 if mr.get_replica_context().replica_id_in_sync_group == 0 else -1])
+
+    strategy.run(replica_step)
+    assert (a.numpy()[0], b.numpy()[0]) == (-1.0, -19.0)
+
+
+def test_no_replica_has_a_gradient() -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    a, b, optimizer = _two_variables(strategy)
+    with pytest.raises(ArgumentError, match="No gradients provided for any variable: a, b"):
+        strategy.run(lambda: optimizer.apply_gradients([(None, a), (None, b)]))
+    with pytest.warns(UserWarning, match="no gradient for b"):
+        strategy.run(lambda: optimizer.apply_gradients([(jnp.ones(2), a), (None, b)]))
+
+
+@pytest.mark.parametrize("look_up", ["table[ids]", "jnp.take"])
+def test_embeddings_on_an_empty_share(look_up: str) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        table, optimizer = mr.Variable(jnp.ones((3, 2)), name="table"), SGD(1.0)
+
+    def replica_step(ids: Any) -> None:
+        with mr.GradientTape() as tape:
+            rows = table[ids] if look_up == "table[ids]" else jnp.take(table.read_value(), ids, axis=0)
+            loss = mr.losses.average_loss(jnp.sum(rows, -1))
+        optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
+
+    shares = mr.PerReplica((jnp.array([0, 0]), jnp.zeros((0,), jnp.int32)))
+    strategy.run(replica_step, args=(shares,))
+    np.testing.assert_allclose(table.numpy(), [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]])
+
+
+@pytest.mark.parametrize("make", [lambda: mr.optimizers.SGD(0.1), lambda: mr.optimizers.Adam(0.1)], ids=["sgd", "adam"])
+def test_a_complex_variable_descends(way, make):
+    with way.strategy.scope():
+        c = mr.Variable(jnp.asarray(1 + 1j, jnp.complex64))
+        optimizer = make()
+
+    def replica_step():
+        with mr.GradientTape() as tape:
+            loss = jnp.abs(c.value()) ** 2 / way.strategy.num_replicas_in_sync
+        optimizer.apply_gradients(zip(tape.gradient(loss, [c]), [c], strict=True))
+
+    step = _step(way, replica_step)
+    for _ in range(3):
+        step()
+    now = complex(c.numpy())
+    assert abs(now.real - now.imag) < 1e-6  # real and imaginary part are alike, and both shrink
+    assert 0 < now.real < 0.8

@@ -72,6 +72,7 @@ def _step(way: Any, update: Callable[[], Any]) -> Any:
 
 @pytest.mark.ways(replicas=(2,))
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(4)
 def test_steps_are_those_of_optax(way, case):
     make, transform = CASES[case]
     with way.strategy.scope():

@@ -161,3 +161,30 @@ def test_random_keys_are_kept_as_slots(way):
     step()
     assert np.abs(first).max() > 0
     assert not np.allclose(variable.numpy() - first, first)
+
+
+def test_slots_made_inside_a_trace_compile_nothing_more_than_those_made_outside():
+    """Each compiled program is kept in JAX's caches: 3 MB for each function that made its slots while it was traced."""
+    compiled = []
+
+    def compilations(build):
+        w = mr.Variable(jnp.ones((3, 2)))
+        optimizer = mr.optimizers.Adam(0.1)
+        if build:
+            optimizer.build([w])
+        step = mr.function(lambda: optimizer.apply_gradients([(jnp.ones((3, 2)), w)]))
+        compiled.clear()
+        step()
+        return len(compiled)
+
+    def listen(event, *_, **__):
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        compilations(build=False)
+        inside, outside = compilations(build=False), compilations(build=True)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert inside == outside > 0

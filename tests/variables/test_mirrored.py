@@ -61,6 +61,12 @@ def test_copies_are_equal_and_lie_on_their_replicas_devices(way):
     assert [copy.device for copy in v.values] == [layout.name_of(r) for r in range(way.num_replicas)]
 
 
+def test_repr_of_prng_keys_shows_their_data():
+    with mr.MirroredStrategy(["CPU:0"], num_replicas=2).scope():
+        shown = repr(mr.Variable(jax.random.key(3), name="k"))
+    assert shown.count("[0 3]") == 2
+
+
 @pytest.mark.ways(modes=("eager",), replicas=(2,))
 def test_repr_keeps_tensorflows_outline(way):
     lines = repr(make(way, 1.0, name="w")).split("\n")

@@ -324,7 +324,7 @@ def test_wrong_shape_is_refused_and_changes_nothing(v, method, value):
 
 @pytest.mark.parametrize(("dtype", "value"), [("int32", 1.5), ("bool", 1), ("float32", 1j)])
 def test_cast_that_changes_the_kind_is_refused(dtype, value):
-    v = mr.Variable(0, dtype=dtype, name="v")
+    v = mr.Variable(jnp.zeros((), dtype), name="v")
     with pytest.raises(VariableError, match=r"v\.assign: a value of dtype [\s\S]*astype"):
         v.assign(jnp.asarray(value))
     assert not bool(v)

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from mirrored.checkpoint import deferred
 from mirrored.checkpoint._extra import engine
 from mirrored.checkpoint.graph import Graph, walk
-from mirrored.checkpoint.leaves import HasPosition, VariableLeaf, is_number, leaf_of
+from mirrored.checkpoint.leaves import HasPosition, Leaf, VariableLeaf, is_number, leaf_of
 from mirrored.checkpoint.manifest import Manifest, read_manifest
-from mirrored.checkpoint.matching import COUNTER, match
+from mirrored.checkpoint.matching import COUNTER, Match, match
 from mirrored.checkpoint.noticing import NoticingDict, NoticingList, noticing
-from mirrored.checkpoint.objects import Part, is_container, is_open, parts_of
+from mirrored.checkpoint.objects import Part, can_keep, is_container, is_open, parts_of
 from mirrored.checkpoint.places import Attribute, Place, Root
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
+from mirrored.checkpoint.series_lock import SeriesLock, claim
 from mirrored.checkpoint.sharing import check_same_files, settled, with_all_positions, writes_here
 from mirrored.checkpoint.status import RestoreStatus
 from mirrored.checkpoint.writing import Writer, actual, write
-from mirrored.errors import ArgumentError
+from mirrored.errors import ArgumentError, CheckpointError
+from mirrored.replicas import frameworks
 from mirrored.replicas.ambient import within
 from mirrored.variables import Variable
+from mirrored.variables.state_lock import lock, refuse_callbacks, tracing, turn
 
 PathLike = str | os.PathLike[str]
 
@@ -68,11 +73,16 @@ class Checkpoint:
     _parts: dict[str, Any]
     _root: dict[str, Any]
     _counter: Variable | None
+    _saving: Any  # held while saving: by one thread at a time
     _writer: Writer
+    _series: SeriesLock | None  # of what `save` counts
     _restoration: Restoration | None
+    _keepers: list[Any]
 
     def __init__(self, root: Any = None, /, **parts: Any) -> None:
-        vars(self).update(_parts={}, _root={}, _counter=None, _writer=Writer(), _restoration=None)
+        vars(self).update(_parts={}, _root={}, _counter=None, _series=None)
+        vars(self).update(_writer=Writer(), _restoration=None, _keepers=[])
+        self._saving = threading.RLock()
         if root is not None:
             self._root["root"] = _checked("root", root)
         for name, part in parts.items():
@@ -102,7 +112,7 @@ class Checkpoint:
         value = value.data if isinstance(value, (NoticingList, NoticingDict)) else value  # `checkpoint.part += [...]`
         self._parts[name] = _checked(name, value)
         if self._restoration is not None:
-            self._restoration.proceed("Checkpoint.restore", lambda path, leaf: path.partition("/")[0] == name)
+            self._proceed(value, lambda path, leaf: path.partition("/")[0] == name)
         deferred.state_came(value)
 
     def checkpoint_parts(self, place: Place) -> Iterator[Part]:
@@ -121,10 +131,11 @@ class Checkpoint:
     @property
     def save_counter(self) -> Variable:
         """How often it was saved: ``i32[]``. It is saved and restored too."""
-        if self._counter is None:
-            with within(strategies=()):
-                self._counter = Variable(0, trainable=False, name=COUNTER)
-        return self._counter
+        with self._saving:
+            if self._counter is None:
+                with within(strategies=()):
+                    self._counter = Variable(0, trainable=False, name=COUNTER)
+            return self._counter
 
     # Saving
 
@@ -141,37 +152,58 @@ class Checkpoint:
             The path.
 
         Raises:
-            CheckpointError: It could not be written; or, with ``wait=False``, the one before it could not.
+            CheckpointError: It could not be written; or, with ``wait=False``, the one before it could not; or another
+                process saves checkpoints of this name to the folder.
             ContextError: Inside a step.
             LostStateError: The value of a variable went with a failed step.
             MissingExtraError: Orbax is not installed.
         """
-        self.save_counter.assign_add(1)
-        try:
-            return self.write(f"{os.fspath(file_prefix)}-{int(self.save_counter.numpy())}", wait=wait)
-        except BaseException:
-            self.save_counter.assign_sub(1)
-            raise
+        with self._saving:
+            self.save_counter.assign_add(1)
+            try:
+                path = f"{os.fspath(file_prefix)}-{int(self.save_counter.numpy())}"
+                self._series = self._write(path, Path(file_prefix).name, wait=wait)
+                return path
+            except BaseException:
+                self.save_counter.assign_sub(1)
+                raise
 
     def write(self, file_prefix: PathLike, *, wait: bool = True) -> str:
         """Saves to the folder `file_prefix`. A checkpoint that is there already is replaced when the new one is whole.
 
         Context: as `save`, and so are arguments, result and errors.
         """
-        path = Path(file_prefix).absolute()
-        mine = writes_here("Checkpoint.write", path)
-        manifest = self.snapshot()
-        settled("Checkpoint.write", "wait for the checkpoint before", self._writer.wait)
-        if mine:
-            self._writer.start(lambda: write(path, manifest))
-        if wait:
-            self.wait()
+        with self._saving:
+            self._write(file_prefix, Path(file_prefix).name, wait=wait)
         return os.fspath(file_prefix)
 
+    def _write(self, save_path: PathLike, series: str, *, wait: bool) -> SeriesLock | None:
+        called, path = "Checkpoint.write", Path(save_path).absolute()
+        mine = writes_here(called, path)
+        manifest = self.snapshot()
+
+        def make_ready() -> SeriesLock | None:
+            self._writer.wait()
+            return claim(path.parent, series, called) if mine else None
+
+        def work(_: SeriesLock | None) -> None:
+            write(path, manifest)
+
+        lock: SeriesLock | None = settled(called, "wait for the checkpoint before", make_ready)
+        if mine:
+            self._writer.start(functools.partial(work, lock))  # which keeps the lock
+        if wait:
+            self.wait()
+        return lock
+
     def snapshot(self, step: int | None = None) -> Manifest:
-        """Everything that is to be saved, copied to this host, so that training may go on."""
+        """Everything that is to be saved, copied to this host, so that training may go on.
+
+        Context: any thread. All variables are those after one and the same step: a thread that trains waits.
+        """
         engine()
-        with outside_of_steps("Checkpoint.save"):
+        refuse_callbacks("Checkpoint.save")
+        with outside_of_steps("Checkpoint.save"), turn(), tracing, lock:
             graph = self._look()
             leaves = {name: leaf.read() for name, leaf in graph.leaves.items()}
         return with_all_positions(Manifest(leaves, graph.aliases, graph.groups, step), "Checkpoint.save")
@@ -195,8 +227,10 @@ class Checkpoint:
     def restore(self, save_path: PathLike | None) -> RestoreStatus:
         """Restores what has the same name; see the result for what has not.
 
-        Slots that an optimizer has not made yet are made. State that comes later, as a part set later or in an
-        attribute of a `tf.Module` set later, is restored then; so is what comes into a list or dict that is a part.
+        Slots that an optimizer has not made yet are made. What does not exist yet is restored when it is created: the
+        weights of a Keras model that is not built, variables that an object makes in its first call, slots, new
+        attributes, parts, and items of lists and dicts that are parts. That goes on until everything in the checkpoint
+        is restored, or the objects are gone.
 
         Context: cross-replica, outside of compiled functions.
 
@@ -226,20 +260,52 @@ class Checkpoint:
         with outside_of_steps(called):
             if COUNTER in manifest.leaves:
                 _ = self.save_counter
+        self._stop_waiting()
         restoration = Restoration(directory, manifest, self._look)
         restoration.begin(called, strict=strict)
-        self._restoration = restoration if restoration.match().unexpected else None
-        deferred.expect(self, self._state_came if self._restoration is not None else None)
-        return RestoreStatus(os.fspath(save_path), restoration.match)
+        if not restoration.is_over():
+            self._restoration = restoration
+            self._keepers = [one for one in self._look().visited.values() if can_keep(one)]
+            deferred.expect(self, self._keepers)
+            frameworks.connect()  # so that their objects tell of new attributes
 
-    def _state_came(self, value: Any) -> None:
-        """Restores the variables below `value`, an object's new attribute or a list's new item."""
-        leaves = walk([Part("new", value, Root({}, ""))]).leaves.values()
-        came = {id(leaf.variable) for leaf in leaves if isinstance(leaf, VariableLeaf)}
-        if self._restoration is not None and came:
-            self._restoration.proceed(
-                "Checkpoint.restore", lambda _, leaf: isinstance(leaf, VariableLeaf) and id(leaf.variable) in came
-            )
+        def look() -> Match:
+            deferred.settle(checkpoint=self)
+            return restoration.match()
+
+        return RestoreStatus(os.fspath(save_path), look)
+
+    def held_among(self, variables: Sequence[Variable]) -> list[Variable]:
+        """Those of the variables that the parts hold."""
+        mine = {leaf.owner for leaf in self._look().leaves.values()}
+        return [one for one in variables if id(one) in mine]
+
+    def state_came(self, value: Any) -> None:
+        """Restores what is below `value`: new variables, an object's new attribute, a list's new item."""
+        if self._restoration is None:
+            return
+        found = walk([Part("new", value, Root({"new": value}, "new"))])
+        came = {*found.visited, *(leaf.owner for leaf in found.leaves.values())}
+        if found.leaves:
+            deferred.settle(checkpoint=self)
+            self._proceed(value, lambda _, leaf: leaf.owner in came)
+
+    def _proceed(self, value: Any, wanted: Callable[[str, Leaf], bool]) -> None:
+        if self._restoration is None:
+            return
+        try:
+            self._restoration.proceed("Checkpoint.restore", wanted)
+        except CheckpointError:
+            # Whoever has set it is told. It keeps its value.
+            leaves = walk([Part("new", value, Root({"new": value}, "new"))]).leaves.values()
+            deferred.drop([leaf.variable for leaf in leaves if isinstance(leaf, VariableLeaf)])
+            raise
+        if self._restoration.is_over():
+            self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        deferred.stop(self, self._keepers)
+        self._restoration, self._keepers = None, []
 
 
 def _checked(name: str, part: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -23,7 +24,8 @@ def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -
         return []
     paths = {one.with_name(one.name.removesuffix(REPLACED)) for one in folder.iterdir() if _is_one(one)}
     wanted = [path for path in paths if name is None or number_of(path.name, name) is not None]
-    return [str(path) for path in sorted(wanted, key=_age)]
+    aged = [(age, str(path)) for path in wanted if (age := _age(path)) is not None]
+    return [path for _, path in sorted(aged)]
 
 
 def latest_checkpoint(directory: str | os.PathLike[str], latest_filename: str | None = None) -> str | None:
@@ -55,9 +57,12 @@ def _is_one(path: Path) -> bool:
     return not path.name.endswith(UNFINISHED) and is_checkpoint(path)
 
 
-def _age(path: Path) -> tuple[int, str]:
+def _age(path: Path) -> tuple[int, str] | None:
+    """What checkpoints are sorted by; None for one that the job that writes them has just removed."""
     try:
         return read_manifest(actual(path)).order, path.name
     except (DamagedCheckpointError, MissingCheckpointError):
         # It still counts: what is wrong with it is told when it is restored.
-        return actual(path).stat().st_mtime_ns, path.name
+        with contextlib.suppress(FileNotFoundError):
+            return actual(path).stat().st_mtime_ns, path.name
+    return None

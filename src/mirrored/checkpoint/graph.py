@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
-from mirrored.checkpoint.keras_state import KerasLeaf, keras_leaf, keras_parts, keras_slots
+from mirrored.checkpoint.keras_state import KerasLeaf, has_no_value_yet, keras_leaf, keras_parts, keras_slots
 from mirrored.checkpoint.leaves import Leaf, NumberLeaf, VariableLeaf, is_number, leaf_of
 from mirrored.checkpoint.objects import (
     HasSlots,
@@ -158,7 +158,7 @@ class _Walk:
                     self._add_slot(f"{name}/{SLOTS}/{self._name_of(variable)}/{label}", slot)
 
     def _add_slot(self, name: str, slot: Any) -> None:
-        if not self._is_known(name, slot):
+        if not has_no_value_yet(slot) and not self._is_known(name, slot):
             self._add(name, keras_leaf(slot) or VariableLeaf(slot))
 
     def _name_of(self, variable: Any) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from mirrored.checkpoint.leaves import Leaf, Saved, Undo, VariableLeaf, on_host
 from mirrored.checkpoint.objects import Part
 from mirrored.checkpoint.places import Attribute, Place
+from mirrored.errors import ContextError
 from mirrored.variables import Variable
 
 _SCALARS: Final = ("iteration", "learning_rate", "step_counter", "dynamic_scale")
@@ -28,12 +29,28 @@ class KerasLeaf(Leaf):
 
     variable: Any
 
+    @property
+    def owner(self) -> int:
+        """The variable."""
+        return id(self.variable)
+
     def outline(self) -> Saved:
         """Shape and dtype."""
         return Saved("array", tuple(self.variable.shape), str(np.dtype(self.variable.dtype)))
 
     def read(self) -> Saved:
-        """The value."""
+        """The value.
+
+        Raises:
+            ContextError: Keras has taken it away, as it does in the middle of an epoch of `fit`.
+        """
+        if self.variable._value is None:
+            raise ContextError(
+                "Checkpoint.save",
+                found=f"{self.variable.path} has no value: Model.fit carries it along until the end of the epoch",
+                rule="a checkpoint is of the state between two steps",
+                remedy="call model.jax_state_sync() first (in a callback, self.model does that)",
+            )
         return dataclasses.replace(self.outline(), value=on_host(self.variable.numpy()))
 
     def put(self, saved: Saved) -> Undo:
@@ -45,10 +62,17 @@ class KerasLeaf(Leaf):
 
 def keras_leaf(value: Any) -> Leaf | None:
     """The leaf that a variable of Keras' is; None for anything else."""
-    if not _is(value, "Variable"):
+    if not _is(value, "Variable") or has_no_value_yet(value):
         return None
     ours = variable_behind(value)
     return KerasLeaf(value) if ours is None else VariableLeaf(ours)
+
+
+def has_no_value_yet(value: Any) -> bool:
+    """Whether it is a variable of Keras' that will be initialized at the end of the scope it is made in."""
+    if not _is(value, "Variable") or variable_behind(value) is not None:
+        return False
+    return vars(value).get("_value") is None and getattr(value, "_initializer", None) is not None
 
 
 def variable_behind(value: Any) -> Variable | None:
@@ -59,6 +83,8 @@ def variable_behind(value: Any) -> Variable | None:
 
 def keras_parts(value: Any, place: Place) -> list[Part] | None:
     """The parts of a layer, model, metric or seed generator of Keras'; None for anything else."""
+    if has_no_value_yet(value):
+        return []
     if _is(value, "Layer"):
         return list(_layer_parts(value, place))
     if _is(value, "metrics.Metric"):

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.host_memory import owned
 from mirrored.checkpoint.places import Place
 from mirrored.collectives.stacked import whole_stacked
 from mirrored.errors import ArgumentTypeError, LostStateError
@@ -74,6 +75,11 @@ class Leaf(abc.ABC):
     def put(self, saved: Saved) -> Undo:
         """Puts a saved value back. Returns what undoes it."""
 
+    @property
+    @abc.abstractmethod
+    def owner(self) -> int:
+        """The identity of the object that the state belongs to."""
+
     def accepts(self, saved: Saved) -> bool:
         """Whether a saved value can be put here."""
         here = self.outline()
@@ -90,6 +96,11 @@ class VariableLeaf(Leaf):
     variable: Variable
 
     @property
+    def owner(self) -> int:
+        """The variable."""
+        return id(self.variable)
+
+    @property
     def _by_component(self) -> bool:
         return self.variable.per_replica and self.variable.aggregation is VariableAggregation.NONE
 
@@ -101,6 +112,8 @@ class VariableLeaf(Leaf):
     def read(self) -> Saved:
         """The value as read in cross-replica context: a sync-on-read variable's aggregate."""
         variable = self.variable
+        if not variable.per_replica:
+            return dataclasses.replace(self.outline(), value=variable.on_host())
         array = variable.read_value() if not self._by_component else whole_stacked(variable.stored(), variable.layout)
         return dataclasses.replace(self.outline(), value=on_host(array))
 
@@ -138,6 +151,11 @@ class ArrayLeaf(Leaf):
 
     place: Place
 
+    @property
+    def owner(self) -> int:
+        """The array."""
+        return id(self.place.get())
+
     def outline(self) -> Saved:
         """Shape and dtype."""
         array = self.place.get()
@@ -164,10 +182,10 @@ class ArrayLeaf(Leaf):
 
 def _like(before: Any, saved: Saved) -> Any:
     if isinstance(before, np.ndarray):
-        return np.asarray(saved.one(), before.dtype)
+        return np.array(saved.one(), before.dtype)
     if saved.kind == "key":
         return jax.device_put(jax.random.wrap_key_data(jnp.asarray(saved.value), impl=saved.dtype), before.sharding)
-    return jax.device_put(saved.one(), before.sharding)
+    return jax.device_put(owned(saved.one()), before.sharding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,6 +193,11 @@ class NumberLeaf(Leaf):
     """A plain number that the checkpoint, a container or an object holds."""
 
     place: Place
+
+    @property
+    def owner(self) -> int:
+        """What holds the number: equal numbers may be one object."""
+        return id(self.place.holder())
 
     def outline(self) -> Saved:
         """A number."""
@@ -212,6 +235,11 @@ class PositionLeaf(Leaf):
 
     iterator: HasPosition
 
+    @property
+    def owner(self) -> int:
+        """The iterator."""
+        return id(self.iterator)
+
     def outline(self) -> Saved:
         """A position."""
         return Saved("position")
@@ -232,6 +260,11 @@ class GeneratorLeaf(Leaf):
     """The state of a `numpy.random.Generator`."""
 
     generator: np.random.Generator
+
+    @property
+    def owner(self) -> int:
+        """The generator."""
+        return id(self.generator)
 
     def outline(self) -> Saved:
         """A position in a stream of random numbers."""

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from mirrored.checkpoint.checkpoint import Checkpoint, PathLike
 from mirrored.checkpoint.directory import checkpoints_in, number_of
-from mirrored.checkpoint.manifest import Manifest, read_manifest
+from mirrored.checkpoint.manifest import Manifest, is_checkpoint, read_manifest
 from mirrored.checkpoint.preemption import preemption
+from mirrored.checkpoint.series_lock import SeriesLock, claim
 from mirrored.checkpoint.sharing import settled, several_workers, writes_here
 from mirrored.checkpoint.status import RestoreStatus
-from mirrored.checkpoint.writing import REPLACED, UNFINISHED, Writer, actual, write
-from mirrored.errors import ArgumentError
+from mirrored.checkpoint.writing import REPLACED, Writer, actual, remove_leftovers, unfinished_beside, write
+from mirrored.errors import ArgumentError, DamagedCheckpointError, MissingCheckpointError
 from mirrored.replicas.agreement import agree
+from mirrored.settings import RESTART
 
 _KEPT: Final = "kept"
-_RESTART_VARIABLE: Final = "MIRRORED_RESTART"  # set by `mirrored.launch`, the layer above
 _NANOSECONDS_PER_HOUR: Final = 3600 * 10**9
 
 
@@ -33,7 +38,9 @@ class CheckpointManager:
 
     Args:
         checkpoint: What to save.
-        directory: The folder; made when needed. One manager writes to it at a time.
+        directory: The folder; made when needed. One job at a time saves checkpoints of one name there: the lock file
+            ``.<checkpoint_name>.lock`` is its process's from the first `save` on, until the process ends or the manager
+            is dropped. Other programs may restore meanwhile.
         max_to_keep: How many to keep, None for all. The oldest goes when a new one is whole.
         save_interval_steps: `save` passes over steps that are no multiple of it.
         checkpoint_name: Beginning of the names.
@@ -91,6 +98,8 @@ class CheckpointManager:
         self._keep_every_n_hours = keep_every_n_hours
         self._last_kept_nanoseconds = time.time_ns()
         self._writer = Writer()
+        self._saving = threading.RLock()  # held while saving: by one thread at a time
+        self._series: SeriesLock | None = None
         wanted = _is_launched() if save_on_preemption is None else save_on_preemption
         self._preemption = preemption() if wanted else None
         self._restored: RestoreStatus | None = None
@@ -139,21 +148,27 @@ class CheckpointManager:
             The path; None if the step was passed over.
 
         Raises:
-            CheckpointError: The checkpoint *before* this one could not be written.
+            ArgumentError: `step` is not a whole number of at least 0.
+            CheckpointError: The checkpoint *before* this one could not be written; or another process saves checkpoints
+                of this name to the folder.
             ContextError: Inside a step.
             LostStateError: The value of a variable went with a failed step.
             MissingExtraError: Orbax is not installed.
             SystemExit: With `save_on_preemption`, after a SIGTERM.
         """
+        with self._saving:
+            return self._save(step, force)
+
+    def _save(self, step: int | None, force: bool) -> str | None:
         counter = self._checkpoint.save_counter
-        number = int(counter.numpy()) + 1 if step is None else int(step)
+        number = int(counter.numpy()) + 1 if step is None else _step_number(step)
         ends = self._preemption is not None and self._preemption.poll()
         if not force and not ends and number % self._interval:
             return None
         path = os.path.join(self._directory, f"{self._name}-{number}")
         where = Path(path).absolute()
         mine = writes_here("CheckpointManager.save", where)
-        settled("CheckpointManager.save", "wait for the checkpoint before", self._writer.wait)
+        settled("CheckpointManager.save", "wait for the checkpoint before", lambda: self._make_ready(where, mine))
         counter.assign_add(1)
         manifest = self._checkpoint.snapshot(number)
         if mine:
@@ -164,8 +179,13 @@ class CheckpointManager:
             raise SystemExit(0)
         return path
 
+    def _make_ready(self, where: Path, mine: bool) -> None:
+        self._writer.wait()
+        if mine:
+            self._series = claim(where.parent, where.name.rpartition("-")[0], "CheckpointManager.save")
+
     def restore_latest(self, *, partial: bool = False) -> int | None:
-        """Restores the newest checkpoint, if there is one.
+        """Restores the newest checkpoint, if there is one; of damaged ones the newest that is whole, with a warning.
 
         Context: cross-replica, outside of compiled functions.
 
@@ -177,18 +197,42 @@ class CheckpointManager:
 
         Raises:
             CheckpointMismatchError: It does not fit the program; without `partial` every name must be on both sides.
-            DamagedCheckpointError: It is not as it was written. In both cases every variable is as it was.
+            DamagedCheckpointError: None is as it was written. In both cases every variable is as it was.
         """
+        path = self.restore_newest(partial=partial)
+        return None if path is None else number_of(Path(path).name, self._name)
+
+    def restore_newest(self, *, partial: bool = False) -> str | None:
+        """As `restore_latest`; returns the path of what it has restored."""
         called = "CheckpointManager.restore_latest"
-        path = settled(called, "wait for the newest checkpoint", lambda: self.latest_checkpoint)
-        if several_workers():
-            # What worker 0 finds, which has written it.
-            path = agree(called, "restore the newest checkpoint", path)[0]
-        if path is None:
-            return None
-        self._restored = self._checkpoint.restore_from(path, called=called, strict=not partial).expect_partial()
-        step = read_manifest(actual(Path(path))).step
-        return step if step is not None else number_of(Path(path).name, self._name)
+        errors: list[DamagedCheckpointError] = []
+        seen: set[str] = set()
+        while paths := [path for path in self._found(called) if path not in seen]:
+            path = paths[-1]
+            seen.add(path)
+            try:
+                # Settled: a file that one worker alone cannot read must not let it go on with another state.
+                self._restored = settled(
+                    called,
+                    f"restore {Path(path).name}",
+                    functools.partial(self._checkpoint.restore_from, path, called=called, strict=not partial),
+                ).expect_partial()
+            except (DamagedCheckpointError, MissingCheckpointError) as error:
+                if not _is_gone(path, called):
+                    if isinstance(error, MissingCheckpointError):
+                        raise
+                    errors.append(error)
+                continue
+            _tell_of_damage(errors, path)
+            return str(path)
+        if errors:
+            raise errors[0]
+        return None
+
+    def _found(self, called: str) -> list[str]:
+        """What worker 0 finds, which has written them."""
+        paths: list[str] = settled(called, "wait for the newest checkpoint", lambda: self.checkpoints)
+        return agree(called, "restore the newest checkpoint", paths)[0] if several_workers() else paths
 
     def wait(self) -> None:
         """Waits until all that was saved is on disk.
@@ -207,10 +251,7 @@ class CheckpointManager:
         if self._max_to_keep is not None:
             for path in self._managed()[: -self._max_to_keep]:
                 self._retire(Path(path))
-        for one in Path(self._directory).iterdir():
-            name = one.name.removesuffix(UNFINISHED)
-            if name != one.name and number_of(name, self._name) is not None:
-                shutil.rmtree(one, ignore_errors=True)
+        remove_leftovers(Path(self._directory), lambda name: number_of(name, self._name) is not None)
 
     def _managed(self) -> list[str]:
         found = checkpoints_in(self._directory, self._name)
@@ -228,16 +269,49 @@ class CheckpointManager:
         _remove(path)
 
 
+def _tell_of_damage(errors: list[DamagedCheckpointError], restored: str) -> None:
+    if errors:
+        warnings.warn(
+            f"{restored} was restored, since newer checkpoints are damaged:\n"
+            + "\n".join(f"  {error.called}: {error.found}" for error in errors),
+            stacklevel=4,
+        )
+
+
+def _is_gone(path: str, called: str) -> bool:
+    """Whether a checkpoint that was there is gone on all workers: the job that writes them has removed it."""
+    gone = not is_checkpoint(actual(Path(path)))
+    return all(agree(called, f"look whether {Path(path).name} is gone", gone)) if several_workers() else gone
+
+
 def _is_launched() -> bool:
     """Whether `mirrored run` has started this program, and this is its main thread, which hears signals."""
-    return _RESTART_VARIABLE in os.environ and threading.current_thread() is threading.main_thread()
+    return RESTART.is_set() and threading.current_thread() is threading.main_thread()
 
 
 def _remove(path: Path) -> None:
-    """Removes a checkpoint; half removed it is none."""
+    """Removes a checkpoint. It is no checkpoint any more from the beginning on."""
     for one in (path, path.with_name(path.name + REPLACED)):
         if one.exists():
-            doomed = one.with_name(one.name + UNFINISHED)
-            shutil.rmtree(doomed, ignore_errors=True)
+            doomed = unfinished_beside(one)
             one.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _step_number(step: Any) -> int:
+    """The step as an int; a variable or an array of an integer type counts as its value.
+
+    Raises:
+        ArgumentError: It is anything else, or negative. A bool is an int in Python, and a float would replace the
+            checkpoint of the number that it is cut off to.
+    """
+    is_whole = np.ndim(step) == 0 and np.issubdtype(getattr(step, "dtype", type(step)), np.integer)
+    number = int(step) if is_whole else -1
+    if number < 0:
+        raise ArgumentError(
+            "CheckpointManager.save",
+            found=f"step={step!r}",
+            rule="the step names the checkpoint: it is a whole number of at least 0",
+            remedy="pass the number of steps so far: manager.save(int(step))",
+        )
+    return number

@@ -99,6 +99,19 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
             raise _damaged(directory, f"the checksum of {ARRAYS}/{name} does not match")
 
 
+def marks_of_files(directory: Path, manifest: Manifest) -> tuple[tuple[int, int, int] | None, ...]:
+    """Inode, size and time of each file, which change when it is written; None for one that is missing."""
+    return tuple(_mark(directory / ARRAYS / name) for name in manifest.files)
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def checksum(path: Path) -> str:
     """The CRC-32 of a file and its size."""
     total, size = 0, 0

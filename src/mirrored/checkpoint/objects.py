@@ -142,6 +142,12 @@ def is_shareable(value: Any) -> bool:
     return not isinstance(value, (tuple, MappingProxyType, jax.Array)) and not is_frozen(value)
 
 
+def can_keep(value: Any) -> bool:
+    """Whether an attribute may be put into an object: a variable, or one of Keras' or this package's kind."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
+    return bool(packages & {"keras", "mirrored"}) and hasattr(value, "__dict__")
+
+
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
@@ -150,7 +156,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
                 found.setdefault(name, getattr(value, name))
     for private in (False, True):
         for name, one in found.items():
-            if name.startswith("_") is private and not name.startswith("__"):
+            if name.startswith("_") is private and not name.startswith(("__", "_mirrored_")):
                 yield name, one
 
 

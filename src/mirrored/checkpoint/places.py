@@ -25,6 +25,10 @@ class Place(abc.ABC):
     def put(self, value: Any) -> None:
         """Puts another value there."""
 
+    @abc.abstractmethod
+    def holder(self) -> Any:
+        """The object in which it sits."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Root(Place):
@@ -41,6 +45,10 @@ class Root(Place):
         """Replaces the part."""
         self.parts[self.key] = value
 
+    def holder(self) -> Any:
+        """The dict."""
+        return self.parts
+
 
 @dataclasses.dataclass(frozen=True)
 class Attribute(Place):
@@ -48,6 +56,10 @@ class Attribute(Place):
 
     parent: Place
     name: str
+
+    def holder(self) -> Any:
+        """The object with the attribute."""
+        return self.parent.get()
 
     def get(self) -> Any:
         """The attribute."""
@@ -71,6 +83,10 @@ class Item(Place):
 
     parent: Place
     key: Any
+
+    def holder(self) -> Any:
+        """The container."""
+        return self.parent.get()
 
     def get(self) -> Any:
         """The entry."""

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from mirrored._jax import coordination
 from mirrored.errors import ContextError
+from mirrored.watch.forking import in_forked_children
 
 _ROOT: Final = "mirrored/preemption"
 _LOOK_SECONDS: Final = 0.25
@@ -33,6 +34,7 @@ class Preemption:
         self._polls = 0
         self._due: int | None = None
         self._previous = _install(self._on_signal)
+        in_forked_children(self._reset)
         self._thread: threading.Thread | None = None
         if coordination.is_connected():
             self._thread = threading.Thread(target=self._watch, name="mirrored-preemption", daemon=True)
@@ -50,6 +52,15 @@ class Preemption:
             if self._thread is None:
                 return self._noticed.is_set()
             return self._due is not None and self._polls >= self._due
+
+    def _reset(self) -> None:
+        """In a forked child, which has no such thread and saves nothing: SIGTERM does what it did before."""
+        self._thread, self._due = None, None
+        self._noticed, self._lock = threading.Event(), threading.Lock()
+        _made.clear()
+        if signal.getsignal(signal.SIGTERM) == self._on_signal:
+            # None stands for a handler that was not installed from Python.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._previous is None else self._previous)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._noticed.set()

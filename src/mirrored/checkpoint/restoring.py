@@ -13,12 +13,13 @@ from mirrored._jax.traces import eager
 from mirrored.checkpoint._extra import engine
 from mirrored.checkpoint.graph import Graph
 from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Saved, Undo
-from mirrored.checkpoint.manifest import ARRAYS, Manifest, verify_files
+from mirrored.checkpoint.manifest import ARRAYS, Manifest, marks_of_files, verify_files
 from mirrored.checkpoint.matching import COUNTER, Match, match
 from mirrored.checkpoint.sharing import own_position
 from mirrored.errors import CheckpointMismatchError, ContextError, DamagedCheckpointError
 from mirrored.replicas.agreement import trusting
 from mirrored.replicas.ambient import ambient, within
+from mirrored.variables.state_lock import together
 
 _log = logging.getLogger("mirrored.checkpoint")
 
@@ -55,6 +56,8 @@ class Restoration:
         self._directory, self._manifest, self._look = directory, manifest, look
         self._done: set[str] = set()
         self._late: set[str] = set()
+        self._used: set[str] = set()
+        self._verified: object = None
 
     def match(self) -> Match:
         """How both sides fit now. State that came too late to be restored counts as missing."""
@@ -65,6 +68,10 @@ class Restoration:
         return dataclasses.replace(
             found, pairs=kept, missing=(*found.missing, *late), unexpected=(*found.unexpected, *sources)
         )
+
+    def is_over(self) -> bool:
+        """Whether everything in the checkpoint is restored."""
+        return self._manifest.leaves.keys() <= self._used
 
     def begin(self, called: str, *, strict: bool = False) -> None:
         """Puts everything that fits into the program.
@@ -116,11 +123,13 @@ class Restoration:
     def _restore(self, called: str, wanted: Callable[[str, Leaf], bool], *, strict: bool, first: bool) -> None:
         graph = self._look()
         found = match(graph, self._manifest)
+        found = self._concerning(found, graph, wanted)
         _check(found, self._directory, called, strict=False, first=first)
-        verify_files(self._directory, self._manifest)
+        self._verify()
         chosen = {name for name, (_, leaf) in found.pairs.items() if self._is_new(name) and wanted(name, leaf)}
         if _make_slots(graph, found, self._manifest):
-            before, found = found, match(self._look(), self._manifest)
+            graph = self._look()
+            before, found = found, self._concerning(match(graph, self._manifest), graph, wanted)
             chosen |= found.pairs.keys() - before.pairs.keys()
         _check(found, self._directory, called, strict=strict, first=first)
         todo = [found.pairs[name] for name in found.pairs if name in chosen]
@@ -129,6 +138,21 @@ class Restoration:
         with outside_of_steps(called), trusting():
             _put([(leaf, own_position(values[source], source, called)) for source, leaf in todo])
         self._done |= chosen
+        self._used.update(source for source, _ in todo)
+
+    def _concerning(self, found: Match, graph: Graph, wanted: Callable[[str, Leaf], bool]) -> Match:
+        """`found` without the misfits of others than are wanted."""
+        misfits = tuple(
+            one for one in found.misfits if self._is_new(one.name) and wanted(one.name, graph.leaves[one.name])
+        )
+        return dataclasses.replace(found, misfits=misfits)
+
+    def _verify(self) -> None:
+        """Checks the files, unless they are those that were checked before."""
+        mark = marks_of_files(self._directory, self._manifest)
+        if mark != self._verified:
+            verify_files(self._directory, self._manifest)
+            self._verified = mark
 
 
 def _check(found: Match, directory: Path, called: str, *, strict: bool, first: bool) -> None:
@@ -190,9 +214,13 @@ def _put(todo: list[tuple[Leaf, Saved]]) -> None:
     """Positions first: the code behind them is the user's and may refuse."""
     todo = sorted(todo, key=lambda pair: not isinstance(pair[0], (PositionLeaf, GeneratorLeaf)))
     undos: list[Undo] = []
-    try:
+
+    def put() -> None:
         for leaf, saved in todo:
             undos.append(leaf.put(saved))
+
+    try:
+        together(put)
     except BaseException:
         for undo in reversed(undos):
             with contextlib.suppress(Exception):

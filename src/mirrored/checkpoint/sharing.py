@@ -82,15 +82,17 @@ def settled(called: str, question: str, work: Callable[[], Any]) -> Any:
         result = work()
     except CheckpointError as caught:
         error = caught
-    told = agree(
-        called, question, None if error is None else [type(error).__name__, error.found, error.rule, error.remedy]
-    )
-    if error is not None:
-        raise error
+    mine = None if error is None else [type(error).__name__, error.called, error.found, error.rule, error.remedy]
+    told = agree(called, question, mine)
     for worker, theirs in enumerate(told):
         if theirs is not None:
-            kind, found, rule, remedy = theirs
-            raise _KINDS.get(kind, CheckpointError)(called, found=f"worker {worker}: {found}", rule=rule, remedy=remedy)
+            # The first error on all workers, so that all go on in the same way.
+            if error is not None and worker == coordination.this_process():
+                raise error
+            kind, what, found, rule, remedy = theirs
+            raise _KINDS.get(kind, CheckpointError)(
+                what, found=f"worker {worker}: {found}", rule=rule, remedy=remedy
+            ) from error
     return result
 
 
@@ -115,5 +117,6 @@ def check_same_files(called: str, path: Path) -> None:
 
 
 _KINDS: Final[dict[str, type[CheckpointError]]] = {
-    kind.__name__: kind for kind in (CheckpointError, DamagedCheckpointError, MissingCheckpointError)
+    kind.__name__: kind
+    for kind in (CheckpointError, CheckpointMismatchError, DamagedCheckpointError, MissingCheckpointError)
 }

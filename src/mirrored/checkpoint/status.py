@@ -100,5 +100,8 @@ class RestoreStatus:
     def __del__(self) -> None:
         if getattr(self, "_partial", None) is not None:
             _log.warning(
-                "%s was restored in part; expect_partial() says that it is meant\n%s", self._path, self._partial
+                "%s was restored in part so far; what is created later is restored then. "
+                "expect_partial() says that this is meant\n%s",
+                self._path,
+                self._partial,
             )

@@ -9,11 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mirrored._jax import putting
 from mirrored._jax.traces import unboxed
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError
+from mirrored.optimizers.pairs import Pair, no_gradients, with_gradients
+from mirrored.replicas.agreement import agree
 from mirrored.replicas.ambient import ambient, within
-from mirrored.replicas.merging import Merge, meet
+from mirrored.replicas.merging import Merge, Session, meet
 from mirrored.replicas.values import Mirrored, PerReplica
 from mirrored.strategies import get_replica_context, get_strategy
 from mirrored.variables import Variable
@@ -37,11 +40,79 @@ def update_with_sums(gradients: Sequence[Any], update: Update, called: str) -> N
         return
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
+        session.note_summed(called, payloads[0])
         with within(replica=None):
             update(session.reduce(ReduceOp.SUM, [list(components) for components in zip(*payloads, strict=True)]))
         return [[]] * len(payloads)
 
     meet(Merge(called, run), arrays)
+
+
+def update_with_sums_of(
+    pairs: Sequence[Pair], extra: Sequence[Any], update: Callable[[Sequence[Pair], Sequence[Any]], None], called: str
+) -> tuple[str, ...]:
+    """As `update_with_sums`, for pairs of which each replica may lack a gradient: there it counts as zeros.
+
+    Gradients of the replicas belong together by their variable, not by their place in the list.
+
+    Args:
+        pairs: This replica's, with None for a gradient that it lacks.
+        extra: Arrays that are summed too.
+        update: Gets pairs of the sum and the variable, and the sums of `extra`, in cross-replica context.
+        called: For messages.
+
+    Returns:
+        The names of the variables for which no replica has a gradient.
+
+    Raises:
+        ArgumentError: No replica has any gradient.
+    """
+    session = ambient().runner
+    if get_replica_context() is None or session is None:
+        present, absent = with_gradients(pairs, called)
+
+        def with_variables(sums: Sequence[Any]) -> None:
+            variables = [variable for _, variable in present]
+            update(list(zip(sums[: len(present)], variables, strict=True)), sums[len(present) :])
+
+        update_with_sums([*(gradient for gradient, _ in present), *extra], with_variables, called)
+        return absent
+
+    def run(payloads: Sequence[Any]) -> Sequence[Any]:
+        variables, rows, absent = _aligned([own for own, _ in payloads], session, called)
+        session.note_summed(called, [row[0] for row in rows])
+        extras = [list(components) for components in zip(*(others for _, others in payloads), strict=True)]
+        with within(replica=None):
+            sums = session.reduce(ReduceOp.SUM, [*rows, *extras])
+            update(list(zip(sums[: len(rows)], variables, strict=True)), sums[len(rows) :])
+        return [absent] * len(payloads)
+
+    own = [(None if gradient is None else as_array(gradient), variable) for gradient, variable in pairs]
+    return tuple(meet(Merge(called, run), [own, [as_array(value) for value in extra]]))
+
+
+def _aligned(
+    replicas: Sequence[Sequence[Pair]], session: Session, called: str
+) -> tuple[list[Variable], list[list[Any]], tuple[str, ...]]:
+    """The variables with a gradient on any replica, all replicas' gradients of each, and the names of the rest."""
+    variables = {id(variable): variable for pairs in replicas for _, variable in pairs}
+    given = [{id(variable): gradient for gradient, variable in pairs} for pairs in replicas]
+    rows = {key: [gradients.get(key) for gradients in given] for key in variables}
+    lacking = [key for key, row in rows.items() if all(gradient is None for gradient in row)]
+    if session.layout.spans_processes:
+        names = [variables[key].name for key in rows if key not in lacking]
+        elsewhere = {name for worker in agree(called, "which variables have gradients", names) for name in worker}
+        lacking = [key for key in lacking if variables[key].name not in elsewhere]
+    absent = tuple(variables[key].name for key in lacking)
+    present = [variable for key, variable in variables.items() if key not in lacking]
+    if not present:
+        raise no_gradients(absent, called)
+    return present, [_completed(rows[id(variable)], variable) for variable in present], absent
+
+
+def _completed(row: Sequence[Any], variable: Variable) -> list[Any]:
+    dtype = next((gradient.dtype for gradient in row if gradient is not None), variable.dtype)
+    return [jnp.zeros(variable.shape, dtype) if gradient is None else gradient for gradient in row]
 
 
 def _sums(gradients: Sequence[Any]) -> list[jax.Array]:
@@ -71,7 +142,7 @@ def as_array(gradient: Any) -> jax.Array:
     """A gradient as a plain array."""
     if isinstance(gradient, Mirrored):
         gradient = gradient.value
-    return jnp.asarray(gradient.read_value() if isinstance(gradient, Variable) else unboxed(gradient))
+    return putting.as_array(gradient.read_value() if isinstance(gradient, Variable) else unboxed(gradient))
 
 
 def once(make: Callable[[], None]) -> None:

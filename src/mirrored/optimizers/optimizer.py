@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +12,17 @@ import optax
 from mirrored.errors import ArgumentError
 from mirrored.optimizers import rules
 from mirrored.optimizers.clipping import Clipping
+from mirrored.optimizers.copying import copied, not_copied
 from mirrored.optimizers.learning_rate import LearningRate, LearningRateLike
-from mirrored.optimizers.meeting import as_they_are, once, scope_of, update_with_sums
-from mirrored.optimizers.pairs import as_pairs, as_variables, check_gradients, warn_of_missing, with_gradients
+from mirrored.optimizers.meeting import as_they_are, once, scope_of, update_with_sums_of
+from mirrored.optimizers.pairs import Pair, as_pairs, as_variables, check_gradients, warn_of_missing, with_gradients
 from mirrored.optimizers.slots import Made, Slots
 from mirrored.optimizers.update import Plan, Rule
 from mirrored.replicas.ambient import within
 from mirrored.strategies import get_replica_context
 from mirrored.tape import GradientTape, unrecorded
 from mirrored.variables import Variable
+from mirrored.variables.state_lock import together, turn
 
 
 class Optimizer:
@@ -153,6 +155,16 @@ class Optimizer:
         count = len(self._slots.seen)
         return f"<{type(self).__name__} {self._name!r} ({shown}) over {count} variable{'s' * (count != 1)}>"
 
+    def __copy__(self) -> Optimizer:
+        return self.__deepcopy__({})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Optimizer:
+        made: Optimizer = copied(self, memo)
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise not_copied("pickle", self)
+
     # What it does
 
     def build(self, var_list: Any) -> None:
@@ -206,25 +218,27 @@ class Optimizer:
             SynchronyError: Aggregation was skipped and the gradients differ between replicas.
         """
         called = f"{type(self).__name__}.apply_gradients"
-        pairs, absent = with_gradients(as_pairs(grads_and_vars, called), called)
+        pairs = as_pairs(grads_and_vars, called)
+        names = sorted(extra_args or {})
+        values = [(extra_args or {})[name] for name in names]
+
+        def update(summed: Sequence[Pair], extra: Sequence[Any]) -> None:
+            variables = [variable for _, variable in summed]
+            self._update(variables, [total for total, _ in summed], dict(zip(names, extra, strict=True)))
+
+        with unrecorded(), scope_of([variable for _, variable in pairs]):
+            present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+            check_gradients(present, called, in_replica=get_replica_context() is not None)
+            if experimental_aggregate_gradients and not skip_gradients_aggregation:
+                absent = update_with_sums_of(pairs, values, update, called)
+            else:
+                present, absent = with_gradients(pairs, called)
+                arrays = as_they_are([*(gradient for gradient, _ in present), *values], called)
+                variables = [variable for _, variable in present]
+                update(list(zip(arrays[: len(present)], variables, strict=True)), arrays[len(present) :])
         if absent and absent not in self._warned:
             self._warned.add(absent)
             warn_of_missing(absent, called, stacklevel=2)
-        aggregate = experimental_aggregate_gradients and not skip_gradients_aggregation
-        variables = [variable for _, variable in pairs]
-        names = sorted(extra_args or {})
-        values = [gradient for gradient, _ in pairs] + [(extra_args or {})[name] for name in names]
-
-        def update(arrays: Sequence[Any]) -> None:
-            extra = dict(zip(names, arrays[len(pairs) :], strict=True))
-            self._update(variables, arrays[: len(pairs)], extra)
-
-        with unrecorded(), scope_of(variables):
-            check_gradients(pairs, called, in_replica=get_replica_context() is not None)
-            if aggregate:
-                update_with_sums(values, update, called)
-            else:
-                update(as_they_are(values, called))
         return self.iterations
 
     def apply(
@@ -330,6 +344,10 @@ class Optimizer:
         return None if self._rate is None else self._rate.at(step)
 
     def _update(self, variables: Sequence[Variable], gradients: Sequence[Any], extra: Mapping[str, Any]) -> None:
+        with turn():
+            self._update_alone(variables, gradients, extra)
+
+    def _update_alone(self, variables: Sequence[Variable], gradients: Sequence[Any], extra: Mapping[str, Any]) -> None:
         self._build(variables)
         plan = self._slots.plan(variables)
         slots = self._slots.select(plan)
@@ -338,10 +356,23 @@ class Optimizer:
             parameters = [variable.read_value() for variable in variables]
             state = [slot.read_value() for slot in slots]
             rate = self._rate_at(step)
-        new, new_state = self._compute(plan, rate, list(gradients), parameters, state, dict(extra))
-        for variable, value in zip([*variables, *slots], [*new, *new_state], strict=True):
-            variable.assign(value, read_value=False)
-        self.iterations.assign(step + 1, read_value=False)
+        new, new_state = self._compute(plan, rate, _descending(gradients), parameters, state, dict(extra))
+        targets, values = [*variables, *slots, self.iterations], [*new, *new_state, step + 1]
+
+        def assign() -> None:
+            for variable, value in zip(targets, values, strict=True):
+                variable.assign(value, read_value=False)
+
+        together(assign)
+
+
+def _descending(gradients: Sequence[Any]) -> list[Any]:
+    """The gradients with complex ones conjugated.
+
+    JAX's gradient of a real loss by z = x + iy is dL/dx - i dL/dy; the loss grows fastest along its conjugate. optax
+    leaves the conjugation to its caller (https://docs.jax.dev, "Complex numbers and differentiation").
+    """
+    return [jnp.conj(gradient) if jnp.iscomplexobj(gradient) else gradient for gradient in gradients]
 
 
 def _compiled(rule: Rule) -> Callable[..., tuple[list[jax.Array], list[jax.Array]]]:

@@ -32,6 +32,19 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
             if found:
                 pairs += found
                 continue
+        if (
+            isinstance(pair, tuple | list)
+            and len(pair) == 2
+            and _has_arrays(pair[1])
+            and not isinstance(pair[0], Variable)
+        ):
+            raise StructureError(
+                called,
+                found=f"{_kind(pair)} at position {position}: arrays in place of variables",
+                rule="an optimizer updates variables in place; arrays cannot be updated",
+                remedy="put the parameters on variables first, params = mirrored.mirror(params) in strategy.scope(), "
+                "and differentiate with respect to these",
+            )
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], Variable):
             raise StructureError(
                 called,
@@ -120,13 +133,18 @@ def with_gradients(pairs: Sequence[Pair], called: str) -> tuple[list[Pair], tupl
     present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
     absent = tuple(variable.name for gradient, variable in pairs if gradient is None)
     if not present:
-        raise ArgumentError(
-            called,
-            found=f"No gradients provided for any variable: {', '.join(absent) or 'the list is empty'}",
-            rule="at least one variable has a gradient",
-            remedy="compute the loss from these variables under the tape; tape.watch what is not trainable",
-        )
+        raise no_gradients(absent, called)
     return present, absent
+
+
+def no_gradients(absent: Sequence[str], called: str) -> ArgumentError:
+    """The error for an update without any gradient."""
+    return ArgumentError(
+        called,
+        found=f"No gradients provided for any variable: {', '.join(absent) or 'the list is empty'}",
+        rule="at least one variable has a gradient",
+        remedy="compute the loss from these variables under the tape; tape.watch what is not trainable",
+    )
 
 
 def warn_of_missing(names: Sequence[str], called: str, *, stacklevel: int) -> None:
@@ -176,3 +194,8 @@ def _problem(gradient: Any, variable: Variable, in_replica: bool) -> str:
     if complex_for_real or not jnp.issubdtype(dtype, jnp.inexact):
         return f"{variable.name}: {dtype}{list(shape)} for {wanted}"
     return ""
+
+
+def _has_arrays(tree: Any) -> bool:
+    """Whether it is an array or a tree with arrays in it: parameters that were not given to `mirrored.mirror`."""
+    return any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(tree))

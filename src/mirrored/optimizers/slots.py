@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from mirrored._jax import jit_key
 from mirrored._jax.traces import eager, is_tracer
 from mirrored.errors import ArgumentError
 from mirrored.optimizers.layout import Leaf
@@ -93,6 +94,8 @@ class Slots:
         Raises:
             ArgumentError: The rule keeps one state whose shape depends on the whole list, and the list has grown.
         """
+        for variable in self.missing(variables):
+            variable.settle()  # a checkpoint that restores the variable makes its slots, too
         new = self.missing(variables)
         if not new:
             return
@@ -128,7 +131,8 @@ class Slots:
     def _initial_state(self, named: dict[str, Variable], learning_rate: Any) -> list[jax.Array]:
         """Computed at once, also inside a trace: from the values that the variables have when the program starts."""
         values = {name: variable.read_value() for name, variable in named.items()}
-        with eager():
+        # Under JAX's default key: under that of the trace every helper would be compiled anew, and kept.
+        with eager(), jit_key.using(None):
             stored = {name: named[name].stored() if is_tracer(value) else value for name, value in values.items()}
             rate = 0.0 if is_tracer(learning_rate) else learning_rate
             return self._rule.initial_state(stored, rate)

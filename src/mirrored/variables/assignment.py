@@ -6,10 +6,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Final
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.putting import as_array
 from mirrored.errors import VariableError
+from mirrored.variables.kinds import check_kind
 
 _COMBINE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "assign": lambda old, new: new,
@@ -27,12 +30,14 @@ class Assignment:
         method: Which of the three.
         where: The line of user code.
         called: The call as the user wrote it, for messages.
+        read_value: Whether the caller gets the new value.
     """
 
     variable: Any
     method: str
     where: str
     called: str
+    read_value: bool = True
 
     @property
     def replaces(self) -> bool:
@@ -58,23 +63,9 @@ class Assignment:
                 rule="an assigned value has the variable's shape",
                 remedy="reshape or broadcast it: jnp.broadcast_to(value, variable.shape)",
             )
-        given = getattr(value, "dtype", None)
-        if given is not None and not _casts(given, variable.dtype):
-            raise VariableError(
-                self.called,
-                found=f"a value of dtype {given} for variable {variable.name!r} of dtype {variable.dtype}",
-                rule="a value is cast only where its kind is kept (float to float, int to int or float)",
-                remedy=f"cast it on purpose: value.astype({str(variable.dtype)!r})",
-            )
-        return _COMBINE[self.method](old, jnp.asarray(value, variable.dtype)).astype(variable.dtype)
-
-
-def _casts(given: Any, wanted: Any) -> bool:
-    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-    rank = [next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), None) for dtype in (given, wanted)]
-    if rank[0] is None or rank[1] is None:
-        return bool(given == wanted)
-    return rank[0] <= rank[1]
+        check_kind(value, variable.dtype, self.called, variable.name)
+        new = _COMBINE[self.method](old, as_array(value, variable.dtype))
+        return new if jnp.issubdtype(variable.dtype, jax.dtypes.extended) else new.astype(variable.dtype)
 
 
 def aggregation_name(aggregation: Any) -> str:

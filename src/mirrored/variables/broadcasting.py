@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.keys import is_key
 from mirrored._jax.traces import eager
 from mirrored.errors import DisagreementError
 from mirrored.replicas.agreement import agree, digest
@@ -25,6 +26,10 @@ def broadcast_initial(value: Any, name: str | None, layout: Layout) -> jax.Array
     Raises:
         DisagreementError: Workers create variables of other names, shapes or dtypes here.
     """
+    if is_key(value):
+        data = broadcast_initial(jax.random.key_data(value), name, layout)
+        with eager():
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
     with eager():
         mine = np.asarray(value)
         outline = f"{mine.dtype.name}{list(mine.shape)}"

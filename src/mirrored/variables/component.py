@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mirrored._jax.array_protocol import register_array_like
+from mirrored._jax.keys import key_data
 from mirrored._jax.traces import ShapedArray
+from mirrored.replicas.ambient import ambient
 from mirrored.replicas.operators import ArrayOperators
+from mirrored.variables.contexts import frame_of
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
@@ -112,9 +115,21 @@ class VariableComponent(ArrayOperators):
         return self._variable.update_component(self._replica, "assign_sub", delta, read_value)
 
     def __repr__(self) -> str:
-        return (
-            f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype} device={self.device} value={self.numpy()}>"
-        )
+        return f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype} device={self.device} {self._shown()}>"
+
+    def _shown(self) -> str:
+        """The value, where it is known: not while tracing, nor of another replica than the one that runs."""
+        variable, here = self._variable, ambient()
+        if variable.is_lost:
+            return "(lost)"
+        frame = frame_of(variable, here)
+        if frame is None:
+            return f"value={np.array(key_data(variable.stored_component(self._replica)))}"
+        if frame.captures:
+            return "(being traced)"
+        if here.replica is None or here.replica.local_index != self._replica:
+            return "(in a run)"
+        return f"value={self.numpy()}"
 
 
 register_array_like(

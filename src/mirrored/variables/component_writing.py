@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.putting import as_array
 from mirrored.errors import ContextError, VariableError
 from mirrored.replicas.ambient import Ambient, ambient
 from mirrored.replicas.frames import Frame
@@ -16,8 +17,10 @@ from mirrored.replicas.values import PerReplica, stack_components
 from mirrored.variables.assignment import Assignment, aggregation_name
 from mirrored.variables.comparing import check_same_everywhere
 from mirrored.variables.contexts import check_strategy, check_writable, frame_of
+from mirrored.variables.kinds import check_kind
 from mirrored.variables.placement import near
 from mirrored.variables.rules import VariableAggregation
+from mirrored.variables.state_lock import lock, turn
 
 
 def write_components(assignment: Assignment, value: Any, frame: Frame | None, here: Ambient) -> None:
@@ -37,9 +40,10 @@ def write_components(assignment: Assignment, value: Any, frame: Frame | None, he
     mine = variable.layout.addressable_replicas
     value = _checked(assignment, value)
     parts = list(value.values) if isinstance(value, PerReplica) else [_share(variable, value, r) for r in mine]
-    olds = [None if assignment.replaces else variable.stored_component(k) for k in range(len(mine))]
-    new = [assignment.combined(old, near(part, old)) for old, part in zip(olds, parts, strict=True)]
-    variable.store(stack_components(new, variable.layout))
+    with turn(), lock:  # nothing of another thread between reading the old values and storing the new ones
+        olds = [None if assignment.replaces else variable.stored_component(k) for k in range(len(mine))]
+        new = [assignment.combined(old, near(part, old)) for old, part in zip(olds, parts, strict=True)]
+        variable.store(stack_components(new, variable.layout))
 
 
 def _checked(assignment: Assignment, value: Any) -> Any:
@@ -91,7 +95,8 @@ def _share(variable: Any, value: Any, replica: Any) -> Any:
     if variable.aggregation is not VariableAggregation.SUM:
         return value
     count = variable.num_replicas
-    value = jnp.asarray(value, variable.dtype)
+    check_kind(value, variable.dtype, f"{variable.name}.assign", variable.name)
+    value = as_array(value, variable.dtype)
     if jnp.issubdtype(variable.dtype, jnp.integer):
         # The first replicas get the remainder, so that the sum is what was assigned.
         return value // count + (replica < value % count).astype(value.dtype)
@@ -117,18 +122,25 @@ def write_component(assignment: Assignment, replica: int, value: Any) -> Any:
             rule="inside run each replica assigns its own component, by the variable",
             remedy=f"write {variable.name}.assign(value) in the replica function",
         )
-    if frame is None and variable.layout.spans_processes:
+    if frame is None:
+        with turn(), lock:
+            return _store_component(assignment, replica, value)
+    whole = frame.whole(variable)
+    new = assignment.combined(whole[replica], value)
+    frame.set_whole(variable, whole.at[replica].set(new), assignment.where)
+    return new
+
+
+def _store_component(assignment: Assignment, replica: int, value: Any) -> Any:
+    variable = assignment.variable
+    if variable.layout.spans_processes:
         parts = [variable.stored_component(k) for k in range(len(variable.layout.addressable_replicas))]
         parts[replica] = new = assignment.combined(parts[replica], near(value, parts[replica]))
         variable.store(stack_components(parts, variable.layout))
         return new
-    whole = variable.stored() if frame is None else frame.whole(variable)
+    whole = variable.stored()
     new = assignment.combined(whole[replica], value)
-    whole = whole.at[replica].set(new)
-    if frame is None:
-        variable.store(jax.device_put(whole, variable.layout.sharded))
-    else:
-        frame.set_whole(variable, whole, assignment.where)
+    variable.store(jax.device_put(whole.at[replica].set(new), variable.layout.sharded))
     return new
 
 

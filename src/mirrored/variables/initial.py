@@ -7,11 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mirrored._jax import jit_key
 from mirrored._jax.concrete import NotConstant, evaluate
+from mirrored._jax.host_memory import owned
 from mirrored._jax.traces import eager
 from mirrored.errors import ArgumentError, ValuesError
 from mirrored.replicas.ambient import within
 from mirrored.replicas.values import PerReplica
+from mirrored.variables.kinds import check_kind
 
 
 def evaluate_initial(initial_value: Any, dtype: Any, name: str | None) -> jax.Array:
@@ -27,7 +30,7 @@ def evaluate_initial(initial_value: Any, dtype: Any, name: str | None) -> jax.Ar
             rule="a variable is created with a value, which gives its shape and dtype",
             remedy="Variable(jnp.zeros(shape)), Variable(0.0) or Variable(lambda: jnp.zeros(shape))",
         )
-    with eager(), within(frame=None, listeners=()):
+    with eager(), jit_key.using(None), within(frame=None, listeners=()):
         value = initial_value() if callable(initial_value) and not hasattr(initial_value, "dtype") else initial_value
         if isinstance(value, PerReplica):
             raise ValuesError(
@@ -45,9 +48,11 @@ def evaluate_initial(initial_value: Any, dtype: Any, name: str | None) -> jax.Ar
                 rule="a variable made inside a function gets its initial value once, before the function runs",
                 remedy="give a callable that computes it from constants: Variable(lambda: jnp.zeros(shape))",
             ) from None
-        array = jnp.array(value, dtype=dtype, copy=True)
+        if dtype is not None:
+            check_kind(value, dtype, "Variable", name)
+        array = jnp.array(owned(value), dtype=dtype, copy=True)
         # A Python number makes an array of weak type, what is assigned later is none: a second trace for nothing.
-        return array.astype(array.dtype) if array.weak_type else array
+        return array.astype(array.dtype) if getattr(array, "weak_type", False) else array
 
 
 def _stored_value(source: Any) -> Any:

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax import jit_key
+from mirrored._jax.keys import is_key
 from mirrored._jax.traces import eager, is_tracer
 
 
@@ -22,21 +24,26 @@ def placed(value: Any, layout: Any, per_replica: bool) -> Any:
     Returns:
         ``[...]``, or ``[replicas, ...]`` if per replica.
     """
-    with eager():
+    with eager(), jit_key.using(None):
         if layout is None:
             return jnp.asarray(value)
         if per_replica:
             whole = (layout.num_replicas, *np.shape(value))
             if layout.spans_processes:
-                mine = np.broadcast_to(np.asarray(value), (layout.local, *np.shape(value)))
+                mine = (jnp if is_key(value) else np).broadcast_to(_own(value), (layout.local, *np.shape(value)))
                 return _over(layout, whole, layout.sharded, mine)
             return jax.device_put(jnp.broadcast_to(value, whole), layout.sharded)
         if layout.spans_processes and getattr(value, "is_fully_addressable", True):
-            return _over(layout, np.shape(value), layout.replicated, np.asarray(value))
+            return _over(layout, np.shape(value), layout.replicated, _own(value))
         return jax.device_put(value, layout.replicated)
 
 
-def _over(layout: Any, shape: tuple[int, ...], sharding: Any, part: np.ndarray[Any, Any]) -> jax.Array:
+def _own(value: Any) -> Any:
+    """A value of this process on the host; PRNG keys, which NumPy cannot hold, as they are."""
+    return value if is_key(value) else np.asarray(value)
+
+
+def _over(layout: Any, shape: tuple[int, ...], sharding: Any, part: Any) -> jax.Array:
     """An array of which each device of this process holds `part`, as those of other processes do."""
     # `jax.device_put` would compare the values of all processes, one collective for each array.
     parts = [jax.device_put(part, device) for device in layout.addressable_devices]

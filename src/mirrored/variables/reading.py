@@ -6,6 +6,7 @@ from typing import Any
 
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import VariableError
+from mirrored.replicas.agreement import agree
 from mirrored.replicas.ambient import Ambient, ambient
 from mirrored.replicas.frames import Frame
 from mirrored.variables.contexts import check_readable, check_strategy, frame_of
@@ -68,6 +69,9 @@ def aggregate(variable: Any, frame: Frame | None, here: Ambient) -> Any:
         locals_ = [frame.local(variable, index) for index in range(session.num_local)]
         return session.first(locals_) if only_first else session.reduce(reduction_of(aggregation), [locals_])[0]
     stacked = variable.stored() if frame is None else frame.whole(variable)
+    if frame is None and variable.layout.spans_processes:
+        # A worker that reads alone would wait in the collective for the others, which nothing ends.
+        agree(f"reading {variable.name}", f"read the sync-on-read variable {variable.name!r}")
     if only_first or variable.num_replicas == 1:
         return first_stacked(stacked, variable.layout)
     algorithm = variable.strategy.cross_device_ops

@@ -9,11 +9,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrored._jax.frames import user_line
+from mirrored._jax.putting import as_array
 from mirrored.errors import NotSupportedError
 from mirrored.replicas.ambient import ambient
 from mirrored.replicas.reads import announce_write
 from mirrored.variables.contexts import check_writable, frame_of
+from mirrored.variables.kinds import check_kind
 from mirrored.variables.rules import VariableAggregation
+from mirrored.variables.state_lock import turn
 
 _PLAIN: Final = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA)
 
@@ -56,29 +59,35 @@ class Scattering:
         """Divides rows."""
         return self._scale("scatter_div", sparse_delta, lax.div)
 
+    def _rows(self: Any, method: str, rows: Any) -> Any:
+        check_kind(rows.values, self.dtype, f"{self.name}.{method}", self.name)
+        return as_array(rows.values, self.dtype)
+
     def _add(self: Any, method: str, rows: Any, sign: int) -> Any:
         self._check_scatter(method, sums=True)
-        dense = jnp.zeros(self.shape, self.dtype).at[jnp.asarray(rows.indices)].add(sign * jnp.asarray(rows.values))
+        dense = jnp.zeros(self.shape, self.dtype).at[as_array(rows.indices)].add(sign * self._rows(method, rows))
         return self.assign_add(dense)
 
     def _replace(self: Any, method: str, rows: Any, how: str) -> Any:
         self._check_scatter(method, sums=False)
-        target = self.read_value().at[jnp.asarray(rows.indices)]
-        return self.assign(getattr(target, how)(jnp.asarray(rows.values)))
+        with turn():
+            target = self.read_value().at[as_array(rows.indices)]
+            return self.assign(getattr(target, how)(self._rows(method, rows)))
 
     def _scale(self: Any, method: str, rows: Any, how: Callable[[Any, Any], Any]) -> Any:
         self._check_scatter(method, sums=True)
-        values, indices, here = jnp.asarray(rows.values), jnp.asarray(rows.indices), ambient()
+        values, indices, here = self._rows(method, rows), as_array(rows.indices), ambient()
         frame = frame_of(self, here)
         together = here.replica is not None and frame is not None and self.aggregation not in _PLAIN
         if together:
             values, indices = here.replica.all_gather([values, indices], 0)
         if together and self.aggregation is VariableAggregation.MEAN:
             values = values / self.num_replicas
-        old = self.read_value()
-        new = how(old, jnp.ones_like(old).at[indices].multiply(values.astype(old.dtype)))
-        if not together or frame is None:
-            return self.assign(new)
+        with turn():
+            old = self.read_value()
+            new = how(old, jnp.ones_like(old).at[indices].multiply(values.astype(old.dtype)))
+            if not together or frame is None:
+                return self.assign(new)
         # All replicas have computed the same value from the same rows: nothing is left to aggregate.
         check_writable(self, frame, f"{self.name}.{method}")
         announce_write(self)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-import sys
 from typing import Any
 
 import jax
@@ -14,15 +12,16 @@ import numpy as np
 from mirrored._jax.array_protocol import register_array_like
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.frames import user_line
-from mirrored._jax.traces import ShapedArray
+from mirrored._jax.traces import ShapedArray, is_eager
 from mirrored.errors import ArgumentError, LostStateError
 from mirrored.replicas.ambient import ambient
 from mirrored.replicas.operators import ArrayOperators
 from mirrored.replicas.reads import announce_read, announce_write
 from mirrored.replicas.shapes import TensorShape
 from mirrored.replicas.values import DistributedValues, distributed_repr
-from mirrored.variables import reading, writing
+from mirrored.variables import copying, reading, writing
 from mirrored.variables.assignment import Assignment
+from mirrored.variables.awaiting import Awaiting
 from mirrored.variables.broadcasting import broadcast_initial
 from mirrored.variables.component import VariableComponent
 from mirrored.variables.component_writing import write_component
@@ -39,14 +38,12 @@ from mirrored.variables.rules import (
     check_aggregation,
 )
 from mirrored.variables.scattering import Scattering
+from mirrored.variables.state_lock import lock, note_former, settle, state, thread
 
 _unnamed = itertools.count()
-# References to a variable's array that are ours while a step takes it: the attribute, the local name, getrefcount's
-# argument.
-_OUR_REFERENCES = 3
 
 
-class Variable(ArrayOperators, Scattering, metaclass=VariableMeta):
+class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
     """A variable: mirrored on every replica of the strategy whose scope it is made in, equal on all at all times.
 
     Context: made anywhere. In a strategy's scope (or inside `run`, where all replicas make one together) it belongs to
@@ -114,11 +111,13 @@ class Variable(ArrayOperators, Scattering, metaclass=VariableMeta):
         self._public_shape = TensorShape(value.shape)
         on_read = self._synchronization is VariableSynchronization.ON_READ
         self._trainable = not on_read if trainable is None else bool(trainable)
-        self._lost: str | None = None
+        # The value itself is replaced by steps, in C (see `state_lock`). What else is known of a value is kept together
+        # with the array that it is true of, and holds as long as that array is the value.
+        self._array: Any = placed(value, self._layout, self.per_replica)
+        self._lost: tuple[Any, str] | None = None
+        self._components: tuple[Any, tuple[Any, ...]] | None = None
         self._shared = False
-        self._components: tuple[Any, ...] | None = None
-        self._array: Any = None
-        self.store(placed(value, self._layout, self.per_replica))
+        self.await_value()
         if here.frame is not None:
             here.frame.created(self)
 
@@ -218,6 +217,9 @@ class Variable(ArrayOperators, Scattering, metaclass=VariableMeta):
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """The value as a NumPy array of its own (not while tracing)."""
+        here = ambient()
+        if here.frame is None and not here.listeners and not self.per_replica and is_eager():
+            return self.on_host()
         return np.array(self.read_value())
 
     # Writing
@@ -258,7 +260,8 @@ class Variable(ArrayOperators, Scattering, metaclass=VariableMeta):
 
     def _update(self, method: str, value: Any, read_value: bool) -> Any:
         announce_write(self)
-        new = writing.write(Assignment(self, method, user_line(), f"{self.name}.{method}"), payload_of(value))
+        assignment = Assignment(self, method, user_line(), f"{self.name}.{method}", read_value)
+        new = writing.write(assignment, payload_of(value))
         if not read_value:
             return None
         replica = eager_replica(self)
@@ -275,26 +278,68 @@ class Variable(ArrayOperators, Scattering, metaclass=VariableMeta):
     # Storage: used by frames and compiled functions only
 
     def stored(self) -> Any:
-        """The whole value in storage: mirrored, or stacked ``[replicas, ...]``."""
-        if self._lost is not None:
+        """The whole value in storage: mirrored, or stacked ``[replicas, ...]``. A step that donates it copies it first.
+
+        Raises:
+            LostStateError: The value went with a failed step.
+        """
+        if self._withheld is not None:
+            self.settle()
+        while True:
+            self._shared = True  # first: a step that begins now finds the mark
+            version = state.version
+            if state.step is None:
+                array = self._array
+                # A step that began after the first look may have replaced the marked value by a copy of its own.
+                if state.step is None and state.version == version:
+                    self._check_kept()
+                    return array
+            settle()
+
+    def borrowed(self) -> Any:
+        """The whole value in storage, for the thread that holds the state lock, and while it does."""
+        self._check_kept()
+        return self._array
+
+    def taken(self) -> Any:
+        """The whole value in storage, as an unshared copy. Called with the state lock held, by a step."""
+        self._check_kept()
+        self._array = copied = jnp.array(self._array, copy=True)
+        self._components, self._shared = None, False
+        return copied
+
+    def on_host(self) -> np.ndarray[Any, Any]:
+        """The whole value in storage as a NumPy array of its own. Only a step dispatched meanwhile has to copy it."""
+        if self._withheld is not None:
+            self.settle()
+        key = object()
+        try:
+            state.reading[key] = self
+            while True:
+                version = state.version
+                if state.step is None:
+                    array = self._array
+                    if state.step is None and state.version == version:
+                        self._check_kept()
+                        return np.array(array)
+                settle()
+        finally:
+            state.reading.pop(key, None)
+
+    def _check_kept(self) -> None:
+        if self.is_lost:
+            assert self._lost is not None
             raise LostStateError(
                 f"reading {self.name}",
-                found=f"its value was donated to a step that failed: {self._lost}",
+                found=f"its value was donated to a step that failed: {self._lost[1]}",
                 rule="a compiled step reuses its variables' memory, so an error while it runs takes the values along",
                 remedy="restore a checkpoint (or assign a new value); function(donate=False) keeps the old values",
             )
-        return self._array
 
-    def to_donate(self) -> Any:
-        """The whole value in storage, to be given away: a copy if somebody else holds its buffers."""
-        array = self._array
-        if self._shared or self._lost is not None or sys.getrefcount(array) > _OUR_REFERENCES:
-            return jnp.array(self.stored(), copy=True)
-        return array
-
-    def stored_or_lost(self) -> Any:
-        """The whole value in storage, for an assignment; a lost value may be assigned over."""
-        return self._array if self._lost is not None else self.stored()
+    @property
+    def is_lost(self) -> bool:
+        """Whether the value went with a failed step."""
+        return self._lost is not None and self._lost[0] is self._array
 
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of the whole value in storage."""
@@ -305,18 +350,33 @@ class Variable(ArrayOperators, Scattering, metaclass=VariableMeta):
         whole = self.stored()
         if self._layout is None:
             return whole
-        if self._components is None:
-            self._components = components(whole, self._layout, self.per_replica)
-            self._shared = True
-        return self._components[replica]
+        found = self._components
+        if found is None or found[0] is not whole:
+            found = self._components = (whole, components(whole, self._layout, self.per_replica))
+        return found[1][replica]
 
     def component_value(self, replica: int) -> Any:
         """One replica's component, as the current context has it."""
         return reading.component(self, replica)
 
-    def store(self, value: Any) -> None:
-        """Replaces the whole value in storage."""
-        self._array, self._components, self._shared, self._lost = value, None, False, None
+    def store(self, value: Any, *, shared: bool = False) -> None:
+        """Replaces the whole value in storage.
+
+        Args:
+            value: In the form in which it is stored.
+            shared: Whether others hold its buffers, too.
+        """
+        self.release()
+        if thread.kept_back is not None:
+            thread.kept_back.append((self, value))
+            return
+        with lock:
+            if state.step is not None:
+                settle()
+            if thread.before is not None:
+                note_former((self,))
+            state.version += 1
+            self._array, self._components, self._shared = value, None, shared
 
     @property
     def is_shared(self) -> bool:
@@ -337,7 +397,7 @@ class Variable(ArrayOperators, Scattering, metaclass=VariableMeta):
 
     def lose(self, why: str) -> None:
         """Marks the value as lost with a failed step."""
-        self._lost, self._components = why, None
+        self._lost, self._components, self._shared = (self._array, why), None, True
 
     # The rest
 
@@ -345,19 +405,21 @@ class Variable(ArrayOperators, Scattering, metaclass=VariableMeta):
         """A hashable reference, for use as a dictionary key; `deref()` gives the variable."""
         return Reference(self)
 
+    def __copy__(self) -> Variable:
+        return self  # as in TensorFlow, a shallow copy shares the state
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
-        made: Variable = object.__new__(type(self))
-        memo[id(self)] = made
-        for name, attribute in vars(self).items():
-            setattr(made, name, attribute if name in ("_strategy", "_layout") else copy.copy(attribute))
-        made.store(jax.tree.map(lambda array: array.copy(), self.stored()))
+        made: Variable = copying.deep_copy(self, memo)
         return made
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return copying.reduced(self)
+
     def __repr__(self) -> str:
-        if ambient().frame is not None or self._lost is not None:
-            state = "lost" if self._lost is not None else "being traced"
-            return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} ({state})>"
-        return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} value={np.asarray(self.stored())}>"
+        if ambient().frame is not None or self.is_lost:
+            condition = "lost" if self.is_lost else "being traced"
+            return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} ({condition})>"
+        return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} value={self.on_host()}>"
 
 
 class DistributedVariable(Variable, DistributedValues):
@@ -373,7 +435,7 @@ class DistributedVariable(Variable, DistributedValues):
         return tuple(VariableComponent(self, replica) for replica in range(mine))
 
     def __repr__(self) -> str:
-        if ambient().frame is not None or self._lost is not None:
+        if ambient().frame is not None or self.is_lost:
             return Variable.__repr__(self)
         return distributed_repr("SyncOnReadVariable" if self.per_replica else "MirroredVariable", self.values)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
+from mirrored._jax.putting import as_array
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import VariableError
 from mirrored.replicas.ambient import Ambient, ambient
@@ -20,6 +19,7 @@ from mirrored.variables.contexts import check_strategy, check_writable, frame_of
 from mirrored.variables.placement import aligned, own, placed, uncommitted
 from mirrored.variables.reading import aggregate
 from mirrored.variables.rules import VariableAggregation, reduction_of
+from mirrored.variables.state_lock import lock, turn
 
 
 def check_assignable(variable: Any, called: str) -> None:
@@ -41,7 +41,9 @@ def write(assignment: Assignment, value: Any) -> Any:
     if not variable.per_replica:
         return _write_whole(assignment, value, frame, here)
     write_components(assignment, value, frame, here)
-    return None if variable.aggregation is VariableAggregation.NONE else aggregate(variable, frame, here)
+    if variable.aggregation is VariableAggregation.NONE or not assignment.read_value:
+        return None
+    return aggregate(variable, frame, here)
 
 
 # Cross-replica context
@@ -53,11 +55,12 @@ def _write_whole(assignment: Assignment, value: Any, frame: Frame | None, here: 
         value = _reduced(assignment, value, here)
     if frame is None:
         check_same_everywhere(assignment, value)
-    old = assignment.old() if frame is None else frame.whole(variable)
-    new = assignment.combined(old, aligned(value, variable.layout))
-    if frame is None:
-        variable.store(placed(own(new), variable.layout, per_replica=False))
-        return variable.stored()
+        with turn(), lock:  # nothing of another thread between reading the old value and storing the new one
+            new = assignment.combined(assignment.old(), aligned(value, variable.layout))
+            stored = placed(own(new), variable.layout, per_replica=False)
+            variable.store(stored, shared=assignment.read_value)
+        return stored
+    new = assignment.combined(frame.whole(variable), aligned(value, variable.layout))
     frame.set_whole(variable, new, assignment.where)
     return new
 
@@ -106,17 +109,20 @@ def _write_in_replica(assignment: Assignment, value: Any, frame: Frame | None, h
 
 def _write_alone(assignment: Assignment, value: Any) -> Any:
     """The only replica there is assigns into storage."""
-    variable, old = assignment.variable, assignment.old()
-    first = old[0] if variable.per_replica and old is not None else old
-    new = assignment.combined(first, aligned(value, variable.layout))
-    variable.store(placed(own(new), variable.layout, variable.per_replica))
+    variable = assignment.variable
+    with turn(), lock:
+        old = assignment.old()
+        first = old[0] if variable.per_replica and old is not None else old
+        new = assignment.combined(first, aligned(value, variable.layout))
+        variable.store(placed(own(new), variable.layout, variable.per_replica))
     return new
 
 
 def _write_shared(assignment: Assignment, value: Any, session: Session, index: int) -> Any:
     """One replica of an eager run assigns a plain variable, on its own device."""
-    new = assignment.combined(session.component(assignment.old(), index), value)
-    assignment.variable.store(uncommitted(new))
+    with lock:
+        new = assignment.combined(session.component(assignment.old(), index), value)
+        assignment.variable.store(uncommitted(new))
     return new
 
 
@@ -138,7 +144,7 @@ def _merged(assignment: Assignment, payloads: Sequence[Any], session: Session) -
     is_number = not hasattr(first, "dtype") and not isinstance(first, (list, tuple))
     if is_number and all(payload == first for payload in payloads):
         return _one_number(assignment, first)
-    arrays = [jnp.asarray(payload) for payload in payloads]
+    arrays = [as_array(payload) for payload in payloads]
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         return session.first(arrays)
     return session.reduce(reduction_of(aggregation), [arrays])[0]

@@ -1,0 +1,231 @@
+"""`SeriesLock`: one job at a time writes the checkpoints of one name to a folder.
+
+Two jobs would replace, remove and restore each other's checkpoints. The lock is the operating system's: `flock` on a
+hidden file beside the checkpoints. The kernel releases it when the process ends, however it ends, so a killed job never
+blocks its restart. The file's content says who holds the lock, for the error of the other job.
+
+On a file system without locks the content decides. The job that came last has the folder, because it may be the restart
+of a dead one, and the job before it raises at its next save. Neither waits for a process that may be gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any, Final
+
+from mirrored.errors import CheckpointError
+from mirrored.watch.forking import in_forked_children
+
+try:
+    import fcntl as _fcntl
+except ImportError:  # Windows
+    fcntl: Any = None
+else:
+    fcntl = _fcntl
+
+# A process that was killed takes a moment to be gone.
+_PATIENCE_SECONDS: Final = 2.0
+_PAUSE_SECONDS: Final = 0.05
+_UNSUPPORTED: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
+
+
+class SeriesLock:
+    """The right of this process to write the checkpoints of one name to a folder. It lasts as long as the object.
+
+    Args:
+        path: The lock file.
+        called: What the user called, for messages.
+
+    Raises:
+        CheckpointError: Another process has it.
+        OSError: The folder cannot be written to.
+    """
+
+    def __init__(self, path: Path, called: str) -> None:
+        self._path = path
+        self._token = secrets.token_hex(8)
+        self._open = _Open(path)
+        weakref.finalize(self, self._open.release)
+        self._take(called)
+
+    def check(self, called: str) -> None:
+        """Makes sure that this process still has the lock: the folder or the file may be gone, or another's.
+
+        Raises:
+            CheckpointError: Another process has it.
+            OSError: The folder cannot be written to.
+        """
+        if self._open.is_locked and self._open.is_at_path():
+            return
+        found = _read(self._path)
+        if not self._open.is_locked and found is not None:
+            if found.get("token") != self._token:
+                raise _taken(self._path, found, called)
+            return
+        self._open.close()
+        self._take(called)
+
+    def forget(self) -> None:
+        """In a forked child, to which the lock does not belong. While its copy is open the parent's lock lasts."""
+        self._open.close()
+
+    def _take(self, called: str) -> None:
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while not self._open.try_lock():
+            if time.monotonic() > end:
+                raise _taken(self._path, _read(self._path), called)
+            time.sleep(_PAUSE_SECONDS)
+        _write(self._path, {"token": self._token, **_this_job()})
+
+
+class _Open:
+    """The lock file while it is open: apart from the lock, so that a finalizer may hold it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self.is_locked = False
+
+    def try_lock(self) -> bool:
+        """Locks the file. Returns False if another process has it; True without `is_locked` if there are no locks."""
+        while fcntl is not None:
+            self._descriptor = _opened(self._path)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                self.close()
+                if error.errno in _UNSUPPORTED:
+                    return True
+                if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
+                    return False
+                raise
+            self.is_locked = True
+            if self.is_at_path():
+                return True
+            self.close()  # its owner has just removed it
+        return True
+
+    def is_at_path(self) -> bool:
+        """Whether the path still leads to the open file."""
+        if self._descriptor is None:
+            return False
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+
+    def close(self) -> None:
+        """Closes the file."""
+        descriptor, self._descriptor, self.is_locked = self._descriptor, None, False
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def release(self) -> None:
+        """Removes the file, while it is locked, so that no other process can have locked it."""
+        with contextlib.suppress(OSError):
+            if self.is_locked and self.is_at_path():
+                os.unlink(self._path)
+        self.close()
+
+
+_held: weakref.WeakValueDictionary[tuple[int, int, str], SeriesLock] = weakref.WeakValueDictionary()
+_claiming = [threading.Lock()]
+
+
+def claim(folder: Path, series: str, called: str) -> SeriesLock | None:
+    """The lock of this process for a series of checkpoints. All objects of a process share one lock per series.
+
+    Args:
+        folder: Where the checkpoints are.
+        series: The beginning of their names: ``c`` for ``c-1`` and ``c-2``. Or the name of one checkpoint.
+        called: What the user called, for messages.
+
+    Returns:
+        The lock; None if the folder cannot be written to. The write itself fails then, and says why.
+
+    Raises:
+        CheckpointError: Another process writes this series.
+    """
+    try:
+        with _claiming[0]:
+            folder.mkdir(parents=True, exist_ok=True)
+            there = folder.stat()
+            # Not by path: two paths may lead to one folder.
+            key = (there.st_dev, there.st_ino, series)
+            lock = _held.get(key)
+            if lock is not None:
+                lock.check(called)
+                return lock
+            _held[key] = lock = SeriesLock(folder / f".{series}.lock", called)
+            return lock
+    except OSError:
+        return None
+
+
+def _this_job() -> dict[str, Any]:
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return {"host": socket.gethostname(), "pid": os.getpid(), "program": sys.argv[0] or "python", "since": now}
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY)  # another user's
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Writes over the file, whose inode has the lock."""
+    with contextlib.suppress(OSError), path.open("r+" if path.exists() else "w", encoding="utf-8") as file:
+        file.write(json.dumps(content))
+        file.truncate()
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What the file says; None if there is no file, and an empty dict if it says nothing."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _taken(path: Path, owner: dict[str, Any] | None, called: str) -> CheckpointError:
+    owner = owner or {}
+    who = (
+        f"process {owner.get('pid')} on {owner.get('host')} ({owner.get('program')}, since {owner.get('since')})"
+        if "pid" in owner
+        else "another process"
+    )
+    series = path.name[1 : -len(".lock")]
+    return CheckpointError(
+        called,
+        found=f"{who} writes the checkpoints {series} of {path.parent}",
+        rule="one job at a time writes the checkpoints of one name to a folder: two would replace, remove and restore "
+        "each other's",
+        remedy="end the other job, or give this one another folder or name for its checkpoints; only if that process "
+        f"is gone, and a network file system has kept its lock, remove {path}",
+    )
+
+
+def _forget_all() -> None:
+    _claiming[0] = threading.Lock()
+    for lock in list(_held.values()):
+        lock.forget()
+    _held.clear()
+
+
+in_forked_children(_forget_all)

@@ -1,0 +1,87 @@
+"""Copies of variables as Python objects: `copy.deepcopy` and `pickle`."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.traces import current_trace, eager, is_eval, recording_parent
+from mirrored.errors import ArgumentTypeError, ContextError
+from mirrored.replicas.ambient import ambient, within
+
+_PLACES: Final = ("_strategy", "_layout")
+# What is true of the value and not of the copy, or refers to the original.
+_OF_THE_VALUE: Final = {"_array": None, "_lost": None, "_components": None, "_shared": False}
+_OF_THE_ORIGINAL: Final = ("_withheld", "_keras_view")
+
+
+def deep_copy(variable: Any, memo: dict[int, Any]) -> Any:
+    """A variable of the same strategy with the same value, in memory of its own.
+
+    Raises:
+        ContextError: Inside a run or a compiled function, where the value is not in storage.
+        LostStateError: The value went with a failed step.
+    """
+    value = _stored(variable, "copy.deepcopy")
+    with eager():
+        own = jnp.array(value, copy=True)
+    made = object.__new__(type(variable))
+    memo[id(variable)] = made
+    kept = {name: one for name, one in vars(variable).items() if name not in (*_OF_THE_VALUE, *_OF_THE_ORIGINAL)}
+    vars(made).update(
+        {name: one if name in _PLACES else copy.deepcopy(one, memo) for name, one in kept.items()},
+        **_OF_THE_VALUE,
+    )
+    made.store(own)
+    return made
+
+
+def reduced(variable: Any) -> Any:
+    """What `pickle` keeps of a plain variable.
+
+    Raises:
+        ArgumentTypeError: It belongs to a strategy, or holds typed random keys.
+        ContextError: Inside a run or a compiled function, where the value is not in storage.
+    """
+    if variable.layout is not None:
+        raise ArgumentTypeError(
+            "pickle of a Variable",
+            found=f"variable {variable.name!r} of {variable.strategy!r}",
+            rule="devices have no meaning in another process, so variables of a strategy are not pickled",
+            remedy="save the state with mirrored.checkpoint.Checkpoint, or send values: variable.numpy(), "
+            "mirrored.unmirror(model)",
+        )
+    value = _stored(variable, "pickle")
+    if not isinstance(variable.dtype, np.dtype):
+        raise ArgumentTypeError(
+            "pickle of a Variable",
+            found=f"variable {variable.name!r} with the dtype {variable.dtype}",
+            rule="NumPy has no such dtype",
+            remedy="send jax.random.key_data(variable.read_value()), or save it with mirrored.checkpoint.Checkpoint",
+        )
+    options = {
+        "trainable": variable.trainable,
+        "name": variable.name,
+        "synchronization": variable.synchronization,
+        "aggregation": variable.aggregation,
+    }
+    return _plain, (type(variable), np.asarray(value), options)
+
+
+def _plain(kind: Any, value: Any, options: dict[str, Any]) -> Any:
+    with within(strategies=()):
+        return kind(value, **options)
+
+
+def _stored(variable: Any, called: str) -> Any:
+    if ambient().frame is not None or not is_eval(recording_parent(current_trace())):
+        raise ContextError(
+            f"{called} of a Variable",
+            found=f"variable {variable.name!r} inside a run, a compiled function or a JAX transform",
+            rule="a copy is made of the value in storage, which such code has not changed yet",
+            remedy="copy it outside; inside, read_value() is the value that the code sees",
+        )
+    return variable.stored()

@@ -1,0 +1,406 @@
+"""State that does not exist yet when a checkpoint is restored: it is restored when it is created."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import weakref
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import mirrored as mr
+import mirrored.tf as tf
+from mirrored.checkpoint import Checkpoint, CheckpointManager
+from mirrored.errors import CheckpointMismatchError
+from mirrored.integrations.keras import keras
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
+    pytest.mark.timeout(300),
+]
+X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+Y = X.sum(1, keepdims=True)
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.first = keras.layers.Dense(3, "tanh")
+        self.normalized = keras.layers.BatchNormalization()
+        self.blocks = [keras.layers.Dense(3, "tanh"), keras.layers.Dropout(0.5)]
+        self.last = keras.layers.Dense(1)
+
+    def call(self, x, training=False):
+        x = self.normalized(self.first(x), training=training)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+class OwnBuild(keras.Model):
+    """Makes its layers in `build`, one of them by a weight of its own."""
+
+    def build(self, shape):
+        self.inner = keras.layers.Dense(3, "tanh")
+        self.inner.build(shape)
+        self.kernel = self.add_weight(shape=(3, 1), name="kernel")
+
+    def call(self, x):
+        return self.inner(x) @ jnp.asarray(self.kernel.value)
+
+
+def sequential():
+    layers = keras.layers
+    return keras.Sequential(
+        [layers.Dense(3, "tanh"), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(1)]
+    )
+
+
+MODELS = {"sequential": sequential, "subclassed": Subclassed, "own build": OwnBuild}
+LAYOUTS = {"no strategy": 0, "2 devices": 2}
+
+
+def in_layout(replicas):
+    strategy = mr.MirroredStrategy(jax.devices()[:replicas]) if replicas else None
+    return strategy, strategy.scope() if strategy else contextlib.nullcontext()
+
+
+def made(kind, replicas):
+    strategy, scope = in_layout(replicas)
+    with scope:
+        model = MODELS[kind]()
+        optimizer = keras.optimizers.Adam(0.1)
+    return strategy, model, optimizer
+
+
+def custom_step(strategy, model, optimizer, compiled):
+    """One step of a custom loop."""
+    strategy = strategy or mr.get_strategy()
+
+    def replica_step(x, y):
+        with mr.GradientTape() as tape:
+            loss = mr.losses.average_loss((model(x) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    step = lambda x, y: strategy.run(replica_step, args=(x, y))  # noqa: E731
+    return mr.function(step) if compiled else step
+
+
+def values(model, optimizer=None):
+    variables = [*model.variables, *(optimizer.variables if optimizer else ())]
+    return [np.asarray(variable.value) for variable in variables]
+
+
+def same(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Trained models, each with its checkpoint."""
+    found = {}
+    for kind in MODELS:
+        _, model, optimizer = made(kind, 1)
+        model(X)
+        optimizer.build(model.trainable_variables)
+        for number, variable in enumerate([*model.variables, *optimizer.variables]):
+            if jnp.issubdtype(variable.dtype, jnp.floating):
+                variable.assign(jnp.full(variable.shape, 0.01 * (number + 1), variable.dtype))
+        optimizer.learning_rate.assign(0.0)  # a step leaves the weights what they are
+        path = Checkpoint(model=model, optimizer=optimizer).save(tmp_path_factory.mktemp("saved") / "c")
+        found[kind] = path, values(model), values(model, optimizer)
+    return found
+
+
+WAYS_TO_BUILD = {
+    "called": lambda model: model(X),
+    "built": lambda model: model.build((None, 4)),
+    "predict": lambda model: model.predict(X, verbose=0),
+    "in a compiled function": lambda model: mr.function(lambda x: model(x))(jnp.asarray(X)),
+    "in an eager run": lambda model: mr.get_strategy().run(model, args=(jnp.asarray(X),)),
+    "in a compiled run": lambda model: mr.function(lambda x: mr.get_strategy().run(model, args=(x,)))(jnp.asarray(X)),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "building"),
+    [
+        *(("sequential", layout, building) for layout in LAYOUTS for building in WAYS_TO_BUILD),
+        *((kind, "2 devices", building) for kind in ("subclassed", "own build") for building in WAYS_TO_BUILD),
+    ],
+)
+@pytest.mark.sampled(4)
+def test_an_unbuilt_keras_model_is_restored_when_it_is_built(saved, kind, layout, building):
+    if building == "built" and kind == "subclassed":
+        building = "called"  # Keras builds such a model by calling it
+    path, expected, _ = saved[kind]
+    strategy, model, _ = made(kind, LAYOUTS[layout])
+    status = Checkpoint(model=model).restore(path).expect_partial()
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        WAYS_TO_BUILD[building](model)
+    status.assert_existing_objects_matched()
+    same(values(model), expected)
+
+
+def test_the_first_result_is_of_the_restored_weights(saved):
+    path, expected, _ = saved["own build"]
+    _, model, _ = made("own build", 0)
+    Checkpoint(model=model).restore(path).expect_partial()
+    output = mr.function(lambda x: model(x))(jnp.asarray(X))
+    same(values(model), expected)
+    np.testing.assert_array_equal(output, mr.function(lambda x: model(x))(jnp.asarray(X)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "compiled"),
+    [
+        ("sequential", "no strategy", True),
+        ("sequential", "2 devices", False),
+        ("sequential", "2 devices", True),
+        ("subclassed", "2 devices", True),
+        ("own build", "2 devices", False),
+    ],
+)
+@pytest.mark.sampled(4)
+def test_the_slots_of_an_optimizer_are_restored_before_its_first_step(saved, kind, layout, compiled):
+    path, expected, all_expected = saved[kind]
+    strategy, model, optimizer = made(kind, LAYOUTS[layout])
+    status = Checkpoint(model=model, optimizer=optimizer).restore(path).expect_partial()
+    custom_step(strategy, model, optimizer, compiled)(jnp.asarray(X[:2]), jnp.asarray(Y[:2]))
+    status.assert_consumed()
+    same(values(model), expected)
+    assert int(np.asarray(optimizer.iterations.value)) == int(all_expected[len(expected)]) + 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fit_goes_on_from_a_restored_model_and_optimizer(tmp_path, layout):
+    def compiled():
+        keras.utils.set_random_seed(1)
+        strategy, scope = in_layout(LAYOUTS[layout])
+        with scope:
+            model = keras.Sequential([keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
+        return model
+
+    straight, first = compiled(), compiled()
+    straight.fit(X, Y, batch_size=4, epochs=4, shuffle=False, verbose=0)
+    first.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    path = Checkpoint(model=first).save(tmp_path / "c")
+    second = compiled()
+    keras.utils.set_random_seed(7)
+    status = Checkpoint(model=second).restore(path).expect_partial()
+    second.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    status.assert_consumed()
+    same(values(second), values(straight))
+
+
+def test_a_checkpoint_that_is_dropped_still_restores(saved):
+    path, expected, _ = saved["sequential"]
+    _, model, _ = made("sequential", 1)
+    Checkpoint(model=model).restore(path).expect_partial()
+    gc.collect()
+    model(X)
+    same(values(model), expected)
+
+
+def test_what_waits_does_not_keep_a_model_alive(saved):
+    _, model, _ = made("sequential", 1)
+    Checkpoint(model=model).restore(saved["sequential"][0]).expect_partial()
+    reference = weakref.ref(model)
+    del model
+    gc.collect()
+    assert reference() is None
+
+
+def test_assert_consumed_tells_the_truth_before_and_after(saved):
+    path, _, _ = saved["sequential"]
+    _, model, optimizer = made("sequential", 2)
+    status = Checkpoint(model=model, optimizer=optimizer).restore(path)
+    with pytest.raises(CheckpointMismatchError, match="model/layers/0/kernel"):
+        status.assert_consumed()
+    status.assert_existing_objects_matched()
+    assert "model/layers/0/kernel" in status.unexpected
+    model.build((None, 4))
+    status.assert_consumed()
+    assert status.unexpected == status.missing == ()
+
+
+def test_another_shape_is_refused_when_it_is_created(saved):
+    path, _, _ = saved["sequential"]
+    _, model, _ = made("sequential", 1)
+    Checkpoint(model=model).restore(path).expect_partial()
+    with pytest.raises(CheckpointMismatchError, match=r"model/layers/0/kernel +float32\[4, 3\] in the checkpoint"):
+        model(np.ones((2, 5), np.float32))
+
+
+def test_trained_weights_are_not_restored_a_second_time(saved):
+    path, _, _ = saved["sequential"]
+    _, model, _ = made("sequential", 1)
+    Checkpoint(model=model).restore(path).expect_partial()
+    model(X)
+    for variable in model.trainable_variables:
+        variable.assign(jnp.full(variable.shape, 5.0))
+    made("sequential", 1)[1](X)  # other variables, created meanwhile
+    assert all((np.asarray(variable.value) == 5.0).all() for variable in model.trainable_variables)
+
+
+def test_a_later_restore_takes_precedence(saved, tmp_path):
+    _, other, _ = made("sequential", 1)
+    other(X)
+    later = Checkpoint(model=other).save(tmp_path / "later")
+    _, model, _ = made("sequential", 1)
+    checkpoint = Checkpoint(model=model)
+    checkpoint.restore(saved["sequential"][0]).expect_partial()
+    Checkpoint(model=model).restore(later).expect_partial()
+    model(X)
+    same(values(model), values(other))
+
+
+def test_a_manager_resumes_with_a_model_that_is_built_later(saved, tmp_path):
+    _, source, _ = made("subclassed", 1)
+    source(X)
+    CheckpointManager(Checkpoint(model=source), tmp_path).save(3)
+    _, model, _ = made("subclassed", 1)
+    assert CheckpointManager(Checkpoint(model=model), tmp_path).restore_latest(partial=True) == 3
+    model(X)
+    same(values(model), values(source))
+
+
+def test_a_layer_that_is_added_later_is_restored(saved):
+    path, expected, _ = saved["sequential"]
+    model = keras.Sequential()
+    Checkpoint(model=model).restore(path).expect_partial()
+    for layer in sequential().layers:
+        model.add(layer)
+    model(X)
+    same(values(model), expected)
+
+
+def test_a_compiled_optimizer_of_later_is_restored(tmp_path):
+    source = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    source.compile(keras.optimizers.Adam(0.25), "mse")
+    source.fit(X, Y, verbose=0)
+    path = Checkpoint(model=source).save(tmp_path / "c")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    status = Checkpoint(model=model).restore(path).expect_partial()
+    model.compile(keras.optimizers.Adam(0.001), "mse")
+    model.optimizer.build(model.trainable_variables)
+    same(values(model, model.optimizer), values(source, source.optimizer))
+    del status
+
+
+# Other objects
+
+
+class Lazy:
+    """A plain object that makes its variables when it is first called."""
+
+    def __init__(self):
+        self.w = None
+
+    def __call__(self, x):
+        if self.w is None:
+            self.w = mr.Variable(jnp.ones(4), name="w")
+        return x * self.w.read_value()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_plain_object_that_makes_its_variables_when_called(tmp_path, replicas, compiled):
+    source = Lazy()
+    source(1.0)
+    source.w.assign(jnp.arange(4.0))
+    path = Checkpoint(model=source).save(tmp_path / "c")
+    strategy = mr.MirroredStrategy(jax.devices()[:replicas])
+    target = Lazy()
+    status = Checkpoint(model=target).restore(path).expect_partial()
+    step = lambda: strategy.run(lambda: target(2.0))  # noqa: E731
+    results = strategy.local_results((mr.function(step) if compiled else step)())
+    for result in results:
+        np.testing.assert_array_equal(result, 2.0 * np.arange(4.0))
+    status.assert_consumed()
+
+
+def test_variables_in_plain_lists_and_dicts(tmp_path):
+    path = Checkpoint(a=[mr.Variable(1.0), mr.Variable(2.0)], b={"x": mr.Variable(3.0)}).save(tmp_path / "c")
+    a, b = [], {}
+    status = Checkpoint(a=a, b=b).restore(path).expect_partial()
+    a.extend([mr.Variable(0.0), mr.Variable(0.0)])
+    b["x"] = mr.Variable(0.0)
+    assert (float(a[0].numpy()), float(a[1].numpy()), float(b["x"].numpy())) == (1.0, 2.0, 3.0)
+    del status
+
+
+def test_a_module_made_inside_a_compiled_function(tmp_path):
+    class Net(tf.Module):
+        def __call__(self, x):
+            if not hasattr(self, "w"):
+                self.w = tf.Variable(tf.ones([2]))
+            return x * self.w
+
+    source = Net()
+    source(1.0)
+    source.w.assign([3.0, 4.0])
+    path = tf.train.Checkpoint(net=source).save(str(tmp_path / "c"))
+    target = Net()
+    status = tf.train.Checkpoint(net=target).restore(path)
+    assert tf.function(lambda x: target(x))(tf.constant(1.0)).tolist() == [3.0, 4.0]
+    status.assert_consumed()
+
+
+@pytest.mark.parametrize("replicas", [0, 2])
+def test_nnx_modules_that_come_later(tmp_path, replicas):
+    class Net(nnx.Module):
+        pass
+
+    def with_head(seed):
+        model.head = nnx.Linear(4, 2, rngs=nnx.Rngs(seed))
+
+    _, scope = in_layout(replicas)
+    with scope:
+        source = model = Net()
+        with_head(0)
+        path = Checkpoint(model=source).save(tmp_path / "c")
+        model = Net()
+        status = Checkpoint(model=model).restore(path)
+        with_head(1)
+    np.testing.assert_array_equal(model.head(X), source.head(X))
+    status.assert_consumed()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_slots_of_our_optimizers_for_variables_that_come_later(tmp_path, compiled):
+    def training():
+        strategy = mr.MirroredStrategy(jax.devices()[:2])
+        with strategy.scope():
+            return strategy, Lazy(), mr.optimizers.Adam(0.1)
+
+    def step(strategy, model, optimizer):
+        def replica_step():
+            with mr.GradientTape() as tape:
+                loss = jnp.sum(model(2.0) ** 2)
+            optimizer.apply_gradients([(tape.gradient(loss, model.w), model.w)])
+
+        return mr.function(lambda: strategy.run(replica_step)) if compiled else lambda: strategy.run(replica_step)
+
+    source = training()
+    one = step(*source)
+    one()
+    one()
+    path = Checkpoint(model=source[1], optimizer=source[2]).save(tmp_path / "c")
+    one()
+    target = training()
+    status = Checkpoint(model=target[1], optimizer=target[2]).restore(path).expect_partial()
+    step(*target)()
+    np.testing.assert_array_equal(target[1].w.numpy(), source[1].w.numpy())
+    status.assert_consumed()
