@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mirrored._jax.outlines import digest_of
+from mirrored._jax.outlines import captured_arrays, digest_of
 
 
 def digest(function, *args):
@@ -45,6 +45,21 @@ def test_types_and_captured_constants_count():
     assert digest(same, jnp.ones(3)) == digest(other, jnp.ones(3))
     b[1] = 7
     assert digest(same, jnp.ones(3)) != digest(other, jnp.ones(3))
+
+
+def test_constants_of_programs_inside_count():
+    a, b = np.arange(3.0, dtype=np.float32), np.ones(3, np.float32)
+    same, other = jax.jit(lambda x: x + a), jax.jit(lambda x: x + b)
+    assert digest(lambda x: same(x), jnp.ones(3)) != digest(lambda x: other(x), jnp.ones(3))
+
+
+def test_captured_arrays_of_jax_are_found_wherever_they_are():
+    a = jnp.arange(3.0)
+    inner = jax.jit(lambda x: x + a)
+    for function in (lambda x: x + a, lambda x: inner(x), lambda x: jax.lax.scan(lambda c, _: (c + a, c), x, length=2)):
+        closed = jax.make_jaxpr(function)(jnp.ones(3))
+        (found,) = captured_arrays(closed.jaxpr, closed.consts)
+        np.testing.assert_array_equal(found, a)
 
 
 def test_which_value_goes_where_counts():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import re
 
@@ -381,6 +382,54 @@ def test_functions_can_run_eagerly():
     assert mr.functions_run_eagerly()
 
 
+def test_two_strategies_on_different_devices_are_refused():
+    first, second = (mr.MirroredStrategy(jax.devices()[a : a + 2]) for a in (0, 2))
+    with first.scope():
+        v = mr.Variable(1.0, name="v")
+    with second.scope():
+        w = mr.Variable(1.0, name="w")
+    for use in (lambda: v + w, lambda: (first.run(lambda: v.assign(2.0)), second.run(lambda: w.assign(2.0)))):
+        with pytest.raises(mr.errors.ContextError, match=r"variable 'v' of .* and variable 'w' of .*different devices"):
+            mr.function(use)()
+    elsewhere = jax.device_put(jnp.ones(3), jax.devices()[3])
+    with pytest.raises(mr.errors.DeviceError, match="an argument lies on other devices than the variables"):
+        mr.function(lambda x: first.run(lambda y: v.assign(y.sum()), args=(x,)))(elsewhere)
+    assert (float(v), float(w)) == (1.0, 1.0)
+
+
+def test_many_retraces_are_warned_of(caplog):
+    @mr.function
+    def step(x, rate):
+        return x * rate
+
+    with caplog.at_level(logging.INFO, logger="mirrored"):
+        for number in range(8):
+            step(jnp.ones(2), number)
+    levels = [record.levelno for record in caplog.records]
+    assert levels == [logging.INFO] * 4 + [logging.WARNING] * 3
+    for part in ("argument [1] changed from 4 to 5", "jnp.asarray(5)", "retrace 5", "last_batch='pad'"):
+        assert part in caplog.records[4].message
+
+
+def test_strategies_that_are_made_again_get_programs_of_their_own():
+    """A later strategy may lie where one lay that is gone."""
+
+    @mr.function
+    def count(x):
+        strategy = mr.get_strategy()
+        return strategy.reduce("SUM", strategy.run(lambda: x.sum()), axis=None)
+
+    for round_ in range(12):
+        replicas = 1 + round_ % 4
+        strategy = mr.MirroredStrategy(jax.devices()[:replicas])
+        with strategy.scope():
+            assert float(count(np.ones(2))) == 2.0 * replicas
+            inside = mr.function(lambda x: mr.get_replica_context().all_reduce("SUM", x.sum()))
+            assert float(strategy.local_results(strategy.run(inside, args=(np.ones(2),)))[0]) == 2.0 * replicas
+        del strategy
+        gc.collect()
+
+
 # Donation
 
 
@@ -561,25 +610,29 @@ def _failing(v, **options):
     return step
 
 
-def test_an_error_while_running_loses_donated_variables():
+@pytest.mark.parametrize("donate", [True, False])
+def test_an_error_in_a_callback_leaves_the_variables_as_they_were(donate):
     v, other = mr.Variable(jnp.ones(3), name="v"), mr.Variable(1.0)
-    with pytest.raises(Exception, match="boom in the program"):
-        _failing(v)(jnp.ones(3))
-    for use in (lambda: v + 1, v.numpy, lambda: mr.function(lambda: v * 2)(), lambda: v.assign_add(jnp.ones(3))):
+    step = _failing(v, donate=donate)
+    for _ in range(2):
+        with pytest.raises(Exception, match="boom in the program"):
+            step(jnp.ones(3))
+        assert v.tolist() == [1.0, 1.0, 1.0]
+    assert float(other) == 1.0
+
+
+def test_lost_variables_say_so_and_can_be_assigned_again():
+    v, w = mr.Variable(jnp.ones(3), name="v"), mr.Variable(jnp.ones(3))
+    v.lose("RuntimeError: out of memory")
+    donating = mr.function(lambda: v.assign_add(w))
+    for use in (lambda: v + 1, v.numpy, lambda: mr.function(lambda: v * 2)(), donating, lambda: v.assign_add(w)):
         with pytest.raises(LostStateError, match=r"reading v: [\s\S]*restore a checkpoint"):
             use()
     assert "lost" in repr(v)
-    assert float(other) == 1.0
     v.assign(jnp.ones(3))
     assert v.tolist() == [1.0, 1.0, 1.0]
-
-
-def test_without_donation_an_error_while_running_loses_nothing():
-    v = mr.Variable(jnp.ones(3))
-    step = _failing(v, donate=False)
-    with pytest.raises(Exception, match="boom in the program"):
-        step(jnp.ones(3))
-    assert v.tolist() == [1.0, 1.0, 1.0]
+    donating()
+    assert v.tolist() == [2.0, 2.0, 2.0]
 
 
 def test_lost_variables_of_a_strategy_can_be_assigned_again():

@@ -19,6 +19,7 @@ def by_tape(function, x):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.sampled(2)
 def test_eager_gradient_is_that_of_jax(name):
     # Un-jitted jax.grad runs each equation by itself; a rule compiles the few equations of one operation together, and
     # XLA may contract a multiplication and an addition there.
@@ -31,6 +32,7 @@ def test_eager_gradient_is_that_of_jax(name):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.sampled(2)
 def test_compiled_gradient_is_that_of_jax_to_the_last_bit(name):
     function, value = PROGRAMS[name]
     result, gradient = jax.jit(lambda x: by_tape(function, x))(jnp.asarray(value))
@@ -43,6 +45,7 @@ TWICE = ("operators", "logsumexp", "custom_jvp", "scan", "cond", "nested_jit", "
 
 
 @pytest.mark.parametrize("name", TWICE)
+@pytest.mark.sampled(3)
 def test_second_derivative_is_that_of_jax(name):
     function, value = PROGRAMS[name]
     x = jnp.asarray(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
 import pickle
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mirrored as mr
 from mirrored._jax.boxes import Box
 from mirrored.tape import GradientTape
 
@@ -179,7 +181,9 @@ def test_matrix_in_the_block(name):
     with GradientTape() as tape:
         tape.watch(plain)
         box = plain * 1.0
-        outcome = OF_A_MATRIX[name](box)
+        warned = name == "compiled ahead of time"
+        with pytest.warns(UserWarning, match="compiled ahead of time") if warned else contextlib.nullcontext():
+            outcome = OF_A_MATRIX[name](box)
     assert settled(outcome) == expected
 
 
@@ -222,3 +226,31 @@ def test_slow_path_tells_the_type_of_what_it_cannot_take():
     _, box = boxed(jnp.arange(3.0))
     with pytest.raises(TypeError, match="dot_general|incompatible|shapes"):
         jnp.dot(box, jnp.ones(4))
+
+
+def scaled(x):
+    return x * 2.0
+
+
+ahead = jax.jit(scaled).lower(jnp.float32(1.0)).compile()
+
+
+def test_an_executable_under_a_tape_is_warned_of_where_its_part_of_the_gradient_is_lost():
+    v = mr.Variable(3.0)
+    with GradientTape() as tape, pytest.warns(UserWarning, match="the gradient lacks this part") as caught:
+        loss = ahead(v.read_value()) + v
+    assert caught[0].filename == __file__
+    assert float(tape.gradient(loss, v)) == 1.0
+
+
+def test_an_executable_without_a_gradient_to_lose_is_not_warned_of():
+    v = mr.Variable(3.0)
+    with GradientTape() as tape:
+        assert float(ahead(jnp.float32(2.0))) == 4.0
+        assert float(ahead(jax.lax.stop_gradient(v.read_value()))) == 6.0
+        box = v * 1.0
+        with tape.stop_recording():
+            assert float(ahead(box)) == 6.0
+        loss = jax.jit(scaled)(v.read_value())
+    assert float(ahead(box)) == 6.0
+    assert float(tape.gradient(loss, v)) == 2.0

@@ -58,3 +58,47 @@ def test_a_replica_without_examples_takes_part_in_the_update(compiled: bool) -> 
     with strategy.scope():
         (mr.function(step) if compiled else step)(shares)
     assert jnp.allclose(kernel.numpy(), expected)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        lambda table, ids: table[ids],
+        lambda table, ids: jnp.take(table, ids, axis=0),
+        lambda table, ids: table.at[ids].get(),
+        lambda table, ids: table.at[ids].get(mode="fill", fill_value=0.0),
+        lambda table, ids: jax.jit(lambda ids: table.at[ids].get())(ids),
+        lambda table, ids: jax.jit(lambda ids: table[ids])(ids),
+        lambda table, ids: jax.jit(lambda table, ids: table[ids])(table, ids),
+        lambda table, ids: table[0:0],
+    ],
+    ids=[
+        "index",
+        "take",
+        "at",
+        "at, filled",
+        "at in jit",
+        "index in jit",
+        "argument of jit",
+        "slice",
+    ],
+)
+def test_an_empty_index_has_a_gradient_of_zeros(look_up: Any, compiled: bool) -> None:
+    table = mr.Variable(jnp.ones((3, 2)))
+
+    def step(ids: Any) -> Any:
+        with mr.GradientTape() as tape:
+            loss = jnp.sum(2.0 * look_up(table.read_value(), ids))
+        return tape.gradient(loss, table)
+
+    gradient = (mr.function(step) if compiled else step)(jnp.zeros((0,), jnp.int32))
+    assert gradient.tolist() == [[0.0, 0.0]] * 3
+
+
+@pytest.mark.parametrize("look_up", [lambda a, ids: a[ids], lambda a, ids: a.at[ids].get()], ids=["index", "at"])
+def test_an_empty_index_into_a_result_has_a_gradient_of_zeros(look_up: Any) -> None:
+    table, ids = mr.Variable(jnp.ones((3, 2))), jnp.zeros((0,), jnp.int32)
+    with mr.GradientTape() as tape:
+        loss = jnp.sum(look_up(2.0 * table.read_value(), ids))
+    assert tape.gradient(loss, table).tolist() == [[0.0, 0.0]] * 3

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -197,3 +201,45 @@ def test_second_order_and_jacobians_inside_replicas(strategy, compiled):
     assert first == [27.0] * n
     assert second == [18.0] * n
     assert jacobian == [[[6.0 * k, 0.0], [0.0, 6.0 * (k + 1)]] for k in range(1, n + 1)]
+
+
+AROUND: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "sum": lambda strategy, per, w: strategy.reduce("SUM", per, axis=None).sum() * w,
+    "mean": lambda strategy, per, w: strategy.reduce("MEAN", per, axis=None).sum() * w,
+    "sum over examples": lambda strategy, per, w: strategy.reduce("SUM", per, axis=0) * w,
+    "gather": lambda strategy, per, w: jnp.sum(strategy.gather(per, axis=0) * w),
+    "inside a function": lambda strategy, per, w: jax.jit(lambda r: r.sum() * w)(
+        strategy.reduce("SUM", per, axis=None)
+    ),
+    "into another run": lambda strategy, per, w: strategy.reduce(
+        "SUM", strategy.run(lambda r: r.sum() * w, args=(strategy.reduce("SUM", per, axis=None),)), axis=None
+    ),
+}
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("local", [1, 2], ids=["one per device", "two per device"])
+@pytest.mark.parametrize(
+    ("name", "ragged"), [*((name, False) for name in AROUND), ("sum over examples", True), ("gather", True)]
+)
+@pytest.mark.sampled(4)
+def test_what_a_tape_around_run_sees_meets_variables_again(compiled, devices, local, name, ragged):
+    n = devices * local
+    strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(devices)], num_replicas=n)
+    rows = np.arange(1.0, 2.0 * n + (0.0 if ragged and n > 1 else 1.0), dtype=np.float32)
+    with strategy.scope():
+        v, w = mr.Variable(3.0), mr.Variable(2.0)
+    shares = [jnp.asarray(rows[2 * k : 2 * k + 2]) for k in range(n)]
+    x = mr.PerReplica(shares) if n > 1 else shares[0]
+
+    def step(x):
+        with GradientTape() as tape:
+            loss = AROUND[name](strategy, strategy.run(lambda part: part * v, args=(x,)), w)
+        return loss, *tape.gradient(loss, [v, w])
+
+    with strategy.scope():
+        loss, of_v, of_w = (mr.function(step) if compiled else step)(x)
+    scale = {"mean": 1.0 / n, "into another run": float(n)}.get(name, 1.0)
+    total = scale * float(rows.sum())
+    expected = [6.0 * total, 2.0 * total, 3.0 * total]
+    np.testing.assert_allclose([float(loss), float(of_v), float(of_w)], expected, rtol=1e-6)

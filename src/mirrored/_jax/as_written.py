@@ -21,6 +21,8 @@ import jax
 from jax._src import config as _config
 from jax._src.lib import utils as _logging  # type: ignore[attr-defined]
 
+from mirrored._jax.dispatch import Dispatch
+
 _WITHOUT_MERGING = {"xla_disable_hlo_passes": "cse"}
 _LEVELS = {"INFO": 0, "DEBUG": 0, "WARNING": 1, "ERROR": 2, "CRITICAL": 3}
 _ONLY_ERRORS = 2
@@ -32,20 +34,23 @@ class AsWritten:
     Args:
         function: Traced at the first call, as `jax.jit` does.
         options: What `jax.jit` takes.
+
+    Attributes:
+        jitted: What `jax.jit` returned.
     """
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
-        self._jitted = jax.jit(function, compiler_options=_WITHOUT_MERGING, **options)
+        self.jitted = jax.jit(function, compiler_options=_WITHOUT_MERGING, **options)
 
     def __call__(self, *args: Any) -> Any:
         """Runs it, compiling it first if need be."""
         with _partitioned_unmerged():
-            return self._jitted(*args)
+            return self.jitted(*args)
 
     def lower(self, *args: Any) -> Any:
         """JAX's lowering for these arguments."""
         with _partitioned_unmerged():
-            return _Lowered(self._jitted.lower(*args))
+            return _Lowered(self.jitted.lower(*args))
 
 
 class _Lowered:
@@ -65,6 +70,14 @@ class _Lowered:
 def jit(function: Callable[..., Any], *, as_written: bool, **options: Any) -> Any:
     """`jax.jit` of `function`, or one that keeps it as written."""
     return AsWritten(function, **options) if as_written else jax.jit(function, **options)
+
+
+def dispatch_of(jitted: Any) -> Dispatch:
+    """What `jit` returned, to be called so that its results survive exceptions."""
+    if isinstance(jitted, AsWritten):
+        # JAX's fast path knows nothing of the partitioner: only a cache miss asks for it.
+        return Dispatch(jitted.jitted, _partitioned_unmerged)
+    return Dispatch(jitted)
 
 
 @contextmanager

@@ -19,18 +19,22 @@ Serves JAX 0.10 to 0.12: a subclass of `jax.Array`, with the attributes of `Arra
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import numpy as np
+from jax import lax as _lax
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src.array import ArrayImpl
+from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import pxla as _pxla
 from jax._src.numpy import array_methods as _array_methods
 
 from mirrored._jax import evicting
+from mirrored._jax.frames import user_stacklevel
 
 Array = ArrayImpl
 _trace_now = _core.trace_ctx
@@ -108,6 +112,9 @@ class Box(jax.Array):
             raise TypeError("iteration over a 0-d array")
         return (self[i] for i in range(self.shape[0]))
 
+    def __getitem__(self, index: Any) -> Any:
+        return connected(_OF_JAX_METHODS["__getitem__"](self, index), self)
+
     def __reversed__(self) -> Any:
         if self.ndim == 0:
             raise TypeError("iteration over a 0-d array")
@@ -117,7 +124,59 @@ class Box(jax.Array):
         return item in self.payload
 
 
-class BoxTracer(jax.core.Tracer):  # type: ignore[misc,type-arg]
+def contents_of_stand_in(tracer: Any) -> list[tuple[str, Any]]:
+    """What `jax.closure_convert` is to see of a tracer that stands for a value; it turns it into an argument."""
+    if not _dtypes.issubdtype(tracer.aval.dtype, np.inexact):
+        return []
+    differentiated: Any = object.__new__(_ad.JVPTracer)
+    differentiated.tangent = None
+    return [("value", differentiated)]
+
+
+def connected(part: Any, whole: Any) -> Any:
+    """`whole[index]`; where that has no elements JAX makes it without `whole`, and it would have no gradient."""
+    if part.size or not whole.size or not _dtypes.issubdtype(whole.dtype, np.inexact):
+        return part
+    nothing = _lax.slice(_lax.reshape(whole, (whole.size,)), (0,), (0,))
+    return _lax.reshape(nothing, part.shape)
+
+
+class _ConnectedRef(_array_methods._IndexUpdateRef):
+    """What `array.at[index]` is, whose `get` stays connected where it has no elements."""
+
+    __slots__ = ()
+
+    def get(self, **options: Any) -> Any:
+        return connected(super().get(**options), self.array)
+
+
+class _ConnectedAt(_array_methods._IndexUpdateHelper):
+    """What `array.at` is, for an array that a tape tracks."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index: Any) -> _ConnectedRef:
+        return _ConnectedRef(self.array, index)
+
+
+connected_at: Any = property(_ConnectedAt, doc="`jax.Array.at`.")
+
+
+class _StandIn(jax.core.Tracer):  # type: ignore[misc,type-arg]
+    """What JAX hoists out of a function that closes over it."""
+
+    __slots__ = ()
+
+    at = connected_at
+
+    def __getitem__(self, index: Any) -> Any:
+        return connected(super().__getitem__(index), self)
+
+    def _contents(self) -> Any:
+        return contents_of_stand_in(self)
+
+
+class BoxTracer(_StandIn):
     """Stands for a box inside a nested transform."""
 
     __slots__ = ("box",)
@@ -140,7 +199,7 @@ class BoxTracer(jax.core.Tracer):  # type: ignore[misc,type-arg]
         return self.box.__array__(*args, **kwargs)
 
 
-class ReadTracer(jax.core.Tracer):  # type: ignore[misc,type-arg]
+class ReadTracer(_StandIn):
     """Stands for the value of a variable when the program that captured it runs."""
 
     __slots__ = ("variable",)
@@ -183,6 +242,16 @@ def _value_for_jax(box: Box) -> Any:
 
 
 def _shard(boxes: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hands boxes to an executable. While their tape records, only one that was compiled ahead of time gets them."""
+    if any(box.owner.recorder is not None and box.owner is _trace_now.trace for box in boxes):
+        warnings.warn(
+            "A function that was compiled ahead of time (jax.jit(f).lower(...).compile()) got an array that a "
+            "GradientTape tracks.\n"
+            "  rule:   an executable has no derivative, so the tape records nothing, and the gradient lacks this part\n"
+            "  remedy: call jax.jit(f), which is compiled once, too; or pass jax.lax.stop_gradient(x) if no gradient "
+            "is wanted",
+            stacklevel=user_stacklevel(),
+        )
     return _pxla.shard_arg_handlers[ArrayImpl]([box.payload for box in boxes], *args, **kwargs)
 
 
@@ -194,6 +263,7 @@ _OF_JAX_METHODS: dict[str, Any] = {
     **_array_methods._impl_only_array_methods,
     **{name: property(f) for name, f in _array_methods._array_properties.items()},
 }
+Box.at = connected_at  # type: ignore[method-assign]
 _OWN = frozenset(vars(Box)) | {
     "__deepcopy__",
     "__class__",

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 from jax._src import core as _core
 
+from mirrored._jax.boxes import connected, connected_at, contents_of_stand_in
+
 ShapedArray = jax.core.ShapedArray
 
 
@@ -37,6 +39,14 @@ class CaptureTracer(jax.core.Tracer):  # type: ignore[misc,type-arg,unused-ignor
     def __init__(self, shape: tuple[int, ...], dtype: Any, source: Any, *, weak_type: bool = False) -> None:
         super().__init__(_capture_trace, ShapedArray(shape, dtype, weak_type=weak_type))
         self.source = source
+
+    at = connected_at
+
+    def __getitem__(self, index: Any) -> Any:
+        return connected(super().__getitem__(index), self)
+
+    def _contents(self) -> Any:
+        return contents_of_stand_in(self)
 
     def full_lower(self) -> CaptureTracer:
         return self

@@ -6,14 +6,35 @@ Serves JAX 0.10 to 0.12: the client is found at `jax._src.distributed.global_sta
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import jax
 from jax._src import distributed as _distributed
+from jax._src import xla_bridge as _xla_bridge
 
 
 class NoAnswer(Exception):
     """A key was not set in time."""
+
+
+def has_devices() -> bool:
+    """Whether JAX has made its devices, so that this process can no longer join a job."""
+    return bool(_xla_bridge.backends_are_initialized())
+
+
+def disconnect_child() -> None:
+    """In a forked child: leaves the job to the parent.
+
+    JAX would tell the coordinator at the child's exit that this process has ended. The objects are never destroyed:
+    their destructors would shut down the connections, which are the parent's, and wait for threads that the child
+    does not have.
+    """
+    state = _distributed.global_state
+    for inherited in (state.client, state.service, state.preemption_sync_manager):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
+    state.client = state.service = state.preemption_sync_manager = None
+    state.num_processes, state.process_id = 1, 0
 
 
 def is_connected() -> bool:

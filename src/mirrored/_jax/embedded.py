@@ -17,6 +17,7 @@ import jax
 from jax._src.array import ArrayImpl
 from jax.extend.core import Literal, primitives
 
+from mirrored._jax.custom_calls import bind_again
 from mirrored.errors import TapeError
 
 _found: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
@@ -30,6 +31,17 @@ def embedded_arrays(params: Mapping[str, Any]) -> tuple[Any, ...]:
             if hasattr(one, "eqns"):
                 arrays += _arrays_of(one)
     return arrays
+
+
+def opaque_arrays(params: Mapping[str, Any]) -> list[Any]:
+    """The concrete arrays that functions with derivatives of their own close over, inside the jaxprs of `params`."""
+    found: list[Any] = []
+    for value in params.values():
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            for equation in getattr(one, "eqns", ()):
+                inside = embedded_arrays if equation.primitive in _OPAQUE else opaque_arrays
+                found += inside(equation.params)
+    return found
 
 
 def _arrays_of(jaxpr: Any) -> tuple[Any, ...]:
@@ -79,8 +91,7 @@ class Lifted:
 def _bind(primitive: Any, params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
     """Applies a primitive with the embedded arrays in `instead` replaced."""
     if primitive in _OPAQUE or not any(id(array) in instead for array in embedded_arrays(params)):
-        results = primitive.bind(*args, **primitive.get_bind_params(params))
-        return list(results) if primitive.multiple_results else [results]
+        return bind_again(primitive, params, args)
     rebuild = _REBUILD.get(primitive)
     if rebuild is None:
         raise TapeError(
@@ -113,12 +124,16 @@ def _jit(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -
     return _evaluate(params["jaxpr"], args, instead)
 
 
-def _scan(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+def scan_split(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many operands of a `scan` are constants, and how many are carried."""
     if "ft_in" in params:  # from JAX 0.12
         of_constants, of_carry, _ = params["ft_in"].unpack()
-        split = len(of_constants), len(of_carry)
-    else:
-        split = params["num_consts"], params["num_carry"]
+        return len(of_constants), len(of_carry)
+    return params["num_consts"], params["num_carry"]
+
+
+def _scan(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+    split = scan_split(params)
     constants, carry, xs = args[: split[0]], args[split[0] : sum(split)], args[sum(split) :]
 
     def body(carry: Any, x: Any) -> Any:

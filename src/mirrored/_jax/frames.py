@@ -32,6 +32,17 @@ def user_line() -> str:
     return "unknown line"
 
 
+def user_stacklevel() -> int:
+    """The `stacklevel` by which `warnings.warn`, called by the caller of this, names the innermost line of the user."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith((_OURS, _JAX)):
+            return level
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def user_lines() -> str:
     """``file.py:12 in step, called at train.py:40 in main``: the innermost lines outside of everything installed.
 

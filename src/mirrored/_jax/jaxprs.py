@@ -18,7 +18,7 @@ from jax._src.state.types import AbstractRef as _AbstractRef
 
 from mirrored._jax.equal import NAME as EQUAL
 
-ClosedJaxpr = _extend.ClosedJaxpr
+ClosedJaxpr = _extend.ClosedJaxpr  # type: ignore[attr-defined]  # from 0.12 an alias that is not re-exported
 Jaxpr = _extend.Jaxpr
 JaxprEqn = _extend.JaxprEqn
 Literal = _extend.Literal

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.extend.core import Literal
 
@@ -23,19 +24,53 @@ def digest_of(jaxpr: Any, constants: Sequence[Any] = ()) -> str:
 
     Args:
         jaxpr: What is computed: operations, types, parameters of plain types, literals, and how they hang together.
-        constants: The values that it has captured; of those that are on this host and small the bits count.
+        constants: The values that it has captured; of small NumPy arrays the bits count.
     """
     made = hashlib.blake2b(digest_size=12)
-    _add(made, jaxpr)
-    for constant in constants:
-        made.update(repr((np.shape(constant), str(getattr(constant, "dtype", "")))).encode())
-        if isinstance(constant, (np.ndarray, np.generic)) and constant.nbytes <= _LARGEST_BYTES:
-            made.update(np.ascontiguousarray(constant).tobytes())
+    _add(made, jaxpr, constants)
     return made.hexdigest()
 
 
-def _add(made: Any, jaxpr: Any) -> None:
+def captured_arrays(jaxpr: Any, constants: Sequence[Any] = ()) -> list[Any]:
+    """The arrays of this process that a program has captured and whose bits `digest_of` does not count, in its order.
+
+    Args:
+        jaxpr: The program. Programs inside it (`jax.jit`, `jax.lax.scan`) have constants of their own.
+        constants: Its own constants.
+    """
+    found = [one for one in constants if not _is_small(one) and _is_own_array(one)]
+    for equation in jaxpr.eqns:
+        for _, value in sorted(equation.params.items()):
+            for inner in _programs_in(value):
+                found += captured_arrays(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()))
+    return found
+
+
+def _is_small(constant: Any) -> bool:
+    return isinstance(constant, (np.ndarray, np.generic)) and constant.nbytes <= _LARGEST_BYTES
+
+
+def _is_own_array(constant: Any) -> bool:
+    if isinstance(constant, jax.Array):
+        return not isinstance(constant, jax.core.Tracer) and constant.is_fully_addressable
+    return isinstance(constant, np.ndarray)
+
+
+def _programs_in(value: Any) -> list[Any]:
+    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [inner for one in value for inner in _programs_in(one)]
+    return []
+
+
+def _add(made: Any, jaxpr: Any, constants: Sequence[Any] = ()) -> None:
+    constants = constants or getattr(jaxpr, "consts", ())
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)  # a closed one
+    for constant in constants:
+        made.update(repr((np.shape(constant), str(getattr(constant, "dtype", "")))).encode())
+        if _is_small(constant):
+            made.update(np.ascontiguousarray(constant).tobytes())
     numbers: dict[Any, int] = {}
     for variable in (*jaxpr.constvars, *jaxpr.invars):
         made.update(f"{_atom(variable, numbers)}:{variable.aval};".encode())

@@ -15,7 +15,7 @@ from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src import linear_util as _linear_util
 from jax._src.interpreters import partial_eval as _partial_eval
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal  # type: ignore[attr-defined]
 
 from mirrored._jax.inlining import apply_jaxpr
 
@@ -117,7 +117,7 @@ def program_of(function: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> 
 
 def as_function(closed: Any) -> Callable[..., list[Any]]:
     """A closed jaxpr as a function of its inputs."""
-    return lambda *args: list(jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *args))
+    return lambda *args: apply_jaxpr(closed.jaxpr, closed.consts, args)
 
 
 def aval_of(value: Any) -> Any:

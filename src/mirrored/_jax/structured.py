@@ -1,12 +1,14 @@
 """Primitives that tapes treat one by one.
 
-Serves JAX 0.10 to 0.12: `jax.extend.core.primitives`.
+Serves JAX 0.10 to 0.12: `jax.extend.core.primitives`, and `ad_util.stop_gradient_p`, which that does not name.
 """
 
 from __future__ import annotations
 
+from jax._src import ad_util as _ad_util
 from jax.extend.core import primitives
 
 while_p = primitives.while_p
 # Inside a compiled program it moves nothing.
 device_put_p = primitives.device_put_p
+stop_gradient_p = _ad_util.stop_gradient_p

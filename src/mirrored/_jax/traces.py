@@ -1,7 +1,7 @@
 """The current JAX trace, and making another one current.
 
 Serves JAX 0.10 to 0.12: `jax.extend.core.take_current_trace`/`set_current_trace`, and `jax._src.core.trace_ctx` for a
-cheap look that takes nothing.
+cheap look that takes nothing; tracers of `jax.grad` have a `primal`.
 """
 
 from __future__ import annotations
@@ -48,6 +48,15 @@ def belongs_to(value: Any, trace: Any) -> bool:
 def is_tracer(value: Any) -> bool:
     """Whether `value` stands for something that is not known yet (or is boxed by a tape)."""
     return isinstance(value, Tracer)
+
+
+def is_differentiated(value: Any) -> bool:
+    """Whether `value` is a tracer of `jax.grad` and the like over a concrete array."""
+    if not isinstance(value, Tracer) or not hasattr(value, "primal"):
+        return False
+    while isinstance(value, Tracer) and hasattr(value, "primal"):
+        value = value.primal
+    return not isinstance(value, Tracer)
 
 
 def is_eval(trace: Any) -> bool:
@@ -120,6 +129,18 @@ def is_eval_below(trace: Any) -> bool:
             return False
         trace = parent_of(trace)
     return trace is not None
+
+
+def is_cut_off(trace: Any) -> bool:
+    """Whether `trace` writes down a program and rests, as far as can be seen, on nothing but evaluation.
+
+    So it is where JAX had put the current trace aside while it made `trace`.
+    """
+    staging = False
+    while not is_eval(trace):
+        staging = is_staging(trace)
+        trace = parent_of(trace)
+    return staging
 
 
 def is_staging_above(trace: Any, base: Any) -> bool | None:

@@ -1,15 +1,28 @@
-"""Functions as methods: one compiled function per instance, found again by the instance's identity."""
+"""Functions as methods, one compiled function per instance, found again by the instance's identity; and as code."""
 
 from __future__ import annotations
 
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from mirrored.errors import ContextError
 
 F = TypeVar("F")
+
+
+class Code:
+    """What is copied and pickled as Python's functions are: as itself, and by its name."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> str:
+        return str(vars(self)["__qualname__"])
 
 
 class Bindings(Generic[F]):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.putting import as_array
 from mirrored.errors import ArgumentTypeError
 from mirrored.replicas import structures
 from mirrored.replicas.values import DistributedValues
@@ -126,7 +127,7 @@ class ConcreteFunction:
         )
         if not fits or jnp.dtype(array.dtype) != dtype:
             raise self._misfit(f"an array {array.dtype}{list(shape)}")
-        return jnp.asarray(array, dtype)  # not of a weak type: that would be another trace
+        return as_array(array, dtype)  # not of a weak type: that would be another trace
 
     def _misfit(self, found: str) -> ArgumentTypeError:
         return ArgumentTypeError(

@@ -5,20 +5,23 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, overload
+from typing import Any, Final, overload
 
 import jax
 import jax.numpy as jnp
 
-from mirrored._jax.traces import trace_settings
+from mirrored._jax.tracebacks import boundary
+from mirrored._jax.traces import current_trace, put_trace, trace_settings
 from mirrored.errors import ArgumentError
-from mirrored.function.binding import Bindings, bind
+from mirrored.function.binding import Bindings, Code, bind
 from mirrored.function.concrete import ConcreteFunction
+from mirrored.function.frozen_state import PythonState, exhausted
 from mirrored.function.program import Program
 from mirrored.function.signature import Arguments, Ragged, difference, quick_key, take_apart
 from mirrored.function.specs import check_signature
-from mirrored.replicas.ambient import Ambient, ambient, within
-from mirrored.replicas.driving import Driver, IteratedWhileTracing
+from mirrored.replicas.ambient import Ambient, ambient, thread, within
+from mirrored.replicas.driving import Driver, EndOfElements, IteratedWhileTracing
+from mirrored.variables.state_lock import tracing, without_turns
 
 _DECISIONS = (
     "mirrored.function: Python decided by a value that is known only when the compiled program runs "
@@ -26,6 +29,11 @@ _DECISIONS = (
     "  rule:   a function is traced once; its Python runs while tracing, with stand-ins for values\n"
     "  remedy: jnp.where or jax.lax.cond for `if`, jax.lax.while_loop for `while`; or run eagerly "
     "(mirrored.run_functions_eagerly(True), or without the function)"
+)
+_MANY_RETRACES: Final = 5
+_MANY = (
+    " (retrace {}: each one compiles the function anew. Pass what changes as an array of one shape and dtype: a number "
+    "as jnp.asarray(x), batches with last_batch='pad'; make objects and strategies once, outside of the loop)"
 )
 _log = logging.getLogger("mirrored")
 
@@ -47,7 +55,7 @@ def functions_run_eagerly() -> bool:
     return _Mode.eager
 
 
-class Function:
+class Function(Code):
     """A compiled function. Made by `function`.
 
     Attributes:
@@ -70,6 +78,7 @@ class Function:
         self.python_function = python_function
         self._conversion = conversion
         self._traces = 0
+        self._retraces = 0
         self.retrace_reason: str | None = None
         self._donate = donate
         self._steps = steps_per_call
@@ -80,7 +89,7 @@ class Function:
         self._last: Arguments | None = None
         self._arguments: list[Arguments] = []
         self._driver: Driver | None = None
-        self._by_strategy: dict[int, Function] = {}
+        self._by_strategy: dict[tuple[Any, Hashable], Function] = {}
         self._by_instance: Bindings[Function] = Bindings()
 
     @property
@@ -89,6 +98,7 @@ class Function:
         driven = 0 if self._driver is None else self._driver.trace_count
         return self._traces + driven + sum(made.trace_count for made in self._by_strategy.values())
 
+    @boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program for these arguments, tracing and compiling it first if there is none."""
         here = ambient()
@@ -146,7 +156,15 @@ class Function:
         """Makes `steps_per_call` steps in one dispatch."""
         strategies = ambient().strategies
         layout = strategies[-1].layout if strategies else None
-        steps = [take_apart(args, {}, layout) for args in self._steps_of(batches)]
+        try:
+            steps = [take_apart(args, {}, layout) for args in self._steps_of(batches)]
+        except Ragged:
+            raise ArgumentError(
+                self._name,
+                found="a batch whose replicas have batches of different shapes",
+                rule="the steps of one call are one program, in which all replicas have one shape",
+                remedy="distribute the dataset with last_batch='pad', or choose a multiple of the number of replicas",
+            ) from None
         if any(step.key != steps[0].key for step in steps):
             raise ArgumentError(
                 self._name,
@@ -154,7 +172,7 @@ class Function:
                 rule="the steps of one call are one program, run over and over",
                 remedy="distribute the dataset with last_batch='pad' or 'drop', and pass numbers as arrays",
             )
-        return self._program(steps[0], strategies)([array for step in steps for array in step.arrays])
+        return self._undriven(steps[0], strategies)([array for step in steps for array in step.arrays])
 
     def _steps_eagerly(self, batches: Sequence[Any]) -> Any:
         results = [self.python_function(*args) for args in self._steps_of(batches)]
@@ -175,31 +193,74 @@ class Function:
         return Function(function, donate=self._donate, conversion=self._conversion)
 
     def _driven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs it as Python, each `run` in it compiled: it iterates a distributed dataset."""
-        with within(driver=self._driver):
-            return self.python_function(*args, **kwargs)
+        """Runs it as Python, each `run` in it compiled: it takes elements from a dataset."""
+        try:
+            with within(driver=self._driver):
+                return self.python_function(*args, **kwargs)
+        except EndOfElements as end:
+            raise end.error from None
+        except StopIteration as end:
+            raise exhausted(self._name) from end
 
     def _program(self, arguments: Arguments, strategies: tuple[Any, ...]) -> Program:
-        key = (arguments.key, tuple(map(id, strategies)), ambient().replica is None, trace_settings())
+        # The strategies themselves: a later one may have the identity of one that is gone.
+        key = (arguments.key, strategies, ambient().replica is None, trace_settings())
         program = self._programs.get(key)
         if program is None:
-            program = self._traced(arguments)
-            self._programs[key] = program
+            with tracing:
+                program = self._programs.get(key)
+                if program is None:
+                    program = self._programs[key] = without_turns(lambda: self._traced(arguments))
         return program
+
+    def _undriven(self, arguments: Arguments, strategies: tuple[Any, ...]) -> Program:
+        """The program where there must be one."""
+        try:
+            return self._program(arguments, strategies)
+        except IteratedWhileTracing:
+            raise ArgumentError(
+                self._name,
+                found="the function takes elements from a dataset or its iterator",
+                rule="such a function runs as Python: it has no program to lower, to save or to call for several steps",
+                remedy="take the elements outside, and pass them as arguments",
+            ) from None
 
     def _traced(self, arguments: Arguments) -> Program:
         if self._last is not None:
             self.retrace_reason = f"{self._name} is traced again: {difference(self._last, arguments)}"
-            _log.info(self.retrace_reason)
+            self._retraces += 1
+            level = logging.WARNING if self._retraces >= _MANY_RETRACES else logging.INFO
+            _log.log(level, "%s%s", self.retrace_reason, _MANY.format(self._retraces) if level > logging.INFO else "")
+        python_state = PythonState(self.python_function, arguments.leaves, self._name)
+        here, trace = ambient(), current_trace()
         try:
             program = Program(self._to_trace, arguments, donate=self._donate, steps=self._steps)
         except jax.errors.ConcretizationTypeError as error:
             error.add_note(_DECISIONS)
             raise
+        except IteratedWhileTracing:
+            python_state.put_back()
+            python_state.check_generators()
+            raise
+        except StopIteration as end:
+            raise exhausted(self._name) from end
+        finally:
+            # An exception that a signal handler raises may leave context managers open.
+            thread.current = here
+            put_trace(trace)
+        frozen = python_state.frozen()
+        if frozen is not None and not (program.created and self._draws_only_initial_values(arguments)):
+            raise frozen
         self._traces += 1
         self._last = arguments
         self._arguments.append(arguments.described())
         return program
+
+    def _draws_only_initial_values(self, arguments: Arguments) -> bool:
+        """Whether another trace, which creates no variables any more, freezes nothing."""
+        python_state = PythonState(self.python_function, arguments.leaves, self._name)
+        Program(self._to_trace, arguments, donate=self._donate, steps=self._steps)
+        return python_state.frozen() is None
 
     @functools.cached_property
     def _notice_ragged(self) -> Callable[[], None]:
@@ -217,7 +278,7 @@ class Function:
         """JAX's lowering of the program for these arguments (`.compile().as_text()` is its HLO). Nothing is run."""
         strategies = ambient().strategies
         arguments = take_apart(args, kwargs, strategies[-1].layout if strategies else None)
-        return self._program(arguments, strategies).lower(arguments.arrays)
+        return self._undriven(arguments, strategies).lower(arguments.arrays)
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
         """This function for arrays of certain shapes and dtypes, with all other arguments fixed. Traced now.
@@ -236,7 +297,7 @@ class Function:
         example = concrete.example()
         if example is not None and ambient().frame is None and not _Mode.eager:
             strategies = ambient().strategies
-            self._program(take_apart(*example, strategies[-1].layout if strategies else None), strategies)
+            self._undriven(take_apart(*example, strategies[-1].layout if strategies else None), strategies)
         return concrete
 
     def experimental_get_tracing_count(self) -> int:
@@ -259,14 +320,17 @@ class Function:
             found += [one for one in runs if one not in found]
         return found
 
-    def around(self, strategy: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Function:
+    def around(
+        self, strategy: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]], key: Hashable = None
+    ) -> Function:
         """This function inside a run of `strategy`, compiled as a whole; made once.
 
         Args:
             strategy: Whose run.
             make: From the Python function to one that runs it on the strategy's replicas.
+            key: What else it depends on.
         """
-        made = self._by_strategy.get(id(strategy))
+        made = self._by_strategy.get((strategy, key))
         if made is None:
             made = Function(
                 make(self._to_trace),
@@ -274,8 +338,7 @@ class Function:
                 input_signature=self._input_signature,
                 name=f"run({self._name})",
             )
-            made._keeps = strategy  # type: ignore[attr-defined]
-            self._by_strategy[id(strategy)] = made
+            made = self._by_strategy.setdefault((strategy, key), made)  # another thread may have made it meanwhile
         return made
 
     def __get__(self, instance: Any, owner: type | None = None) -> Function:
@@ -322,7 +385,11 @@ def function(
 
     It is traced once for each combination of structure, shapes, dtypes and static values (Python numbers, strings,
     other objects) of its arguments; Python side effects happen while tracing only. Variables that it reads and assigns
-    are found in that trace. Errors while tracing leave every variable as it was.
+    are found in that trace. What it takes from globals, closures and attributes is a constant of that trace, whatever
+    becomes of them later. A static argument that has been mutated is another one, unless it is hashed by identity.
+
+    Errors while tracing leave every variable as it was; an exception at any later moment, as by Ctrl-C, leaves all of
+    them as they are before or after the call. Several threads may call it: one at a time runs.
 
     Context: cross-replica, or none. Inside a replica, or another function, it is ordinary code of the caller.
 

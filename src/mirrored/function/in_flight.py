@@ -19,17 +19,29 @@ _pending: collections.deque[Any] = collections.deque()
 
 
 def launched(token: jax.Array) -> None:
-    """Notes a step that was just dispatched by one of its outputs; waits for the oldest if there are too many."""
+    """Notes a step that was just dispatched by one of its outputs; waits for the oldest if there are too many.
+
+    Context: any thread; the steps of all threads are counted together.
+    """
     _pending.append(token)
     while len(_pending) > LIMIT:
-        oldest = _pending.popleft()
-        if not oldest.is_deleted():
-            oldest.block_until_ready()
+        _wait_for_oldest()
 
 
 def drain() -> None:
     """Waits for all steps in flight."""
     while _pending:
+        _wait_for_oldest()
+
+
+def _wait_for_oldest() -> None:
+    try:
         oldest = _pending.popleft()
+    except IndexError:  # another thread has taken it meanwhile
+        return
+    try:
+        oldest.block_until_ready()
+    except RuntimeError:
+        # Its owner may have donated it, even after a look at it here.
         if not oldest.is_deleted():
-            oldest.block_until_ready()
+            raise

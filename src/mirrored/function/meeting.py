@@ -18,14 +18,19 @@ class Meeting:
     """What the workers make sure of before they run a program together.
 
     At the first call all of them must have come, with arguments of the same shapes, and with the same values where an
-    argument is one for all replicas. Later calls are not compared: that would cost a millisecond each.
+    argument, a captured array or a plain variable is one for all replicas. Later calls are not compared: that would
+    cost a millisecond each.
 
     Args:
         name: The function's.
+        captured: The arrays of this worker that the program has captured.
+        variables: Those that it reads.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, captured: Sequence[Any] = (), variables: Sequence[Any] = ()) -> None:
         self._name = name
+        self._captured = captured
+        self._variables = variables
         self._done = False
         self._place = f"call {name}"
 
@@ -48,6 +53,7 @@ class Meeting:
         if not self._done:
             self._compare(arrays, own, program)
             self._done = True
+            self._captured = ()
         roll.arrive(self._place, user_lines())
         return [
             placed(array, layout, per_replica=False) if place in own else array for place, array in enumerate(arrays)
@@ -73,6 +79,20 @@ class Meeting:
             rule="an argument that is no per-replica value is one value for all replicas of all workers",
             remedy="what differs between workers goes through strategy.distribute_values_from_function or a "
             "distributed dataset",
+        )
+        self._compare_captured()
+
+    def _compare_captured(self) -> None:
+        values = {f"captured array {place}": array for place, array in enumerate(self._captured)}
+        for variable in self._variables:
+            if variable.layout is None and _is_own(value := variable.borrowed()):
+                values[f"variable {variable.name!r}"] = value
+        check_equal(
+            self._name,
+            values,
+            rule="an array that a function captures, and a variable made out of scope, is one value for all workers",
+            remedy="make the variable in strategy.scope(); compute the array from the same data on all workers; what "
+            "differs between workers goes through strategy.distribute_values_from_function",
         )
 
     def _compare_programs(self, programs: Sequence[str]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -12,14 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import jit_key
-from mirrored._jax.as_written import jit
+from mirrored._jax.as_written import dispatch_of, jit
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.capture import CaptureTracer
-from mirrored._jax.outlines import digest_of
+from mirrored._jax.outlines import captured_arrays, digest_of
 from mirrored._jax.staging import Staged, has_callbacks, stage
 from mirrored._jax.traces import current_trace, is_eval, is_tracer
+from mirrored.errors import ContextError, DeviceError
 from mirrored.function import in_flight
 from mirrored.function.creating import refuse_forgotten
+from mirrored.function.donating import DonatingSteps, first_line
 from mirrored.function.meeting import Meeting
 from mirrored.function.signature import Arguments
 from mirrored.replicas import structures
@@ -27,6 +31,8 @@ from mirrored.replicas.ambient import within
 from mirrored.replicas.frames import Bookkeeping, FunctionFrame
 from mirrored.replicas.reads import announce_read
 from mirrored.replicas.values import Mirrored, PerReplica
+from mirrored.variables.awaiting import settle_all, withheld
+from mirrored.variables.state_lock import lock, note_former, refuse_callbacks, state, store_all, thread, turn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +65,11 @@ class Program:
         self._steps = steps
         self._donate = donate
         self._frame = FunctionFrame()
-        self._met = Meeting(getattr(function, "__name__", "function"))
+        self._name = str(getattr(function, "__name__", "function"))
         self._results: list[_Result] = []
         self._out_treedef: Any = None
         staged = self._stage(function)
-        refuse_forgotten(self._frame.new, getattr(function, "__name__", "function"))
+        refuse_forgotten(self._frame.new, self._name)
         self.created = self._frame.new
         self._compile(staged)
         # The commonest result, one array, needs no wrapping.
@@ -89,8 +95,8 @@ class Program:
     def _take_result(self, leaf: Any) -> Any:
         """Notes what a leaf of the result is; its array, or None if it is static."""
         if isinstance(leaf, PerReplica) and leaf.layout is not None:
-            layout = leaf.layout
-            self._results.append(_Result(True, True, lambda array: PerReplica.from_stacked(array, layout)))
+            layout, made_by = leaf.layout, leaf.made_by
+            self._results.append(_Result(True, True, lambda array: PerReplica.from_stacked(array, layout, made_by)))
             return leaf.stacked(layout)
         if isinstance(leaf, Mirrored):
             count = leaf.num_replicas
@@ -109,12 +115,13 @@ class Program:
         # A scan carries every assigned variable; a single step need not be told the old value of one that it only
         # assigns.
         carried = assigned if self._steps is not None else [v for v in read if id(v) in assigned_ids]
-        self._donated = carried if self._donate else []
+        self._synchronous = has_callbacks(staged.jaxpr)
+        # A callback may fail when the program is half through, and may read the variables: they keep their values.
+        self._donated = carried if self._donate and not self._synchronous else []
         donated_ids = {id(variable) for variable in self._donated}
         needed = {id(v): v for v in (*read, *carried)}
         self._kept = [v for v in needed.values() if id(v) not in donated_ids]
-        self._assigned = assigned
-        self._synchronous = has_callbacks(staged.jaxpr)
+        self._assigned = tuple(assigned)
         self._outer = [c for c in staged.constants if _is_outer(c)]
         self._token = not any(result.is_array for result in self._results)
         places = {id(v): i for i, v in enumerate([*self._donated, *self._kept])}
@@ -139,16 +146,20 @@ class Program:
                 outs = self._scanned(step, carry, state, outer, inputs)
             return [*outs, jnp.zeros((), jnp.int32)] if token else outs
 
+        _check_devices(self._name, self._frame, (*assigned, *read))
         shardings = [_sharding(variable) for variable in assigned]
         self._several = _several_processes(self._frame, (*assigned, *read))
         self._digest = "" if self._several is None else digest_of(staged.jaxpr, staged.constants)
+        captured = [] if self._several is None else captured_arrays(staged.jaxpr, staged.constants)
+        self._met = Meeting(self._name, captured, (*self._donated, *self._kept))
         rest = [_result_sharding(result, self._several) for result in self._results if result.is_array]
         rest += [None] * token
         pinned = [*shardings, *rest] if any(sharding is not None for sharding in shardings) else None
         compiled = functools.partial(jit, as_written=self._frame.as_written, out_shardings=pinned)
         donated = tuple(range(len(self._donated)))
         self._plain = compiled(program)
-        self._donating = compiled(program, donate_argnums=donated)
+        self._jitted = compiled(program, donate_argnums=donated) if donated else self._plain
+        self._donating = DonatingSteps(dispatch_of(self._jitted), len(donated), assigned) if donated else None
 
     def _in_order_of_reading(self, staged: Staged, read: Sequence[Any]) -> tuple[Staged, list[Any]]:
         """The program with the assigned variables' new values in the order of their old ones, and those variables.
@@ -192,49 +203,77 @@ class Program:
 
     def lower(self, arrays: Sequence[Any]) -> Any:
         """JAX's lowering of the program for these arrays, for looking at its HLO."""
-        state = [variable.stored() for variable in (*self._donated, *self._kept)]
-        return self._donating.lower(*state, *self._outer, *arrays)
+        settle_all((*self._donated, *self._kept))
+        with lock:
+            values = [variable.borrowed() for variable in (*self._donated, *self._kept)]
+            return self._jitted.lower(*values, *self._outer, *arrays)
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
-        """Runs it on the variables as they are now, and assigns what it assigns.
+        """Runs it on the variables as they are now, and assigns what it assigns: all of it, or nothing.
 
         Args:
             arrays: The arguments' arrays, of all steps one after another.
         """
         if not is_eval(current_trace()):
             return self._call_recorded(arrays)
-        donated = [variable.to_donate() for variable in self._donated]
-        kept = [variable.stored() for variable in self._kept]
-        if self._several is not None:
-            arrays = self._met.arguments(arrays, self._several, self._digest)
-        try:
-            outs = self._donating(*donated, *kept, *self._outer, *arrays)
-            if self._synchronous:
-                jax.block_until_ready(outs)
-        except Exception as error:
-            self._mark_lost(donated, error)
-            raise
-        count = len(self._assigned)
-        for variable, value in zip(self._assigned, outs, strict=False):
-            variable.store(value)
-        rest = outs[count:]
+        if state.calls_back or withheld:
+            refuse_callbacks(self._name)
+            settle_all((*self._donated, *self._kept))
+        outs = self._dispatched(arrays)
+        results = outs[len(self._assigned) :]
         try:
             if self._several is not None:
-                self._met.passed(rest[-1])
-            in_flight.launched(rest[-1])
+                self._met.passed(results[-1])
+            in_flight.launched(results[-1])
         except Exception as error:
-            self._mark_lost(donated, error)
+            for variable in self._donated:
+                variable.lose(first_line(error))
             raise
-        return self._wrapped(rest)
+        return self._wrapped(results)
+
+    def _dispatched(self, arrays: Sequence[Any]) -> list[Any]:
+        """Runs it and stores the new values; all results."""
+        # A program that only reads takes its values with the lock held, and waits for no eager run of another thread.
+        with turn() if self._assigned else lock, lock:
+            if state.step is not None:
+                state.step.finish()
+            if thread.before is not None:
+                note_former(self._assigned)
+            if self._several is not None:
+                arrays = self._met.arguments(arrays, self._several, self._digest)
+            rest = [variable.borrowed() for variable in self._kept] + self._outer
+            rest += arrays
+            try:
+                if self._donating is None:
+                    return self._run(rest)
+                step = self._donating(rest)
+            except ValueError as error:
+                raise _explained(self._name, error) or error from None
+        if step.interruption is not None:
+            raise step.interruption
+        return step.results
+
+    def _run(self, operands: Sequence[Any]) -> list[Any]:
+        """Runs it without donating anything."""
+        if self._synchronous:
+            state.calls_back = threading.get_ident()
+        try:
+            outs: list[Any] = self._plain(*operands)
+            if self._synchronous:
+                jax.block_until_ready(outs)
+        finally:
+            state.calls_back = 0
+        store_all(self._assigned, outs)
+        return outs
 
     def _call_recorded(self, arrays: Sequence[Any]) -> Any:
         """Under a tape (or a bare transform): nothing is donated, reads are announced, results recorded."""
-        state = [_announced(variable) for variable in (*self._donated, *self._kept)]
-        for variable in self._assigned:
-            variable.check_assignable("function")
-        outs = self._plain(*state, *self._outer, *arrays)
-        for variable, value in zip(self._assigned, outs, strict=False):
-            variable.store(payload_of(value))
+        with turn() if self._assigned else nullcontext():
+            values = [_announced(variable) for variable in (*self._donated, *self._kept)]
+            for variable in self._assigned:
+                variable.check_assignable("function")
+            outs = self._plain(*values, *self._outer, *arrays)
+            store_all(self._assigned, [payload_of(value) for value in outs[: len(self._assigned)]])
         return self._wrapped(outs[len(self._assigned) :])
 
     def _wrapped(self, arrays: Sequence[Any]) -> Any:
@@ -250,11 +289,6 @@ class Program:
                 leaves.append(array if result.wrap is None else result.wrap(array))
         return structures.unflatten(self._out_treedef, leaves)
 
-    def _mark_lost(self, donated: Sequence[Any], error: Exception) -> None:
-        for variable, array in zip(self._donated, donated, strict=True):
-            if array.is_deleted() or variable.stored_or_lost() is not array:
-                variable.lose(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-
 
 def _is_outer(constant: Any) -> bool:
     """Whether a constant is to be passed as an operand.
@@ -264,6 +298,38 @@ def _is_outer(constant: Any) -> bool:
     if is_tracer(constant):
         return not isinstance(constant, CaptureTracer)
     return isinstance(constant, jax.Array) and not constant.is_fully_addressable
+
+
+def _check_devices(called: str, frame: FunctionFrame, variables: Sequence[Any]) -> None:
+    """Refuses a program over different sets of devices.
+
+    Raises:
+        ContextError: Its runs and variables belong to strategies on different devices.
+    """
+    owners = {
+        tuple(one.layout.devices): f"variable {one.name!r} of {one.strategy!r}" for one in variables if one.layout
+    }
+    if frame.layout is not None:
+        owners.setdefault(tuple(frame.layout.devices), "a run of another strategy")
+    if len(owners) > 1:
+        raise ContextError(
+            called,
+            found=f"one function uses {' and '.join(owners.values())}, which are on different devices",
+            rule="a compiled function is one program, over the devices of one strategy",
+            remedy="write one function for each strategy, and pass values between them as arrays on the host",
+        )
+
+
+def _explained(called: str, error: ValueError) -> DeviceError | None:
+    """JAX's error about arguments that lie on other devices, in the user's terms."""
+    if "incompatible devices" not in str(error):
+        return None
+    return DeviceError(
+        called,
+        found=f"an argument lies on other devices than the variables: {first_line(error)}",
+        rule="the arguments of a compiled function lie on the devices of its strategy, or on none in particular",
+        remedy="pass a NumPy array, or the batches of a distributed dataset; or move it: jax.device_put(x, device)",
+    )
 
 
 def _several_processes(frame: FunctionFrame, variables: Sequence[Any]) -> Any:

@@ -10,7 +10,9 @@ import jax
 import numpy as np
 
 from mirrored._jax.boxes import Array
+from mirrored._jax.host_memory import owned
 from mirrored._jax.traces import canonical_dtype
+from mirrored.function.static_keys import Identity, static_key
 from mirrored.replicas import structures
 from mirrored.replicas.values import DistributedValues, Mirrored, PerReplica
 
@@ -46,7 +48,7 @@ class Arguments:
             old = leaves[place]
             if isinstance(old, PerReplica):
                 assert old.layout is not None
-                leaves[place] = PerReplica.from_stacked(array, old.layout)
+                leaves[place] = PerReplica.from_stacked(array, old.layout, old.made_by)
             elif isinstance(old, Mirrored):
                 leaves[place] = Mirrored(array, old.num_replicas)
             else:
@@ -138,7 +140,8 @@ def _array_of(leaf: Any, layout: Any) -> Any:
     if isinstance(leaf, jax.Array):
         return leaf
     if isinstance(leaf, (np.ndarray, np.generic)):
-        return np.asarray(leaf, canonical_dtype(leaf.dtype))
+        # JAX would read the caller's buffer after the call has returned.
+        return owned(np.asarray(leaf, canonical_dtype(leaf.dtype)))
     if isinstance(leaf, PerReplica):
         where = leaf.layout or layout
         if where is None:
@@ -158,15 +161,11 @@ def _type_of(array: Any) -> tuple[Hashable, ...]:
 
 
 def _static_key(leaf: Any) -> Hashable:
-    if leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes)):
+    if leaf is None or isinstance(leaf, (bool, int, str, bytes)):
         return (type(leaf), leaf)
     if isinstance(leaf, DistributedValues):
-        return (type(leaf), id(leaf))
-    try:
-        hash(leaf)
-    except TypeError:
-        return (type(leaf), id(leaf))
-    return (type(leaf), leaf)
+        return (type(leaf), Identity(leaf))
+    return static_key(leaf)
 
 
 def difference(old: Arguments, new: Arguments) -> str:

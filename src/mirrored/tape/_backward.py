@@ -12,7 +12,7 @@ from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored.tape import _catalogue as catalogue
 from mirrored.tape._operation import Operation
-from mirrored.tape._record import Key, Record
+from mirrored.tape._record import Key, Loss, Record
 from mirrored.tape._recorder import Recorder
 from mirrored.tape._trace import TapeTrace, run_under
 
@@ -33,6 +33,8 @@ class Walk:
         self._recorded = recorded
         self._forget = forget
         self._trace = current_trace()
+        # Values whose gradient would lack a part: it is an error if one of them is wanted.
+        self._lost: dict[Key, Loss] = {}
         # Residuals of a tape without another one around it are plain arrays.
         self._direct = is_eval(self._trace) and owner.eager
 
@@ -48,6 +50,7 @@ class Walk:
             wanted: Keys of the sources.
         """
         cotangents, keep = dict(seeds), frozenset(wanted)
+        self._lost = {}
         token = jit_key.swap(None) if is_eval(self._trace) else None
         try:
             for record in self._records():
@@ -55,6 +58,9 @@ class Walk:
         finally:
             if is_eval(self._trace):
                 jit_key.put(token)
+        for key in keep:
+            if key in self._lost:
+                raise self._lost[key].error()
         return {key: cotangents[key] for key in keep if key in cotangents}
 
     def _records(self) -> Iterable[Record]:
@@ -66,14 +72,31 @@ class Walk:
             yield records.pop()
 
     def _step(self, record: Record, cotangents: dict[Key, Any], keep: frozenset[Key]) -> None:
+        if self._lost:
+            self._hand_on_losses(record)
         arrived = [None if key is None else _take(cotangents, key, keep) for key in record.out_keys]
         if not record.meets and all([cotangent is None for cotangent in arrived]):
             return
+        loss = record.loss
+        if loss is not None:
+            self._lost.update((key, loss) for key in loss.keys if key not in self._lost)
         pull = record.pull_recorded if self._recorded else record.pull
         for position, cotangent in pull(arrived, self._run):
             key = record.in_keys[position]
             before = cotangents.get(key)
             cotangents[key] = cotangent if before is None else self._added(before, cotangent)
+
+    def _hand_on_losses(self, record: Record) -> None:
+        """What a lost value was computed from is lost in turn."""
+        losses = [None if key is None else self._lost.get(key) for key in record.out_keys]
+        found = next((loss for loss in losses if loss is not None), None)
+        if found is None:
+            return
+        reached = record.reached(tuple([loss is not None for loss in losses]))
+        behind = [record.in_keys[position] for position in reached]
+        if record.loss is not None:
+            behind += record.loss.keys
+        self._lost.update((key, found) for key in behind if key not in self._lost)
 
     def _added(self, first: Any, second: Any) -> Any:
         try:

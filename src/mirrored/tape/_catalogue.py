@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import jax.numpy as jnp
 
+from mirrored._jax.closures import custom_calls
 from mirrored.tape._operation import Operation
 
 # A user's function made anew for every step (`jax.jit(lambda ...)`) comes with a new jaxpr each time, and an operation
@@ -88,7 +89,7 @@ def bound(primitive: Any, params: dict[str, Any]) -> Operation:
         def apply(*args: Any) -> list[Any]:
             return [primitive.bind(*args, **params)]
 
-    return Operation(apply, str(primitive))
+    return Operation(apply, str(primitive), custom_calls(params))
 
 
 def of_program(key: Hashable, make: Callable[[], Operation]) -> Operation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import jax
@@ -17,7 +17,7 @@ from mirrored._jax.programs import aval_of, is_inexact
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored.errors import ArgumentError, ArgumentTypeError
 from mirrored.replicas.reads import listen, unlisten
-from mirrored.tape._record import Key, Pulled, Record, Runner, completed
+from mirrored.tape._record import Key, Pulled, Record, Runner, closed_over, completed
 from mirrored.tape._structure import is_variable
 from mirrored.tape._trace import TapeTrace
 
@@ -103,12 +103,12 @@ class _Call:
         tapes = list(_tapes_from(innermost))
         operands = [self._leaves[i] for i in self._arrays]
         sorted_operands = [tape.sort(operands) for tape in tapes]
-        with _paused(tapes), _collected_reads() as read:
+        with _touching(tapes) as touched, _collected_reads() as read:
             result, gradient = self._function(*self._tree.unflatten(self._leaves), **self._kwargs)
             tree: Any
             leaves, tree = jax.tree.flatten(result, is_leaf=is_variable)
             outputs = [_untracked(_as_array(leaf), tapes) for leaf in leaves]
-        variables = list(read.values())
+        variables = list(read.variables.values())
         takes_variables = _takes_variables(gradient)
         if variables and not takes_variables:
             raise _needs_variables(self._function, variables)
@@ -117,7 +117,10 @@ class _Call:
         for tape, (_, keys, watched) in reversed(list(zip(tapes, sorted_operands, strict=True))):
             record = CustomRecord(keys, watched, gradient, avals, len(operands))
             record.reach(tape, variables)
-            outputs = tape.add(record, outputs, tracked, operands) if record.in_keys else outputs
+            beside = touched[id(tape)].keys() - set(keys) - read.keys_of(tape)
+            if beside:
+                record.loss = closed_over(list(beside), getattr(self._function, "__name__", "custom_gradient"))
+            outputs = tape.add(record, outputs, tracked, operands) if record.in_keys or beside else outputs
         return tree.unflatten(outputs)
 
     def under_transform(self) -> Any:
@@ -141,7 +144,7 @@ class _Call:
 class CustomRecord(Record):
     """Goes back by the user's gradient function."""
 
-    __slots__ = ("avals", "gradient", "num_operands", "reached", "variables")
+    __slots__ = ("avals", "gradient", "loss", "num_operands", "reached_variables", "variables")
 
     def __init__(
         self,
@@ -155,15 +158,16 @@ class CustomRecord(Record):
         self.gradient = gradient
         self.avals = avals
         self.num_operands = num_operands
+        self.loss = None
         self.variables: list[Any] = []
-        self.reached: list[int] = []
+        self.reached_variables: list[int] = []
 
     def reach(self, tape: TapeTrace, variables: list[Any]) -> None:
         """Adds the variables that the function read and `tape` watches to what a gradient can reach."""
         assert tape.recorder is not None
         self.variables = variables
-        self.reached = [i for i, variable in enumerate(variables) if tape.recorder.watches(variable)]
-        self.in_keys = [*self.in_keys, *(tape.recorder.variable_key(variables[i]) for i in self.reached)]
+        self.reached_variables = [i for i, variable in enumerate(variables) if tape.recorder.watches(variable)]
+        self.in_keys = [*self.in_keys, *(tape.recorder.variable_key(variables[i]) for i in self.reached_variables)]
 
     def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
         full = completed(cotangents, self.avals)
@@ -174,53 +178,62 @@ class CustomRecord(Record):
             given = self.gradient(*full)
         gradients = _listed(given, self.num_operands)
         pulled = [gradients[i] for i in self.watched]
-        if self.reached:
+        if self.reached_variables:
             listed = _listed(of_variables, len(self.variables))
-            pulled += [listed[i] for i in self.reached]
+            pulled += [listed[i] for i in self.reached_variables]
         return [(i, gradient) for i, gradient in enumerate(pulled) if gradient is not None]
 
 
 def _tapes_from(innermost: TapeTrace) -> Iterator[TapeTrace]:
     trace: Any = innermost
     while isinstance(trace, TapeTrace):
-        if trace.recorder is not None:
+        if trace.recorder is not None and trace.touched is None:
             yield trace
         trace = trace.parent
 
 
 @contextmanager
-def _paused(tapes: Sequence[TapeTrace]) -> Iterator[None]:
-    recorders = [tape.recorder for tape in tapes]
-    for tape in tapes:
-        tape.recorder = None
-    try:
-        yield
-    finally:
-        for tape, recorder in zip(tapes, recorders, strict=True):
-            tape.recorder = recorder
+def _touching(tapes: Sequence[TapeTrace]) -> Iterator[dict[int, dict[Key, None]]]:
+    """Runs the block unrecorded, noting for each tape which of the values that it tracks are used."""
+    with ExitStack() as stack:
+        yield {id(tape): stack.enter_context(tape.touching()) for tape in reversed(tapes)}
 
 
 class _Collector:
-    """A listener that remembers which trainable variables are read."""
+    """A listener that remembers which trainable variables are read, and what the readers got."""
 
     def __init__(self) -> None:
         self.variables: dict[int, Any] = {}
+        self._values: list[Any] = []
 
     def on_read(self, variable: Any, value: Any) -> Any:
         if variable.trainable:
             self.variables[id(variable)] = variable
+            self._values.append(value)
         return value
+
+    def keys_of(self, tape: TapeTrace) -> set[Key]:
+        """The keys under which `tape` tracks what was read."""
+        keys: set[Key] = set()
+        for value in self._values:
+            while True:
+                _, found, _ = tape.sort([value])
+                keys.update(found)
+                if type(value) is not Box:
+                    break
+                value = value.payload
+        return keys
 
     def on_write(self, variable: Any) -> None:
         pass
 
 
 @contextmanager
-def _collected_reads() -> Iterator[dict[int, Any]]:
+def _collected_reads() -> Iterator[_Collector]:
     collector = _Collector()
     listen(collector)
     try:
-        yield collector.variables
+        yield collector
     finally:
         unlisten(collector)
 
@@ -229,7 +242,7 @@ def _untracked(value: Any, tapes: Sequence[TapeTrace]) -> Any:
     for tape in tapes:
         if type(value) is Box and value.owner is tape:
             value = value.payload
-    return value if type(value) is Array else tapes[-1].copied(value)
+    return value if type(value) is Array or not tapes else tapes[-1].copied(value)
 
 
 def _as_array(leaf: Any) -> Any:

@@ -15,11 +15,12 @@ import numpy as np
 from mirrored._jax import jit_key
 from mirrored._jax.boxes import STAND_INS, Array, ReadTracer, payload_of
 from mirrored._jax.programs import aval_of, is_inexact
-from mirrored._jax.traces import current_trace, is_staging_above, put_trace
+from mirrored._jax.traces import current_trace, is_cut_off, is_staging_above, put_trace
 from mirrored.errors import ArgumentError, StructureError, TapeError
 from mirrored.replicas.reads import listen, unlisten
 from mirrored.tape import _jacobian as jacobians
 from mirrored.tape._backward import Walk
+from mirrored.tape._operation import is_deriving
 from mirrored.tape._record import Key
 from mirrored.tape._recorder import Recorder
 from mirrored.tape._structure import (
@@ -101,6 +102,7 @@ class GradientTape:
         put_trace(self._trace)
         if self._trace.eager and self._trace.outer_token is None:
             jit_key.put(jit_key.TAPE)
+        jit_key.moved()
         listen(self)
 
     def _stop(self) -> None:
@@ -111,7 +113,7 @@ class GradientTape:
             while isinstance(parent, TapeTrace) and parent.recorder is None:
                 parent, token = parent.parent, parent.outer_token
             put_trace(parent)
-            jit_key.put(token)
+            jit_key.leave_tape(token)
 
     @contextmanager
     def stop_recording(self) -> Iterator[None]:
@@ -163,6 +165,7 @@ class GradientTape:
                 remedy="make a new tape, or call reset() before the block ends",
             )
         self._recorder = self._trace.recorder = Recorder(self._persistent, self._recorder.watch_accessed_variables)
+        jit_key.moved()
 
     # Watching
 
@@ -195,6 +198,7 @@ class GradientTape:
             _log.warning("The dtype of the watched tensor must be floating (e.g. float32), got %s", leaf.dtype)
         elif is_variable(leaf):
             self._recorder.watch_variable(leaf)
+            jit_key.moved()
         else:
             self._recorder.watch(leaf, self._trace)
 
@@ -211,15 +215,28 @@ class GradientTape:
         """Called by a variable that is read in the block: the value to hand on."""
         if type(value) in STAND_INS:
             return value
+        recorder = self._trace.recorder
         staging = is_staging_above(current_trace(), self._trace)
+        if staging is None and recorder is not None:
+            staging = self._is_traced_for_later()
         if staging and self._trace.eager:
             return ReadTracer(variable, aval_of(value))
-        recorder = self._trace.recorder
         if recorder is None or staging is None:
             return value
         if recorder.watches(variable):
             return recorder.read(variable, value, self._trace)
         return recorder.untracked(value, self._trace)
+
+    def _is_traced_for_later(self) -> bool | None:
+        """Whether JAX is tracing a function under this tape, though the trace does not say what it rests on.
+
+        So it is with the bodies of `shard_map` and `custom_vjp`, and with derivative rules, which JAX traces when the
+        call is differentiated, and keeps.
+        """
+        if is_deriving():
+            return True if self._trace.eager else None
+        # Where the tape is set aside on purpose, its token is too.
+        return True if jit_key.current() is not None and is_cut_off(current_trace()) else None
 
     def on_write(self, variable: Any) -> None:
         """Called by a variable that is about to change: what was recorded keeps the old value."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mirrored._jax.closures import custom_calls
 from mirrored._jax.programs import as_function
 from mirrored._jax.structured import while_p
 from mirrored.tape import _catalogue as catalogue
@@ -30,7 +31,7 @@ def _unrolled_while(trace: TapeTrace, args: Sequence[Any], params: dict[str, Any
 
 
 def _of_jaxpr(jaxpr: Any, name: str) -> Operation:
-    return catalogue.of_program((jaxpr, name), lambda: Operation(as_function(jaxpr), name))
+    return catalogue.of_program((jaxpr, name), lambda: Operation(as_function(jaxpr), name, custom_calls({"": jaxpr})))
 
 
 UNROLLED: dict[Any, Callable[[TapeTrace, Sequence[Any], dict[str, Any]], list[Any]]] = {while_p: _unrolled_while}

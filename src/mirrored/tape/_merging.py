@@ -61,7 +61,7 @@ def process(trace: TapeTrace, merge: Merge, payload: list[Any]) -> list[Any]:
     """Meets under the tape's parent, and records the replica's part if the tape is recording."""
     values, keys, watched = trace.sort(payload)
     with trace.under_parent():
-        if trace.recorder is None:
+        if trace.recorder is None or trace.touched is not None:
             return meet(merge, values)
         *results, part = meet(Merge(merge.name, lambda payloads: _forward(merge, payloads)), values)
     residuals = results[part.num_results :]

@@ -9,17 +9,45 @@ constants are not computed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from mirrored._jax import jit_key
+from mirrored._jax.boxes import STAND_INS
+from mirrored._jax.closures import CustomCalls, closed_over_inputs, embedded_tracers
 from mirrored._jax.programs import Program, context_key, is_inexact, program_of, zero_tangent
 
 Flat = Callable[..., Sequence[Any]]
 Watched = tuple[int, ...]
+
+# How often a rule that cannot be derived is tried again for some of the inputs.
+MOST_TRIALS = 32
+
+
+class _Thread(threading.local):
+    deriving = 0
+
+
+_thread = _Thread()
+
+
+def is_deriving() -> bool:
+    """Whether a rule is being derived in this thread: rules are kept, so that no value may be embedded in them."""
+    return _thread.deriving > 0
+
+
+@contextmanager
+def _deriving() -> Iterator[None]:
+    _thread.deriving += 1
+    try:
+        yield
+    finally:
+        _thread.deriving -= 1
 
 
 class Operation:
@@ -28,19 +56,21 @@ class Operation:
     Args:
         function: Takes arrays, gives a list of arrays, is traceable.
         name: For messages and profiles.
+        custom_calls: Which functions with derivatives of their own it holds, if it is a traced program.
 
     Attributes:
         jitted: `function` under `jax.jit`, made when it is first asked for: inside a compiled program it never is, and
             making it takes longer there than all that is done with the operation.
     """
 
-    __slots__ = ("_rules", "function", "jitted", "name")
+    __slots__ = ("_rules", "custom_calls", "function", "jitted", "name")
 
     jitted: Callable[..., list[Any]]
 
-    def __init__(self, function: Flat, name: str) -> None:
+    def __init__(self, function: Flat, name: str, custom_calls: CustomCalls = CustomCalls.NONE) -> None:
         self.function = function
         self.name = name
+        self.custom_calls = custom_calls
         self._rules: dict[Any, Rule] = {}
 
     def __getattr__(self, attribute: str) -> Any:
@@ -49,6 +79,10 @@ class Operation:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {attribute!r}")
         self.jitted = jax.jit(self.function)
         return self.jitted
+
+    def derived(self, function: Flat, name: str) -> Operation:
+        """An operation that was derived from this one."""
+        return Operation(function, name, self.custom_calls)
 
     def rule(self, avals: tuple[Any, ...], watched: Watched) -> Rule:
         """The rule for inputs of these types, of which those at `watched` are tracked.
@@ -59,7 +93,8 @@ class Operation:
             key = (avals, watched, context_key())
             rule = self._rules.get(key)
             if rule is None:
-                rule = self._rules[key] = Rule(self, avals, watched)
+                with _deriving():
+                    rule = self._rules[key] = Rule(self, avals, watched)
         return rule
 
 
@@ -79,7 +114,10 @@ class Rule:
         is_plain: Whether there is one result, and a way back from it.
         passes: Whether the one result's cotangent is that of the one watched input as it stands (`x + 1.0`).
         out_avals: The results' types.
-        failure: Why there is no way back (no derivative is defined for it, say), if so.
+        watched: The inputs that have a pullback.
+        lost: The watched inputs without one: a function with a derivative of its own closes over them, or no
+            derivative is defined.
+        failure: Why those have no pullback (None if something closes over them).
     """
 
     __slots__ = (
@@ -88,34 +126,76 @@ class Rule:
         "_leaf_avals",
         "_operation",
         "_tree",
-        "_watched",
         "any_tracked",
         "failure",
         "forward",
         "is_plain",
+        "lost",
         "num_results",
         "out_avals",
         "passes",
         "plan",
         "tracked",
+        "watched",
     )
 
     def __init__(self, operation: Operation, avals: tuple[Any, ...], watched: Watched) -> None:
         self._operation = operation
-        self._avals, self._watched = avals, watched
+        self._avals = avals
         self._backward: dict[tuple[bool, ...], Backward] = {}
         self.failure: Exception | None = None
         self.is_plain = self.passes = False
+        closed_over = self._closed_over() if operation.custom_calls is CustomCalls.CLOSING_OVER else ()
+        self.watched = tuple([position for position in watched if position not in closed_over])
+        self.lost = tuple([position for position in watched if position in closed_over])
+        if not self.lost or self.watched:
+            self._try()
+        else:
+            self._give_up(None)
+
+    def _closed_over(self) -> Sequence[int]:
+        return closed_over_inputs(program_of(self._operation.function, self._avals))
+
+    def _try(self) -> None:
+        """Derives the rule for the watched inputs, or, if that fails, for those for which it can be derived."""
         try:
-            self._derive(avals, watched)
+            self._derive(self._avals, self.watched)
         except Exception as failure:
-            self._give_up(failure, avals)
+            kept = self._derivable(self.watched, [MOST_TRIALS]) if len(self.watched) > 1 else ()
+            if kept:
+                self.failure = failure
+                self.lost = (*self.lost, *(position for position in self.watched if position not in kept))
+                self.watched = kept
+                self._derive(self._avals, kept)
+            else:
+                self._give_up(failure)
+        if self.lost:
+            self.is_plain = self.passes = False
+            self.any_tracked = any(self.tracked)
+
+    def _derivable(self, watched: Watched, left: list[int]) -> Watched:
+        """The watched inputs for which the rule can be derived, by halves; `left` counts the trials."""
+        if len(watched) == 1:
+            return watched if self._is_derivable(watched, left) else ()
+        halves = watched[: len(watched) // 2], watched[len(watched) // 2 :]
+        return sum((half if self._is_derivable(half, left) else self._derivable(half, left) for half in halves), ())
+
+    def _is_derivable(self, watched: Watched, left: list[int]) -> bool:
+        left[0] -= 1
+        if left[0] < 0:
+            return False
+        try:
+            self._derive(self._avals, watched)
+        except Exception:
+            return False
+        return True
 
     def backward(self, present: tuple[bool, ...]) -> Backward:
         """The way back when these results have a cotangent."""
         found = self._backward.get(present)
         if found is None:
-            found = self._backward[present] = self._pull_program(present)
+            with _deriving():
+                found = self._backward[present] = self._pull_program(present)
         return found
 
     def residuals(self, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
@@ -125,6 +205,7 @@ class Rule:
 
     def _derive(self, avals: tuple[Any, ...], watched: Watched) -> None:
         aux: dict[str, Any] = {}
+        self._backward = {}
 
         def forward(*args: Any) -> list[Any]:
             results, pullback = linearize(self._operation.function, args, watched)
@@ -133,6 +214,7 @@ class Rule:
             return [*results, *leaves]
 
         program = program_of(forward, avals)
+        self._refuse_stand_ins(program)
         self._tree, self.num_results = aux["tree"], aux["count"]
         self.out_avals = program.out_avals[: self.num_results]
         self._leaf_avals = program.out_avals[self.num_results :]
@@ -158,7 +240,7 @@ class Rule:
                 kept.append(position)
             self.plan.append((Residual.RESULT, seen[id(atom)]))
         cut = program.keeping(kept)
-        self.forward = Operation(cut, self._operation.name)
+        self.forward = self._operation.derived(cut, self._operation.name)
 
     def _pull_program(self, present: tuple[bool, ...]) -> Backward:
         num_leaves = len(self._leaf_avals)
@@ -173,47 +255,33 @@ class Rule:
 
         given_avals = [aval for aval, here in zip(self.out_avals, present, strict=True) if here]
         program = program_of(pull, [*self._leaf_avals, *given_avals])
+        self._refuse_stand_ins(program)
         linked = program.depends(range(num_leaves, num_leaves + len(given_avals)))
-        if any(aval.size == 0 for aval in given_avals):
-            linked = [one or other for one, other in zip(linked, self._linked_forward(present), strict=True)]
+        if any(aval.size == 0 for aval in given_avals) and self._operation.name != "stop_gradient":
+            # JAX's rules and functions give up where a result has no elements (convolutions, `jnp.take`), so that the
+            # replica with an empty share would have no gradient where the others have one.
+            linked = [True] * len(linked)
         when = program.computed_at()
         reached = [i for i, is_linked in enumerate(linked) if is_linked and is_inexact(program.out_avals[i])]
         reached.sort(key=lambda i: when[i])
         passes = reached == [0] and program.jaxpr.outvars[0] is program.jaxpr.invars[num_leaves]
-        return Backward(Operation(program.keeping(reached), f"gradient of {self._operation.name}"), reached, passes)
+        operation = self._operation.derived(program.keeping(reached), f"gradient of {self._operation.name}")
+        return Backward(operation, reached, passes)
 
-    def _linked_forward(self, present: tuple[bool, ...]) -> list[bool]:
-        """Whether these results depend on each watched input, by the way forward.
+    def _refuse_stand_ins(self, program: Program) -> None:
+        """Refuses a derivative rule that closes over a value of the moment, since this rule is kept."""
+        if self._operation.custom_calls is CustomCalls.NONE:
+            return
+        if any(type(one) in STAND_INS for one in program.constants) or embedded_tracers(program):
+            raise TypeError(
+                "the derivative rule of a function inside closes over an array that a tape tracks, or reads a variable"
+            )
 
-        The way back does not tell of results without elements: JAX's rule for convolutions gives up there, so that
-        the replica with an empty share would have no gradient where the others have one.
-        """
-        count = len(self._avals)
-
-        def tangents(*args: Any) -> list[Any]:
-            def of_watched(*chosen: Any) -> list[Any]:
-                full = list(args[:count])
-                for position, value in zip(self._watched, chosen, strict=True):
-                    full[position] = value
-                return [one for one, here in zip(self._operation.function(*full), present, strict=True) if here]
-
-            dots = [
-                dot if is_inexact(self._avals[position]) else zero_tangent(self._avals[position])
-                for position, dot in zip(self._watched, args[count:], strict=True)
-            ]
-            chosen = [args[position] for position in self._watched]
-            return list(jax.jvp(of_watched, chosen, dots)[1])
-
-        try:
-            program = program_of(tangents, [*self._avals, *(self._avals[position] for position in self._watched)])
-        except TypeError:  # a function with a gradient of its own has no way forward
-            return [False] * len(self._watched)
-        return [any(program.depends([count + i])) for i in range(len(self._watched))]
-
-    def _give_up(self, failure: Exception, avals: tuple[Any, ...]) -> None:
+    def _give_up(self, failure: Exception | None) -> None:
         self.failure = failure
+        self.lost, self.watched = (*self.lost, *self.watched), ()
         self.forward, self.plan = self._operation, []
-        self.out_avals = program_of(self._operation.function, avals).out_avals
+        self.out_avals = program_of(self._operation.function, self._avals).out_avals
         self.num_results = len(self.out_avals)
         self.tracked = [is_inexact(aval) for aval in self.out_avals]
         self.any_tracked = any(self.tracked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,6 +22,51 @@ _keys = itertools.count(1)
 new_key: Callable[[], Key] = _keys.__next__
 
 
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """Values on which an operation depends without a derivative.
+
+    A gradient that comes back to the operation is refused if one of its sources lies behind such a value.
+
+    Attributes:
+        keys: The values.
+        name: The operation.
+        failure: Why there is no derivative.
+        remedy: What to do about it.
+    """
+
+    keys: Sequence[Key]
+    name: str
+    failure: Exception | str
+    remedy: str = (
+        "in compiled code use lax.scan, or lax.fori_loop with a fixed number of steps, in place of lax.while_loop; "
+        "give the function a gradient with custom_gradient; or cut it off with stop_gradient"
+    )
+
+    def error(self) -> TapeError:
+        """What the gradient raises."""
+        error = TapeError(
+            "GradientTape.gradient",
+            found=f"the gradient comes back through {self.name!r}, which JAX cannot differentiate: {self.failure}",
+            rule="a target may depend on a source only through operations that have a derivative",
+            remedy=self.remedy,
+        )
+        error.__cause__ = self.failure if isinstance(self.failure, Exception) else None
+        return error
+
+
+def closed_over(keys: Sequence[Key], name: str) -> Loss:
+    """The loss of what a function with a derivative of its own closes over."""
+    return Loss(
+        keys,
+        name,
+        "the function closes over a watched value or reads a watched variable, and its own derivative rule says "
+        "nothing about that value",
+        "pass the value as an argument of the function, for instance f(x, w.read_value()), and return its cotangent "
+        "from the rule; or, if no gradient is to reach it, close over stop_gradient(value)",
+    )
+
+
 class Record:
     """One operation: the values of `in_keys` went in, those of `out_keys` came out.
 
@@ -30,11 +76,13 @@ class Record:
         inputs: All inputs as they came in, boxed; kept by persistent tapes, for derivatives of gradients.
         watched: Positions of the watched inputs among all inputs.
         meets: Whether every replica has to take this step, whether or not a cotangent has arrived at it.
+        loss: What it depends on besides, without a derivative.
     """
 
     __slots__ = ("in_keys", "inputs", "out_keys", "watched")
 
     meets = False
+    loss: Loss | None = None
 
     def __init__(self, in_keys: Sequence[Key], watched: tuple[int, ...] = ()) -> None:
         self.in_keys = in_keys
@@ -54,6 +102,10 @@ class Record:
     def pull_recorded(self, cotangents: list[Any], run: Runner) -> Pulled:
         """The same as ordinary code of the inputs, so that the tape records it in turn."""
         return self.pull(cotangents, run)
+
+    def reached(self, present: tuple[bool, ...]) -> Iterable[int]:
+        """Positions in `in_keys` on which these results depend."""
+        return range(len(self.in_keys))
 
 
 class RuleRecord(Record):
@@ -95,11 +147,33 @@ class RuleRecord(Record):
         pulled = dict(_pull_again(self, self.operation.function, cotangents))
         return [(position, pulled[position]) for position in reached]
 
+    def reached(self, present: tuple[bool, ...]) -> Iterable[int]:
+        tracked = tuple([here and is_inexact(aval) for here, aval in zip(present, self.rule.out_avals, strict=True)])
+        return self.rule.backward(tracked).reached
+
+
+class PartialRuleRecord(RuleRecord):
+    """A rule that says how to go back to some of the watched inputs."""
+
+    __slots__ = ("loss",)
+
+    def __init__(
+        self,
+        in_keys: Sequence[Key],
+        watched: tuple[int, ...],
+        operation: Operation,
+        rule: Rule,
+        residuals: list[Any],
+        loss: Loss,
+    ) -> None:
+        super().__init__(in_keys, watched, operation, rule, residuals)
+        self.loss = loss
+
 
 class PullbackRecord(Record):
     """Goes back by the pullback of `jax.vjp`, called as it is."""
 
-    __slots__ = ("function", "out_avals", "pullback")
+    __slots__ = ("loss", "function", "out_avals", "pullback")
 
     def __init__(
         self,
@@ -108,8 +182,10 @@ class PullbackRecord(Record):
         function: Flat,
         pullback: Callable[[list[Any]], Sequence[Any]],
         out_avals: list[Any],
+        loss: Loss | None = None,
     ) -> None:
         super().__init__(in_keys, watched)
+        self.loss = loss
         self.function = function
         self.pullback = pullback
         self.out_avals = out_avals
@@ -131,24 +207,42 @@ class AliasRecord(Record):
         return ((0, cotangents[0]),)
 
 
-class FailedRecord(Record):
-    """There is no way back: said when a gradient gets here, not before."""
+class LossyRecord(Record):
+    """The cotangents of the results are those of the inputs, and something else on which they depend is lost."""
 
-    __slots__ = ("failure", "name")
+    __slots__ = ("loss",)
 
-    def __init__(self, in_keys: Sequence[Key], name: str, failure: Exception) -> None:
+    def __init__(self, in_keys: Sequence[Key], loss: Loss) -> None:
         super().__init__(in_keys)
-        self.name = name
-        self.failure = failure
+        self.loss = loss
 
     def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
-        raise TapeError(
-            "GradientTape.gradient",
-            found=f"the gradient comes back through {self.name!r}, which JAX cannot differentiate: {self.failure}",
-            rule="a target may depend on a source only through operations that have a derivative",
-            remedy="in compiled code use lax.scan, or lax.fori_loop with a fixed number of steps, in place of "
-            "lax.while_loop; give the function a gradient with custom_gradient; or cut it off with stop_gradient",
-        ) from self.failure
+        return [(position, cotangent) for position, cotangent in enumerate(cotangents) if cotangent is not None]
+
+
+class FailedRecord(Record):
+    """An operation without a pullback: raises when a gradient reaches it on the way to a source, not before."""
+
+    __slots__ = ("loss",)
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__(())
+        self.loss = loss
+
+    def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
+        return ()
+
+
+def partial_record(
+    operation: Operation, rule: Rule, keys: dict[int, Key], values: list[Any], results: list[Any]
+) -> Record:
+    """The record of an operation that has no derivative with respect to some of its watched inputs."""
+    lost = [keys[position] for position in rule.lost]
+    loss = closed_over(lost, operation.name) if rule.failure is None else Loss(lost, operation.name, rule.failure)
+    if not rule.watched:
+        return FailedRecord(loss)
+    kept = [keys[position] for position in rule.watched]
+    return PartialRuleRecord(kept, rule.watched, operation, rule, rule.residuals(values, results), loss)
 
 
 def _pull_again(record: Record, function: Flat, cotangents: list[Any]) -> Pulled:

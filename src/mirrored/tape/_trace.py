@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from mirrored._jax import evicting, jit_key
 from mirrored._jax.boxes import STAND_INS, Array, Box, payload_of
+from mirrored._jax.closures import custom_calls
 from mirrored._jax.custom_calls import binder, is_from_jax, reset_stores, with_stores_filled
 from mirrored._jax.embedded import Lifted, embedded_arrays
-from mirrored._jax.programs import aval_of, context_key, is_inexact, program_of
-from mirrored._jax.structured import device_put_p
+from mirrored._jax.programs import aval_of, context_key, program_of
+from mirrored._jax.structured import device_put_p, stop_gradient_p
 from mirrored._jax.traces import Trace, is_eval, is_eval_below, is_tracer, put_trace, share_identity, swap_trace
+from mirrored.tape import _calls as calls
 from mirrored.tape import _catalogue as catalogue
 from mirrored.tape import _loops as loops
 from mirrored.tape import _merging as merging
-from mirrored.tape._operation import Operation, linearize
+from mirrored.tape._operation import Operation
 from mirrored.tape._quick_rules import QuickRules
-from mirrored.tape._record import AliasRecord, FailedRecord, Key, PullbackRecord, Record, RuleRecord, new_key
+from mirrored.tape._record import AliasRecord, Key, Record, RuleRecord, new_key, partial_record
 
 if TYPE_CHECKING:
     from mirrored.replicas.merging import Merge
@@ -45,9 +47,11 @@ class TapeTrace(Trace):  # type: ignore[misc]
         parent: The trace that was current when the tape was entered.
         outer_token: The token of `jit_key` that was in force then.
         recorder: Where to record; None while the tape is not recording: then everything passes through.
+        touched: The keys of the tracked values that have been used, while a function with a derivative of its own runs;
+            none of what it computes is recorded. None at all other times.
     """
 
-    __slots__ = ("_stale", "eager", "outer_token", "parent", "recorder")
+    __slots__ = ("_stale", "eager", "outer_token", "parent", "recorder", "touched")
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -55,6 +59,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         self.parent: Any = None
         self.outer_token: Any = None
         self.recorder: Recorder | None = None
+        self.touched: dict[Key, None] | None = None
         self.eager = False
         self._stale: list[Any] = []
 
@@ -92,22 +97,40 @@ class TapeTrace(Trace):  # type: ignore[misc]
         """Runs `primitive`, recorded if an operand is watched."""
         if self._stale:
             self._forget_stale()
+        if self.touched is not None and primitive is stop_gradient_p:
+            return self._cut_off(primitive, args, params)
         values, keys, watched = self.sort(args)
         if self.recorder is not None and self.recorder.known:
             lifted = self._watched_inside(params)
-            if lifted:
+            if lifted and self.touched is None:
                 return self._process_lifted(primitive, values, keys, watched, params, lifted)
+            if lifted:
+                self.sort(lifted)
         if not watched:
             with self.under_parent():
                 return primitive.bind(*values, **params)
         if primitive is device_put_p:
             moved = {**params, "srcs": tuple(map(_place, values, params["srcs"]))}
-            return self._process_call(lambda *arrays: list(primitive.bind(*arrays, **moved)), values, keys, watched)
+            move = lambda *arrays: list(primitive.bind(*arrays, **moved))  # noqa: E731
+            return calls.process(self, move, None, values, keys, watched, str(primitive))
         unrolled = loops.UNROLLED.get(primitive)
         if unrolled is not None and self.eager:
             return unrolled(self, args, params)
-        results = self.perform(catalogue.of_primitive(primitive, params), values, keys, watched)
+        operation = catalogue.of_primitive(primitive, params)
+        results = self.perform(operation, values, keys, watched)
+        if operation.custom_calls:
+            results = calls.without_embedded(self, results, params, operation.name)
         return results if primitive.multiple_results else results[0]
+
+    def _cut_off(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        """`stop_gradient` does not count as a use."""
+        touched, self.touched = self.touched, {}
+        try:
+            values, _, _ = self.sort(args)
+        finally:
+            self.touched = touched
+        with self.under_parent():
+            return primitive.bind(*values, **params)
 
     def process_custom_jvp_call(
         self, primitive: Any, function: Any, jvp: Any, args: Sequence[Any], /, *, symbolic_zeros: bool
@@ -116,13 +139,14 @@ class TapeTrace(Trace):  # type: ignore[misc]
         params = {"symbolic_zeros": symbolic_zeros}
         values, keys, watched = self.sort(args)
         bind = binder(primitive, (function, jvp), params)
-        if watched and is_from_jax(function) and not any(is_tracer(value) for value in values):
+        is_library = is_from_jax(function)
+        if watched and is_library and not any(is_tracer(value) for value in values):
             known = self._library_call((primitive, function, symbolic_zeros), function, bind, values)
             if known is not None:
                 results = self.perform(known, values, keys, watched)
                 reset_stores(jvp)
                 return results
-        return self._process_call(bind, values, keys, watched)
+        return calls.process(self, bind, None if is_library else function, values, keys, watched, str(primitive))
 
     def process_custom_vjp_call(
         self,
@@ -139,7 +163,8 @@ class TapeTrace(Trace):  # type: ignore[misc]
         """A function with a gradient of its own."""
         params = {"out_trees": out_trees, "symbolic_zeros": symbolic_zeros}
         values, keys, watched = self.sort(args)
-        return self._process_call(binder(primitive, (function, forward, backward), params), values, keys, watched)
+        bind = binder(primitive, (function, forward, backward), params)
+        return calls.process(self, bind, function, values, keys, watched, str(primitive))
 
     def process_shard_map(self, primitive: Any, function: Any, args: Sequence[Any], **params: Any) -> Any:
         """`jax.shard_map` outside `jit`: traced first, so that what its function closes over becomes an operand."""
@@ -152,7 +177,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         values, _, _ = self.sort(args)
         with self.as_current():
             program = program_of(bind, [aval_of(value) for value in values])
-        operation = Operation(program.of_constants, str(primitive))
+        operation = Operation(program.of_constants, str(primitive), custom_calls({"": program.jaxpr}))
         return result[0].update(self.apply(operation, [*program.constants, *args]))
 
     def process_call(self, primitive: Any, function: Any, args: Sequence[Any], params: Any, /) -> Any:
@@ -189,10 +214,10 @@ class TapeTrace(Trace):  # type: ignore[misc]
                 jit_key.put(token)
         if rule.passes:
             record: Record = AliasRecord(keys, watched)
-        elif rule.failure is None:
-            record = RuleRecord(keys, watched, operation, rule, rule.residuals(values, results))
+        elif rule.lost:
+            record = partial_record(operation, rule, dict(zip(watched, keys, strict=True)), values, results)
         else:
-            record = FailedRecord(keys, operation.name, rule.failure)
+            record = RuleRecord(keys, watched, operation, rule, rule.residuals(values, results))
         return self.add(record, results[: rule.num_results], rule.tracked, values)
 
     def add(self, record: Record, results: list[Any], tracked: Sequence[bool], inputs: Sequence[Any] = ()) -> list[Any]:
@@ -217,7 +242,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         recorder = self.recorder
         operation = catalogue.OPERATORS[name]
         kind = type(right)
-        if not self.eager or recorder is None or (kind is Box and right.owner is not self):
+        if not self.eager or recorder is None or self.touched is not None or (kind is Box and right.owner is not self):
             return self.apply(operation, (left, right))[0]
         if kind is Box:
             return self._perform_quickly(operation, (left.payload, right.payload), (left.key, right.key), _BOTH)
@@ -228,7 +253,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     def operate_alone(self, operation: Operation, box: Box) -> Any:
         """Applies an operation with one result to one box of this tape."""
-        if not self.eager or self.recorder is None:
+        if not self.eager or self.recorder is None or self.touched is not None:
             return self.apply(operation, (box,))[0]
         return self._perform_quickly(operation, (box.payload,), (box.key,), _FIRST)
 
@@ -315,6 +340,9 @@ class TapeTrace(Trace):  # type: ignore[misc]
             values.append(value)
         if recorder is None:
             return values, [], ()
+        if self.touched is not None:
+            self.touched.update(dict.fromkeys(keys))
+            return values, [], ()
         return values, keys, tuple(watched)
 
     def _resolved(self, stand_in: Any) -> Any:
@@ -342,6 +370,20 @@ class TapeTrace(Trace):  # type: ignore[misc]
         finally:
             put_trace(previous)
 
+    @contextmanager
+    def touching(self) -> Iterator[dict[Key, None]]:
+        """Runs the block with this trace current, recording nothing but which tracked values are used."""
+        before = self.touched
+        touched: dict[Key, None] = {}
+        self.touched = touched
+        try:
+            with self.as_current():
+                yield touched
+        finally:
+            self.touched = before
+            if before is not None:
+                before.update(touched)
+
     # Arrays that the user watches and a traced function closes over
 
     def _watched_inside(self, params: dict[str, Any]) -> list[Any]:
@@ -362,7 +404,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         assert self.recorder is not None
         lifted = Lifted(primitive, params, arrays)
         key = (primitive, *params.items(), tuple(map(id, arrays)), "lifted")
-        operation = catalogue.of_program(key, lambda: Operation(lifted, str(primitive)))
+        operation = catalogue.of_program(key, lambda: Operation(lifted, str(primitive), custom_calls(params)))
         count = len(arrays)
         results = self.perform(
             operation,
@@ -389,18 +431,6 @@ class TapeTrace(Trace):  # type: ignore[misc]
             return None
         with_stores_filled(function, call.function)
         return call.operation
-
-    def _process_call(
-        self, bind: Callable[..., list[Any]], values: list[Any], keys: list[Key], watched: tuple[int, ...]
-    ) -> list[Any]:
-        """Differentiates the call here and now, so that a rule written in Python sees values where there are any."""
-        with self.under_parent():
-            if not watched:
-                return bind(*values)
-            results, pullback = linearize(bind, values, watched)
-        avals = [aval_of(result) for result in results]
-        record = PullbackRecord(keys, watched, bind, pullback, avals)
-        return self.add(record, results, [is_inexact(aval) for aval in avals], values)
 
 
 def _place(value: Any, source: Any) -> Any:

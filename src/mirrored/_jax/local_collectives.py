@@ -1,0 +1,168 @@
+"""Collectives of one local replica under a JAX transform, to be fused with those of the device's other replicas.
+
+Several replicas of one device are traced one after the other, and cannot wait for each other inside `scan`, `cond` or
+`jax.grad`. There each writes down its own half of the collective: `replica_sum` and `replica_gather`, which
+differentiate and batch as `psum` and `all_gather` do. `mirrored.strategies.fusing` puts the halves together once the
+body is traced.
+
+Serves JAX 0.10 to 0.12 (`jax.extend.core.Primitive`, `jax.interpreters`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import jax
+import jax.extend.core as _extend
+from jax._src import source_info_util as _source_info
+from jax.interpreters import ad as _ad
+from jax.interpreters import batching as _batching
+from jax.interpreters import mlir as _mlir
+
+from mirrored._jax.jaxprs import jaxprs_in
+from mirrored.errors import MergeError
+
+SUM: Final = "replica_sum"
+GATHER: Final = "replica_gather"
+SAME: Final = "same_on_local_replicas"
+NUMBER: Final = "replica_number"
+
+_sum: Final = _extend.Primitive(SUM)
+_gather: Final = _extend.Primitive(GATHER)
+_same: Final = _extend.Primitive(SAME)
+_sum.multiple_results = _gather.multiple_results = True
+
+
+def replica_sum(arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
+    """The sums of arrays over all replicas, from local replica `local` of this device."""
+    return list(_sum.bind(*arrays, local=local, replicas=replicas))
+
+
+def replica_gather(arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
+    """Arrays of all replicas, ``[replicas, ...]``, from local replica `local` of this device."""
+    return list(_gather.bind(*arrays, local=local, replicas=replicas))
+
+
+def same_on_local_replicas(values: Sequence[Any]) -> Any:
+    """The one value of all local replicas; the replication check refuses the program if they may differ."""
+    return values[0] if len(values) == 1 else _same.bind(*values)
+
+
+def local_replica_of(eqn: Any) -> int | None:
+    """The local replica whose collective an equation is or contains; None if it has no collective."""
+    if eqn.primitive in (_sum, _gather):
+        return int(eqn.params["local"])
+    for value in eqn.params.values():
+        for jaxpr in jaxprs_in(value):
+            for inner in jaxpr.eqns:
+                found = local_replica_of(inner)
+                if found is not None:
+                    return found
+    return None
+
+
+@contextlib.contextmanager
+def at_source_of(eqn: Any) -> Iterator[None]:
+    """Gives the equations that are traced in the block the line of `eqn`."""
+    source = eqn.source_info
+    with _source_info.user_context(source.traceback, name_stack=source.name_stack):
+        yield
+
+
+def bind_again(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    """The results of an equation for these operands, under the current trace."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    # Up to 0.11 the functions among the parameters come first, apart from the others.
+    functions, params = params if isinstance(params, tuple) else ((), params)
+    with at_source_of(eqn), eqn.ctx.manager:
+        results = eqn.primitive.bind(*functions, *operands, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _out_of_reach(*arrays: Any, **params: Any) -> Any:
+    raise MergeError(
+        "ReplicaContext.all_reduce",
+        found="a reduction over replicas in a jitted function, loop or branch, in an eager run",
+        rule="a jitted function, scan, cond or while_loop of an eager run is a program of one replica, which cannot "
+        "wait for others while it runs",
+        remedy="compile the step (mirrored.function), where such programs are fused, or run the step under "
+        "jax.disable_jit(), or reduce outside the transform",
+    )
+
+
+def _zeros_made(tangents: Sequence[Any]) -> list[Any]:
+    return [_ad.instantiate_zeros(tangent) for tangent in tangents]
+
+
+def _jvp_of(primitive: Any) -> Any:
+    def rule(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+        results = primitive.bind(*primals, **params)
+        moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not _ad.Zero]
+        moved = primitive.bind(*[tangents[i] for i in moving], **params) if moving else []
+        found = dict(zip(moving, moved, strict=True))
+        return results, [
+            found.get(i, _ad.Zero(jax.typeof(result).to_tangent_aval())) for i, result in enumerate(results)
+        ]
+
+    return rule
+
+
+def _transpose_sum(cotangents: Sequence[Any], *arrays: Any, **params: Any) -> Any:
+    return _sum.bind(*_zeros_made(cotangents), **params)
+
+
+def _transpose_gather(cotangents: Sequence[Any], *arrays: Any, local: int, replicas: int) -> Any:
+    """Each replica's part of the sum of all cotangents."""
+    sums = _sum.bind(*_zeros_made(cotangents), local=local, replicas=replicas)
+    mine = _impls[NUMBER](local)
+    if mine is None:
+        device = jax.lax.axis_index("replica")
+        mine = device * (replicas // jax.lax.axis_size("replica")) + local
+    return [jax.lax.dynamic_index_in_dim(total, mine, keepdims=False) for total in sums]
+
+
+def _batch_sum(arrays: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+    return _sum.bind(*arrays, **params), list(dims)
+
+
+def _batch_gather(arrays: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+    return _gather.bind(*arrays, **params), [dim if dim is None else dim + 1 for dim in dims]
+
+
+def _plain(array: Any, shape: tuple[int, ...]) -> Any:
+    return jax.core.ShapedArray(shape, array.dtype)
+
+
+_sum.def_abstract_eval(lambda *arrays, local, replicas: [_plain(array, array.shape) for array in arrays])
+_gather.def_abstract_eval(
+    lambda *arrays, local, replicas: [_plain(array, (replicas, *array.shape)) for array in arrays]
+)
+_same.def_abstract_eval(lambda *values: _plain(values[0], values[0].shape))
+_ad.primitive_jvps[_sum] = _jvp_of(_sum)
+_ad.primitive_jvps[_gather] = _jvp_of(_gather)
+_ad.primitive_transposes[_sum] = _transpose_sum
+_ad.primitive_transposes[_gather] = _transpose_gather
+_batching.primitive_batchers[_sum] = _batch_sum
+_batching.primitive_batchers[_gather] = _batch_gather
+_mlir.register_lowering(_sum, lambda context, *arrays, **params: _out_of_reach())
+_mlir.register_lowering(_gather, lambda context, *arrays, **params: _out_of_reach())
+_mlir.register_lowering(_same, lambda context, *values: [values[0]])
+
+_impls: dict[str, Any] = {}
+
+
+def run_eagerly(sums: Any, gathers: Any, number: Callable[[int], int | None]) -> None:
+    """Says how the collectives run where they are bound on values, in an eager run.
+
+    Args:
+        sums: From a replica's arrays to their sums.
+        gathers: From a replica's arrays to those of all replicas.
+        number: From the number of a local replica to its number among all; None in a compiled program.
+    """
+    _impls.update({SUM: sums, GATHER: gathers, NUMBER: number})
+
+
+_sum.def_impl(lambda *arrays, local, replicas: _impls[SUM](list(arrays)))
+_gather.def_impl(lambda *arrays, local, replicas: _impls[GATHER](list(arrays)))

@@ -1,0 +1,43 @@
+"""Tracebacks show the user's frames, unless JAX is told to show all."""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import mirrored as mr
+
+_PACKAGE = os.path.dirname(mr.__file__) + os.sep
+
+
+def _wrong(x):
+    return x + jnp.ones(3)
+
+
+def _files(use, *args):
+    with pytest.raises(TypeError, match="incompatible shapes") as caught:
+        use(*args)
+    return [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_internal_frames_are_hidden(compiled, replicas):
+    strategy = mr.MirroredStrategy(jax.devices()[:1], num_replicas=replicas)
+
+    def step(x):
+        return strategy.run(_wrong, args=(x,))
+
+    use = mr.function(step) if compiled else step
+    hidden = [name for name in _files(use, jnp.ones(2)) if name.startswith(_PACKAGE)]
+    assert hidden == []
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
+    try:
+        assert any(name.startswith(_PACKAGE) for name in _files(use, jnp.ones(2)))
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
