@@ -45,6 +45,7 @@ def arrays_of(replicas: int, dtype: Any = np.float32) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(("devices", "replicas"), SPLITS, ids=str)
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+@pytest.mark.sampled(4)
 def test_sum_and_mean_on_every_device(algorithm: CrossDeviceOps, devices: int, replicas: int) -> None:
     arrays = arrays_of(replicas)  # whole numbers: sums are exact in any order
     for op, expected in ((ReduceOp.SUM, [a.sum(0) for a in arrays]), (ReduceOp.MEAN, [a.mean(0) for a in arrays])):

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from jax import lax
 
+import mirrored as mr
 from collectives.spmd import group_of, over_devices, reduction
 from mirrored.collectives import AllReduce, OrderedTree, ReduceOp
 from mirrored.collectives.trees import tree_sum
+from mirrored.testing import count_work
 
 Layer = Callable[[Any, Any, Any], Any]
 WIDTH = 8
@@ -100,6 +102,7 @@ def test_training_has_the_same_bits_on_1_2_3_and_6_devices(program: tuple[str, .
 
 @pytest.mark.parametrize(("replicas", "splits"), [(8, (1, 2, 4, 8)), (6, (1, 2, 3, 6)), (12, (1, 2, 3, 4, 6))])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.sampled(3)
 def test_sum_is_the_tree_over_replicas_in_order(replicas: int, splits: tuple[int, ...], dtype: str) -> None:
     rng = np.random.default_rng(1)
     array = jnp.asarray(rng.normal(size=(replicas, 33)) * 10.0 ** rng.integers(-3, 4, size=(replicas, 33)), dtype)
@@ -137,3 +140,22 @@ def test_gradient_through_the_reduction_has_the_same_bits(devices: int) -> None:
     result = over_devices(body, devices, stacked=2, as_written=algorithm.as_written, equal=False)(x, u)
     expected = tree_sum(list(u * np.float32(1.1)))
     assert {np.asarray(row).tobytes() for row in result} == {expected.tobytes()}
+
+
+def test_an_eager_step_compiles_nothing_once_it_is_warm():
+    """The branches of the sum's conditional are cached by identity: made anew, each step compiled two programs."""
+    strategy = mr.MirroredStrategy(jax.devices()[:2], deterministic=True)
+    with strategy.scope():
+        w = mr.Variable(jnp.ones(3))
+
+    def replica_step(x: Any) -> None:
+        with mr.GradientTape() as tape:
+            loss = mr.losses.average_loss(x @ w)  # sums the number of examples under the tape
+        w.assign(w - 0.1 * mr.get_replica_context().all_reduce("SUM", tape.gradient(loss, w)))
+
+    x = strategy.run(lambda: jnp.ones((2, 3)))
+    for _ in range(2):
+        strategy.run(replica_step, args=(x,))
+    with count_work() as counted:
+        strategy.run(replica_step, args=(x,))
+    assert (counted.traces, counted.compilations) == (0, 0)

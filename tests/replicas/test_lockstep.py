@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextvars
+import signal
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -294,3 +296,56 @@ def test_tracebacks_show_the_replicas_line():
 
 def _raise_here():
     raise KeyError("here")
+
+
+class Interrupt(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("started", [0, 1, 2])
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_an_interrupt_while_threads_are_started_ends_the_run(monkeypatch, started, is_alive):
+    start, calls = threading.Thread.start, []
+
+    def interrupted(self):
+        calls.append(self)
+        if len(calls) > started:
+            if is_alive:
+                start(self)
+            raise Interrupt
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(Interrupt):
+        run([meeting(index) for index in range(3)])
+    monkeypatch.undo()
+    for thread in calls:
+        if thread.ident is not None:
+            thread.join()
+    assert run([meeting(index) for index in range(3)])[1] == [3, 4, 5]
+
+
+def test_an_interrupt_while_a_replica_runs_or_is_unwound_ends_the_run(monkeypatch):
+    """Ctrl-C hits the main thread, which waits; then again, while it unwinds."""
+    main, interrupts = threading.main_thread(), []
+
+    def body(lockstep):
+        def call():
+            for _ in range(2):
+                interrupts.append(1)
+                signal.pthread_kill(main.ident, signal.SIGUSR1)
+                time.sleep(0.05)
+            return lockstep.meet(SUM, 1)
+
+        return call
+
+    def handle(*_):
+        raise Interrupt
+
+    previous = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(Interrupt):
+            run([body, body])
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert len(interrupts) == 2

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import mirrored as mr
-from mirrored.errors import ArgumentError, ContextError, MergeError
+from mirrored.errors import ArgumentError, ContextError, MergeError, StructureError
 from strategies.programs import fid, parts, per_replica, rid
 
 few = pytest.mark.ways(replicas=(4,))
@@ -88,17 +88,17 @@ def test_all_reduce_refuses_what_is_no_reduction(two, op):
 
 @few
 def test_all_reduce_under_a_transform_inside_the_replica(way):
-    """One device per replica: it is an ordinary collective. Replicas that share a process cannot meet there."""
+    """Compiled, on every layout. In eager runs a loop is a program of one replica, which cannot wait for others."""
     x = per_replica(way.strategy, [1.0 + r for r in range(way.num_replicas)])
 
     def replica(y):
         return lax.scan(lambda c, _: (context().all_reduce("SUM", c), None), y, None, length=2)[0]
 
-    if way.mode == "compiled":
+    if not way.is_eager:
         total = sum(1.0 + r for r in range(way.num_replicas))
         assert parts(way.strategy, run(way, replica, x)) == [total * way.num_replicas] * way.num_replicas
         return
-    with pytest.raises(MergeError, match=r"all_reduce: it was called under a JAX transform[\s\S]*outside the jit"):
+    with pytest.raises(MergeError, match=r"in a jitted function, loop or branch[\s\S]*mirrored.function"):
         run(way, replica, x)
 
 
@@ -359,3 +359,37 @@ def test_branching_on_the_replica_id_names_the_alternatives():
     assert "replica_id_in_sync_group" in note
     assert "jnp.where" in note
     assert "lax.cond" in note
+
+
+@pytest.mark.parametrize("taped", [False, True], ids=["plain", "under a tape"])
+def test_all_reduce_of_values_that_some_replicas_lack(taped):
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+
+    def replica_step():
+        context = mr.get_replica_context()
+        first = context.replica_id_in_sync_group == 0
+        one, other = jnp.array([1.0, 2.0]), jnp.array([10.0, 20.0])
+        if not taped:
+            return context.all_reduce("SUM", [one, None, None] if first else [None, other, None])
+        with mr.GradientTape() as tape:
+            tape.watch([one, other])
+            sums = context.all_reduce("SUM", [one, None, None] if first else [None, other, None])
+            loss = jnp.sum(sums[0] * 3.0 + sums[1] * 5.0)
+        return [*sums, tape.gradient(loss, one if first else other)]
+
+    results = strategy.run(replica_step)
+    local = [strategy.experimental_local_results(result) for result in results[:2]]
+    assert [[part.tolist() for part in parts] for parts in local] == [[[1.0, 2.0]] * 2, [[10.0, 20.0]] * 2]
+    assert results[2] is None
+    if taped:
+        gradients = strategy.experimental_local_results(results[3])
+        assert [gradient.tolist() for gradient in gradients] == [[6.0, 6.0], [10.0, 10.0]]
+
+
+def test_all_reduce_of_structures_that_differ(two):
+    def replica_step():
+        first = mr.get_replica_context().replica_id_in_sync_group == 0
+        return mr.get_replica_context().all_reduce("SUM", [jnp.ones(2)] * (2 if first else 3))
+
+    with pytest.raises(StructureError, match="2, 3 leaves"):
+        two.run(replica_step)

@@ -551,3 +551,81 @@ def test_an_object_that_is_called_by_a_compiled_function_is_run_compiled():
     for _ in range(3):
         assert float(strategy.reduce("SUM", strategy.run(doubling, (jnp.float32(3.0),)), axis=None)) == 12.0
     assert len(traced) == 1
+
+
+@pytest.mark.parametrize("make", [lambda: mr.MirroredStrategy(["CPU:0"]), lambda: mr.OneDeviceStrategy("CPU:0")])
+def test_an_exception_in_the_only_replica_leaves_variables_as_before(make):
+    """Each way of assigning: directly, by an optimizer, by a compiled function, of both kinds of variables."""
+    strategy = make()
+    with strategy.scope():
+        v, compiled, u = mr.Variable(1.0), mr.Variable([1.0, 2.0]), mr.Variable(1.0)
+        total = mr.Variable(3.0, synchronization="ON_READ", aggregation="SUM")
+        optimizer = mr.optimizers.Adam(0.1)
+    double = mr.function(lambda: compiled.assign(2 * compiled))
+    handed_out = compiled.read_value()
+
+    def step(fails):
+        v.assign(5.0)
+        v.assign_add(1.0)
+        assert float(v) == 6.0
+        double()
+        double()
+        total.assign_add(1.0)
+        optimizer.apply_gradients([(jnp.float32(1.0), u)])
+        if fails:
+            raise ZeroDivisionError("late")
+        return float(v)
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError, match="late"):
+            strategy.run(step, args=(True,))
+        found = [float(v), float(total.read_value()), float(u), int(optimizer.iterations.numpy())]
+        assert found == [1.0, 3.0, 1.0, 0]
+        assert_same_bits(compiled.numpy(), np.array([1.0, 2.0], np.float32))
+    assert strategy.run(step, args=(False,)) == 6.0
+    assert [float(v), float(total.read_value()), int(optimizer.iterations.numpy())] == [6.0, 4.0, 1]
+    assert_same_bits(compiled.numpy(), np.array([4.0, 8.0], np.float32))
+    double()
+    assert_same_bits(np.asarray(handed_out), np.array([1.0, 2.0], np.float32))
+    with pytest.raises(ZeroDivisionError, match="late"):
+        strategy.run(step, args=(True,))
+    assert_same_bits(compiled.numpy(), np.array([8.0, 16.0], np.float32))
+
+
+def test_an_exception_in_the_default_strategy_undoes_nothing():
+    v = mr.Variable(1.0)
+
+    def step():
+        v.assign(2.0)
+        raise ZeroDivisionError("late")
+
+    with pytest.raises(ZeroDivisionError, match="late"):
+        mr.get_strategy().run(step)
+    assert float(v) == 2.0
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+def test_eager_runs_of_several_threads_lose_no_update(num_replicas):
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=num_replicas)
+    with strategy.scope():
+        v, u = mr.Variable(0.0), mr.Variable(0.0)
+    errors = []
+
+    def step():
+        v.assign(v + 1.0)
+        u.assign_sub(1.0)
+
+    def loop():
+        try:
+            for _ in range(20):
+                strategy.run(step)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=loop) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert (float(v), float(u)) == (60.0, -60.0)

@@ -9,7 +9,9 @@ from typing import Any, final
 import jax.numpy as jnp
 from jax import lax
 
+from mirrored._jax.putting import as_array
 from mirrored.collectives.group import Group
+from mirrored.collectives.precision import narrow, widen
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_reduction
 from mirrored.errors import ArgumentError, StructureError
 
@@ -64,12 +66,17 @@ class CrossDeviceOps(abc.ABC):
         gradient is the `all_reduce` of the cotangents by the same operation and in the same order of sums.
         """
         op = as_reduce_op(op)
-        lists = [_checked(op, components) for components in arrays]
+        lists = [checked(op, components) for components in arrays]
         if op is ReduceOp.SUM:
             return self.sum(lists, group)
         if op is ReduceOp.MEAN:
-            sums = self.sum([list(map(floating, components)) for components in lists], group)
-            return [[total / group.num_replicas for total in totals] for totals in sums]
+            # 16-bit floats are summed in float32: their sum may be too large for them where the mean is not.
+            wide = [[widen(floating(component)) for component in components] for components in lists]
+            sums = self.sum(wide, group)
+            return [
+                [narrow(total / group.num_replicas, floating(components[0]).dtype) for total in totals]
+                for totals, components in zip(sums, lists, strict=True)
+            ]
         return [[custom(op, components, group)] * group.local for components in lists]
 
     @final
@@ -95,8 +102,14 @@ def custom(op: ReduceOp, components: Sequence[Any], group: Group) -> Any:
     return op(stack_all(components, group))
 
 
-def _checked(op: ReduceOp, components: Sequence[Any]) -> list[Any]:
-    arrays = [jnp.asarray(component) for component in components]
+def checked(op: ReduceOp, components: Sequence[Any]) -> list[Any]:
+    """Components as arrays of one shape and dtype that `op` can reduce.
+
+    Raises:
+        ArgumentError: A sum or mean of booleans.
+        StructureError: Components of different shapes or dtypes.
+    """
+    arrays = [as_array(component) for component in components]
     kinds = {(array.shape, array.dtype) for array in arrays}
     if len(kinds) > 1:
         found = ", ".join(f"{dtype}[{', '.join(map(str, shape))}]" for shape, dtype in sorted(kinds, key=str))

@@ -10,6 +10,7 @@ wrote it, and may round differently *(seen: momentum updates)*.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,15 +32,22 @@ def bordered(
 
     Args:
         function: From lists of arrays of one shape and dtype to a flat list of results, so many for each list, each
-            like its arrays.
+            like its arrays. Eager calls with the same function object share one compiled program.
         operands: At least one list; the first one's first array is not empty.
         results_per_list: How many results each list has.
     """
+    otherwise = _firsts(results_per_list)
+    return list(lax.cond(never(operands[0][0]), otherwise, function, [list(arrays) for arrays in operands]))
+
+
+@functools.cache
+def _firsts(results_per_list: int) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
+    """The branch that never runs, one function per number: an eager `cond` over new functions is compiled anew."""
 
     def otherwise(lists: Sequence[Sequence[Any]]) -> list[Any]:
         return [arrays[0] for arrays in lists for _ in range(results_per_list)]
 
-    return list(lax.cond(never(operands[0][0]), otherwise, function, [list(arrays) for arrays in operands]))
+    return otherwise
 
 
 def walled(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from mirrored.collectives.algorithm import CrossDeviceOps
 from mirrored.collectives.borders import bordered, walled
 from mirrored.collectives.group import Group
 from mirrored.collectives.packing import over_small_packs, unpack
+from mirrored.collectives.precision import narrow, widen
 from mirrored.collectives.trees import sum_pairs, tree_sum
 
 
@@ -97,12 +98,18 @@ def _sum_locally(arrays: Sequence[Sequence[Any]], levels: int) -> list[list[Any]
     if not levels:
         return [list(components) for components in arrays]
     count = -(-len(arrays[0]) // 2**levels)
+    flat = bordered(_climber(levels), arrays, count)
+    return [flat[start : start + count] for start in range(0, len(flat), count)]
+
+
+@functools.cache
+def _climber(levels: int) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
+    """One function per number of levels: JAX keys its cache of traced branches by the function's identity."""
 
     def climb(lists: Sequence[Sequence[Any]]) -> list[Any]:
         return [value for components in lists for value in _climb(components, levels)]
 
-    flat = bordered(climb, arrays, count)
-    return [flat[start : start + count] for start in range(0, len(flat), count)]
+    return climb
 
 
 def _climb(values: Sequence[Any], levels: int) -> Sequence[Any]:
@@ -152,25 +159,3 @@ def _sum_own_piece(rows: Any, axis: str, devices: int, count: int) -> Any:
     pieces = rows.reshape(count, devices, -1).swapaxes(0, 1)
     exchanged = lax.all_to_all(pieces, axis, 0, 0).reshape(devices * count, -1)
     return lax.all_gather(tree_sum(list(exchanged)), axis, tiled=True)
-
-
-def widen(array: Any) -> Any:
-    """16-bit floats as float32, rounded to what they are: XLA keeps excess precision through conversions alone."""
-    info = _narrow_float(array.dtype)
-    if info is None:
-        return array
-    return lax.reduce_precision(array.astype(jnp.float32), exponent_bits=info.nexp, mantissa_bits=info.nmant)
-
-
-def narrow(array: Any, dtype: Any) -> Any:
-    """Back from `widen`."""
-    info = _narrow_float(dtype)
-    if info is None:
-        return array
-    return lax.reduce_precision(array, exponent_bits=info.nexp, mantissa_bits=info.nmant).astype(dtype)
-
-
-def _narrow_float(dtype: Any) -> Any:
-    if not jnp.issubdtype(dtype, jnp.floating) or jnp.dtype(dtype).itemsize > 2:
-        return None
-    return jnp.finfo(dtype)  # type: ignore[no-untyped-call]

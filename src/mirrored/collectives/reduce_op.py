@@ -41,8 +41,9 @@ class ReduceOp(metaclass=_Members):
     it equality and a hash (a frozen dataclass has both): compiled programs are found again by it.
 
     Attributes:
-        SUM: The sum, in the components' dtype.
-        MEAN: The sum divided by the number of replicas; of integers, as float32.
+        SUM: The sum, in the components' dtype: of 16-bit floats it may overflow where a float32 does not (cast them
+            first), and they travel as they are.
+        MEAN: The sum divided by the number of replicas; of integers, as float32. 16-bit floats are added up in float32.
 
     Example:
         >>> import jax.numpy as jnp
@@ -54,7 +55,8 @@ class ReduceOp(metaclass=_Members):
         >>> ReduceOp("mean")
         ReduceOp.MEAN
 
-    TensorFlow: `tf.distribute.ReduceOp`, an enum with the same members. Subclasses are ours.
+    TensorFlow: `tf.distribute.ReduceOp`, an enum with the same members; there the mean of 16-bit floats is infinite
+    where their sum is. Subclasses have no counterpart.
     """
 
     SUM: ClassVar[ReduceOp]

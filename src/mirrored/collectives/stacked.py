@@ -12,9 +12,11 @@ from jax.sharding import PartitionSpec
 
 from mirrored._jax.as_written import jit
 from mirrored._jax.boxes import is_live_box
+from mirrored._jax.frames import user_lines
 from mirrored._jax.traces import is_tracer
 from mirrored.collectives.group import Group
 from mirrored.replicas.layout import AXIS, Layout
+from mirrored.watch.roll import roll
 
 
 def group_of(layout: Layout) -> Group:
@@ -69,13 +71,38 @@ def reduce_stacked(algorithm: Any, op: Any, arrays: Sequence[Any], layout: Layou
         return []
     if any(is_live_box(array) for array in arrays):
         alone = Group(axis=None, devices=1, local=layout.num_replicas)
-        return list(
-            algorithm.reduce_arrays(op, [[array[k] for k in range(layout.num_replicas)] for array in arrays], alone)
-        )
+        lists = [[array[k] for k in range(layout.num_replicas)] for array in arrays]
+        return [on_all_devices(reduced, layout) for reduced in algorithm.reduce_arrays(op, lists, alone)]
     if any(is_tracer(array) for array in arrays):
         return list(_reduction(algorithm, op, layout, len(arrays))(*arrays))
     placed = [jax.device_put(array, layout.sharded) for array in arrays]
-    return list(_compiled_reduction(algorithm, op, layout, len(placed))(*placed))
+    compiled = _compiled_reduction(algorithm, op, layout, len(placed))
+    return list(_together(f"reduce {op!r}", layout, lambda: compiled(*placed)))
+
+
+def on_all_devices(array: Any, layout: Layout) -> Any:
+    """`array`, computed on one device, on all devices of `layout`, where it meets variables.
+
+    A tape records the transfer, so that the cotangent goes back to the one device. Tracers are left as they are: JAX's
+    own rule would leave their cotangents on all devices.
+    """
+    if len(layout.devices) == 1 or is_tracer(array):
+        return array
+    return jax.device_put(array, layout.replicated)
+
+
+def _together(label: str, layout: Layout, compute: Callable[[], Any]) -> Any:
+    """Runs an eager collective; where it spans processes, the collective log says so while it is under way."""
+    if not layout.spans_processes:
+        return compute()
+    roll.arrive(label, user_lines())
+    token = None
+    try:
+        result = compute()
+        token = jax.tree.leaves(result)[0]
+        return result
+    finally:
+        roll.depart(token)
 
 
 @functools.lru_cache(maxsize=256)
@@ -105,7 +132,8 @@ def gather_padded(array: Any, axis: int, sizes: Sequence[int], layout: Layout) -
         sizes: Of each replica's component without padding.
         layout: Where they lie.
     """
-    return _compiled_ragged_gather(axis, tuple(sizes), layout)(jax.device_put(array, layout.sharded))
+    compiled, placed = _compiled_ragged_gather(axis, tuple(sizes), layout), jax.device_put(array, layout.sharded)
+    return _together("gather", layout, lambda: compiled(placed))
 
 
 @functools.lru_cache(maxsize=256)
@@ -117,7 +145,7 @@ def first_stacked(array: Any, layout: Layout) -> Any:
     """The first replica's component of ``[replicas, ...]``, on every device of a job of several processes."""
     if is_tracer(array) or is_live_box(array) or not layout.spans_processes:
         return array[0]
-    return _compiled_first(layout)(array)
+    return _together("take the first replica's value", layout, lambda: _compiled_first(layout)(array))
 
 
 @functools.lru_cache(maxsize=8)
@@ -127,11 +155,14 @@ def _compiled_whole(layout: Layout) -> Callable[..., Any]:
 
 def whole_stacked(array: Any, layout: Layout) -> Any:
     """``[replicas, ...]`` as one array that this process can read, whatever processes hold its parts."""
-    return _compiled_whole(layout)(array) if layout.spans_processes else array
+    if not layout.spans_processes:
+        return array
+    return _together("take all replicas' values", layout, lambda: _compiled_whole(layout)(array))
 
 
 def gather_stacked(array: Any, axis: int, layout: Layout) -> Any:
     """Concatenates the components of ``[replicas, ...]`` along `axis`, in replica order."""
     if is_tracer(array) or is_live_box(array):
-        return _concatenated(array, axis)
-    return _compiled_gather(axis, layout)(jax.device_put(array, layout.sharded))
+        return on_all_devices(_concatenated(array, axis), layout)
+    placed = jax.device_put(array, layout.sharded)
+    return _together("gather", layout, lambda: _compiled_gather(axis, layout)(placed))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,11 +17,11 @@ import numpy as np
 
 from mirrored._jax import coordination
 from mirrored._jax.frames import user_lines
+from mirrored._jax.keys import key_data
 from mirrored.errors import AbsentWorkerError, DisagreementError
+from mirrored.settings import AGREEMENT_SECONDS
 from mirrored.watch.roll import roll
 
-WAIT_VARIABLE: Final = "MIRRORED_AGREEMENT_SECONDS"
-_WAIT_SECONDS: Final = 600.0
 _ROOT: Final = "mirrored/agreement"
 
 
@@ -49,23 +48,24 @@ def agree(called: str, question: str, value: Any = None, *, timeout_seconds: flo
         DisagreementError: A worker has come with another question.
         AbsentWorkerError: A worker has not come in time.
     """
-    with roll.at(f"{called}: {question}"[:200], user_lines()):
-        return _agreed(called, question, value, timeout_seconds)
+    line = user_lines()
+    with roll.at(f"{called}: {question}"[:200], line):
+        return _agreed(called, question, value, timeout_seconds, line)
 
 
-def _agreed(called: str, question: str, value: Any, timeout_seconds: float | None) -> list[Any]:
+def _agreed(called: str, question: str, value: Any, timeout_seconds: float | None, line: str) -> list[Any]:
     _State.count += 1
     key, here, count = f"{_ROOT}/{_State.count}", coordination.this_process(), coordination.num_processes()
-    coordination.put(f"{key}/{here}", json.dumps([question, value]))
-    limit = _wait_seconds() if timeout_seconds is None else timeout_seconds
-    answers = _answers(key, count, limit, called, question)
+    coordination.put(f"{key}/{here}", json.dumps([question, value, line]))
+    limit = AGREEMENT_SECONDS.read() if timeout_seconds is None else timeout_seconds
+    answers = _answers(key, count, limit, called, f"{question} (at {line})")
     if _State.count > 1:
         # Whoever has answered this question has read all answers to the one before.
         coordination.forget(f"{_ROOT}/{_State.count - 1}/{here}")
-    for worker, (other, _) in enumerate(answers):
+    for worker, (other, _, place) in enumerate(answers):
         if other != question:
-            raise _apart(called, here, question, worker, other)
-    return [answer for _, answer in answers]
+            raise _apart(called, here, f"{question} (at {line})", worker, f"{other} (at {place})")
+    return [answer for _, answer, _ in answers]
 
 
 def _answers(key: str, count: int, limit: float, called: str, question: str) -> list[Any]:
@@ -133,19 +133,15 @@ def trusting() -> Iterator[None]:
 
 def digest(value: Any) -> str:
     """A short text that is the same for the same bits, shape and dtype."""
-    array = np.asarray(value)
+    array = np.asarray(key_data(value))
     made = hashlib.blake2b(digest_size=16)
     made.update(f"{array.dtype}{array.shape}".encode())
     made.update(repr(value).encode() if array.dtype.hasobject else np.ascontiguousarray(array).tobytes())
     return made.hexdigest()
 
 
-def _wait_seconds() -> float:
-    return float(os.environ.get(WAIT_VARIABLE, "") or _WAIT_SECONDS)
-
-
 def _short(value: Any) -> str:
-    return np.array2string(np.asarray(value), threshold=4)[:80]
+    return np.array2string(np.asarray(key_data(value)), threshold=4)[:80]
 
 
 def _workers(workers: Sequence[int | str]) -> str:
@@ -159,7 +155,7 @@ def _apart(called: str, here: int, question: str, worker: int, other: str) -> Di
         rule="all workers run the same program: they create the same variables and make the same runs, reductions and "
         "checkpoints in the same order",
         remedy="take it out of the Python branch that only some workers enter; on one worker alone only print, plot, "
-        "or look at values",
+        "or look at values (not of sync-on-read variables, which are aggregated over all workers)",
     )
 
 
@@ -169,5 +165,5 @@ def _absent(called: str, question: str, missing: Sequence[str], seconds: float) 
         found=f"{_workers(missing)} did not come within {seconds:.0f} s to: {question}",
         rule="all workers run the same program, in the same order",
         remedy="look whether only some workers call it (a Python branch on the task), and at the output of the missing "
-        f"ones; {WAIT_VARIABLE} says how long to wait",
+        f"ones; {AGREEMENT_SECONDS.name} says how long to wait",
     )

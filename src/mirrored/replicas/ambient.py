@@ -51,7 +51,8 @@ class _Thread(threading.local):
         self.current = Ambient()
 
 
-_thread = _Thread()
+_thread = thread = _Thread()
+"""Of each thread; `thread.current` is assigned where an exception must not come between, as between two calls."""
 
 
 def ambient() -> Ambient:

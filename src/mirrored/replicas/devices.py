@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import jax
 
-from mirrored.config import KINDS, virtual_kind
+from mirrored.config import virtual_kind
 from mirrored.errors import DeviceError
+from mirrored.settings import KINDS
 
 # Everything TensorFlow accepts: "GPU:0", "/gpu:0", "/device:GPU:0", "/job:worker/replica:0/task:1/device:GPU:0".
 _NAME: Final = re.compile(

@@ -1,7 +1,7 @@
-"""Functions that are driven from Python: a loop over a distributed dataset inside a compiled function.
+"""Functions that are driven from Python: those that take elements from a dataset inside a compiled function.
 
-A dataset has no place in a compiled program. A function that iterates one runs as Python, and each `run` in it is
-compiled.
+A dataset has no place in a compiled program: an element that is taken while tracing would be a constant of it. A
+function that takes elements runs as Python at every call, and each `run` in it is compiled.
 """
 
 from __future__ import annotations
@@ -14,12 +14,33 @@ from mirrored.replicas.ambient import ambient
 _MOST_VARIANTS: Final = 8
 
 
-class IteratedWhileTracing(Exception):
-    """A distributed dataset was iterated while a function was traced: the function is to be driven from Python."""
+class IteratedWhileTracing(BaseException):
+    """A dataset was iterated while a function was traced: the function is to be driven from Python.
+
+    It passes user code that catches `Exception`, which would compile what it does instead.
+    """
+
+
+class EndOfElements(StopIteration):
+    """The end of a dataset inside a driven function: ends a `for` there, and is `error` for the function's caller."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
+def stop_iteration(error: Callable[[], Exception]) -> StopIteration:
+    """What `__next__` of a dataset's iterator raises at the end.
+
+    Args:
+        error: Makes the error for the caller of a driven function, out of which a StopIteration must not pass: it
+            would quietly end a loop of the caller's.
+    """
+    return StopIteration() if ambient().driver is None else EndOfElements(error())
 
 
 def note_iteration() -> None:
-    """Called by a distributed dataset when it is iterated.
+    """Called by a dataset when it is iterated, and by its iterator for every element.
 
     Raises:
         IteratedWhileTracing: A function is being traced here.

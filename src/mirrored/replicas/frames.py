@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from mirrored._jax import jit_key
 from mirrored._jax.capture import CaptureTracer
+from mirrored._jax.traces import current_trace, recording_parent
+from mirrored.replicas.ambient import ambient
 
 
 class State(Protocol):
@@ -88,7 +90,10 @@ class Frame(abc.ABC):
         return self
 
     def on_read(self, variable: Any, value: Any) -> Any:
-        """As a `ReadListener`: hands the value on."""
+        """As a `ReadListener`: hands the value on, and notes that a jitted helper that is being traced captures it."""
+        trace = recording_parent(current_trace())
+        if trace is not self.base_trace and trace is not getattr(ambient().frame, "base_trace", None):
+            jit_key.note_read()
         return value
 
     def on_write(self, variable: Any) -> None:

@@ -1,20 +1,120 @@
-"""Frameworks whose models make variables themselves: connected when a scope opens in a program that uses them."""
+"""Frameworks whose models make variables themselves: connected when a scope opens in a program that uses them.
+
+A framework that is imported while a scope is open is connected at the end of its import, so that the order of imports
+does not matter.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import sys
-from collections.abc import Mapping
+import threading
+import types
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-_waiting: dict[str, str] = {}
+_bridges: dict[str, str] = {}
+_roots: dict[str, str] = {}
+_told: set[str] = set()
 
 
-def set_bridges(bridges: Mapping[str, str]) -> None:
-    """Says which module of ours connects a framework, by the module that shows that the program uses it."""
-    _waiting.update(bridges)
+def set_bridges(bridges: Mapping[str, str], roots: Mapping[str, str]) -> None:
+    """Registers the module of `mirrored` that connects a framework.
+
+    Args:
+        bridges: By the module that shows that the program uses the framework.
+        roots: By the package that a program imports, the module that shows it.
+    """
+    _bridges.update(bridges)
+    _roots.update(roots)
 
 
 def connect() -> None:
-    """Connects the frameworks that the program has imported since the last call."""
-    for framework in [name for name in _waiting if name in sys.modules]:
-        importlib.import_module(_waiting.pop(framework))
+    """Connects the frameworks that the program has imported."""
+    for framework, bridge in _bridges.items():
+        if framework in sys.modules:
+            module = importlib.import_module(bridge)
+            # A bridge imports its framework; a framework that is imported in an open scope comes back here before the
+            # bridge is complete, which connects at the end of its own import.
+            if not getattr(module.__spec__, "_initializing", False):
+                module.connect()
+
+
+def watch_imports() -> Finder | None:
+    """Connects frameworks that are imported from now on; None if all of them are imported already."""
+    for root, shown_by in _roots.items():
+        if root in sys.modules and shown_by not in sys.modules:
+            _tell_of_backend(root)
+    awaited = [root for root, shown_by in _roots.items() if shown_by not in sys.modules]
+    if not awaited:
+        return None
+    finder = Finder(awaited)
+    sys.meta_path.insert(0, finder)
+    return finder
+
+
+def end_watching(finder: Finder | None) -> None:
+    """Ends what `watch_imports` began."""
+    if finder is not None:
+        sys.meta_path.remove(finder)
+
+
+def _tell_of_backend(root: str) -> None:
+    """Warns, once, that a framework runs on something else than JAX, so that its models are no strategy's."""
+    module = sys.modules[root]
+    backend = getattr(getattr(module, "backend", None), "backend", None)
+    if root in _told or not callable(backend) or backend() == "jax":
+        return
+    _told.add(root)
+    warnings.warn(
+        f"{root} runs on the backend {backend()!r}: models that are made in strategy.scope() are not distributed\n"
+        f"  rule:   models of a strategy run on JAX\n"
+        f"  remedy: write at the top of the program, before {root} is imported: "
+        f"import os; os.environ['{root.upper()}_BACKEND'] = 'jax'",
+        stacklevel=4,
+    )
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds the frameworks as Python does, and has them connected once they are imported."""
+
+    def __init__(self, awaited: Sequence[str]) -> None:
+        self._awaited = awaited
+        self._asking = threading.local()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """What Python finds, with a loader that connects the framework."""
+        if fullname not in self._awaited or getattr(self._asking, "now", False):
+            return None
+        self._asking.now = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asking.now = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Another loader, and connecting at the end."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        created: types.ModuleType | None = self._loader.create_module(spec)
+        return created
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        connect()

@@ -10,13 +10,16 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, Final
 
+from mirrored._jax import jit_key
 from mirrored._jax.thread_state import ThreadState, adopt_thread_state, capture_thread_state
 from mirrored.errors import MergeError
 from mirrored.replicas.ambient import Ambient, entered
 from mirrored.replicas.merging import Merge
 
+_MOST_INTERRUPTIONS: Final = 2
 Carrier = Callable[[], Callable[[], None]]
 _carriers: list[Carrier] = []
 
@@ -57,8 +60,10 @@ class _Replica:
         self._state = state
         self._adopt = adopt
         self._unwinding = False
-        self._mine = threading.Semaphore(0)
-        self._drivers = threading.Semaphore(0)
+        self._begun = threading.Lock()  # taken by its thread, or by the driver that finds that it never began
+        # Turns are handed over through queues in C: an exception leaves a semaphore of Python's half released.
+        self._mine: SimpleQueue[None] = SimpleQueue()
+        self._drivers: SimpleQueue[None] = SimpleQueue()
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._main,), name=f"replica-{index}", daemon=True)
 
@@ -66,7 +71,9 @@ class _Replica:
         self._thread.start()
 
     def _main(self) -> None:
-        self._mine.acquire()
+        if not self._begun.acquire(blocking=False):
+            return
+        self._mine.get()
         try:
             if not self._unwinding:
                 adopt_thread_state(self._state)
@@ -81,29 +88,56 @@ class _Replica:
         finally:
             self.done = True
             self._state = self._body = None  # type: ignore[assignment]
-            self._drivers.release()
+            self._drivers.put(None)
 
     def proceed(self) -> None:
         """Driver: lets this replica run until it meets or ends."""
-        self._mine.release()
-        self._drivers.acquire()
+        self._mine.put(None)
+        self._drivers.get()
 
     def wait_at(self, merge: Merge, payload: Any) -> Any:
         """Replica: hands over, and comes back with the merge's result."""
         self.merge, self.payload = merge, payload
-        self._drivers.release()
-        self._mine.acquire()
+        self._drivers.put(None)
+        self._mine.get()
         if self._unwinding:
             raise _Unwind
         answer, self.answer, self.merge, self.payload = self.answer, None, None, None
         return answer
 
     def unwind(self) -> None:
-        """Driver: ends it wherever it waits, and joins it."""
+        """Driver: ends it wherever it is, and joins it. Called again after an exception it goes on where it was."""
         self._unwinding = True
+        if self._thread.ident is None and self._begun.acquire(blocking=False):
+            self.done = True  # an exception came before the thread began: it never will
         while not self.done:
-            self.proceed()
-        self._thread.join()
+            # An exception may have interrupted the driver at any point, so the replica gets a turn whoever's it is;
+            # one too many is never used.
+            self._mine.put(None)
+            self._drivers.get()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+
+def _unwind(replicas: Sequence[_Replica]) -> None:
+    """Ends and joins all replicas, whatever interrupts this; the first interruption is raised afterwards.
+
+    A replica ends when it comes to a merge or to its end. A user who interrupts this again and again will not wait for
+    that: then the thread is left to itself, and what it assigns is dropped.
+    """
+    interruptions = 0
+    interruption: BaseException | None = None
+    while True:
+        try:
+            for replica in replicas:
+                replica.unwind()
+            break
+        except BaseException as error:
+            interruption, interruptions = interruption or error, interruptions + 1
+            if interruptions > _MOST_INTERRUPTIONS:
+                break
+    if interruption is not None:
+        raise interruption
 
 
 class LockStep:
@@ -135,8 +169,7 @@ class LockStep:
                 waiting = self._turn(waiting)
             return [replica.result for replica in self._replicas]
         finally:
-            for replica in self._replicas:
-                replica.unwind()
+            _unwind(self._replicas)
             self._replicas = []
 
     def meet(self, merge: Merge, payload: Any) -> Any:
@@ -174,6 +207,7 @@ class LockStep:
                     rule="all replicas make the same merges in the same order",
                     remedy="do not let a Python branch on the replica id surround a merge or collective",
                 )
+        jit_key.moved()
         answers = merge.run([replica.payload for replica in waiting])
         for replica, answer in zip(waiting, answers, strict=True):
             replica.answer = answer

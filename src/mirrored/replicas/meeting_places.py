@@ -91,15 +91,7 @@ class MeetingPlaces:
         found = next((eqn for jaxpr in jaxprs if (eqn := self._collective_in(jaxpr)) is not None), None)
         if found is None:
             return
-        where, line = source_line(found), source_line(eqn)
-        raise MergeError(
-            "Strategy.run",
-            found=f"a reduction over replicas ({found.primitive.name}, {where}) in {what} ({line}) whose condition "
-            "differs between replicas",
-            rule="replicas meet all or none: one that waits where another never comes waits for good",
-            remedy="reduce before the condition and use the result inside it, or choose between two values with "
-            "jnp.where after both were reduced",
-        )
+        raise mismatched(f"a reduction over replicas ({found.primitive.name}, {source_line(found)})", what, eqn)
 
     def _collective_in(self, jaxpr: Any) -> Any:
         """The first collective of a jaxpr, at any depth; None if there is none."""
@@ -116,3 +108,14 @@ class MeetingPlaces:
                 found = self._collective_in(inner)
                 if found is not None:
                     yield found
+
+
+def mismatched(collective: str, what: str, eqn: Any) -> MergeError:
+    """The error for a collective that only some replicas would execute."""
+    return MergeError(
+        "Strategy.run",
+        found=f"{collective} in {what} ({source_line(eqn)}) whose condition differs between replicas",
+        rule="all replicas execute the same collectives in the same order: one that only some execute deadlocks",
+        remedy="reduce before the condition and use the result inside it, or choose between two values with "
+        "jnp.where after both were reduced",
+    )

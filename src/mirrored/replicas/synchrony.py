@@ -15,12 +15,13 @@ from collections.abc import Hashable, Sequence
 from itertools import groupby
 from typing import Any, Final
 
-from mirrored._jax.jaxprs import Literal, constants_of
+from mirrored._jax.jaxprs import Literal, constants_of, jaxprs_in
+from mirrored._jax.local_collectives import SAME
 from mirrored.replicas.congruence import Numbers, constant_key
 from mirrored.replicas.diverging import Divergence
 from mirrored.replicas.flows import Flows
 from mirrored.replicas.layout import AXIS
-from mirrored.replicas.meeting_places import MeetingPlaces
+from mirrored.replicas.meeting_places import MeetingPlaces, mismatched
 from mirrored.replicas.spreading import Spread, Step, shape_of
 
 _LONGEST_PATH: Final = 8
@@ -83,6 +84,8 @@ class Analysis:
         """
         if self._flows.axis is not None:
             MeetingPlaces(self._flows).check(self._jaxpr, [origin.varies for origin in self._inputs])
+        if any(_contains(eqn, SAME) for eqn in self._jaxpr.eqns) and self._numbers.unequal:
+            raise mismatched("a reduction over replicas", "a loop or branch", self._numbers.unequal[0])
 
     def varies(self, atom: Any) -> bool:
         """Whether a variable (or literal) of the body may differ between devices."""
@@ -149,6 +152,14 @@ def analyse(jaxpr: Any, inputs: Sequence[Origin], *, axis: str | None = AXIS) ->
     missing = len(jaxpr.constvars) + len(jaxpr.invars) - len(inputs)
     constants = map(Origin.constant, constants_of(jaxpr)) if missing else ()
     return Analysis(jaxpr, (*constants, *inputs), axis)
+
+
+def _contains(eqn: Any, name: str) -> bool:
+    """Whether there is a primitive of this name in an equation, at any depth."""
+    if eqn.primitive.name == name:
+        return True
+    inner = (jaxpr for value in eqn.params.values() for jaxpr in jaxprs_in(value))
+    return any(_contains(one, name) for jaxpr in inner for one in jaxpr.eqns)
 
 
 def shorten(steps: Sequence[Step]) -> list[Step]:

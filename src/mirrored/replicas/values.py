@@ -14,7 +14,7 @@ import abc
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ import numpy as np
 
 from mirrored._jax.array_protocol import register_array_like
 from mirrored._jax.boxes import Array, is_live_box, payload_of
+from mirrored._jax.putting import as_array
 from mirrored._jax.traces import ShapedArray, eager, is_tracer
 from mirrored.errors import ValuesError
 from mirrored.replicas.operators import ArrayOperators
@@ -40,6 +41,18 @@ class DistributedValues(abc.ABC):
 
     def __repr__(self) -> str:
         return distributed_repr(type(self).__name__, self.values)
+
+
+def traced_repr(name: str, replicas: int, outlines: Sequence[str]) -> str:
+    """``<Name of 2 replicas: float32[3] (traced)>``: what is known while tracing, and after it."""
+    told = ", ".join(dict.fromkeys(outlines))  # of one shape and dtype nearly always
+    return f"<{name} of {replicas} replica{'s' * (replicas != 1)}: {told} (traced)>"
+
+
+def outline_of(value: Any) -> str:
+    """``float32[3]``, or what Python prints for a value that is no array."""
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    return repr(value) if dtype is None or shape is None else f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def distributed_repr(name: str, components: Sequence[Any]) -> str:
@@ -76,6 +89,46 @@ class _NotAnArray(DistributedValues):
         locals()[f"__{_operation}__"] = _refuse(f"__{_operation}__")
     del _operation
 
+    def __format__(self, spec: str) -> str:
+        return str(self) if not spec else _refuse(f"__format__ ({spec!r})")(self)
+
+    def __copy__(self) -> Any:
+        return self  # components are arrays, which do not change
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ValuesError(
+            f"pickle of {type(self).__name__}",
+            found=f"a value with {len(self)} components on devices of this process",
+            rule="devices have no meaning in another process, so such a value is not pickled",
+            remedy="send its components, [np.asarray(part) for part in value.values], or what strategy.reduce or "
+            "strategy.gather makes of it",
+        )
+
+
+class Makers:
+    """The functions given to `run` that a per-replica value comes from.
+
+    It travels with the value through pytrees, as a part of the structure, and all makers are equal: where a value comes
+    from makes no other structure of it.
+    """
+
+    __slots__ = ("functions",)
+
+    def __init__(self, functions: frozenset[Any] = frozenset()) -> None:
+        self.functions = functions
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Makers)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+_NOBODY: Final = Makers()
+
 
 class PerReplica(_NotAnArray):
     """One component per replica; components may differ, also in shape.
@@ -92,10 +145,14 @@ class PerReplica(_NotAnArray):
           1: 2.0
         }
 
+    Attributes:
+        made_by: The functions given to `run` that it comes from, if its maker has not declared it in `out_specs`.
+        of_uneven_batch: Whether it comes from a run whose replicas had different numbers of examples.
+
     TensorFlow: `tf.distribute.DistributedValues` with `.values`. The same outline is printed.
     """
 
-    __slots__ = ("_components", "_layout", "_ragged", "_stacked", "_unstack")
+    __slots__ = ("_components", "_layout", "_ragged", "_stacked", "_unstack", "made_by", "of_uneven_batch")
 
     def __init__(self, values: Sequence[Any], layout: Layout | None = None, *, is_ragged: bool = False) -> None:
         self._components: tuple[Any, ...] | None = tuple(values)
@@ -103,13 +160,15 @@ class PerReplica(_NotAnArray):
         self._layout = layout
         self._ragged = is_ragged
         self._unstack: Callable[[], Sequence[Any]] | None = None
+        self.made_by = _NOBODY
+        self.of_uneven_batch = False
 
     @classmethod
-    def from_stacked(cls, stacked: jax.Array, layout: Layout) -> PerReplica:
+    def from_stacked(cls, stacked: jax.Array, layout: Layout, made_by: Makers = _NOBODY) -> PerReplica:
         """A value held as one array ``[replicas, ...]``, laid over `layout`'s devices."""
         value = cls.__new__(cls)
         value._components, value._stacked, value._layout, value._unstack = None, stacked, layout, None
-        value._ragged = False
+        value._ragged, value.made_by, value.of_uneven_batch = False, made_by, False
         return value
 
     @property
@@ -130,6 +189,10 @@ class PerReplica(_NotAnArray):
             self._components = _unstacked(self._stacked, self._layout)
         return self._components
 
+    def first(self) -> Any:
+        """A component, or the stacked array: something of the components' dtype; None without components."""
+        return self._stacked if self._stacked is not None else next(iter(self.values), None)
+
     def __len__(self) -> int:
         if self._components is not None:
             return len(self._components)
@@ -147,6 +210,16 @@ class PerReplica(_NotAnArray):
             return None
         shapes = {_shape_of(component) for component in self.values}
         return shapes.pop() if len(shapes) == 1 else None
+
+    def __repr__(self) -> str:
+        # Looking at a tracer's components is an operation: it would be recorded, or fail once the trace is over.
+        stacked = self._stacked
+        if stacked is not None and is_tracer(stacked):
+            count, *shape = stacked.shape
+            return traced_repr("PerReplica", count, [f"{stacked.dtype}[{','.join(map(str, shape))}]"])
+        if stacked is None and any(is_tracer(component) for component in self.values):
+            return traced_repr("PerReplica", len(self), [outline_of(component) for component in self.values])
+        return DistributedValues.__repr__(self)
 
     def stacked(self, layout: Layout) -> jax.Array:
         """The components as one array ``[replicas, ...]`` laid over `layout`'s devices.
@@ -178,7 +251,7 @@ def stack_components(components: Sequence[Any], layout: Layout) -> Any:
         return jnp.stack([jax.device_put(component, layout.devices[0]) for component in components])
     components = [payload_of(component) for component in components]
     if any(is_tracer(component) for component in components):
-        return jnp.stack([jnp.asarray(component) for component in components])
+        return jnp.stack([as_array(component) for component in components])
     with eager():
         return _laid_out(components, layout)
 
@@ -206,9 +279,9 @@ def _laid_out(components: Sequence[Any], layout: Layout) -> Any:
         # Where devices read the host's memory nothing has to be compiled for it.
         return jax.device_put(np.stack([np.asarray(component) for component in components]), layout.sharded)
     if len(layout.devices) == 1:
-        return jax.device_put(jnp.stack([jnp.asarray(component) for component in components]), layout.sharded)
+        return jax.device_put(jnp.stack([as_array(component) for component in components]), layout.sharded)
     on_devices = [
-        [jax.device_put(jnp.asarray(component), device) for component in components[start : start + layout.local]]
+        [jax.device_put(as_array(component), device) for component in components[start : start + layout.local]]
         for start, device in zip(itertools.count(0, layout.local), layout.addressable_devices, strict=False)
     ]
     first = on_devices[0][0]
@@ -244,6 +317,10 @@ def _by_replica(rows: jax.Array, num_replicas: int, sharding: jax.sharding.Shard
 
 def _unstacked(stacked: Any, layout: Layout | None) -> tuple[Any, ...]:
     # A callback of a compiled program is handed a NumPy array.
+    if layout is not None and isinstance(stacked, jax.Array) and not is_tracer(stacked) and not stacked.size:
+        # XLA puts an empty array on every device as a whole, whatever its sharding is.
+        empty = np.zeros(stacked.shape[1:], stacked.dtype)
+        return tuple(jax.device_put(empty, layout.device_of(replica)) for replica in layout.addressable_replicas)
     if layout is None or not isinstance(stacked, jax.Array) or is_tracer(stacked):
         return tuple(stacked[i] for i in range(stacked.shape[0]))
     if len(stacked.addressable_shards) != len(layout.addressable_devices):
@@ -266,7 +343,7 @@ class LocalPerReplica(PerReplica):
     def __init__(self, local: Sequence[Any], unstack: Callable[[], Sequence[Any]], layout: Layout) -> None:
         self.local = tuple(local)
         self._components, self._stacked, self._layout, self._unstack = None, None, layout, unstack
-        self._ragged = False
+        self._ragged, self.made_by = False, _NOBODY
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -279,6 +356,10 @@ class LocalPerReplica(PerReplica):
     def __len__(self) -> int:
         assert self._layout is not None
         return self._layout.num_replicas
+
+    def __repr__(self) -> str:
+        # Without `values`, which gathers the components of all devices.
+        return traced_repr("PerReplica", len(self), [outline_of(component) for component in self.local])
 
     @property
     def component_shape(self) -> tuple[int, ...] | None:
@@ -337,22 +418,27 @@ class Mirrored(ArrayOperators, DistributedValues):
         return self._value
 
 
-def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], tuple[str, Layout | None]]:
+_How = tuple[str, "Layout | None", Makers]
+
+
+def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], _How]:
     if isinstance(value, LocalPerReplica):
-        return value.values, ("components", value.layout)
+        return value.values, ("components", value.layout, value.made_by)
     if value.is_stacked:
-        return (value._stacked,), ("stacked", value.layout)
-    return value.values, ("ragged" if value._ragged else "components", value.layout)
+        return (value._stacked,), ("stacked", value.layout, value.made_by)
+    return value.values, ("ragged" if value._ragged else "components", value.layout, value.made_by)
 
 
-def _unflatten(how: tuple[str, Layout | None], children: Any) -> Any:
-    kind, layout = how
+def _unflatten(how: _How, children: Any) -> Any:
+    kind, layout, made_by = how
     if kind == "stacked":
         made = PerReplica.__new__(PerReplica)
         made._components, made._stacked, made._layout, made._unstack = None, children[0], layout, None
-        made._ragged = False
+        made._ragged, made.made_by = False, made_by
         return made
-    return PerReplica(children, layout, is_ragged=kind == "ragged")
+    made = PerReplica(children, layout, is_ragged=kind == "ragged")
+    made.made_by = made_by
+    return made
 
 
 jax.tree_util.register_pytree_node(PerReplica, _flatten, _unflatten)

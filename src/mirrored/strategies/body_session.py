@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 from jax import lax
 
+from mirrored._jax import jit_key
 from mirrored._jax.capture import CaptureTracer
-from mirrored._jax.traces import is_staging_above, is_tracer, recording_parent
+from mirrored._jax.traces import belongs_to, is_staging_above, is_tracer, recording_parent
 from mirrored.collectives.stacked import group_of
 from mirrored.replicas import structures
-from mirrored.replicas.ambient import within
+from mirrored.replicas.ambient import ambient, within
 from mirrored.replicas.frames import Bookkeeping, ReplicaFrame
 from mirrored.replicas.layout import AXIS
 from mirrored.replicas.lockstep import LockStep
@@ -46,12 +47,14 @@ class BodySession(Session):
         self.num_local = self.layout.local
         self.stands_for_others = len(self.layout.devices) > 1
         self.in_place = self.num_local == 1
+        self.writes_halves = strategy.cross_device_ops.as_written
         self.base_trace: Any = None
         self.letters: dict[int, Any] = {}
         self.reply: Any = None
         self.created: dict[tuple[str, int], Any] = {}
         self.creations: dict[tuple[int, str], int] = {}
         self.group_info = group_of(self.layout)
+        self.summed: list[tuple[str, list[Any]]] = []
         self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
         self._lockstep = LockStep("Strategy.run")
         self.frame = ReplicaFrame(
@@ -75,7 +78,8 @@ class BodySession(Session):
         def body(local: int) -> Callable[[], Any]:
             def call() -> Any:
                 mine = structures.map_leaves(lambda leaf: self.component(leaf, local), (tuple(args), kwargs))
-                return fn(*mine[0], **mine[1])
+                with jit_key.for_replica(self.trace_key(local)):
+                    return fn(*mine[0], **mine[1])
 
             return call
 
@@ -89,6 +93,7 @@ class BodySession(Session):
                 return self._lockstep.run([body(local) for local in range(self.num_local)], contexts)
             finally:
                 self._lockstep = previous
+                jit_key.moved()
 
     def _context(self, local: int) -> ReplicaContext:
         def replica_id() -> Any:
@@ -98,9 +103,15 @@ class BodySession(Session):
 
     # Session
 
+    def note_summed(self, called: str, gradients: Sequence[Any]) -> None:
+        mine = [gradient for gradient in gradients if belongs_to(gradient, self.base_trace)]
+        self.summed.append((called, mine))
+
     def meet(self, merge: Merge, payload: Any) -> Any:
         if not self.in_place:
-            return self._lockstep.meet(merge, payload)
+            result = self._lockstep.meet(merge, payload)
+            jit_key.resume_replica(self.trace_key(ambient().replica.local_index))
+            return result
         with within(replica=None):
             return merge.run([payload])[0]
 
@@ -111,10 +122,10 @@ class BodySession(Session):
         return self.strategy.cross_device_ops.all_reduce(op, arrays, self.group_info)
 
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
-        return [jnp.concatenate(self._all_components(components), axis) for components in arrays]
+        return [jnp.concatenate(self.all_components(components), axis) for components in arrays]
 
     def group(self, components: Sequence[Any]) -> Any:
-        return LocalPerReplica(components, lambda: self._all_components(components), self.layout)
+        return LocalPerReplica(components, lambda: self.all_components(components), self.layout)
 
     def is_shared(self, components: Sequence[Any]) -> bool:
         first = components[0]
@@ -147,7 +158,7 @@ class BodySession(Session):
     def _is_component(self, tracer: Any) -> bool:
         return isinstance(tracer, CaptureTracer) and isinstance(tracer.source, Captured)
 
-    def _all_components(self, components: Sequence[Any]) -> list[Any]:
+    def all_components(self, components: Sequence[Any]) -> list[Any]:
         """The components of all replicas, in replica order, from this device's."""
         stacked = jnp.stack([jnp.asarray(component) for component in components])
         if len(self.layout.devices) > 1:
@@ -162,7 +173,7 @@ class BodySession(Session):
     def _whole_base(self, variable: Any) -> Any:
         if not variable.per_replica:
             return self._capture(variable, None)
-        return jnp.stack(self._all_components([self._capture(variable, k) for k in range(self.num_local)]))
+        return jnp.stack(self.all_components([self._capture(variable, k) for k in range(self.num_local)]))
 
     def _capture(self, variable: Any, local: int | None) -> CaptureTracer:
         key = (id(variable), local)
@@ -172,7 +183,7 @@ class BodySession(Session):
 
     def _join(self, variable: Any, components: Sequence[Any], where: Sequence[str]) -> Any:
         if variable.per_replica:
-            return jnp.stack(self._all_components(components))
+            return jnp.stack(self.all_components(components))
         return components[0]
 
 

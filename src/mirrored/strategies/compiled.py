@@ -8,6 +8,7 @@ replicas, or refused; then the body is bound with `shard_map(check_vma=False)`.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,40 +18,50 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from mirrored._jax.capture import CaptureTracer
+from mirrored._jax.frames import user_stacklevel
 from mirrored._jax.staging import Staged as Body
 from mirrored._jax.staging import stage
 from mirrored._jax.traces import belongs_to, current_trace, is_tracer
-from mirrored.errors import StructureError, SynchronyError
+from mirrored.errors import LossScaleWarning, StructureError, SynchronyError
 from mirrored.replicas import structures
 from mirrored.replicas.ambient import ambient, within
 from mirrored.replicas.frames import FunctionFrame
 from mirrored.replicas.frames import Staged as Assigned
 from mirrored.replicas.layout import AXIS
+from mirrored.replicas.loss_scale import LossScale, Mean
 from mirrored.replicas.reads import announce_read
 from mirrored.replicas.synchrony import Origin, analyse
 from mirrored.replicas.values import PerReplica
 from mirrored.strategies.body_session import BodySession, Captured
+from mirrored.strategies.fusing import fuse
+from mirrored.strategies.out_specs import OutSpecs, as_array, label_of, not_replicated
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
 
 
-def run_compiled(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+def run_compiled(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, specs: OutSpecs) -> Any:
     """One run inside a trace. Context: cross-replica, while a `function` is traced."""
-    return _Run(strategy).result(fn, args, kwargs)
+    return _Run(strategy, specs).result(fn, args, kwargs)
 
 
 @dataclasses.dataclass
 class _Output:
-    """One leaf of the result: a shared object, or the place of its components among the body's outputs."""
+    """One leaf of the result: a shared object, or the place of its components among the body's outputs.
+
+    Attributes:
+        replicated: Whether the components are declared equal.
+    """
 
     shared: Any = None
     start: int | None = None
+    replicated: bool = False
 
 
 class _Run:
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Strategy, specs: OutSpecs) -> None:
         self._strategy = strategy
+        self._specs = specs
         self._session = BodySession(strategy)
         self._layout = self._session.layout
         self._local = self._session.num_local
@@ -69,9 +80,26 @@ class _Run:
             return self._trace(fn, leaves, treedef, places, parts)
 
         with within(listeners=(self._session.frame,)):
-            body = stage(flat_body, shapes, axes=[(AXIS, len(self._layout.devices))])
+            axes = [(AXIS, len(self._layout.devices))]
+            body = fuse(stage(flat_body, shapes, axes=axes), self._session, axes)
+        body = self._without_gradients(body)
         self._prove(body)
         return self._bind(body)
+
+    def _without_gradients(self, body: Body) -> Body:
+        """The body without the gradients among its outputs, of which losses that are averaged are warned."""
+        count = len(body.jaxpr.outvars) - sum(len(gradients) for _, gradients in self._session.summed)
+        if count == len(body.jaxpr.outvars):
+            return body
+        labels = len(body.constants)
+        batched = [False] * labels + [True] * (len(body.jaxpr.constvars) + len(body.jaxpr.invars) - labels)
+        scale = LossScale(body.jaxpr, batched, body.constants, self._layout.num_replicas)
+        gradients = iter(body.jaxpr.outvars[count:])
+        for called, summed in self._session.summed:
+            means = scale.means_in([next(gradients) for _ in summed])
+            if means:
+                _warn_of_mean(called, means[0], self._layout.num_replicas)
+        return body.giving(range(count))
 
     def _trace(
         self, fn: Any, leaves: Sequence[Any], treedef: Any, places: Sequence[int], parts: Sequence[Any]
@@ -85,16 +113,17 @@ class _Run:
         results = session.trace_replicas(fn, args, kwargs)
         columns, self._out_treedef = structures.transpose(results, "Strategy.run")
         flat: list[Any] = []
-        for column in columns:
-            self._outputs.append(self._place(column, flat))
+        for column, replicated in zip(columns, self._specs.replicated(results[0]), strict=True):
+            self._outputs.append(self._place(column, flat, replicated))
         for entry in session.frame.staged.values():
             self._assigned.append(entry)
             flat.extend(session.frame.local(entry.variable, k) for k in range(self._local))
+        flat.extend(gradient for _, gradients in session.summed for gradient in gradients)
         return [jnp.asarray(leaf) for leaf in flat]
 
-    def _place(self, column: Sequence[Any], flat: list[Any]) -> _Output:
+    def _place(self, column: Sequence[Any], flat: list[Any], replicated: bool) -> _Output:
         if self._session.is_shared(column) and not any(belongs_to(leaf, self._session.base_trace) for leaf in column):
-            return _Output(shared=column[0])
+            return _Output(shared=as_array(column[0]) if replicated else column[0])
         if not all(isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)) for leaf in column):
             raise StructureError(
                 "Strategy.run",
@@ -104,7 +133,7 @@ class _Run:
             )
         start = len(flat)
         flat.extend(column)
-        return _Output(start=start)
+        return _Output(start=start, replicated=replicated)
 
     # The proof
 
@@ -123,6 +152,13 @@ class _Run:
         for entry, atoms in mirrored:
             if not analysis.same(atoms):
                 raise _would_differ(entry, analysis.explain(atoms))
+        for place, output in enumerate(self._outputs):
+            if output.start is None or not output.replicated:
+                continue
+            atoms = outvars[output.start : output.start + self._local]
+            if not analysis.same(atoms):
+                path = analysis.explain(atoms)
+                raise not_replicated(label_of(self._out_treedef, place), f"How the replicas' values diverge:\n{path}\n")
 
     # Binding
 
@@ -168,11 +204,13 @@ class _Run:
     def _sorted(self, outs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The body's flat outputs as stacked parts ``[local, ...]`` and mirrored values."""
         local = self._local
-        stacked = [
-            jnp.stack(outs[place.start : place.start + local]) for place in self._outputs if place.start is not None
-        ]
+        stacked, mirrored = [], []
+        for place in self._outputs:
+            if place.start is not None and place.replicated:
+                mirrored.append(outs[place.start])
+            elif place.start is not None:
+                stacked.append(jnp.stack(outs[place.start : place.start + local]))
         first = len(outs) - local * len(self._assigned)
-        mirrored = []
         for i, entry in enumerate(self._assigned):
             components = outs[first + i * local : first + (i + 1) * local]
             if entry.variable.per_replica:
@@ -184,7 +222,11 @@ class _Run:
     def _finish(self, stacked: list[Any], mirrored: list[Any]) -> Any:
         parts, wholes = iter(stacked), iter(mirrored)
         leaves = [
-            place.shared if place.start is None else PerReplica.from_stacked(next(parts), self._layout)
+            place.shared
+            if place.start is None
+            else next(wholes)
+            if place.replicated
+            else PerReplica.from_stacked(next(parts), self._layout)
             for place in self._outputs
         ]
         frame = ambient().frame
@@ -192,7 +234,6 @@ class _Run:
         function = frame.outermost()
         if isinstance(function, FunctionFrame):
             function.as_written |= self._strategy.cross_device_ops.as_written
-            function.layout = self._layout
             function.layout = self._layout
         for entry in self._assigned:
             value = next(parts) if entry.variable.per_replica else next(wholes)
@@ -231,13 +272,26 @@ def _origin(constant: Any) -> Origin:
     return Origin.constant(constant)
 
 
+def _warn_of_mean(called: str, mean: Mean, replicas: int) -> None:
+    where = f" ({mean.where})" if mean.where else ""
+    warnings.warn(
+        f"{called} sums the gradients of {replicas} replicas, and the loss{where} is averaged over the {mean.size} "
+        f"examples of one replica: the step is {replicas} times too large\n"
+        "  rule:   a replica's loss is its part of the mean over the global batch\n"
+        "  remedy: loss = mirrored.losses.average_loss(per_example_losses), or divide the mean by "
+        "get_strategy().num_replicas_in_sync",
+        LossScaleWarning,
+        stacklevel=user_stacklevel(),
+    )
+
+
 def _would_differ(entry: Assigned, path: str) -> SynchronyError:
     name = entry.variable.name
     lines = sorted({line for line in entry.where if line}) or ["one replica only"]
     return SynchronyError(
         f"{name}.assign",
         found=f"mirrored variable {name!r}, assigned at {', '.join(lines)}, would differ between replicas. "
-        f"How its value came to differ:\n{path}\n",
+        f"How the replicas' values diverge:\n{path}\n",
         rule="a mirrored variable is equal on all replicas at all times; a value that depends on a replica's share of "
         "the batch, its id or its own state is not, until it is reduced",
         remedy="reduce it first (get_replica_context().all_reduce(ReduceOp.MEAN, value)), create the variable with "

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from mirrored._jax.putting import as_array
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
-from mirrored.errors import ArgumentError, ContextError
+from mirrored.errors import ArgumentError, ContextError, StructureError
 from mirrored.replicas import structures
 from mirrored.replicas.ambient import ambient, within
 from mirrored.replicas.indexed_slices import IndexedSlices
 from mirrored.replicas.merging import Merge, Session, meet
 from mirrored.strategies.merge_call import call_merged
+from mirrored.strategies.nested import nested_gather, nested_reduce
 from mirrored.strategies.reducing import check_alike, check_sums_rows, refuse_rows
 
 if TYPE_CHECKING:
@@ -52,6 +54,9 @@ class ReplicaContext:
         In compiled code one program stands for several replicas, so a Python ``if`` cannot look at it: use `jnp.where`,
         `jax.lax.cond`, or run eagerly.
         """
+        session = ambient().runner
+        if session is not None:
+            session.tell_apart(self.local_index)
         return self._replica_id() if callable(self._replica_id) else self._replica_id
 
     @property
@@ -92,6 +97,7 @@ class ReplicaContext:
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, their names in any case, or a custom reduction.
             value: An array or a structure of arrays (one collective for all of them), equal in shape on all replicas.
+                None in a place where other replicas have an array (a gradient that this one lacks) counts as zeros.
             options: Accepted for TensorFlow's sake.
 
         Returns:
@@ -104,15 +110,22 @@ class ReplicaContext:
         self._check("all_reduce")
         op = as_reduce_op(reduce_op)
         leaves, treedef = structures.flatten(value, also=IndexedSlices)
-        arrays = [jnp.asarray(leaf) for leaf in leaves if leaf is not None and not isinstance(leaf, IndexedSlices)]
+        arrays = [as_array(leaf) for leaf in leaves if leaf is not None and not isinstance(leaf, IndexedSlices)]
         session = ambient().runner
-        if not arrays or session is None or session.layout.num_replicas == 1:
-            reduced = iter(arrays)
+        if session is None or session.layout.num_replicas == 1:
+            reduced, given = iter(arrays), [leaf is not None for leaf in leaves]
+        elif not leaves:
+            reduced, given = iter(arrays), []
         else:
+            mask = [None if isinstance(leaf, IndexedSlices) else leaf is not None for leaf in leaves]
+            session.letters[self.local_index] = mask
             reduced = iter(meet(_all_reduction(session, op), arrays))
+            # Under a transform the merge runs later, when the body is fused; None is None on all replicas then.
+            still_here = session.letters.pop(self.local_index, None)
+            given = session.reply if still_here is None else [here is not False for here in still_here]
         results = [
-            leaf if leaf is None else self._all_rows(op, leaf) if isinstance(leaf, IndexedSlices) else next(reduced)
-            for leaf in leaves
+            self._all_rows(op, leaf) if isinstance(leaf, IndexedSlices) else next(reduced) if here else None
+            for leaf, here in zip(leaves, given, strict=True)
         ]
         return structures.unflatten(treedef, results)
 
@@ -141,7 +154,7 @@ class ReplicaContext:
         leaves, treedef = structures.flatten(value, also=IndexedSlices)
         for leaf in leaves:
             refuse_rows("ReplicaContext.all_gather", leaf)
-        arrays = [jnp.asarray(leaf) for leaf in leaves]
+        arrays = [as_array(leaf) for leaf in leaves]
         for array in arrays:
             check_axis("ReplicaContext.all_gather", array, axis)
         session = ambient().runner
@@ -153,7 +166,11 @@ class ReplicaContext:
             whole = session.gather([list(locals_) for locals_ in zip(*payloads, strict=True)], axis)
             return [[session.reduced_component(array, k) for array in whole] for k in range(len(payloads))]
 
-        return structures.unflatten(treedef, meet(Merge("ReplicaContext.all_gather", run), arrays))
+        replicas = session.layout.num_replicas
+        merge = Merge(
+            "ReplicaContext.all_gather", run, lambda local, parts: nested_gather(parts, axis, local, replicas)
+        )
+        return structures.unflatten(treedef, meet(merge, arrays))
 
     def _check(self, called: str) -> None:
         here = ambient().replica
@@ -188,12 +205,42 @@ class ReplicaContext:
 
 def _all_reduction(session: Session, op: Any) -> Merge:
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
-        for components in zip(*payloads, strict=True):
+        columns, session.reply = _columns(payloads, [session.letters.pop(k) for k in range(len(payloads))])
+        for components in columns:
             check_alike("ReplicaContext.all_reduce", components)
-        results = session.all_reduce(op, [list(locals_) for locals_ in zip(*payloads, strict=True)])
+        results = session.all_reduce(op, columns) if columns else []
         return [[parts[k] for parts in results] for k in range(len(payloads))]
 
-    return Merge("ReplicaContext.all_reduce", run)
+    replicas = session.layout.num_replicas
+    return Merge("ReplicaContext.all_reduce", run, lambda local, parts: nested_reduce(op, parts, local, replicas))
+
+
+def _columns(
+    payloads: Sequence[Sequence[Any]], masks: Sequence[Sequence[bool | None]]
+) -> tuple[list[list[Any]], list[bool]]:
+    """The components of each leaf that any replica has, with zeros for None, and which leaves those are.
+
+    Args:
+        payloads: Each replica's arrays.
+        masks: For each leaf of each replica whether it is an array; None for rows, which are brought together apart.
+    """
+    if len({len(mask) for mask in masks}) > 1:
+        raise StructureError(
+            "ReplicaContext.all_reduce",
+            found=f"structures of {', '.join(str(len(mask)) for mask in masks)} leaves on the replicas",
+            rule="all replicas reduce values of one structure; None stands for a value that one of them lacks",
+            remedy="give all replicas the same list of gradients, and None where one has none",
+        )
+    arrays = [iter(payload) for payload in payloads]
+    columns: list[list[Any]] = []
+    given: list[bool] = []
+    for leaf in zip(*masks, strict=True):
+        components = [next(mine) if here else None for mine, here in zip(arrays, leaf, strict=True)]
+        like = next((component for component in components if component is not None), None)
+        given.append(like is not None)
+        if like is not None:
+            columns.append([jnp.zeros(like.shape, like.dtype) if one is None else one for one in components])
+    return columns, given
 
 
 def check_others(called: str, payloads: Sequence[Sequence[Any]], axis: int) -> None:

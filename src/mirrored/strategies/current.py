@@ -6,6 +6,7 @@ from typing import Any
 
 from mirrored.collectives.cross_device_ops import AllReduce
 from mirrored.errors import ContextError
+from mirrored.replicas import frameworks
 from mirrored.replicas.ambient import ambient, replace_current
 from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.strategy import Strategy
@@ -59,15 +60,27 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     TensorFlow: `tf.distribute.experimental_set_strategy`.
     """
     here = ambient()
-    if here.replica is not None or len(here.strategies) > 1 or (here.strategies and not _set_globally):
+    if here.replica is not None or len(here.strategies) > 1 or (here.strategies and not _set_globally.strategies):
         raise ContextError(
             "experimental_set_strategy",
             found=f"it was called in the scope of {here.strategies[-1]!r}",
             rule="it sets the strategy for code outside any scope",
             remedy="leave the scope first",
         )
-    _set_globally[:] = [strategy] if strategy is not None else []
-    replace_current(here.fork(strategies=tuple(_set_globally)))
+    frameworks.end_watching(_set_globally.finder)
+    _set_globally.finder = None
+    _set_globally.strategies = () if strategy is None else (strategy,)
+    replace_current(here.fork(strategies=_set_globally.strategies))
+    if strategy is not None:
+        frameworks.connect()
+        _set_globally.finder = frameworks.watch_imports()
 
 
-_set_globally: list[Any] = []
+class _SetGlobally:
+    """What `experimental_set_strategy` has set, and what connects the frameworks that are imported from then on."""
+
+    strategies: tuple[Any, ...] = ()
+    finder: frameworks.Finder | None = None
+
+
+_set_globally = _SetGlobally()

@@ -5,35 +5,42 @@ Print, pdb, Python branches and shapes that differ between replicas all work her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax import jit_key
 from mirrored._jax.boxes import has_payload, payload_of
-from mirrored._jax.traces import current_trace, is_tracer
+from mirrored._jax.keys import key_data
+from mirrored._jax.traces import current_trace, is_differentiated, is_tracer, put_trace
 from mirrored.collectives.group import Group
-from mirrored.collectives.stacked import reduce_stacked
-from mirrored.errors import SynchronyError
+from mirrored.collectives.stacked import on_all_devices, reduce_stacked
+from mirrored.errors import ContextError, SynchronyError, TransformError
 from mirrored.replicas import structures
 from mirrored.replicas.agreement import agree, check_equal
-from mirrored.replicas.ambient import ambient, within
+from mirrored.replicas.ambient import ambient, thread, within
 from mirrored.replicas.frames import ReplicaFrame, Staged
-from mirrored.replicas.lockstep import LockStep
+from mirrored.replicas.lockstep import LockStep, carry
 from mirrored.replicas.merging import Merge, Session
 from mirrored.replicas.values import Mirrored, PerReplica, stack_components
 from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.gathering import gather_across
+from mirrored.strategies.out_specs import OutSpecs, as_array, checked_components, label_of
 from mirrored.strategies.recorded import all_reduce_recorded, gather_recorded
 from mirrored.variables.placement import placed
+from mirrored.variables.state_lock import excuse, or_undone, store_all, turn
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
 
 
 _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
+
+
+carry(lambda: excuse)
 
 
 class EagerSession(Session):
@@ -72,19 +79,24 @@ class EagerSession(Session):
         # Of several processes: values that came from outside, and so are the same on all of them.
         self._outer: dict[int, Any] = {}
         self._spans = self.layout.spans_processes
+        self._uneven = False
 
-    def run_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+    def run_replicas(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, specs: OutSpecs | None = None
+    ) -> Any:
         """Runs ``fn`` once per replica, in lock-step; results regrouped."""
 
         def body(replica: int) -> Callable[[], Any]:
             def call() -> Any:
                 mine = structures.map_leaves(lambda leaf: self.component(leaf, replica), (tuple(args), kwargs))
-                with jax.default_device(self._device_of(replica)):
+                with jax.default_device(self._device_of(replica)), jit_key.for_replica(self.trace_key(replica)):
                     return fn(*mine[0], **mine[1])
 
             return call
 
+        self._uneven = any(_is_uneven(leaf) for leaf in structures.flatten((tuple(args), kwargs))[0])
         replicas = range(self.num_local)
+        is_outermost = ambient().runner is None
         with within(frame=self.frame, runner=self, replica=None) as here:
             ids = self.layout.addressable_replicas
             contexts = [here.fork(replica=ReplicaContext(self.strategy, ids[local], local)) for local in replicas]
@@ -93,7 +105,39 @@ class EagerSession(Session):
                 results = self._lockstep.run([body(replica) for replica in replicas], contexts)
             finally:
                 self._lockstep = previous
+        # Inside a merge the tracers are those of a replica's tape, which differentiates the merge as one operation.
+        if is_outermost and len(self.layout.devices) > 1:
+            _refuse_differentiated(results)
+        if specs is not None and specs.is_given:
+            return self._declared(results, specs)
         return structures.regroup(results, "Strategy.run", self.group, is_shared=self.is_shared)
+
+    def _declared(self, results: Sequence[Any], specs: OutSpecs) -> Any:
+        """One structure from one result per replica; what is declared replicated is compared, and one array."""
+        columns, treedef = structures.transpose(results, "Strategy.run")
+        leaves: list[Any] = []
+        for place, (components, equal) in enumerate(zip(columns, specs.replicated(results[0]), strict=True)):
+            if self.is_shared(components):
+                leaves.append(as_array(components[0]) if equal else components[0])
+            elif equal:
+                leaves.append(self._replicated(components, label_of(treedef, place)))
+            else:
+                leaves.append(self.group(components))
+        return structures.unflatten(treedef, leaves)
+
+    def _replicated(self, components: Sequence[Any], label: str) -> Any:
+        values = [payload_of(component) for component in components]
+        if not structures.identical(components):
+            checked_components(values, lambda value: _bits(value), label)
+        if not isinstance(values[0], _DATA) or isinstance(values[0], (bool, int, float, complex)):
+            return as_array(components[0])
+        if self._spans:
+            rule = "PartitionSpec() in out_specs declares a result that is equal on all replicas of all workers"
+            remedy = "average the gradients over replicas before they are used"
+            check_equal("Strategy.run", {label: jnp.asarray(values[0])}, rule=rule, remedy=remedy)
+        if _is_recorded(components[0]):
+            return components[0]
+        return self._whole([jnp.asarray(value) for value in values])
 
     def commit(self) -> None:
         """Moves what the replicas assigned into the variables: all of it, or nothing."""
@@ -101,18 +145,25 @@ class EagerSession(Session):
         wholes = [self.frame.whole(entry.variable) for entry in entries]
         if self._spans:
             self._check_workers(entries)
-        for entry, whole in zip(entries, wholes, strict=True):
-            entry.variable.store(
-                jax.device_put(whole, self.layout.sharded)
-                if entry.variable.per_replica
-                else placed(whole, self.layout, per_replica=False)
-            )
-            entry.variable.mark_shared()
+        values = [
+            jax.device_put(whole, self.layout.sharded)
+            if entry.variable.per_replica
+            else placed(whole, self.layout, per_replica=False)
+            for entry, whole in zip(entries, wholes, strict=True)
+        ]
+        for entry in entries:
+            entry.variable.mark_shared()  # the replicas may have handed the new values out
+        store_all([entry.variable for entry in entries], values)
 
     # Session
 
+    def trace_key(self, local: int) -> Hashable:
+        return self.layout.num_replicas, self.layout.addressable_replicas[local]
+
     def meet(self, merge: Merge, payload: Any) -> Any:
-        return self._lockstep.meet(merge, payload)
+        result = self._lockstep.meet(merge, payload)
+        jit_key.resume_replica(self.trace_key(ambient().replica.local_index))
+        return result
 
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
         algorithm = self.strategy.cross_device_ops
@@ -121,7 +172,8 @@ class EagerSession(Session):
                 return [parts[0] for parts in all_reduce_recorded(self._reduce_apart, op, arrays)]
             # A tape outside `run` records the reduction: one device, ordinary operations.
             near = [[self._near(component) for component in components] for components in arrays]
-            return list(algorithm.reduce_arrays(op, near, Group(axis=None, devices=1, local=self.num_local)))
+            reduced = algorithm.reduce_arrays(op, near, Group(axis=None, devices=1, local=self.num_local))
+            return [on_all_devices(whole, self.layout) for whole in reduced]
         if self._spans:
             # All workers bring the same shapes, or none of them starts a collective.
             self._agree(f"reduce {op!r} of {', '.join(_described(components[0]) for components in arrays)}")
@@ -146,7 +198,8 @@ class EagerSession(Session):
 
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
         if not self._spans:
-            return [jnp.concatenate([self._near(component) for component in parts], axis) for parts in arrays]
+            wholes = [jnp.concatenate([self._near(component) for component in parts], axis) for parts in arrays]
+            return [on_all_devices(whole, self.layout) for whole in wholes]
         if _has_recorded(arrays):
             return [gather_recorded(self._reduce_apart, components, axis, self.layout) for components in arrays]
         return [gather_across(components, axis, self.layout) for components in arrays]
@@ -155,7 +208,9 @@ class EagerSession(Session):
         wholes = [self._handed.get(id(component), (None, None))[1] for component in components]
         if wholes[0] is not None and structures.identical(wholes) and id(components[0]) not in self._separated:
             return wholes[0]
-        return PerReplica(components, self.layout)
+        value = PerReplica(components, self.layout)
+        value.of_uneven_batch = self._uneven
+        return value
 
     def is_shared(self, components: Sequence[Any]) -> bool:
         if not structures.identical(components) or id(components[0]) in self._separated:
@@ -218,10 +273,31 @@ class EagerSession(Session):
             return stack_components(components, self.layout)
         if not structures.identical(components):
             _check_equal(variable, components, where)
+        return self._whole(components)
+
+    def _whole(self, components: Sequence[Any]) -> Any:
+        """The replicated array of equal components, each on its replica's device."""
         firsts = components[:: self.layout.local]
         mine = self.layout.addressable_devices
         placed = [jax.device_put(one, device) for one, device in zip(firsts, mine, strict=True)]
-        return jax.make_array_from_single_device_arrays(variable.shape, self.layout.replicated, placed)
+        return jax.make_array_from_single_device_arrays(np.shape(firsts[0]), self.layout.replicated, placed)
+
+
+def _refuse_differentiated(results: Sequence[Any]) -> None:
+    """Refuses `jax.grad` around an eager run: JAX would add up cotangents that lie on different devices.
+
+    Raises:
+        TransformError: A result is a tracer of such a transform.
+    """
+    if any(is_differentiated(leaf) for result in results for leaf in structures.flatten(result)[0]):
+        raise TransformError(
+            "Strategy.run",
+            found="jax.grad, jax.vjp or jax.jvp around an eager run on several devices",
+            rule="the replicas of an eager run compute on devices of their own, and JAX adds up no cotangents of "
+            "different devices",
+            remedy="record with mirrored.GradientTape, compile the whole step with mirrored.function, or call jax.grad "
+            "inside the function given to run",
+        )
 
 
 def _described(component: Any) -> str:
@@ -244,7 +320,13 @@ def _is_recorded(value: Any) -> bool:
     return is_tracer(value) or has_payload(value)
 
 
+def _bits(value: Any) -> bytes:
+    array = np.asarray(key_data(value))
+    return f"{array.dtype}{array.shape}".encode() + array.tobytes()
+
+
 def _check_equal(variable: Any, components: Sequence[Any], where: Sequence[str]) -> None:
+    components = [key_data(component) for component in components]
     bits = [np.asarray(component).tobytes() for component in components]
     if all(one == bits[0] for one in bits):
         return
@@ -263,18 +345,56 @@ def _check_equal(variable: Any, components: Sequence[Any], where: Sequence[str])
     )
 
 
-def run_eager(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+def _is_uneven(leaf: Any) -> bool:
+    """Whether replicas get different numbers of rows."""
+    if not isinstance(leaf, PerReplica) or leaf.is_stacked:
+        return False
+    return leaf.component_shape is None and len({np.shape(one)[:1] for one in leaf.values}) > 1
+
+
+def run_eager(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, specs: OutSpecs) -> Any:
     """One eager run: all that the replicas assign is kept if it ends well, and dropped otherwise."""
     session = EagerSession(strategy)
-    if session.layout.spans_processes:
-        agree("Strategy.run", f"run {getattr(fn, '__qualname__', type(fn).__name__)} eagerly")
-    result = session.run_replicas(fn, args, kwargs)
-    with within(runner=session):
-        session.commit()
+    here, trace = ambient(), current_trace()
+    try:
+        with turn():
+            if session.layout.spans_processes:
+                agree("Strategy.run", f"run {getattr(fn, '__qualname__', type(fn).__name__)} eagerly")
+            result = session.run_replicas(fn, args, kwargs, specs)
+            with within(runner=session):
+                session.commit()
+    finally:
+        # An exception that a signal handler raises may leave context managers open.
+        thread.current = here
+        put_trace(trace)
     return result
 
 
-def nested_run(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+    """One eager run of one replica, on the variables' storage: what it assigned is undone if it does not end well."""
+    here, trace = ambient(), current_trace()
+    try:
+        with turn():
+            return or_undone(lambda: fn(*args, **kwargs))
+    finally:
+        # An exception that a signal handler raises may leave context managers open.
+        thread.current = here
+        put_trace(trace)
+
+
+def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+    """One replica as a part of what surrounds it: of a trace, of another run, or of no strategy."""
+    return fn(*args, **kwargs)
+
+
+def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, specs: OutSpecs) -> Any:
     """A run inside a merge of another: the same replicas, the same staged values."""
+    if specs.is_given:
+        raise ContextError(
+            "Strategy.run",
+            found="out_specs in a run inside merge_call",
+            rule="what is equal on all replicas is declared where the results leave the outermost run",
+            remedy="omit out_specs here, or reduce the result: strategy.reduce(ReduceOp.MEAN, result, axis=None)",
+        )
     session: Any = ambient().runner
     return session.run_replicas(fn, args, kwargs)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from mirrored._jax.putting import as_array
 from mirrored.collectives.stacked import gather_padded
 from mirrored.replicas.agreement import agree
 from mirrored.replicas.layout import Layout
@@ -26,7 +27,7 @@ def gather_across(components: Sequence[Any], axis: int, layout: Layout) -> Any:
 
 def gather_with_sizes(components: Sequence[Any], axis: int, layout: Layout) -> tuple[Any, list[int]]:
     """`gather_across`, and the size of each replica's component along `axis`."""
-    arrays = [jnp.asarray(component) for component in components]
+    arrays = [as_array(component) for component in components]
     axis %= arrays[0].ndim
     rest = {array.shape[:axis] + array.shape[axis + 1 :] for array in arrays}
     question = f"gather {arrays[0].dtype}{sorted(rest)} along axis {axis}"

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.host_memory import owned
+from mirrored._jax.putting import as_array
 from mirrored._jax.traces import is_tracer
 from mirrored.replicas import distribution, structures
 from mirrored.replicas.agreement import agree
@@ -40,7 +41,9 @@ class DistributesInput(abc.ABC):
         Context: cross-replica.
 
         Args:
-            dataset: Any re-iterable of batches (pytrees of arrays with a common first dimension).
+            dataset: Any re-iterable of batches (pytrees of arrays with a common first dimension). Batch examples
+                first: a bare vector of features cannot be told from a batch of numbers, and its numbers would be
+                spread over the replicas.
             options: See `mirrored.data.InputOptions`.
 
         Returns:
@@ -75,7 +78,9 @@ class DistributesInput(abc.ABC):
         refuse_in_replica("experimental_distribute_values_from_function")
         layout = self.layout
         mine = range(self.num_replicas_in_sync) if layout is None else layout.addressable_replicas
-        results = [value_fn(ValueContext(replica, self.num_replicas_in_sync)) for replica in mine]
+        contexts = [ValueContext(replica, self.num_replicas_in_sync) for replica in mine]
+        # Copied one by one: the function may refill one array for each replica.
+        results = [structures.map_leaves(owned, value_fn(context)) for context in contexts]
         columns, treedef = structures.transpose(results, "Strategy.experimental_distribute_values_from_function")
         on_devices = [_on_devices(column, layout) for column in columns]
         ragged = layout is not None and layout.spans_processes and differ_across(on_devices)
@@ -94,7 +99,7 @@ def differ_across(columns: Sequence[Sequence[Any]]) -> bool:
 def _on_devices(column: Sequence[Any], layout: Layout | None) -> list[Any]:
     if layout is None or any(is_tracer(one) for one in column):
         return list(column)
-    arrays = [jnp.asarray(one) if _is_number(one) else one for one in column]
+    arrays = [as_array(one) if _is_number(one) else one for one in column]
     return [
         jax.device_put(one, layout.device_of(replica)) if isinstance(one, jax.Array) else one
         for replica, one in zip(layout.addressable_replicas, arrays, strict=True)

@@ -9,6 +9,7 @@ import jax
 from mirrored.collectives.cross_device_ops import AllReduce, CrossDeviceOps, OrderedTree
 from mirrored.errors import ArgumentError
 from mirrored.replicas.layout import make_layout
+from mirrored.replicas.processes import warn_if_independent
 from mirrored.strategies.strategy import Strategy
 
 
@@ -22,11 +23,15 @@ class MirroredStrategy(Strategy):
             accelerators, or all CPU devices where there are none.
         cross_device_ops: How values of several replicas become one. Default: an all-reduce.
         num_replicas: How many replicas; a multiple of the number of devices. Default: one per device.
-        deterministic: Sum in one fixed order, so that results have the same bits on any number of devices.
+        deterministic: Sum in one fixed order, so that results have the same bits on any number of devices. Keras'
+            `fit` then computes each batch whole, on the first device.
 
     Raises:
         DeviceError: A device that is unknown, named twice or of another kind; a `num_replicas` that does not fit.
         ArgumentError: `cross_device_ops` is none, or given together with `deterministic`.
+
+    Warns:
+        IndependentProcessesWarning: The environment says that this process is one of several.
 
     Example:
         >>> import mirrored as mr
@@ -61,6 +66,8 @@ class MirroredStrategy(Strategy):
             )
         self._deterministic = deterministic
         layout = make_layout(devices, num_replicas)
+        if not layout.spans_processes:
+            warn_if_independent(type(self).__name__)
         super().__init__(layout, OrderedTree() if deterministic else cross_device_ops or AllReduce())
 
     @property
@@ -83,6 +90,7 @@ class OneDeviceStrategy(Strategy):
 
     def __init__(self, device: str | jax.Device) -> None:
         super().__init__(make_layout([device], called="OneDeviceStrategy"), AllReduce())
+        warn_if_independent(type(self).__name__)
 
     def __repr__(self) -> str:
         return f"OneDeviceStrategy({self.layout!r})"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.boxes import payload_of
+from mirrored._jax.putting import as_array
+from mirrored._jax.traces import is_tracer
+from mirrored.collectives.precision import narrow, widen
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
-from mirrored.collectives.stacked import gather_stacked, reduce_stacked
+from mirrored.collectives.stacked import gather_stacked, on_all_devices, reduce_stacked
 from mirrored.errors import ArgumentError, NotSupportedError, StructureError
 from mirrored.replicas import structures
 from mirrored.replicas.ambient import ambient
@@ -21,6 +27,8 @@ from mirrored.strategies.gathering import gather_across
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
+
+_log = logging.getLogger("mirrored")
 
 
 def reduce_structure(strategy: Strategy, reduce_op: Any, value: Any, axis: Any, called: str = "Strategy.reduce") -> Any:
@@ -69,6 +77,23 @@ def check_sums_rows(called: str, op: Any, axis: Any = None) -> None:
     )
 
 
+def _is_mean_of_means(value: PerReplica) -> bool:
+    """Whether it comes from an uneven batch, and replicas have different values."""
+    if not getattr(value, "of_uneven_batch", False) or any(is_tracer(one) for one in value.values):
+        return False
+    first, *others = (np.asarray(payload_of(one)) for one in value.values)
+    return not all(np.array_equal(first, other) for other in others)
+
+
+@functools.cache
+def _warn_of_mean_of_means() -> None:
+    _log.warning(
+        "Strategy.reduce(MEAN, value, axis=None) of a step whose replicas had different numbers of examples: the mean "
+        "of per-replica means is not the mean over the batch. Use losses.average_loss (or compute_average_loss) on the "
+        "replicas and SUM here, or return one value per example and reduce with axis=0"
+    )
+
+
 def as_per_replica(strategy: Strategy, leaf: Any) -> Any:
     """A leaf as a per-replica value where it is one (sync-on-read variables are)."""
     if isinstance(leaf, PerReplica) or leaf is None:
@@ -105,7 +130,7 @@ def _axes(called: str, axis: Any) -> tuple[int, ...] | None:
 def _reduce_plain(strategy: Strategy, called: str, op: Any, leaf: Any, axes: tuple[int, ...] | None) -> Any:
     if leaf is None:
         return None
-    array = jnp.asarray(leaf)
+    array = as_array(leaf)
     if strategy.num_replicas_in_sync > 1 and op is not ReduceOp.MEAN:
         raise ArgumentError(
             called,
@@ -126,15 +151,18 @@ def _reduce_all(
 ) -> list[Any]:
     if not values:
         return []
+    if axes is None and op is ReduceOp.MEAN and any(_is_mean_of_means(value) for value in values):
+        _warn_of_mean_of_means()
     if axes is None:
         return _reduce_components(strategy, op, values)
     counts = [_map_components(value, lambda x: jnp.asarray(_count(called, x, axes), jnp.float32)) for value in values]
-    summed = [_map_components(value, lambda x: jnp.sum(_floating_if(x, op), axes)) for value in values]
+    summed = [_map_components(value, lambda x: jnp.sum(_addends(x, op), axes)) for value in values]
     if op is not ReduceOp.MEAN:
         return _reduce_components(strategy, op, summed)
     totals = _reduce_components(strategy, ReduceOp.SUM, [*summed, *counts])
     sums, elements = totals[: len(values)], totals[len(values) :]
-    return [total / count.astype(total.dtype) for total, count in zip(sums, elements, strict=True)]
+    means = [total / count.astype(total.dtype) for total, count in zip(sums, elements, strict=True)]
+    return [narrow(mean, _mean_dtype(value)) for mean, value in zip(means, values, strict=True)]
 
 
 def _map_components(value: PerReplica, function: Any) -> PerReplica:
@@ -150,7 +178,7 @@ def _map_components(value: PerReplica, function: Any) -> PerReplica:
 
 def _reduce_components(strategy: Strategy, op: Any, values: Sequence[PerReplica]) -> list[Any]:
     if strategy.num_replicas_in_sync == 1 or strategy.layout is None:
-        return [jnp.asarray(value.values[0]) for value in values]
+        return [as_array(value.values[0]) for value in values]
     for value in values:
         if not value.is_stacked and not isinstance(value, LocalPerReplica):
             check_alike("Strategy.reduce", value.values)
@@ -201,9 +229,16 @@ def _floating(array: Any) -> Any:
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)
 
 
-def _floating_if(component: Any, op: Any) -> Any:
-    array = jnp.asarray(component)
-    return _floating(array) if op is ReduceOp.MEAN else array
+def _addends(component: Any, op: Any) -> Any:
+    """What is added up: for a mean 16-bit floats in float32, which hold sums that they do not."""
+    array = as_array(component)
+    return widen(_floating(array)) if op is ReduceOp.MEAN else array
+
+
+def _mean_dtype(value: PerReplica) -> Any:
+    component = value.local[0] if isinstance(value, LocalPerReplica) else value.values[0]
+    dtype = as_array(component).dtype
+    return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.dtype(jnp.float32)
 
 
 def gather_structure(strategy: Strategy, value: Any, axis: int) -> Any:
@@ -238,7 +273,7 @@ def gather_leaf(strategy: Strategy, leaf: Any, axis: int) -> Any:
     """
     value = as_per_replica(strategy, leaf)
     if not isinstance(value, PerReplica):
-        return value if value is None else jnp.asarray(value)
+        return value if value is None else as_array(value)
     session = ambient().runner
     if isinstance(value, LocalPerReplica) and session is not None:
         _check_gather([value.local[0]], axis)
@@ -247,12 +282,13 @@ def gather_leaf(strategy: Strategy, leaf: Any, axis: int) -> Any:
         _check_gather([jax.ShapeDtypeStruct(value.component_shape or (), jnp.float32)], axis)
         normal = axis if axis >= 0 else axis + len(value.component_shape or ())
         return gather_stacked(value.stacked(strategy.layout), normal, strategy.layout)
-    components = [jnp.asarray(component) for component in value.values]
+    components = [as_array(component) for component in value.values]
     _check_gather(components, axis)
     if strategy.layout is not None and strategy.layout.spans_processes:
         return gather_across(components, axis, strategy.layout)
     if strategy.layout is not None and len(strategy.layout.devices) > 1:
-        components = [jax.device_put(component, strategy.layout.devices[0]) for component in components]
+        near = [jax.device_put(component, strategy.layout.devices[0]) for component in components]
+        return on_all_devices(jnp.concatenate(near, axis), strategy.layout)
     return jnp.concatenate(components, axis)
 
 

@@ -18,7 +18,7 @@ class Scope(AbstractContextManager["Strategy"]):
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._open: list[tuple[Ambient, Ambient]] = []
+        self._open: list[tuple[Ambient, Ambient, frameworks.Finder | None]] = []
 
     def __enter__(self) -> Strategy:
         self._strategy.check_scope()
@@ -26,14 +26,14 @@ class Scope(AbstractContextManager["Strategy"]):
         before = ambient()
         inside = before.fork(strategies=(*before.strategies, self._strategy))
         replace_current(inside)
-        self._open.append((before, inside))
+        self._open.append((before, inside, frameworks.watch_imports()))
         return self._strategy
 
     def __exit__(self, *exception: object) -> None:
         here = ambient()
         if not self._open:
             raise _nesting("Variable scope nesting error", "it is not open: it was left before, or never entered")
-        before, inside = self._open[-1]
+        before, inside, finder = self._open[-1]
         if here.creators is not inside.creators:
             raise _nesting("Variable creator scope nesting error", "a variable_creator_scope inside it is still open")
         if here.strategies is not inside.strategies:
@@ -41,6 +41,7 @@ class Scope(AbstractContextManager["Strategy"]):
                 "Strategy scope nesting error", "another scope inside it is still open, or it is open in another thread"
             )
         self._open.pop()
+        frameworks.end_watching(finder)
         # Only what the scope has changed: a tape that was entered inside it goes on.
         replace_current(here.fork(strategies=before.strategies))
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
+from mirrored._jax.host_memory import frozen
+from mirrored._jax.tracebacks import boundary
 from mirrored.collectives.cross_device_ops import CrossDeviceOps
-from mirrored.errors import ArgumentError
+from mirrored.errors import ArgumentError, ArgumentTypeError
 from mirrored.function.function import Function, functions_run_eagerly
 from mirrored.replicas import structures
 from mirrored.replicas.ambient import ambient, within
@@ -16,10 +18,11 @@ from mirrored.replicas.values import DistributedValues
 from mirrored.strategies import reducing
 from mirrored.strategies.compiled import run_compiled
 from mirrored.strategies.context import ReplicaContext
-from mirrored.strategies.eager import nested_run, run_eager
+from mirrored.strategies.eager import nested_run, run_alone, run_eager, run_plainly
 from mirrored.strategies.extended import StrategyExtended
 from mirrored.strategies.inputs import DistributesInput
 from mirrored.strategies.older_names import OlderNames
+from mirrored.strategies.out_specs import OutSpecs, mark_made_by, warn_if_fed_back
 from mirrored.strategies.refusing import refuse_in_replica, refuse_mixing
 from mirrored.strategies.scope import Scope
 
@@ -52,6 +55,9 @@ class Strategy(DistributesInput, OlderNames):
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas there are."""
+        here = ambient()
+        if here.runner is not None and here.replica is not None:
+            here.runner.tell_apart(here.replica.local_index)
         return 1 if self._layout is None else self._layout.num_replicas
 
     @property
@@ -81,17 +87,25 @@ class Strategy(DistributesInput, OlderNames):
         refuse_in_replica("scope")
         refuse_mixing(self, "scope")
 
+    @boundary
     def run(
         self,
         fn: Callable[..., Any],
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
         options: Any = None,
+        *,
+        out_specs: Any = None,
     ) -> Any:
         """Calls `fn` on every replica, in lock-step.
 
         Context: cross-replica. Outside `function` the replicas really run one after another, each on its own device;
-        inside (or if `fn` itself is a `function`) one compiled program runs on all devices at once.
+        inside (or if `fn` itself is a `function`) one compiled program runs on all devices at once. While an eager
+        run lasts, other threads may read variables; what replaces values (another run, a compiled step, an assignment,
+        an optimizer) or saves them waits for its end. So an eager run must not wait for such a thread.
+
+        An exception in `fn` leaves the strategy's variables as they were before the run. The default strategy, which
+        `get_strategy` gives outside any scope, calls `fn` as plain Python: what was assigned before stays assigned.
 
         Args:
             fn: The function. A `function` is compiled around the whole run.
@@ -99,16 +113,26 @@ class Strategy(DistributesInput, OlderNames):
                 component.
             kwargs: Keyword arguments, likewise.
             options: Accepted for TensorFlow's sake.
+            out_specs: Which results are equal on all replicas, as in `jax.shard_map`: a tree prefix of the result, with
+                ``PartitionSpec()`` for what is equal, and ``PartitionSpec("replica")`` for what is per replica. What is
+                equal comes back as plain arrays, on all devices. The declaration is checked: in compiled code while it
+                is traced, in eager code by comparing bits. Default: every result is per replica.
 
         Returns:
-            The structure that `fn` returns, with per-replica leaves; an object that is the very same on all replicas
-            (None, a variable) stays itself. With one replica: exactly what `fn` returns.
+            The structure that `fn` returns, with per-replica leaves except where `out_specs` says otherwise; an object
+            that is the very same on all replicas (None, a variable) stays itself. With one replica: exactly what `fn`
+            returns.
 
         Raises:
             ContextError: Inside another run's replica, or in another strategy's scope.
             ArgumentError: `args` is no list or tuple.
-            SynchronyError: A mirrored variable would differ between replicas.
+            SynchronyError: A mirrored variable would differ between replicas, or a result that `out_specs` declares
+                equal.
             MergeError: The replicas do not meet at the same merges.
+
+        Warns:
+            DivergingStateWarning: `fn` gets per-replica results of its own as arguments: without `out_specs` each
+                replica trains a model of its own.
 
         Example:
             >>> import mirrored as mr
@@ -128,7 +152,7 @@ class Strategy(DistributesInput, OlderNames):
             )
         refuse_in_replica("run")
         refuse_mixing(self, "run")
-        kwargs = kwargs or {}
+        kwargs, specs = kwargs or {}, OutSpecs(out_specs)
         if callable(fn) and isinstance(type(fn).__call__, Function):
             fn = fn.__call__  # type: ignore[operator]
         here = ambient()
@@ -136,31 +160,41 @@ class Strategy(DistributesInput, OlderNames):
             fn = here.driver.compiled(fn)
         if isinstance(fn, Function):
             if here.frame is None and here.runner is None and not functions_run_eagerly():
-                return fn.around(self, self._runs)(*args, **kwargs)
+                return fn.around(self, functools.partial(self._runs, out_specs), specs.key)(*args, **kwargs)
             fn = fn.python_function
         with within(strategies=(*ambient().strategies, self)):
-            return self._run(fn, args, kwargs)
+            if self._layout is None or self._layout.num_replicas == 1 or specs.is_given:
+                return self._run(fn, args, kwargs, specs)
+            made_by = warn_if_fed_back(fn, (args, kwargs))
+            result = self._run(fn, args, kwargs, specs)
+            mark_made_by(result, made_by)
+            return result
 
-    def _runs(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def _runs(self, out_specs: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fn)
         def run(*args: Any, **kwargs: Any) -> Any:
             # Where shapes differ between replicas this runs eagerly, also in a loop that would compile it anew.
             with within(driver=None):
-                return self.run(fn, args, kwargs)
+                return self.run(fn, args, kwargs, out_specs=out_specs)
 
         return run
 
-    def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], specs: OutSpecs) -> Any:
         here = ambient()
+        if here.frame is None:
+            # Operations on a NumPy argument read its buffer after `run` has returned, when the caller may refill it.
+            args, kwargs = structures.map_leaves(frozen, (tuple(args), kwargs))
         if self._layout is None or self.num_replicas_in_sync == 1:
             mine_args, mine_kwargs = structures.select((tuple(args), kwargs), 0)
+            call = run_plainly if self._layout is None or here.frame is not None else run_alone
             with within(replica=ReplicaContext(self, 0, 0), runner=None):
-                return fn(*mine_args, **mine_kwargs)
+                result = call(fn, mine_args, mine_kwargs)
+            return specs.as_arrays(result) if specs.is_given else result
         if here.runner is not None:
-            return nested_run(self, fn, args, kwargs)
+            return nested_run(fn, args, kwargs, specs)
         if here.frame is not None:
-            return run_compiled(self, fn, args, kwargs)
-        return run_eager(self, fn, args, kwargs)
+            return run_compiled(self, fn, args, kwargs, specs)
+        return run_eager(self, fn, args, kwargs, specs)
 
     # Results
 
@@ -234,6 +268,17 @@ class Strategy(DistributesInput, OlderNames):
         where = "one replica, wherever JAX puts it" if self._layout is None else repr(self._layout)
         return f"{type(self).__name__}({where})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+    def __copy__(self) -> Strategy:
         # A strategy is a place, not a value: copies of models keep living where they were.
         return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ArgumentTypeError(
+            f"pickle of {type(self).__name__}",
+            found=f"{self!r}",
+            rule="devices have no meaning in another process, so strategies are not pickled",
+            remedy=f"make the strategy in the other process: {type(self).__name__}(...)",
+        )

@@ -1,0 +1,233 @@
+"""Finds losses that are averaged over the per-replica batch although their gradients are summed over replicas.
+
+The derivative of such a loss starts with ``1 / b``, where b is the per-replica batch size; that of a part of the global
+mean starts with ``1 / (b * replicas)``. Both are constants of the body's jaxpr: the literal 1 that reverse-mode
+differentiation starts from, divided by numbers, broadcast to the shape of the batch, and combined with what depends on
+the batch. Only such divisors count. A number that is not derived from that 1 (the 0.5 in the derivative of `maximum`),
+or that multiplies the loss (a coefficient, as in ``0.5 * jnp.sum(losses)``), says nothing of a mean. The analysis
+interprets the body once, in order, through calls; loops and branches are opaque.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from itertools import chain, combinations
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.jaxprs import Call, Literal, constants_of, kind_of
+from mirrored._jax.sources import source_line
+from mirrored._jax.traces import is_tracer
+
+_TOLERANCE: Final = 1e-4
+_KEEPS_VALUE: Final = frozenset(
+    {"broadcast_in_dim", "convert_element_type", "copy", "copy_p", "device_put", "expand_dims", "reshape", "squeeze"}
+    | {"optimization_barrier", "pvary", "reduce_precision", "slice", "transpose"}
+)
+_UNARY: Final[dict[str, Callable[[float], float]]] = {"neg": lambda x: -x, "abs": abs}
+_BINARY: Final[dict[str, Callable[[float, float], float]]] = {
+    "add": lambda x, y: x + y,
+    "add_any": lambda x, y: x + y,
+    "div": lambda x, y: x / y if y else math.inf,
+    "mul": lambda x, y: x * y,
+    "sub": lambda x, y: x - y,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """A mean over the per-replica batch.
+
+    Attributes:
+        size: The batch size that it divides by.
+        where: The line of user code, None if it is not known.
+    """
+
+    size: int
+    where: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Value:
+    """What is known of a value.
+
+    Attributes:
+        constant: The one number that all its elements are, None if they are not or it is unknown.
+        divisor: What the 1 that a derivative starts from was divided by to give the constant, None if the constant is
+            not derived from it. Coefficients are left out.
+        spread: What the divisor was when the constant was broadcast to the batch (before, to any array), and the shape
+            then.
+        depends: Whether it depends on the per-replica batch.
+        means: The means over the batch whose derivative it contains.
+        rescaled: Whether it was divided by the number of replicas after that, or scaled by what is not known.
+    """
+
+    constant: float | None = None
+    divisor: float | None = None
+    spread: tuple[float, tuple[int, ...]] | None = None
+    depends: bool = False
+    means: frozenset[Mean] = frozenset()
+    rescaled: bool = False
+
+
+_UNKNOWN: Final = _Value()
+
+
+class LossScale:
+    """The scales of the losses of one body.
+
+    Args:
+        jaxpr: The body.
+        batched: For each constant and input of the body, whether it is a per-replica argument.
+        constants: The constants' values.
+        num_replicas: R.
+    """
+
+    def __init__(self, jaxpr: Any, batched: Sequence[bool], constants: Sequence[Any], num_replicas: int) -> None:
+        variables = (*jaxpr.constvars, *jaxpr.invars)
+        inputs = [var for var, is_batched in zip(variables, batched, strict=True) if is_batched]
+        self._replicas = num_replicas
+        self._sizes: set[int] = {var.aval.shape[0] for var in inputs if getattr(var.aval, "shape", ())} - {0, 1}
+        self._known: dict[Any, _Value] = {var: _Value(depends=True) for var in inputs}
+        for var, constant in zip(jaxpr.constvars, constants, strict=False):
+            self._known.setdefault(var, _constant(constant))
+        if self._sizes:
+            self._run(jaxpr, self._known, None)
+
+    def means_in(self, gradients: Sequence[Any]) -> list[Mean]:
+        """The means over the per-replica batch whose derivative is in one of these variables, not rescaled since."""
+        values = [self._known.get(atom, _UNKNOWN) for atom in gradients if not isinstance(atom, Literal)]
+        if any(value.rescaled for value in values):
+            return []
+        return sorted({mean for value in values for mean in value.means}, key=str)
+
+    def _run(self, jaxpr: Any, known: dict[Any, _Value], line: str | None) -> None:
+        for eqn in jaxpr.eqns:
+            operands = [
+                _number(atom.val) if isinstance(atom, Literal) else known.get(atom, _UNKNOWN) for atom in eqn.invars
+            ]
+            kind = kind_of(eqn, None)
+            if isinstance(kind, Call) and len(kind.jaxpr.invars) == len(operands):
+                known.update(zip(eqn.outvars, self._call(kind.jaxpr, operands, source_line(eqn) or line), strict=True))
+                continue
+            result = self._apply(eqn, operands, line)
+            known.update((var, result) for var in eqn.outvars)
+
+    def _call(self, jaxpr: Any, operands: Sequence[_Value], line: str | None) -> list[_Value]:
+        known = dict(zip(jaxpr.invars, operands, strict=True))
+        known.update(zip(jaxpr.constvars, map(_constant, constants_of(jaxpr)), strict=False))
+        self._run(jaxpr, known, line)
+        return [_number(atom.val) if isinstance(atom, Literal) else known.get(atom, _UNKNOWN) for atom in jaxpr.outvars]
+
+    def _apply(self, eqn: Any, operands: Sequence[_Value], line: str | None) -> _Value:
+        name, shape = eqn.primitive.name, getattr(eqn.outvars[0].aval, "shape", ()) if eqn.outvars else ()
+        constant = _computed(name, operands)
+        if constant is not None:
+            divisor = self._divisor(name, operands)
+            return _Value(constant, divisor, self._spread(name, operands, divisor, shape))
+        means = frozenset(chain.from_iterable(operand.means for operand in operands))
+        depends = any(operand.depends for operand in operands)
+        if depends:
+            means |= self._met(eqn, operands, line)
+        rescaled = any(operand.rescaled for operand in operands) or self._rescales(name, operands)
+        return _Value(depends=depends, means=means, rescaled=bool(means) and rescaled)
+
+    def _spread(
+        self, name: str, operands: Sequence[_Value], divisor: float | None, shape: tuple[int, ...]
+    ) -> tuple[float, tuple[int, ...]] | None:
+        earlier = next((operand.spread for operand in operands if operand.spread is not None), None)
+        if name != "broadcast_in_dim" or not shape or (earlier is not None and self._has_batch(earlier[1])):
+            return earlier
+        return None if divisor is None else (divisor, shape)
+
+    def _divisor(self, name: str, operands: Sequence[_Value]) -> float | None:
+        """The divisor of the constant that an operation computes from constants."""
+        first, second = operands[0], operands[-1]
+        if name == "div":
+            return first.divisor * abs(second.constant) if first.divisor and second.constant else None
+        if name == "mul":
+            if first.divisor is None:
+                first, second = second, first
+            if first.divisor is None or second.constant is None:
+                return None
+            return first.divisor * (second.divisor or self._inverse(second.constant))
+        if name in ("add", "add_any", "sub"):
+            return first.divisor if second.divisor in (None, first.divisor) else None
+        return first.divisor
+
+    def _inverse(self, factor: float) -> float:
+        """What a factor divides by: a multiple of the number of replicas, or 1 where it is some coefficient."""
+        inverse = 1 / abs(factor) if factor else 1.0
+        multiple = round(inverse / self._replicas) * self._replicas
+        return float(multiple) if multiple and _among(inverse, {float(multiple)}) else 1.0
+
+    def _has_batch(self, shape: tuple[int, ...]) -> bool:
+        """Whether an array of this shape may have the batch as its first dimension, alone or with another."""
+        return any(shape[0] % size == 0 for size in self._sizes)
+
+    def _met(self, eqn: Any, operands: Sequence[_Value], line: str | None) -> frozenset[Mean]:
+        """The means whose derivative meets what depends on the batch here."""
+        found = set()
+        for operand in operands:
+            size = None if operand.spread is None else self._averaged_size(*operand.spread)
+            if size is not None:
+                found.add(Mean(size, source_line(eqn) or line))
+        return frozenset(found)
+
+    def _averaged_size(self, divisor: float, shape: tuple[int, ...]) -> int | None:
+        """The per-replica batch size that `divisor` contains, if it does and does not contain the global one."""
+        for size in self._sizes:
+            if shape[0] % size:
+                continue
+            rest = [n for n in (shape[0] // size, *shape[1:]) if n > 1]
+            products = {math.prod(some) for count in range(len(rest) + 1) for some in combinations(rest, count)}
+            right = {float(n) for n in products} | {float(n * size * self._replicas) for n in products}
+            wrong: set[float] = {float(n * size) for n in products}
+            if _among(divisor, wrong) and not _among(divisor, right):
+                return int(size)
+        return None
+
+    def _rescales(self, name: str, operands: Sequence[_Value]) -> bool:
+        if name not in ("mul", "div") or len(operands) != 2 or not operands[0].means | operands[1].means:
+            return False
+        factor = operands[1].constant if operands[0].means else operands[0].constant
+        if factor is None or not factor:
+            return False
+        return _among(abs(factor) if name == "div" else 1 / abs(factor), {float(self._replicas)})
+
+
+def _computed(name: str, operands: Sequence[_Value]) -> float | None:
+    """The constant that an operation computes from constants, None if it does not."""
+    numbers = [operand.constant for operand in operands]
+    if not numbers or numbers[0] is None:
+        return None
+    if name in _KEEPS_VALUE:
+        return numbers[0]
+    if name in _UNARY:
+        return _UNARY[name](numbers[0])
+    if name in _BINARY and len(numbers) == 2 and numbers[1] is not None:
+        return _BINARY[name](numbers[0], numbers[1])
+    return None
+
+
+def _among(number: float, candidates: set[float]) -> bool:
+    return any(abs(number - candidate) <= _TOLERANCE * candidate for candidate in candidates)
+
+
+def _number(value: Any) -> _Value:
+    if np.shape(value) or not _is_real(value):
+        return _UNKNOWN
+    return _Value(float(value), 1.0 if value == 1 else None)
+
+
+def _constant(value: Any) -> _Value:
+    return _UNKNOWN if is_tracer(value) else _number(value)
+
+
+def _is_real(value: Any) -> bool:
+    dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
+    return bool(jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer))

@@ -1,0 +1,230 @@
+"""Fusing the local replicas' loops, branches and calls that contain collectives, once a body has been traced.
+
+The local replicas of a device are traced one after the other. A `scan` in which each of them reduces something is in
+the body once for each of them, with its own half of every collective (`mirrored._jax.local_collectives`). Here they
+become one `scan` over the carries of all, in whose body the halves meet. What fuses is what stands at the same place of
+each replica's program.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mirrored._jax.jaxprs import Branch, Call, Literal, Scan, While, constants_of, kind_of
+from mirrored._jax.local_collectives import (
+    GATHER,
+    SUM,
+    at_source_of,
+    bind_again,
+    local_replica_of,
+    same_on_local_replicas,
+)
+from mirrored._jax.sources import source_line
+from mirrored._jax.staging import Staged, stage
+from mirrored.collectives.reduce_op import ReduceOp
+from mirrored.errors import MergeError
+
+if TYPE_CHECKING:
+    from mirrored.strategies.body_session import BodySession
+
+_Values = list[Any]
+_Walk = Generator[tuple[Any, _Values], _Values, _Values]
+"""Evaluates one replica's jaxpr; stops at each equation that contains a collective, and is sent its results."""
+
+
+def fuse(body: Staged, session: BodySession, axes: Sequence[tuple[str, int]]) -> Staged:
+    """The body with one equation for those of all local replicas that contain collectives.
+
+    Raises:
+        MergeError: The local replicas' programs do not contain the same ones.
+    """
+    if not any(local_replica_of(eqn) is not None for eqn in body.jaxpr.eqns):
+        return body
+    avals: list[Any] = [var.aval for var in body.jaxpr.invars]
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    fused = _Body(session)
+    return stage(lambda *inputs: fused.run(body.jaxpr, body.constants, inputs), shapes, axes=axes)
+
+
+class _Body:
+    def __init__(self, session: BodySession) -> None:
+        self._session = session
+        self._count = session.num_local
+
+    def run(self, jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) -> _Values:
+        """Evaluates the body. Equations to be fused wait until those of all replicas have their operands."""
+        known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *inputs), strict=True))
+        groups = self._groups(jaxpr)
+        group_of = {id(eqn): group for group in groups for eqn in group}
+        pending: list[Any] = list(jaxpr.eqns)
+        while pending:
+            later: list[Any] = []
+            for eqn in pending:
+                group = group_of.get(id(eqn), (eqn,))
+                if eqn.outvars and all(var in known for var in eqn.outvars):
+                    continue  # done with its group
+                if not all(_is_known(known, atom) for one in group for atom in one.invars):
+                    later.append(eqn)
+                    continue
+                operands = [[_read(known, atom) for atom in one.invars] for one in group]
+                results = [bind_again(eqn, operands[0])] if id(eqn) not in group_of else self._fused(group, operands)
+                for one, values in zip(group, results, strict=True):
+                    known.update(zip(one.outvars, values, strict=True))
+            if len(later) == len(pending):
+                raise _unequal(later[0], "they wait for each other")
+            pending = later
+        return [_read(known, atom) for atom in jaxpr.outvars]
+
+    def _groups(self, jaxpr: Any) -> list[tuple[Any, ...]]:
+        """The equations to be fused: the first of each replica, the second of each, ..."""
+        by_replica: list[list[Any]] = [[] for _ in range(self._count)]
+        for eqn in jaxpr.eqns:
+            local = local_replica_of(eqn)
+            if local is not None:
+                by_replica[local].append(eqn)
+        counts = {len(eqns) for eqns in by_replica}
+        if len(counts) > 1:
+            raise _unequal(max(by_replica, key=len)[-1], "not all replicas of a device have it")
+        return list(zip(*by_replica, strict=True))
+
+    def _fused(self, eqns: Sequence[Any], operands: list[_Values]) -> list[_Values]:
+        """The results of one equation of each replica."""
+        first = eqns[0]
+        if len({eqn.primitive for eqn in eqns}) > 1 or len({len(eqn.invars) for eqn in eqns}) > 1:
+            raise _unequal(first, "replicas of a device have different operations in its place")
+        with at_source_of(first):
+            name = first.primitive.name
+            if name == SUM:
+                return _transposed(self._session.all_reduce(ReduceOp.SUM, _transposed(operands)))
+            if name == GATHER:
+                return [
+                    [jnp.stack(self._session.all_components(parts)) for parts in _transposed(operands)]
+                ] * self._count
+            kinds: list[Any] = [kind_of(eqn, None) for eqn in eqns]
+            match kinds[0]:
+                case Call():
+                    return self._call(first, [kind.jaxpr for kind in kinds], operands)
+                case Scan():
+                    return self._scan(first, kinds, operands)
+                case While():
+                    return self._while(kinds, operands)
+                case Branch():
+                    return self._branch(kinds, operands)
+        raise _unequal(first, f"collectives inside {name} have no fused form")
+
+    def _lockstep(self, jaxprs: Sequence[Any], inputs: Sequence[_Values]) -> list[_Values]:
+        """The results of one jaxpr of each replica, evaluated side by side."""
+        walks = [_walk(jaxpr, values) for jaxpr, values in zip(jaxprs, inputs, strict=True)]
+        results: list[_Values | None] = [None] * self._count
+        stops = [_advance(walk, None, results, k) for k, walk in enumerate(walks)]
+        while any(stop is not None for stop in stops):
+            waiting = [stop for stop in stops if stop is not None]
+            if len(waiting) < self._count:
+                raise _unequal(waiting[0][0], "not all replicas of a device have it")
+            answers = self._fused([eqn for eqn, _ in waiting], [operands for _, operands in waiting])
+            stops = [
+                _advance(walk, answer, results, k) for k, (walk, answer) in enumerate(zip(walks, answers, strict=True))
+            ]
+        return [result for result in results if result is not None]
+
+    def _call(self, eqn: Any, jaxprs: Sequence[Any], operands: list[_Values]) -> list[_Values]:
+        function = functools.partial(self._lockstep, jaxprs)
+        if "policy" in eqn.params and "prevent_cse" in eqn.params:
+            function = jax.checkpoint(function, policy=eqn.params["policy"])  # type: ignore[assignment]
+        return function(operands)
+
+    def _scan(self, eqn: Any, scans: Sequence[Scan], operands: list[_Values]) -> list[_Values]:
+        lengths = {scan_eqn_length(scan, values) for scan, values in zip(scans, operands, strict=True)}
+        params = eqn.params
+        if len(lengths) > 1:
+            raise _unequal(eqn, "replicas of a device scan over different lengths")
+        first, last = scans[0].num_consts, scans[0].num_consts + scans[0].num_carries
+        consts = [values[:first] for values in operands]
+
+        def turn(carries: Any, elements: Any) -> Any:
+            inputs = [[*a, *b, *c] for a, b, c in zip(consts, carries, elements, strict=True)]
+            results = self._lockstep([scan.jaxpr for scan in scans], inputs)
+            return [result[: last - first] for result in results], [result[last - first :] for result in results]
+
+        carries, stacked = lax.scan(
+            turn,
+            [values[first:last] for values in operands],
+            [values[last:] for values in operands],
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        return [[*a, *b] for a, b in zip(carries, stacked, strict=True)]
+
+    def _while(self, loops: Sequence[While], operands: list[_Values]) -> list[_Values]:
+        of_cond = loops[0].num_cond_consts
+        first = of_cond + loops[0].num_body_consts
+
+        def goes_on(carries: Any) -> Any:
+            inputs = [[*values[:of_cond], *carry] for values, carry in zip(operands, carries, strict=True)]
+            results = self._lockstep([loop.cond for loop in loops], inputs)
+            return same_on_local_replicas([result[0] for result in results])
+
+        def turn(carries: Any) -> Any:
+            inputs = [[*values[of_cond:first], *carry] for values, carry in zip(operands, carries, strict=True)]
+            return self._lockstep([loop.body for loop in loops], inputs)
+
+        return list(lax.while_loop(goes_on, turn, [values[first:] for values in operands]))
+
+    def _branch(self, kinds: Sequence[Branch], operands: list[_Values]) -> list[_Values]:
+        index = same_on_local_replicas([values[0] for values in operands])
+        branches = [
+            functools.partial(self._lockstep, jaxprs) for jaxprs in zip(*(k.branches for k in kinds), strict=True)
+        ]
+        return list(lax.switch(index.astype(jnp.int32), branches, [values[1:] for values in operands]))
+
+
+def scan_eqn_length(scan: Scan, operands: _Values) -> Any:
+    """What the scanned arrays' length is, as far as they show it."""
+    scanned = operands[scan.num_consts + scan.num_carries :]
+    return scanned[0].shape[0] if scanned else None
+
+
+def _walk(jaxpr: Any, inputs: _Values) -> _Walk:
+    known = dict(zip(jaxpr.constvars, constants_of(jaxpr), strict=False))
+    known.update(zip(jaxpr.invars, inputs, strict=True))
+    for eqn in jaxpr.eqns:
+        operands = [_read(known, atom) for atom in eqn.invars]
+        results = bind_again(eqn, operands) if local_replica_of(eqn) is None else (yield eqn, operands)
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [_read(known, atom) for atom in jaxpr.outvars]
+
+
+def _advance(walk: _Walk, answer: Any, results: list[_Values | None], k: int) -> tuple[Any, _Values] | None:
+    try:
+        return walk.send(answer)
+    except StopIteration as end:
+        results[k] = end.value
+        return None
+
+
+def _read(known: dict[Any, Any], atom: Any) -> Any:
+    return atom.val if isinstance(atom, Literal) else known[atom]
+
+
+def _is_known(known: dict[Any, Any], atom: Any) -> bool:
+    return isinstance(atom, Literal) or atom in known
+
+
+def _transposed(rows: Sequence[Sequence[Any]]) -> list[_Values]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _unequal(eqn: Any, why: str) -> MergeError:
+    return MergeError(
+        "Strategy.run",
+        found=f"a reduction over replicas in {eqn.primitive.name} ({source_line(eqn)}): {why}",
+        rule="all replicas make the same merges in the same order",
+        remedy="do not let Python branches on the replica surround a merge or collective; or reduce outside the loop",
+    )

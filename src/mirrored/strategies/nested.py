@@ -1,0 +1,69 @@
+"""Reductions of one local replica under a JAX transform."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from mirrored._jax.local_collectives import replica_gather, replica_sum, run_eagerly
+from mirrored.collectives.algorithm import checked, floating
+from mirrored.collectives.precision import narrow, widen
+from mirrored.collectives.reduce_op import ReduceOp
+from mirrored.replicas.ambient import ambient
+from mirrored.replicas.merging import Merge
+
+
+def nested_reduce(op: Any, arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
+    """The arrays reduced over all replicas."""
+    if not arrays:
+        return []
+    arrays = [checked(op, [array])[0] for array in arrays]
+    if op is ReduceOp.SUM:
+        return replica_sum(arrays, local, replicas)
+    if op is ReduceOp.MEAN:
+        exact = list(map(floating, arrays))
+        sums = replica_sum(list(map(widen, exact)), local, replicas)
+        return [narrow(total / replicas, array.dtype) for total, array in zip(sums, exact, strict=True)]
+    return [op(stacked) for stacked in replica_gather(arrays, local, replicas)]
+
+
+def nested_gather(arrays: Sequence[Any], axis: int, local: int, replicas: int) -> list[Any]:
+    """The arrays of all replicas, concatenated along `axis`."""
+    return [jnp.concatenate(list(stacked), axis) for stacked in replica_gather(arrays, local, replicas)]
+
+
+def _meet(name: str, run: Any, arrays: list[Any]) -> list[Any]:
+    session = ambient().runner
+    assert session is not None
+    return list(session.meet(Merge(name, run), arrays))
+
+
+def _sums(arrays: list[Any]) -> list[Any]:
+    session: Any = ambient().runner
+
+    def run(payloads: Sequence[Any]) -> Sequence[Any]:
+        results = session.all_reduce(ReduceOp.SUM, [list(parts) for parts in zip(*payloads, strict=True)])
+        return [[parts[k] for parts in results] for k in range(len(payloads))]
+
+    return _meet("ReplicaContext.all_reduce", run, arrays)
+
+
+def _gathers(arrays: list[Any]) -> list[Any]:
+    session: Any = ambient().runner
+
+    def run(payloads: Sequence[Any]) -> Sequence[Any]:
+        rows = [[part[None] for part in parts] for parts in zip(*payloads, strict=True)]
+        whole = session.gather(rows, 0)
+        return [[session.reduced_component(array, k) for array in whole] for k in range(len(payloads))]
+
+    return _meet("ReplicaContext.all_gather", run, arrays)
+
+
+def _number(local: int) -> int | None:
+    session = ambient().runner
+    return None if session is None or session.stands_for_others else session.layout.addressable_replicas[local]
+
+
+run_eagerly(_sums, _gathers, _number)

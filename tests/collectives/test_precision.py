@@ -1,0 +1,68 @@
+"""Means of 16-bit floats are those of NumPy, also where the sum is too large for 16 bits."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.collectives.cross_device_ops import (
+    AllReduce,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    OrderedTree,
+    ReductionToOneDevice,
+)
+
+HALVES = [jnp.float16, jnp.bfloat16]
+
+
+@pytest.mark.ways(replicas=(2, 4))
+@pytest.mark.parametrize("dtype", HALVES)
+def test_all_means(way, dtype):
+    with way.strategy.scope():
+        variable = mr.Variable(jnp.zeros((), dtype), aggregation="MEAN")
+
+    def replica_step():
+        large = jnp.asarray(40000.0, dtype)
+        variable.assign(large)
+        return jnp.full((400,), 200.0, dtype), large, mr.get_replica_context().all_reduce("MEAN", large)
+
+    def step():
+        many, large, mean = way.strategy.run(replica_step)
+        return way.strategy.reduce("MEAN", many, axis=0), way.strategy.reduce("MEAN", large, axis=None), mean
+
+    over_axis, over_replicas, in_replica = way.compile(step)()
+    large = float(jnp.asarray(40000.0, dtype))
+    assert (float(over_axis), over_axis.dtype) == (200.0, dtype)
+    assert (float(over_replicas), over_replicas.dtype) == (large, dtype)
+    assert [float(one) for one in way.strategy.experimental_local_results(in_replica)] == [
+        large
+    ] * way.strategy.num_replicas_in_sync
+    assert float(variable.read_value()) == large
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [AllReduce(), NcclAllReduce(), HierarchicalCopyAllReduce(), ReductionToOneDevice(), OrderedTree()],
+    ids=lambda one: type(one).__name__,
+)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_algorithm_and_its_gradient(algorithm, dtype):
+    strategy = mr.MirroredStrategy(jax.devices()[:2], cross_device_ops=algorithm)
+
+    def replica_step():
+        value = jnp.asarray(40000.0, dtype)
+        with mr.GradientTape() as tape:
+            tape.watch(value)
+            mean = mr.get_replica_context().all_reduce("MEAN", value)
+        return mean, tape.gradient(mean, value)
+
+    means, gradients = mr.function(lambda: strategy.run(replica_step))()
+    for mean, gradient in zip(
+        strategy.experimental_local_results(means), strategy.experimental_local_results(gradients), strict=True
+    ):
+        assert (float(mean), mean.dtype) == (float(jnp.asarray(40000.0, dtype)), dtype)
+        np.testing.assert_array_equal(np.asarray(gradient, np.float32), 1.0)

@@ -1,0 +1,267 @@
+"""Losses averaged over one replica's examples, whose gradients the optimizer sums: warned of; right ones are not."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import mirrored as mr
+from mirrored.errors import LossScaleWarning
+
+BATCH, FEATURES, CLASSES, REPLICAS = 24, 3, 5, 4
+LAYOUTS = pytest.mark.parametrize("devices", [2, 4], ids=["2x2", "4x1"])
+
+
+def logits(w: Any, x: Any) -> Any:
+    return jnp.tanh(x @ w)
+
+
+def squares(w: Any, x: Any, y: Any) -> Any:
+    """``[batch, classes]``."""
+    return (logits(w, x) - jax.nn.one_hot(y, CLASSES)) ** 2
+
+
+def entropies(w: Any, x: Any, y: Any) -> Any:
+    """``[batch]``."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits(w, x), y)
+
+
+def replicas() -> int:
+    return mr.get_strategy().num_replicas_in_sync
+
+
+WRONG = {
+    "jnp.mean of everything": lambda w, x, y: jnp.mean(squares(w, x, y)),
+    "mean over axis 0": lambda w, x, y: jnp.sum(jnp.mean(squares(w, x, y), axis=0)),
+    "mean over features, then over the batch": lambda w, x, y: jnp.mean(jnp.mean(squares(w, x, y), axis=1)),
+    "mean of optax losses": lambda w, x, y: entropies(w, x, y).mean(),
+    "mean of optax l2 losses": lambda w, x, y: optax.l2_loss(logits(w, x), jax.nn.one_hot(y, CLASSES)).mean(),
+    "mean of optax huber losses": lambda w, x, y: optax.huber_loss(logits(w, x)[:, 0], y * 1.0).mean(),
+    "sum by the local batch size": lambda w, x, y: jnp.sum(entropies(w, x, y)) / x.shape[0],
+    "sum by len": lambda w, x, y: jnp.sum(squares(w, x, y)) / len(x),
+    "mean times one": lambda w, x, y: 1.0 * jnp.mean(entropies(w, x, y)),
+    "mean with a penalty": lambda w, x, y: jnp.mean(entropies(w, x, y)) + 0.01 * jnp.sum(w**2) / REPLICAS,
+    "mean of a jitted loss": lambda w, x, y: jnp.mean(jax.jit(entropies)(w, x, y)),
+    "mean of a vmapped loss": lambda w, x, y: jnp.mean(
+        jax.vmap(lambda a, b: optax.softmax_cross_entropy_with_integer_labels(jnp.tanh(a @ w), b))(x, y)
+    ),
+    "mean of a checkpointed loss": lambda w, x, y: jnp.mean(jax.checkpoint(entropies)(w, x, y)),
+    "negative log likelihood": lambda w, x, y: (
+        -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits(w, x)), y[:, None], axis=1))
+    ),
+}
+RIGHT = {
+    "average_loss": lambda w, x, y: mr.losses.average_loss(entropies(w, x, y)),
+    "average_loss of means over features": lambda w, x, y: mr.losses.average_loss(squares(w, x, y).mean(axis=1)),
+    "weighted sum by the global batch size": lambda w, x, y: jnp.sum(entropies(w, x, y) * 2.0 / 2.0) / BATCH,
+    "mean divided by replicas": lambda w, x, y: jnp.mean(squares(w, x, y)) / replicas(),
+    "sum by the global batch size": lambda w, x, y: jnp.sum(entropies(w, x, y)) / BATCH,
+    "sum": lambda w, x, y: jnp.sum(entropies(w, x, y)),
+    "sum of means over features": lambda w, x, y: jnp.sum(squares(w, x, y).mean(axis=1)) / BATCH,
+    "mean over features as large as a batch": lambda w, x, y: (
+        jnp.sum(jnp.mean(jnp.broadcast_to(entropies(w, x, y)[:, None], (len(x), len(x))), axis=1)) / BATCH
+    ),
+    "a penalty that is a mean over weights": lambda w, x, y: (
+        mr.losses.average_loss(entropies(w, x, y)) + jnp.mean(w**2) / replicas()
+    ),
+    "centred by the mean of the batch": lambda w, x, y: mr.losses.average_loss(
+        (logits(w, x)[:, 0] - logits(w, x)[:, 0].mean()) ** 2
+    ),
+    "normalised by the statistics of the batch": lambda w, x, y: mr.losses.average_loss(
+        (((x @ w) - jnp.mean(x @ w, axis=0)) / jnp.std(x @ w, axis=0)).sum(axis=1) ** 2
+    ),
+}
+
+
+def centred(w: Any, x: Any, activation: Any) -> Any:
+    return mr.losses.average_loss(activation((x @ w) - 0.5) ** 2)
+
+
+# With two examples per replica the coefficient 0.5, which many derivatives contain, is 1 / (per-replica batch size).
+RIGHT_FOR_TWO = {
+    "relu": lambda w, x, y: centred(w, x, jax.nn.relu),
+    "maximum": lambda w, x, y: centred(w, x, lambda z: jnp.maximum(z, 0)),
+    "gelu": lambda w, x, y: centred(w, x, jax.nn.gelu),
+    "abs": lambda w, x, y: centred(w, x, jnp.abs),
+    "sort and median": lambda w, x, y: centred(w, x, lambda z: z - jnp.median(z, axis=1, keepdims=True)),
+    "hard_sigmoid": lambda w, x, y: centred(w, x, jax.nn.hard_sigmoid),
+    "clip": lambda w, x, y: centred(w, x, lambda z: jnp.clip(z, -1, 1)),
+    "an array of halves": lambda w, x, y: centred(w, x, lambda z: z * jnp.full(z.shape, 0.5)),
+    "dropout": lambda w, x, y: centred(w, x, lambda z: jnp.where(z > 0, z / jnp.full(z.shape, 0.5), 0)),
+    "half a sum": lambda w, x, y: 0.5 * jnp.sum(entropies(w, x, y)),
+    "a sum weighted by halves": lambda w, x, y: jnp.sum(entropies(w, x, y) * 0.5),
+    "optax l2 loss": lambda w, x, y: jnp.sum(optax.l2_loss(logits(w, x)[:, 0], y * 1.0)) / 8,
+    "huber": lambda w, x, y: jnp.sum(optax.huber_loss(logits(w, x)[:, 0], y * 1.0)) / 8,
+}
+WRONG_FOR_TWO = {
+    "mean": WRONG["jnp.mean of everything"],
+    "half a mean": lambda w, x, y: 0.5 * jnp.mean(entropies(w, x, y)),
+    "mean of relu": lambda w, x, y: jnp.mean(jax.nn.relu(x @ w) ** 2),
+}
+
+
+def batch(strategy: Any, size: int = BATCH) -> Any:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(size, FEATURES)).astype("float32")
+    y = rng.integers(0, CLASSES, size)
+    return next(iter(strategy.experimental_distribute_dataset([(x, y)])))
+
+
+def start() -> jax.Array:
+    return jnp.full((FEATURES, CLASSES), 0.1) * jnp.arange(CLASSES)
+
+
+def strategy_of(devices: int, **options: Any) -> mr.MirroredStrategy:
+    return mr.MirroredStrategy(jax.devices()[:devices], num_replicas=REPLICAS, **options)
+
+
+def taped(loss_of: Any) -> Any:
+    w, update = mr.Variable(start()), mr.optimizers.SGD(0.1)
+
+    def step(x: Any, y: Any) -> Any:
+        with mr.GradientTape() as tape:
+            loss = loss_of(w.read_value(), x, y)
+        update.apply_gradients([(tape.gradient(loss, w), w)])
+        return loss
+
+    return step
+
+
+def by_jax_grad(loss_of: Any) -> Any:
+    w, update = mr.Variable(start()), mr.optimizers.Optimizer(optax.adam(0.1))
+
+    def step(x: Any, y: Any) -> Any:
+        loss, gradient = jax.value_and_grad(loss_of)(w.read_value(), x, y)
+        update.apply_gradients([(gradient, w)])
+        return loss
+
+    return step
+
+
+class Model(nnx.Module):
+    def __init__(self) -> None:
+        self.w = nnx.Param(start())
+
+
+def by_nnx(loss_of: Any) -> Any:
+    model = Model()
+    update = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    def step(x: Any, y: Any) -> Any:
+        loss, gradients = nnx.value_and_grad(lambda model: loss_of(model.w[...], x, y))(model)
+        update.update(model, gradients)
+        return loss
+
+    return step
+
+
+def by_keras(loss_of: Any) -> Any:
+    layer, update = keras.layers.Dense(CLASSES, use_bias=False), keras.optimizers.SGD(0.1)
+    layer.build((None, FEATURES))
+    update.build(layer.trainable_variables)
+
+    def step(x: Any, y: Any) -> Any:
+        with mr.GradientTape() as tape:
+            loss = loss_of(jnp.asarray(layer.kernel.value), x, y)
+        update.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+        return loss
+
+    return step
+
+
+def by_equinox(loss_of: Any) -> Any:
+    class Module(eqx.Module):
+        w: Any
+
+    module, update = mr.mirror(Module(start())), mr.optimizers.Optimizer(optax.sgd(0.1))
+
+    def step(x: Any, y: Any) -> Any:
+        loss, gradients = eqx.filter_value_and_grad(lambda m: loss_of(m.w, x, y))(mr.unmirror(module))
+        update.apply_gradients([(gradients, module)])
+        return loss
+
+    return step
+
+
+def run(make: Any, loss_of: Any, strategy: Any, size: int = BATCH) -> None:
+    with strategy.scope():
+        step = make(loss_of)
+    mr.function(lambda x, y: strategy.run(step, args=(x, y))).lower(*batch(strategy, size))
+
+
+@LAYOUTS
+@pytest.mark.parametrize("make", [taped, by_jax_grad])
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.sampled(3)
+def test_wrong_losses_are_warned_of(name, make, devices):
+    with pytest.warns(LossScaleWarning, match=r"averaged over the 6 examples of one replica: the step is 4 times"):
+        run(make, WRONG[name], strategy_of(devices))
+
+
+@LAYOUTS
+@pytest.mark.parametrize("make", [taped, by_jax_grad])
+@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.sampled(3)
+def test_right_losses_are_not_warned_of(name, make, devices):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossScaleWarning)
+        run(make, RIGHT[name], strategy_of(devices))
+
+
+@pytest.mark.parametrize("make", [taped, by_jax_grad])
+@pytest.mark.parametrize("name", RIGHT_FOR_TWO)
+def test_coefficients_are_not_taken_for_means_over_two_examples(name, make):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossScaleWarning)
+        run(make, RIGHT_FOR_TWO[name], strategy_of(4), size=8)
+
+
+@pytest.mark.parametrize("make", [taped, by_jax_grad])
+@pytest.mark.parametrize("name", WRONG_FOR_TWO)
+def test_means_over_two_examples_are_warned_of(name, make):
+    with pytest.warns(LossScaleWarning, match="averaged over the 2 examples of one replica"):
+        run(make, WRONG_FOR_TWO[name], strategy_of(4), size=8)
+
+
+@pytest.mark.parametrize("make", [by_nnx, by_keras, by_equinox])
+def test_every_optimizer_that_sums_warns(make):
+    with pytest.warns(LossScaleWarning):
+        run(make, WRONG["mean of optax losses"], strategy_of(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossScaleWarning)
+        run(make, RIGHT["average_loss"], strategy_of(2))
+
+
+def test_deterministic_sums_warn_too():
+    with pytest.warns(LossScaleWarning, match="SGD.apply_gradients sums the gradients of 4 replicas"):
+        run(taped, WRONG["jnp.mean of everything"], strategy_of(2, deterministic=True))
+
+
+def test_gradients_that_are_divided_by_the_replicas_are_right():
+    def make(loss_of: Any) -> Any:
+        w, update = mr.Variable(start()), mr.optimizers.SGD(0.1)
+
+        def step(x: Any, y: Any) -> None:
+            gradient = jax.grad(loss_of)(w.read_value(), x, y)
+            update.apply_gradients([(gradient / REPLICAS, w)])
+
+        return step
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossScaleWarning)
+        run(make, WRONG["jnp.mean of everything"], strategy_of(2))
+
+
+def test_one_replica_may_average():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossScaleWarning)
+        run(taped, WRONG["jnp.mean of everything"], mr.MirroredStrategy(jax.devices()[:1]))
