@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from flax import nnx
 
 import mirrored as mr
+from mirrored.integrations.flax.holding import held
+from mirrored.integrations.flax.keys import ReplicaKey
 
 BATCH, STEPS = 8, 4
 both_ways = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
@@ -367,3 +370,167 @@ def test_a_gradient_that_was_not_summed_is_refused() -> None:
 
     with pytest.raises(mr.errors.SynchronyError, match="Param"):
         mr.function(lambda: strategy.run(replica))()
+
+
+def test_parameters_set_from_an_array_that_is_written_to_again() -> None:
+    raw = np.empty(24 * 4 + 64, np.uint8)
+    offset = -raw.ctypes.data % 64  # an array that CPU devices alias
+    buffer = raw[offset : offset + 24 * 4].view(np.float32).reshape(4, 6)
+    with mr.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        buffer[...] = 1
+        made, taken = nnx.Param(buffer), nnx.Param(jnp.zeros((4, 6)))
+        taken.set_value(buffer)
+        buffer[...] = 5
+    for parameter in (made, taken):
+        assert np.all(np.asarray(parameter[...]) == 1)
+
+
+@both_ways
+def test_modes_are_set_after_a_transform_of_nnx_in_a_replica(compiled: bool) -> None:
+    strategy = two()
+    with strategy.scope():
+        model = Noisy(nnx.Rngs(0))
+    kept: list[Any] = []
+
+    def replica_step(x: Any) -> Any:
+        loss, _ = nnx.value_and_grad(lambda model: model(x).sum())(model)
+        kept.append(nnx.clone(model))  # made in the trace: it keeps tracers
+        return loss
+
+    def step(x: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(x,)), axis=None)
+
+    run, x = mr.function(step) if compiled else step, jnp.ones((2, 4))
+    run(x)
+    model.eval()
+    assert model.norm.use_running_average
+    assert model.dropout.deterministic
+    np.testing.assert_array_equal(model(x), model(x))
+    model.train()
+    run(x)
+    assert not model.dropout.deterministic
+    model.note = "more"
+    if compiled:
+        with pytest.raises(Exception, match="Cannot mutate"):
+            kept[0].inner.kernel = nnx.Param(jnp.zeros((4, 6)))
+
+
+def updated_by(how: str, model: Any) -> Callable[[Any], Any]:
+    """Ways of changing a model without a strategy in a replica."""
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    def step(x: Any) -> None:
+        if how == "forward":
+            model(x)
+        elif how == "value_and_grad":
+            nnx.value_and_grad(lambda model: model(x).sum())(model)
+        elif how == "optimizer":
+            optimizer.update(model, jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param)))
+        else:
+            model.inner.kernel[...] = model.inner.kernel[...] + 1.0
+
+    return step
+
+
+@both_ways
+@pytest.mark.parametrize("how", ["forward", "value_and_grad", "optimizer", "assignment"])
+def test_a_model_made_outside_the_scope_is_not_changed_by_replicas_in_turn(how: str, compiled: bool) -> None:
+    strategy, model = two(), Noisy(nnx.Rngs(0))
+    before = jax.tree.map(jnp.array, nnx.as_pure(nnx.state(model, (nnx.Param, nnx.BatchStat, nnx.RngCount))))
+    replica_step = updated_by(how, model)
+    step: Any = lambda x: strategy.run(replica_step, args=(x,))  # noqa: E731
+    step = mr.function(step) if compiled else step
+    with pytest.raises(Exception, match="mirrored.mirror|different trace level") as caught:
+        step(jnp.ones((2, 4)))
+    if not compiled:
+        assert isinstance(caught.value, mr.errors.ContextError)
+    after = nnx.as_pure(nnx.state(model, (nnx.Param, nnx.BatchStat, nnx.RngCount)))
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+    mr.mirror(model, strategy)
+    step(jnp.ones((2, 4)))
+
+
+def test_models_without_a_strategy_are_read_and_made_in_replicas() -> None:
+    """A teacher's predictions; the functional path, which makes its model in the replica."""
+    strategy, model = two(), nnx.Linear(4, 1, rngs=nnx.Rngs(0))
+    graph, state = nnx.split(Noisy(nnx.Rngs(0)))
+
+    def replica_step(state: Any, x: Any) -> Any:
+        made = nnx.merge(graph, state)
+        made(x)
+        gradients = nnx.grad(lambda model: model(x).sum())(model)
+        return model(x), gradients["bias"][...], made.norm.mean[...]
+
+    out, bias, mean = strategy.run(replica_step, args=(state, jnp.ones((2, 4))))
+    assert [one.shape for one in strategy.local_results(out)] == [(2, 1)] * 2
+    assert [one.tolist() for one in strategy.local_results(bias)] == [[2.0]] * 2
+    assert [one.shape for one in strategy.local_results(mean)] == [(6,)] * 2
+    single = mr.OneDeviceStrategy("CPU:0")
+    plain = Noisy(nnx.Rngs(0))
+    single.run(lambda: plain(jnp.ones((2, 4))))  # one replica changes what it likes
+    assert float(plain.norm.mean[...].sum()) != 0.0
+
+
+class Deep(nnx.Module):
+    """Modules in modules and in lists."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.noisy = Noisy(rngs)
+        self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs) for _ in range(2)])
+
+
+def test_variables_are_named_by_their_paths() -> None:
+    strategy = two()
+    with strategy.scope():
+        model = Deep(nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    mirrored = mr.mirror(Deep(nnx.Rngs(0)), strategy)
+
+    def names(model: Any) -> dict[str, str]:
+        flat = nnx.to_flat_state(nnx.state(model, (nnx.Param, nnx.BatchStat, nnx.RngCount)))
+        return {"/".join(map(str, path)): held(variable).name for path, variable in flat}
+
+    assert all(path == name for path, name in names(model).items())
+    assert names(model) == names(mirrored)
+    assert "layers/1/kernel" in names(model)
+    assert optimizer.step._raw_value.name == "step"
+
+    def replica() -> None:
+        kernel = model.layers[1].kernel
+        kernel[...] = kernel[...] * mr.get_replica_context().replica_id_in_sync_group
+
+    for run in (strategy.run, lambda call: mr.function(lambda: strategy.run(call))()):
+        with pytest.raises(mr.errors.SynchronyError, match="layers/1/kernel"):
+            run(replica)
+    assert "layers/1/kernel" in repr(held(model.layers[1].kernel))
+
+
+class Scale(nnx.Module):
+    """A module without functions and random keys, which are not pickled."""
+
+    def __init__(self) -> None:
+        self.factor = nnx.Param(jnp.full(3, 2.0))
+
+
+def test_a_mirrored_model_is_pickled_by_its_values() -> None:
+    with two().scope():
+        model = Scale()
+    with pytest.raises(mr.errors.ArgumentTypeError, match=r"mirrored\.unmirror\(model\)"):
+        pickle.dumps(model)
+    loaded = pickle.loads(pickle.dumps(mr.unmirror(model)))
+    assert loaded.factor[...].tolist() == [2.0] * 3
+
+
+def test_an_unmirrored_model_has_values_of_its_own() -> None:
+    strategy = two()
+    with strategy.scope():
+        model = Noisy(nnx.Rngs(0))
+    plain = mr.unmirror(model)
+    before = np.asarray(model.inner.kernel[...])
+    for variable in jax.tree.leaves(nnx.state(plain), is_leaf=lambda one: isinstance(one, nnx.Variable)):
+        assert not isinstance(held(variable), (mr.Variable, ReplicaKey))
+    plain.inner.kernel[...] = jnp.zeros((4, 6))
+    plain(jnp.ones((2, 4)))
+    np.testing.assert_array_equal(model.inner.kernel[...], before)
+    assert float(model.norm.mean[...].sum()) == 0.0
+    assert int(model.dropout.rngs.count[...]) == 0

@@ -39,6 +39,7 @@ def assert_same(a: Trained, b: Trained) -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.sampled(4)
 def test_compiled_custom_loop_equals_single_device_keras(kind: str, replicas: int) -> None:
     assert_same(train_by_loop(kind, replicas, STEPS), train_by_keras(kind, STEPS))
 
@@ -173,3 +174,56 @@ def test_save_and_load_onto_another_number_of_replicas(tmp_path: Any) -> None:
     for mine, theirs in zip(loaded.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert len(loaded.trainable_variables[0].components) == 4
+
+
+@pytest.mark.filterwarnings("error")
+def test_variables_become_numpy_arrays_without_a_warning() -> None:
+    with mr.MirroredStrategy(jax.devices()[:2]).scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+    kernel = model.weights[0]
+    taken = model.get_weights()
+    found = [taken[0], kernel.numpy(), np.asarray(kernel), np.array(kernel, np.float64), np.array(kernel, copy=True)]
+    assert all(np.array_equal(one, [[1.0], [1.0]]) for one in found)
+    assert found[3].dtype == np.float64
+    taken[0][...] = 5.0  # a copy of its own
+    assert np.array_equal(kernel.numpy(), [[1.0], [1.0]])
+    model.set_weights([np.zeros((2, 1)), np.zeros(1)])
+    assert np.array_equal(found[2], [[1.0], [1.0]])
+    assert int(np.asarray(optimizer.iterations)) == 0
+    with pytest.raises(ValueError, match="copy"):
+        np.array(optimizer.iterations, np.float64, copy=False)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("built", [False, True], ids=["built in the first step", "built before"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_loss_scale_that_grows_leaves_the_updates_as_they_are(replicas: int, built: bool, compiled: bool) -> None:
+    """Until the optimizer is built, Keras' `scale_loss` multiplies by a Python number, which a trace would keep."""
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=replicas)
+    with strategy.scope():
+        w = keras.Variable([0.0, 0.0], name="w")
+        inner = keras.optimizers.SGD(0.5)
+        optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0, dynamic_growth_steps=2)
+        if built:
+            optimizer.build([w])
+
+    def replica_step() -> None:
+        with mr.GradientTape() as tape:
+            loss = optimizer.scale_loss(keras.ops.sum(w * 2.0) / replicas)
+        optimizer.apply_gradients(zip(tape.gradient(loss, [w]), [w], strict=True))
+
+    def step() -> None:
+        strategy.run(replica_step)
+
+    step = mr.function(step) if compiled else step
+    seen = []
+    for _ in range(5):
+        step()
+        seen.append((float(np.asarray(w)[0]), float(optimizer.dynamic_scale), int(optimizer.step_counter)))
+    assert seen == [(-1.0, 8.0, 1), (-2.0, 16.0, 0), (-3.0, 16.0, 1), (-4.0, 32.0, 0), (-5.0, 32.0, 1)]
+    assert [variable.name for variable in optimizer.variables] == [
+        *("iteration", "learning_rate", "step_counter", "dynamic_scale"),
+        *("iteration", "learning_rate"),
+    ]

@@ -159,6 +159,35 @@ def test_backup_goes_on_within_the_epoch(
         np.testing.assert_allclose(mine, whole, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("save_freq", [1, "epoch"])
+def test_a_backup_of_training_that_began_at_a_later_epoch_goes_on_there(save_freq: Any, tmp_path: Path) -> None:
+    """Also if it was interrupted within the first epoch that it trained."""
+
+    class Epochs(keras.callbacks.Callback):  # type: ignore[misc]
+        def __init__(self, interrupted: bool) -> None:
+            super().__init__()
+            self.interrupted = interrupted
+            self.begun: list[int] = []
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.begun.append(epoch)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if self.interrupted and len(self.begun) == (1 if save_freq == 1 else 2):
+                raise KeyboardInterrupt
+
+    def fit(interrupted: bool, **options: Any) -> list[int]:
+        backup = keras.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=save_freq)
+        epochs = Epochs(interrupted)
+        model = compiled_model("dense", 2)
+        model.fit(*data(16), batch_size=8, epochs=6, verbose=0, callbacks=[backup, epochs], **options)
+        return epochs.begun
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(True, initial_epoch=3)
+    assert fit(False) == ([3, 4, 5] if save_freq == 1 else [4, 5])
+
+
 def test_a_backup_cut_off_leaves_what_keras_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backup = keras.callbacks.BackupAndRestore(tmp_path, save_freq=1, delete_checkpoint=False)
     model = compiled_model("dense", 2)
@@ -217,3 +246,41 @@ def test_distributed_datasets_are_fed() -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     dataset = mr.data.Dataset.from_tensor_slices(data(16)).batch(8)
     assert len(model.fit(strategy.distribute_dataset(dataset), epochs=1, verbose=0).history["loss"]) == 1
+
+
+def aligned(shape: tuple[int, ...]) -> np.ndarray:
+    """An array that CPU devices alias."""
+    raw = np.empty(4 * int(np.prod(shape)) + 64, np.uint8)
+    offset = -raw.ctypes.data % 64
+    return raw[offset : offset + 4 * int(np.prod(shape))].view(np.float32).reshape(shape)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_generator_that_refills_its_arrays(replicas: int) -> None:
+    x, y = data(64)
+
+    def refilled(fresh: bool) -> Any:
+        arrays = aligned((8, *x.shape[1:])), aligned((8, *y.shape[1:]))
+        while True:
+            for first in range(0, 64, 8):
+                arrays[0][...], arrays[1][...] = x[first : first + 8], y[first : first + 8]
+                yield tuple(array.copy() for array in arrays) if fresh else arrays
+
+    found = [
+        compiled_model("dense", replicas)
+        .fit(refilled(fresh), steps_per_epoch=8, epochs=2, shuffle=False, verbose=0)
+        .history
+        for fresh in (True, False)
+    ]
+    assert found[0] == found[1]
+
+
+def test_weights_set_from_an_array_that_is_written_to_again() -> None:
+    model = compiled_model("dense", 2)
+    weights = [aligned(np.shape(weight)) for weight in model.get_weights()]
+    for weight in weights:
+        weight[...] = 1
+    model.set_weights(weights)
+    for weight in weights:
+        weight[...] = 5
+    assert all(np.all(weight == 1) for weight in model.get_weights())

@@ -119,7 +119,7 @@ def assign(tree: Any, values: Any) -> None:
         values: A tree of the same structure; what stands where `tree` has no variable is ignored.
 
     Raises:
-        StructureError: The structures differ.
+        StructureError: The structures differ, or there is a new value where `tree` has a Python number.
 
     Example:
         >>> import mirrored as mr
@@ -138,8 +138,24 @@ def assign(tree: Any, values: Any) -> None:
             remedy="compute the values from mirrored.unmirror(tree)",
         )
     for variable, value in zip(mine, given, strict=True):
+        _check_kept(variable, value)
+    for variable, value in zip(mine, given, strict=True):
         if isinstance(variable, Variable) and value is not variable:
             variable.assign(value, read_value=False)
+
+
+def _check_kept(leaf: Any, value: Any) -> None:
+    """Refuses a new value for a Python number, which would be lost: `TrainState.step` of Linen, for instance."""
+    if not isinstance(leaf, (int, float, complex)) or value is leaf:
+        return
+    if isinstance(value, (int, float, complex)) and value == leaf:
+        return
+    raise StructureError(
+        "mirrored.assign",
+        found=f"a new value ({value!r}) for the Python number {leaf!r}, which is no variable",
+        rule="mirror puts arrays on variables; Python numbers stay what they are",
+        remedy="make it an array before mirroring: state.replace(step=jnp.zeros((), jnp.int32)) for a TrainState",
+    )
 
 
 def is_array(value: Any) -> bool:

@@ -6,7 +6,8 @@ Importing this module connects NNX, which the first `strategy.scope()` of a prog
 
 from mirrored.integrations.flax.connecting import BRIDGE as BRIDGE
 from mirrored.integrations.flax.connecting import connect as connect
+from mirrored.integrations.flax.connecting import disconnect as disconnect
 
 connect()
 
-__all__ = ["BRIDGE", "connect"]
+__all__ = ["BRIDGE", "connect", "disconnect"]

@@ -6,49 +6,37 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from mirrored._jax.traces import current_trace, put_trace, recording_parent, swap_trace
+import jax
+
+from mirrored._jax.traces import current_trace, recording_parent
+from mirrored.checkpoint.deferred import is_expected, state_came
 from mirrored.extras import load
-from mirrored.integrations.flax.holding import adopt, held, is_ours
+from mirrored.integrations.flax.holding import adopt, held, is_ours, value_of
+from mirrored.integrations.flax.levels import below_tapes, renew
+from mirrored.integrations.flax.naming import name_by_path
 from mirrored.integrations.flax.optimizers import connect_optimizer
 from mirrored.integrations.flax.variables import connect_variables
+from mirrored.patches import is_applied, replace, undo
 from mirrored.replicas.ambient import ambient
 
 nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
 
-class _Connected:
-    done = False
-
-
 def connect() -> None:
-    """Connects NNX; more than once does nothing."""
-    if _Connected.done:
+    """Connects NNX: changes what `mirrored/patches.py` lists. More than once does nothing."""
+    if is_applied("flax"):
         return
-    _Connected.done = True
     connect_variables()
     connect_optimizer()
-    nnx.tracers.current_jax_trace = _below_tapes(nnx.tracers.current_jax_trace)
+    replace("flax", nnx.tracers, "current_jax_trace", below_tapes(nnx.tracers.current_jax_trace))
     pytree = nnx.Pytree
-    pytree._setattr = _checked(pytree._setattr, pytree._check_valid_context)
-    pytree._check_valid_context = _staging(pytree._check_valid_context)
+    replace("flax", pytree, "_setattr", _checked(pytree._setattr, pytree._check_valid_context))
+    replace("flax", pytree, "_check_valid_context", _staging(pytree._check_valid_context))
 
 
-def _below_tapes(trace_state: Callable[[], Any]) -> Callable[[], Any]:
-    """NNX's idea of where it is, which a tape does not change: a tape watches what runs anyway."""
-
-    @functools.wraps(trace_state)
-    def below_tapes() -> Any:
-        trace = current_trace()
-        parent = recording_parent(trace)
-        if parent is trace or parent is None:
-            return trace_state()
-        swap_trace(parent)
-        try:
-            return trace_state()
-        finally:
-            put_trace(trace)
-
-    return below_tapes
+def disconnect() -> None:
+    """Puts NNX back as it was. Modules of a strategy that were made before must not be used afterwards."""
+    undo("flax")
 
 
 def _staging(check: Callable[..., None]) -> Callable[..., None]:
@@ -58,6 +46,7 @@ def _staging(check: Callable[..., None]) -> Callable[..., None]:
     def staging(self: Any, message: Callable[[], str]) -> None:
         frame = ambient().frame
         if frame is None or not frame.captures or recording_parent(current_trace()) is not frame.base_trace:
+            renew(self)
             check(self, message)
 
     return staging
@@ -68,8 +57,13 @@ def _checked(set_attribute: Callable[..., None], check: Callable[..., None]) -> 
 
     @functools.wraps(set_attribute)
     def checked(self: Any, name: str, value: Any) -> None:
+        renew(self)
         check(self, lambda: f"Cannot mutate '{type(self).__name__}' from different trace level")
         set_attribute(self, name, value)
+        if ambient().strategies:
+            name_by_path(name, value)
+        if is_expected():
+            state_came(value)
 
     return checked
 
@@ -90,7 +84,16 @@ class NNXBridge:
     def unmirror(self, value: Any) -> Any:
         """A copy of the object with values of its own."""
         graph, state = nnx.split(value)
-        return nnx.merge(graph, state)
+        # Merging takes the variables of the state as they are.
+        return nnx.merge(graph, jax.tree.map(_plain, state, is_leaf=lambda one: isinstance(one, nnx.Variable)))
+
+
+def _plain(variable: Any) -> Any:
+    """A variable of its own, with the value that this one has here."""
+    if not isinstance(variable, nnx.Variable):
+        return variable
+    content = held(variable)
+    return type(variable)._new(value_of(content) if is_ours(content) else content, variable.get_metadata())
 
 
 def is_mirrored(variable: Any) -> bool:

@@ -12,6 +12,7 @@ from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ContextError
 from mirrored.extras import load
 from mirrored.integrations.flax.holding import adopt, held, is_ours
+from mirrored.patches import replace
 from mirrored.replicas.ambient import ambient
 from mirrored.strategies import get_replica_context
 from mirrored.variables import Variable
@@ -21,7 +22,7 @@ nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
 def connect_optimizer() -> None:
     """Wraps `nnx.Optimizer.update`; `nnx.ModelAndOptimizer` calls it."""
-    nnx.Optimizer.update = _over_replicas(nnx.Optimizer.update)
+    replace("flax", nnx.Optimizer, "update", _over_replicas(nnx.Optimizer.update))
 
 
 def _over_replicas(update: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,6 +57,9 @@ def _summed(grads: Any) -> Any:
     if context.num_replicas_in_sync == 1:
         return grads
     leaves, structure = jax.tree.flatten(grads)
+    session = ambient().runner
+    if session is not None and context.local_index == 0:
+        session.note_summed("nnx.Optimizer.update", leaves)
     return jax.tree.unflatten(structure, context.all_reduce(ReduceOp.SUM, leaves))
 
 

@@ -12,13 +12,15 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.putting import as_array
 from mirrored.errors import ArgumentTypeError
 from mirrored.extras import load
 from mirrored.integrations.flax.holding import adopt, held, hold, is_nested, is_ours, value_of
 from mirrored.integrations.flax.keys import ReplicaKey
+from mirrored.integrations.flax.levels import refuse_in_turn
+from mirrored.patches import replace
 from mirrored.replicas.ambient import ambient
 from mirrored.variables import Variable
 
@@ -29,7 +31,7 @@ _NO_INDEX = object()
 def connect_variables() -> None:
     """Gives `nnx.Variable` the place."""
     cls = nnx.Variable
-    cls._raw_value = property(_child, _write)
+    replace("flax", cls, "_raw_value", property(_child, _write))
     for name, wrap in (
         ("__init__", _adopting),
         ("__getattr__", _forwarding),
@@ -38,9 +40,9 @@ def connect_variables() -> None:
         ("get_value", _reading_by_index),
         ("set_value", _writing_by_index),
     ):
-        setattr(cls, name, wrap(cls.__dict__[name]))
-    cls._new = classmethod(_copying(cls.__dict__["_new"].__func__))
-    cls._can_update = _updatable(cls.__dict__["_can_update"])
+        replace("flax", cls, name, wrap(cls.__dict__[name]))
+    replace("flax", cls, "_new", classmethod(_copying(cls.__dict__["_new"].__func__)))
+    replace("flax", cls, "_can_update", _updatable(cls.__dict__["_can_update"]))
 
 
 def _child(variable: Any) -> Any:
@@ -53,6 +55,8 @@ def _write(variable: Any, value: Any) -> None:
     """What anything assigns to the slot."""
     content = held(variable)
     if not is_ours(content):
+        if value is not content:
+            refuse_in_turn(variable)
         hold(variable, value)
     elif value is not content:
         _assign(variable, content, value)
@@ -71,7 +75,7 @@ def _assign(variable: Any, content: Any, value: Any) -> None:
     if isinstance(content, ReplicaKey):
         content.assign(value)
     else:
-        array = jnp.asarray(value)
+        array = as_array(value)
         content.assign(array if array.dtype == content.dtype else array.astype(content.dtype), read_value=False)
 
 
@@ -119,14 +123,29 @@ def _forwarding(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _permitting(check: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(check)
     def permitting(self: Any) -> None:
-        if not is_ours(held(self)):
+        if is_ours(held(self)):
+            return
+        try:
             check(self)
+        except Exception as error:
+            if ambient().frame is not None:
+                error.add_note("mirrored: make the model inside `with strategy.scope():`, or mirrored.mirror(model)")
+            raise
 
     return permitting
 
 
 def _updatable(can_update: Any) -> Any:
-    return property(lambda self: is_ours(held(self)) or can_update.__get__(self), doc=can_update.__doc__)
+    """Asked for when a transform of NNX takes a module apart; later, an error would leave it in parts."""
+
+    def updatable(self: Any) -> Any:
+        if is_ours(held(self)):
+            return True
+        if not isinstance(self, nnx.Param):  # statistics and random counts, which the transform will change
+            refuse_in_turn(self)
+        return can_update.__get__(self)
+
+    return property(updatable, doc=can_update.__doc__)
 
 
 def _reading(read: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,6 +25,7 @@ def load() -> Any:
             "mirrored.integrations.keras",
             found=f"Keras is running on the backend {keras.backend.backend()!r}",
             rule="Keras models of a strategy run on JAX",
-            remedy="set KERAS_BACKEND=jax in the environment, or import mirrored before keras",
+            remedy="write at the top of the program, before keras is imported: "
+            "import os; os.environ['KERAS_BACKEND'] = 'jax'",
         )
     return keras

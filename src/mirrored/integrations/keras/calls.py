@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.belonging import scope_of
+from mirrored.patches import replace
 
 keras = load()
 Convert = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -33,7 +35,7 @@ def converted_by(convert: Convert) -> Iterator[None]:
 
 def connect_calls() -> None:
     """Wraps `Layer.__call__`."""
-    keras.layers.Layer.__call__ = _preparing(keras.layers.Layer.__call__)
+    replace("keras", keras.layers.Layer, "__call__", _preparing(keras.layers.Layer.__call__))
 
 
 def _preparing(call_layer: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,6 +43,9 @@ def _preparing(call_layer: Callable[..., Any]) -> Callable[..., Any]:
     def preparing(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _converting.get() is not None and type(self) not in _prepared:
             _prepare(type(self))
+        if not self.built and "_mirrored_strategy" in vars(self):
+            with scope_of(self):
+                return call_layer(self, *args, **kwargs)
         return call_layer(self, *args, **kwargs)
 
     return preparing

@@ -2,51 +2,65 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any
 
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.belonging import connect_belonging
 from mirrored.integrations.keras.calls import connect_calls
+from mirrored.integrations.keras.global_state import keras_state
 from mirrored.integrations.keras.losses import connect_losses
 from mirrored.integrations.keras.normalization import connect_normalization
-from mirrored.integrations.keras.optimizers import wrapped, wrapped_build, wrapped_reference
+from mirrored.integrations.keras.noticing import connect_noticing
+from mirrored.integrations.keras.optimizers import (
+    wrapped,
+    wrapped_build,
+    wrapped_reference,
+    wrapped_scale_build,
+    wrapped_scale_loss,
+)
 from mirrored.integrations.keras.plain import connect_plain
 from mirrored.integrations.keras.resuming import connect_resuming
 from mirrored.integrations.keras.symbolic import wrapped_compute_output_spec
 from mirrored.integrations.keras.tensorboard import connect_tensorboard
 from mirrored.integrations.keras.training import wrap_model
 from mirrored.integrations.keras.variables import KerasVariable, adopt
+from mirrored.patches import is_applied, replace, undo
 from mirrored.replicas.lockstep import carry
 
 keras = load()
 
 
-class _Connected:
-    done = False
-
-
 def connect() -> None:
-    """Connects Keras; more than once does nothing."""
-    if _Connected.done:
+    """Connects Keras: changes what `mirrored/patches.py` lists. More than once does nothing."""
+    if is_applied("keras"):
         return
-    _Connected.done = True
-    carry(_keras_state)
-    KerasVariable.__init__ = _adopting(KerasVariable.__init__)
-    for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer.apply = wrapped(optimizer.apply)
-        optimizer.build = wrapped_build(optimizer.build)
-    base = keras.optimizers.Optimizer
-    base.add_variable_from_reference = wrapped_reference(base.add_variable_from_reference)
+    _carry_state()
+    replace("keras", KerasVariable, "__init__", _adopting(KerasVariable.__init__))
+    base, scaling = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
+    for optimizer in (base, scaling):
+        replace("keras", optimizer, "apply", wrapped(optimizer.apply))
+    replace("keras", base, "build", wrapped_build(base.build))
+    replace("keras", scaling, "build", wrapped_scale_build(scaling.build))
+    replace("keras", scaling, "scale_loss", wrapped_scale_loss(scaling.scale_loss))
+    replace("keras", base, "add_variable_from_reference", wrapped_reference(base.add_variable_from_reference))
     wrap_model(keras.Model)
-    keras.src.backend.compute_output_spec = wrapped_compute_output_spec(keras.src.backend.compute_output_spec)
+    backend = keras.src.backend
+    replace("keras", backend, "compute_output_spec", wrapped_compute_output_spec(backend.compute_output_spec))
+    connect_belonging()
     connect_calls()
     connect_losses()
     connect_normalization()
+    connect_noticing()
     connect_plain()
     connect_resuming()
     connect_tensorboard()
+
+
+def disconnect() -> None:
+    """Puts Keras back as it was. Models of a strategy that were made before must not be trained afterwards."""
+    undo("keras")
 
 
 def _adopting(make: Callable[..., None]) -> Callable[..., None]:
@@ -60,8 +74,7 @@ def _adopting(make: Callable[..., None]) -> Callable[..., None]:
     return adopting
 
 
-def _keras_state() -> Callable[[], None]:
-    """Keras keeps its scopes in thread-local state: replica threads start with a copy of it."""
-    tracker = keras.src.backend.common.global_state.GLOBAL_STATE_TRACKER
-    here = {name: copy.copy(value) if isinstance(value, list) else value for name, value in vars(tracker).items()}
-    return lambda: vars(tracker).update(here)
+@functools.cache
+def _carry_state() -> None:
+    """Once, however often Keras is connected."""
+    carry(keras_state)

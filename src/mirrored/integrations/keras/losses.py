@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mirrored.integrations.keras.backend import load
+from mirrored.patches import replace
 from mirrored.replicas.ambient import ambient
 from mirrored.strategies import get_replica_context
 
@@ -21,7 +22,7 @@ class LossReductionWarning(UserWarning):
 
 def connect_losses() -> None:
     """Wraps `keras.losses.Loss.__call__`."""
-    keras.losses.Loss.__call__ = _checked(keras.losses.Loss.__call__)
+    replace("keras", keras.losses.Loss, "__call__", _checked(keras.losses.Loss.__call__))
 
 
 def _checked(call: Callable[..., Any]) -> Callable[..., Any]:

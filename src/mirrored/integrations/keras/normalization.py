@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.integrations.keras.backend import load
+from mirrored.patches import replace
 from mirrored.strategies import get_replica_context
 
 keras = load()
@@ -43,14 +44,14 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]
 
 def connect_normalization() -> None:
     """Lets Keras' own layer take ``synchronized=True``, and puts the layer where TensorFlow has it."""
-    _BatchNormalization.__init__ = _accepting(_BatchNormalization.__init__)
-    _BatchNormalization._moments = _over_replicas(_BatchNormalization._moments)
+    replace("keras", _BatchNormalization, "__init__", _accepting(_BatchNormalization.__init__))
+    replace("keras", _BatchNormalization, "_moments", _over_replicas(_BatchNormalization._moments))
     experimental = types.ModuleType("keras.layers.experimental", "What TensorFlow keeps under tf.keras.layers.")
     experimental.SyncBatchNormalization = SyncBatchNormalization  # type: ignore[attr-defined]
     # Keras has its names twice: once more as TensorFlow gives them.
     twice: tuple[Any, ...] = (keras.layers, importlib.import_module("keras._tf_keras.keras.layers"))
     for layers in twice:
-        layers.experimental = experimental
+        replace("keras", layers, "experimental", experimental)
 
 
 def _accepting(make: Callable[..., None]) -> Callable[..., None]:

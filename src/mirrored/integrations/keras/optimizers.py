@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import jax
 
@@ -18,6 +18,7 @@ from mirrored.replicas.ambient import ambient, within
 from mirrored.strategies import get_replica_context
 
 keras = load()
+_SCALE: Final = "_mirrored_scale"
 
 
 def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,6 +50,57 @@ def wrapped_build(build: Callable[..., Any]) -> Callable[..., Any]:
         return build(self, [as_keras(variable) for variable in variables])
 
     return build_for
+
+
+def wrapped_scale_build(build: Callable[..., Any]) -> Callable[..., Any]:
+    """`LossScaleOptimizer.build`, which takes the scale over that `scale_loss` has made before."""
+
+    @functools.wraps(build)
+    def build_for(self: Any, variables: Sequence[Any]) -> Any:
+        made = vars(self).pop(_SCALE, None)
+        if made is None:
+            return build(self, variables)
+        add = self.add_variable
+
+        def taking_over(*args: Any, name: str | None = None, **kwargs: Any) -> Any:
+            return made.pop(name) if name in made else add(*args, name=name, **kwargs)
+
+        vars(self)["add_variable"] = taking_over
+        try:
+            return build(self, variables)
+        finally:
+            del vars(self)["add_variable"]
+
+    return wrapped_build(build_for)
+
+
+def wrapped_scale_loss(scale_loss: Callable[..., Any]) -> Callable[..., Any]:
+    """`LossScaleOptimizer.scale_loss` in a function that is traced before the optimizer's first step.
+
+    Keras multiplies by the Python number `initial_scale` until the optimizer is built. A trace would keep that number
+    for all later steps, while the gradients are divided by a scale that changes. So the scale is made here.
+    """
+
+    @functools.wraps(scale_loss)
+    def scaling(self: Any, loss: Any) -> Any:
+        stateless = keras.src.backend.common.stateless_scope.in_stateless_scope()
+        if self.built or stateless or is_eval(current_trace()):
+            return scale_loss(self, loss)
+        if _SCALE not in vars(self):
+            vars(self)[_SCALE] = _made_scale(self)
+        return keras.ops.multiply(loss, vars(self)[_SCALE]["dynamic_scale"])
+
+    return scaling
+
+
+def _made_scale(optimizer: Any) -> dict[str, Any]:
+    """The variables that `LossScaleOptimizer.build` makes itself, in its order."""
+    constant = keras.initializers.Constant
+    add = functools.partial(optimizer.add_variable, shape=(), aggregation="none")
+    return {
+        "step_counter": add(dtype="int", initializer=constant(0), name="step_counter"),
+        "dynamic_scale": add(dtype="float32", initializer=constant(optimizer.initial_scale), name="dynamic_scale"),
+    }
 
 
 def wrapped_reference(add: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,9 +149,10 @@ def _summed(optimizer: Any, grads: list[Any]) -> list[Any]:
         )
     if context.num_replicas_in_sync == 1:
         return grads
-    present = [grad for grad in grads if grad is not None]
-    summed = iter(context.all_reduce(ReduceOp.SUM, present))
-    return [None if grad is None else next(summed) for grad in grads]
+    session = ambient().runner
+    if session is not None and context.local_index == 0:
+        session.note_summed(f"{type(optimizer).__name__}.apply_gradients", grads)
+    return list(context.all_reduce(ReduceOp.SUM, grads))
 
 
 def _apply(optimizer: Any, grads: list[Any], variables: Sequence[Any]) -> None:

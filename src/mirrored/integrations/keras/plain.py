@@ -16,6 +16,7 @@ from mirrored._jax.traces import current_trace, recording_parent
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.scope_frames import ScopeFrame
 from mirrored.integrations.keras.variables import View, as_keras
+from mirrored.patches import replace
 from mirrored.replicas.ambient import ambient, within
 from mirrored.variables import Variable
 
@@ -26,10 +27,10 @@ _StatelessScope: Any = keras.StatelessScope
 
 def connect_plain() -> None:
     """Wraps what keeps a layer's weights, and the scope in which Keras puts values in their places."""
-    _Tracker.track = _seeing_plain(_Tracker.track)
-    _StatelessScope.__init__ = _noting_views(_StatelessScope.__init__)
-    _StatelessScope.__enter__ = _entering(_StatelessScope.__enter__)
-    _StatelessScope.__exit__ = _leaving(_StatelessScope.__exit__)
+    replace("keras", _Tracker, "track", _seeing_plain(_Tracker.track))
+    replace("keras", _StatelessScope, "__init__", _noting_views(_StatelessScope.__init__))
+    replace("keras", _StatelessScope, "__enter__", _entering(_StatelessScope.__enter__))
+    replace("keras", _StatelessScope, "__exit__", _leaving(_StatelessScope.__exit__))
 
 
 def _seeing_plain(track: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,8 @@ from typing import Any
 
 from mirrored.errors import InputError
 from mirrored.integrations.keras.backend import load
-from mirrored.integrations.keras.training import strategy_of
+from mirrored.integrations.keras.belonging import strategy_of
+from mirrored.patches import replace
 
 keras = load()
 _EpochIterator: Any = keras.src.trainers.epoch_iterator.EpochIterator
@@ -27,12 +28,13 @@ _passed_over: contextvars.ContextVar[int] = contextvars.ContextVar("_passed_over
 def connect_resuming() -> None:
     """Wraps the callback, `fit`, and what goes over the batches of an epoch."""
     callback: Any = keras.callbacks.BackupAndRestore
-    callback.on_train_batch_end = _noting_batch(callback.on_train_batch_end)
-    callback.on_epoch_end = _noting_epoch(callback.on_epoch_end)
-    callback._save_model = _saving_steps(callback._save_model)
-    callback._load_model = _loading_steps(callback._load_model)
-    _EpochIterator._enumerate_iterator = _passing_over(_EpochIterator._enumerate_iterator)
-    keras.Model.fit = _forgetting(keras.Model.fit)
+    replace("keras", callback, "on_epoch_begin", _noting_number(callback.on_epoch_begin))
+    replace("keras", callback, "on_train_batch_end", _noting_batch(callback.on_train_batch_end))
+    replace("keras", callback, "on_epoch_end", _noting_epoch(callback.on_epoch_end))
+    replace("keras", callback, "_save_model", _saving_steps(callback._save_model))
+    replace("keras", callback, "_load_model", _loading_steps(callback._load_model))
+    replace("keras", _EpochIterator, "_enumerate_iterator", _passing_over(_EpochIterator._enumerate_iterator))
+    replace("keras", keras.Model, "fit", _forgetting(keras.Model.fit))
 
 
 def _noting_batch(end: Callable[..., None]) -> Callable[..., None]:
@@ -42,6 +44,18 @@ def _noting_batch(end: Callable[..., None]) -> Callable[..., None]:
         end(self, batch, logs)
 
     return noting_batch
+
+
+def _noting_number(begin: Callable[..., None]) -> Callable[..., None]:
+    """Keras takes the number from the end of the epoch before, so that it is 0 in the first one of any `fit`."""
+
+    @functools.wraps(begin)
+    def noting_number(self: Any, epoch: int, logs: Any = None) -> None:
+        begin(self, epoch, logs)
+        if strategy_of(self.model) is not None:
+            self._current_epoch = epoch
+
+    return noting_number
 
 
 def _noting_epoch(end: Callable[..., None]) -> Callable[..., None]:

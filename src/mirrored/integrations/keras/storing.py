@@ -44,6 +44,10 @@ def stored_at_once(made: Variable, value: Any) -> bool:
         return False
     if (value.shape, value.dtype) != (made.shape, made.dtype):
         return False
+    if value.is_deleted():  # by a step that has failed
+        made.store(value)
+        lose_deleted(made)
+        return True
     if made.per_replica:
         return _store_components(made, value)
     if not (_from_fit.get() and value.sharding.is_equivalent_to(layout.replicated, value.ndim)):
@@ -52,23 +56,36 @@ def stored_at_once(made: Variable, value: Any) -> bool:
     return True
 
 
+def lose_deleted(variable: Variable) -> None:
+    """Marks a variable as lost if its value was donated to a step that has failed."""
+    value = variable.initial()
+    if isinstance(value, jax.Array) and value.is_deleted():
+        variable.lose("it was donated to a step of fit that did not end")
+
+
 def _store_components(made: Variable, value: Any) -> bool:
-    """The same component for each replica, in one compiled call; a sum in equal parts."""
+    """The same component for each replica, in one compiled call; a sum in equal parts.
+
+    With `deterministic=True` the first replica gets the whole sum: a third of it, three times, may be another number.
+    """
     is_sum = made.aggregation is VariableAggregation.SUM
     floating = jnp.issubdtype(made.dtype, jnp.floating)
     if not (floating and (is_sum or made.aggregation is VariableAggregation.MEAN)):
         return False
     if not value.sharding.device_set <= set(made.layout.devices):
         return False
+    how = "copies" if not is_sum else "first" if getattr(made.strategy, "deterministic", False) else "parts"
     whole = jax.device_put(value, made.layout.replicated)
-    made.store(_spread(made.num_replicas, is_sum, made.layout.sharded)(whole))
+    made.store(_spread(made.num_replicas, how, made.layout.sharded)(whole))
     return True
 
 
 @functools.lru_cache(maxsize=64)
-def _spread(replicas: int, is_sum: bool, sharding: Any) -> Callable[[Any], Any]:
+def _spread(replicas: int, how: str, sharding: Any) -> Callable[[Any], Any]:
     def spread(value: Any) -> Any:
-        part = value / replicas if is_sum else value
+        if how == "first":
+            return jnp.zeros((replicas, *value.shape), value.dtype).at[0].set(value)
+        part = value / replicas if how == "parts" else value
         return jnp.broadcast_to(part, (replicas, *value.shape))
 
     return jax.jit(spread, out_shardings=sharding)

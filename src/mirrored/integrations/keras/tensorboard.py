@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mirrored.integrations.keras.backend import load
+from mirrored.patches import replace
 
 keras = load()
 
@@ -18,8 +19,8 @@ def connect_tensorboard() -> None:
     if importlib.util.find_spec("tensorflow") is not None:
         return
     callback: Any = keras.callbacks.TensorBoard
-    callback.summary = property(_summary, doc="Where values are written.")
-    callback._write_keras_model_summary = _without_graph(callback._write_keras_model_summary)
+    replace("keras", callback, "summary", property(_summary, doc="Where values are written."))
+    replace("keras", callback, "_write_keras_model_summary", _without_graph(callback._write_keras_model_summary))
 
 
 def _summary(callback: Any) -> Any:

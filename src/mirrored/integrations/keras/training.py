@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -10,12 +11,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from mirrored._jax.host_memory import owned
 from mirrored._jax.traces import is_tracer
 from mirrored.data import Dataset, DistributedDataset
 from mirrored.function.in_flight import launched
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.belonging import check_belonging, strategy_of
+from mirrored.integrations.keras.newest import kept_by_fit, kept_state, kept_steps, newest_first
+from mirrored.integrations.keras.on_one_device import device_for, on_one_device, one_sharding, put_on
+from mirrored.integrations.keras.several_workers import across_workers, everywhere
 from mirrored.integrations.keras.storing import from_fit
-from mirrored.integrations.keras.variables import StrategyVariable
+from mirrored.patches import replace
 from mirrored.replicas.values import DistributedValues
 
 keras = load()
@@ -27,16 +33,16 @@ _PyDataset: Any = keras.utils.PyDataset
 
 
 class Spreading(_Distribution):  # type: ignore[misc]
-    """Spreads batches over the devices of a strategy, for one call of `fit` or its kin."""
+    """Spreads batches over the devices of a strategy (or takes them to one), for one call."""
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, sharding: Any) -> None:
         super().__init__(device_mesh=None, batch_dim_name="replica", auto_shard_dataset=False)
-        self._layout = strategy.layout
+        self._sharding = sharding
 
     @property
     def num_model_replicas(self) -> int:
         """One per device."""
-        return len(self._layout.devices)
+        return len(self._sharding.device_set)
 
     def get_variable_layout(self, variable: Any) -> None:
         """None: the variable of ours places its value."""
@@ -46,7 +52,7 @@ class Spreading(_Distribution):  # type: ignore[misc]
 
     def get_data_layout(self, data_shape: Any) -> Any:
         """Over the devices, by the batch dimension."""
-        return _Layout(self._layout.sharded)
+        return _Layout(self._sharding)
 
     def distribute_dataset(self, dataset: Any) -> Any:
         """The dataset itself: each batch is spread when it is fed."""
@@ -98,31 +104,30 @@ def _whole(value: Any) -> Any:
     return np.concatenate([np.asarray(share) for share in value.values])
 
 
-def strategy_of(model: Any) -> Any:
-    """The strategy that a model's variables belong to, None if they belong to none."""
-    for variable in model.variables:
-        if isinstance(variable, StrategyVariable) and variable.mirrored is not None:
-            return variable.mirrored.strategy if variable.mirrored.layout is not None else None
-    return getattr(model, "_mirrored_strategy", None)
-
-
 def wrap_model(model_class: Any) -> None:
     """Wraps the methods of `keras.Model` that train, evaluate and predict."""
+    get_state = on_one_device(model_class._get_jax_state, _device_of)
+    replace("keras", model_class, "_get_jax_state", kept_state(get_state))
+    replace("keras", model_class, "_make_function", kept_steps(model_class._make_function))
+    replace("keras", model_class, "_purge_model_variables", kept_by_fit(model_class._purge_model_variables))
+    shardings = one_sharding(model_class._get_state_sharding_spec, _device_of)
+    replace("keras", model_class, "_get_state_sharding_spec", shardings)
     for name in _METHODS:
-        setattr(model_class, name, _spread(getattr(model_class, name)))
+        replace("keras", model_class, name, _spread(getattr(model_class, name)))
     for kind in ("train", "test", "predict"):
         name = f"make_{kind}_function"
-        setattr(model_class, name, _bounding(getattr(model_class, name), f"{kind}_function"))
-    model_class.jax_state_sync = from_fit(model_class.jax_state_sync)
+        replace("keras", model_class, name, _bounding(getattr(model_class, name), f"{kind}_function"))
+    replace("keras", model_class, "jax_state_sync", from_fit(newest_first(model_class.jax_state_sync)))
 
 
 def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def spread(self: Any, *args: Any, **kwargs: Any) -> Any:
-        args = tuple(_fed(arg) for arg in args)
-        kwargs = {name: _fed(arg) for name, arg in kwargs.items()}
         strategy = strategy_of(self)
-        with _distribution_for(strategy), _scope_of(strategy):
+        has_parts = any(isinstance(arg, DistributedDataset) for arg in (*args, *kwargs.values()))
+        args = tuple(_fed(arg, strategy) for arg in args)
+        kwargs = {name: _fed(arg, strategy) for name, arg in kwargs.items()}
+        with _distribution_for(strategy, method.__name__, has_parts), _scope_of(strategy):
             return method(self, *args, **kwargs)
 
     return spread
@@ -133,6 +138,7 @@ def _bounding(make: Callable[..., Any], made: str) -> Callable[..., Any]:
 
     @functools.wraps(make)
     def bounding(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check_belonging(self, "keras.Model.fit")  # only now Keras has made all variables
         result = make(self, *args, **kwargs)
         step = getattr(self, made)
         if callable(step) and not hasattr(step, "bounded") and strategy_of(self) is not None:
@@ -148,7 +154,8 @@ def _bounded(step: Callable[..., Any]) -> Callable[..., Any]:
         for output in jax.tree.leaves(results[0])[:1]:
             if isinstance(output, jax.Array) and not is_tracer(output):
                 launched(output)
-        return results
+        # Predictions of several workers: Keras fetches them, and each worker has only its own replicas' rows.
+        return (jax.tree.map(everywhere, results[0]), *results[1:])
 
     bounded.bounded = True  # type: ignore[attr-defined]
     return bounded
@@ -159,21 +166,34 @@ def _scope_of(strategy: Any) -> Any:
     return nullcontext() if strategy is None else strategy.scope()
 
 
-def _fed(argument: Any) -> Any:
-    return Batches(argument) if isinstance(argument, (Dataset, DistributedDataset)) else argument
+def _fed(argument: Any, strategy: Any) -> Any:
+    if isinstance(argument, (Dataset, DistributedDataset)):
+        return Batches(argument)
+    if isinstance(argument, types.GeneratorType) and strategy is not None:
+        # Keras reads the first batches ahead, and the generator may refill their arrays.
+        return (jax.tree.map(owned, batch) for batch in argument)
+    return argument
+
+
+def _device_of(model: Any) -> Any:
+    return device_for(strategy_of(model), "fit")
 
 
 @contextmanager
-def _distribution_for(strategy: Any) -> Iterator[None]:
+def _distribution_for(strategy: Any, called: str, has_parts: bool) -> Iterator[None]:
     """Lets Keras spread batches over the strategy's devices; without a strategy, leave them where they are."""
     outer = keras.distribution.distribution()
     if strategy is None or outer is not None:
         yield
         return
-    keras.distribution.set_distribution(Spreading(strategy))
+    device = device_for(strategy, f"keras.Model.{called}")
+    sharding = strategy.layout.sharded if device is None else jax.sharding.SingleDeviceSharding(device)
+    keras.distribution.set_distribution(Spreading(sharding))
     trainer = keras.src.backend.distribution_lib
     whole = trainer.distribute_data_input
-    trainer.distribute_data_input = _divisible(whole)
+    spans = strategy.layout is not None and strategy.layout.spans_processes
+    spread = across_workers(called, has_parts) if spans else _divisible(whole)
+    trainer.distribute_data_input = spread if device is None else put_on(device)
     try:
         yield
     finally:
@@ -190,6 +210,6 @@ def _divisible(distribute: Callable[..., Any]) -> Callable[..., Any]:
             return None
         if isinstance(sharding, jax.sharding.NamedSharding) and np.shape(batch)[0] % sharding.mesh.size:
             sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
-        return distribute(np.asarray(batch), sharding, batch_dim_name)
+        return distribute(owned(np.asarray(batch)), sharding, batch_dim_name)
 
     return distribute_data_input

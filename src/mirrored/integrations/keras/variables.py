@@ -18,6 +18,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.putting import as_array
 from mirrored._jax.traces import eager
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.scope_frames import ScopeFrame
@@ -70,6 +71,10 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
             with eager(), within(frame=None):
                 return self.mirrored.checked_value()
         return announce_read(self.announced, self.mirrored.checked_value())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        # Keras' own has no `copy`, of which NumPy warns whenever a variable is converted.
+        return np.array(self.value, dtype, copy=copy)
 
     @property
     def announced(self) -> Any:
@@ -142,6 +147,7 @@ def _made_for(variable: Any, value: Any) -> Variable:
         if _is_seed(variable) and made.num_replicas > 1:
             with within(frame=None):
                 made.assign(_seeds_of(made, np.asarray(made.stored_component(0))))
+            made.await_value()
     return made
 
 
@@ -175,7 +181,7 @@ def _is_seed(variable: Any) -> bool:
 
 def _seeds_of(made: Variable, state: Any) -> PerReplica:
     """A seed state per replica: the same count, seeds of their own."""
-    first = jnp.asarray(state, made.dtype)
+    first = as_array(state, made.dtype)
     stride = np.asarray(_SEED_STRIDE).astype(made.dtype)
     # Outside of functions a process of several assigns the components of its own replicas.
     replicas = made.layout.addressable_replicas if ambient().frame is None else range(made.num_replicas)

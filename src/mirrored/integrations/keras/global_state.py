@@ -1,0 +1,17 @@
+"""Keras' thread-local state: scopes, names, the distribution."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+from mirrored.integrations.keras.backend import load
+
+keras = load()
+
+
+def keras_state() -> Callable[[], None]:
+    """Takes a picture of this thread's; what it returns makes another thread's the same."""
+    tracker = keras.src.backend.common.global_state.GLOBAL_STATE_TRACKER
+    here = {name: copy.copy(value) if isinstance(value, list) else value for name, value in vars(tracker).items()}
+    return lambda: vars(tracker).update(here)

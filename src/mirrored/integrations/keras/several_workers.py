@@ -1,0 +1,85 @@
+"""Keras on several workers: from the batch that each worker has to the one that all of them train on, and back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from mirrored._jax.host_memory import owned
+from mirrored._jax.traces import is_tracer
+from mirrored.errors import ArgumentError
+from mirrored.replicas.agreement import check_equal
+
+
+def across_workers(called: str, has_parts: bool) -> Callable[[Any, Any, Any], Any]:
+    """Returns what puts a batch of Keras onto the devices of all workers.
+
+    Keras takes what each worker has for its part of the global batch. But all workers read the same arrays or the same
+    dataset: each has the whole batch, and gives its own rows of it. Only a distributed dataset gives parts.
+
+    Args:
+        called: The method of the model, for messages.
+        has_parts: Whether the batches are those of a distributed dataset.
+
+    Returns:
+        A function of a batch, its layout and the name of the batch dimension.
+    """
+    checked = False
+
+    def distribute(batch: Any, layout: Any, batch_dim_name: Any) -> Any:
+        nonlocal checked
+        if batch is None:
+            return None
+        sharding = getattr(layout, "backend_layout", layout)
+        host = owned(np.asarray(batch))
+        if has_parts:
+            return _of_parts(called, host, sharding)
+        if not checked:
+            _check_same(called, host)
+            checked = True
+        if host.shape[0] % sharding.mesh.size:
+            sharding = NamedSharding(sharding.mesh, PartitionSpec())
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return distribute
+
+
+def _of_parts(called: str, host: np.ndarray[Any, Any], sharding: Any) -> Any:
+    local = len(sharding.addressable_devices)
+    if host.shape[0] % local:
+        raise ArgumentError(
+            f"Model.{called}",
+            found=f"a batch of a distributed dataset with {host.shape[0]} rows on this worker, and {local} devices",
+            rule="on several workers the devices of each divide its part of a batch",
+            remedy="give the dataset itself, which Keras may divide unevenly, or batch(..., drop_remainder=True)",
+        )
+    return jax.make_array_from_process_local_data(sharding, host)
+
+
+def _check_same(called: str, host: np.ndarray[Any, Any]) -> None:
+    check_equal(
+        f"Model.{called}",
+        {"the first batch": host},
+        rule="all workers read the same batches, and each trains on its own rows of them",
+        remedy="call keras.utils.set_random_seed with the same seed on all workers before data is shuffled, or give "
+        "shuffle=False; for data of each worker's own give a distributed dataset",
+    )
+
+
+def everywhere(output: Any) -> Any:
+    """Returns an array whose parts several processes hold with all of it on every device; anything else as it is."""
+    if not isinstance(output, jax.Array) or is_tracer(output):
+        return output
+    if output.is_fully_addressable or output.is_fully_replicated:
+        return output
+    return _replicated(NamedSharding(output.sharding.mesh, PartitionSpec()))(output)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _replicated(sharding: NamedSharding) -> Callable[..., Any]:
+    return jax.jit(lambda array: array, out_shardings=sharding)

@@ -1,0 +1,123 @@
+"""A model belongs to the strategy in whose scope it was made, wherever it is built and compiled."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.errors import ContextError
+from mirrored.integrations.keras import keras
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
+    pytest.mark.timeout(120),
+]
+X = np.ones((8, 4), np.float32)
+Y = X.sum(1, keepdims=True)
+
+
+def sequential(*, built: bool) -> Any:
+    layers = keras.layers
+    return keras.Sequential([*([keras.Input((4,))] if built else []), layers.Dense(3, "tanh"), layers.Dense(1)])
+
+
+def strategy(first: int = 0) -> Any:
+    return mr.MirroredStrategy(jax.devices()[first : first + 2])
+
+
+def devices(*variables: Any) -> set[int]:
+    return {len(variable.value.sharding.device_set) for variable in variables}
+
+
+def test_a_model_is_compiled_again_outside_of_its_scope() -> None:
+    with strategy().scope():
+        model = sequential(built=True)
+        model.compile("adam", "mse", metrics=["mae"])
+    model.fit(X, Y, verbose=0)
+    model.compile("sgd", "mse", metrics=["mae"])
+    model.fit(X, Y, verbose=0)
+    assert devices(*model.variables, *model.optimizer.variables, *model.metrics_variables) == {2}
+
+
+def test_optimizers_and_metrics_that_are_made_outside_move_to_the_model() -> None:
+    with strategy().scope():
+        model = sequential(built=True)
+    model.compile(keras.optimizers.Adam(0.125), "mse", metrics=[keras.metrics.MeanAbsoluteError()])
+    model.fit(X, Y, verbose=0)
+    assert devices(*model.variables, *model.optimizer.variables, *model.metrics_variables) == {2}
+    assert float(model.optimizer.learning_rate.value) == 0.125
+    assert np.isfinite(model.evaluate(X, Y, verbose=0)).all()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda model: model(X),
+        lambda model: model.build((None, 4)),
+        lambda model: model.predict(X, verbose=0),
+        lambda model: (model.compile("sgd", "mse"), model.fit(X, Y, verbose=0)),
+    ],
+    ids=["call", "build", "predict", "fit"],
+)
+def test_a_model_is_built_outside_of_its_scope(build: Any) -> None:
+    with strategy().scope():
+        model = sequential(built=False)
+    build(model)
+    assert devices(*model.variables) == {2}
+
+
+def test_a_model_without_a_strategy_cannot_be_compiled_in_a_scope() -> None:
+    model = sequential(built=True)
+    with strategy().scope(), pytest.raises(ContextError, match=r"made outside of strategy.scope\(\)"):
+        model.compile("adam", "mse")
+
+
+def test_a_model_of_one_strategy_cannot_be_compiled_in_the_scope_of_another() -> None:
+    with strategy().scope():
+        model = sequential(built=True)
+    with strategy(2).scope(), pytest.raises(ContextError, match="is compiled in the scope of"):
+        model.compile("adam", "mse")
+
+
+def test_an_optimizer_of_another_strategy_is_refused_before_jax_does() -> None:
+    with strategy(2).scope():
+        optimizer = keras.optimizers.Adam()
+    with strategy().scope():
+        model = sequential(built=True)
+    model.compile(optimizer, "mse")
+    with pytest.raises(ContextError, match=r"'adam.*' belongs to another strategy"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_a_model_without_any_strategy_is_trained_as_ever() -> None:
+    model = sequential(built=False)
+    model.compile("adam", "mse", metrics=["mae"])
+    model.fit(X, Y, verbose=0)
+    assert devices(*model.variables) == {1}
+
+
+def test_a_deep_copy_belongs_to_the_strategy_of_its_model() -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    x, y = np.ones((4, 2), np.float32), np.zeros((4, 1), np.float32)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    model.fit(x, y, verbose=0)
+    before = model.get_weights()
+    twin = copy.deepcopy([model])[0]
+    assert all(variable.mirrored.strategy is strategy for variable in (*twin.variables, *twin.optimizer.variables))
+    twin.fit(x, y, epochs=2, verbose=0)
+    for mine, kept in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, kept)
+    assert int(model.optimizer.iterations.value) == 1
+    assert int(twin.optimizer.iterations.value) == 3
+    plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    np.testing.assert_array_equal(copy.deepcopy(plain).get_weights()[0], plain.get_weights()[0])

@@ -1,0 +1,193 @@
+"""Ctrl-C in Keras' loops: every variable is as before or after one and the same step."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.integrations.keras import keras, newest
+from mirrored.testing import count_work
+
+BATCH = 4
+X, Y = np.ones((16, 2), np.float32), np.zeros((16, 1), np.float32)
+LAYOUTS = {"1/1": (1, 1), "2/2": (2, 2), "4/2": (2, 4)}
+
+
+class Counting(keras.layers.Layer):  # type: ignore[misc]
+    """A weight whose gradient is 1 in every step, and a statistic that counts the steps."""
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight(shape=(2, 1), initializer="zeros", name="kernel")
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.steps.assign_add(1.0)
+        return x @ self.kernel
+
+
+def model_of(devices: int, replicas: int, deterministic: bool = False, **options: Any) -> Any:
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas, deterministic=deterministic)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), Counting()])
+        model.compile(keras.optimizers.SGD(1.0, momentum=0.5), lambda y, predicted: predicted - y, **options)
+    return model
+
+
+def check(model: Any) -> int:
+    """How many steps the model has seen; asserts that all of it has seen as many."""
+    steps = int(model.optimizer.iterations.value)
+    layer = model.layers[0]
+    momentum = next(one for one in model.optimizer.variables if "momentum" in one.path)
+    velocity = kernel = 0.0
+    for _ in range(steps):
+        velocity = 0.5 * velocity - 1.0
+        kernel += velocity
+    np.testing.assert_allclose(layer.kernel.numpy(), np.full((2, 1), kernel), rtol=1e-5)
+    np.testing.assert_allclose(momentum.numpy(), np.full((2, 1), velocity), rtol=1e-5)
+    assert float(layer.steps.value) == steps
+    return steps
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt at a moment after the dispatch or before it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+
+    def after(self, owner: Any, name: str, times: int) -> None:
+        """After so many calls of a function, in place of its result."""
+        original, left = getattr(owner, name), [times]
+
+        def interrupted(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            return result
+
+        self.monkeypatch.setattr(owner, name, interrupted)
+
+
+LOOPS: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "fit": (lambda model: model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0), 1),
+    "train_on_batch": (lambda model: model.train_on_batch(X[:BATCH], Y[:BATCH]), 1),
+    "evaluate": (lambda model: model.evaluate(X, Y, batch_size=BATCH, verbose=0), 0),
+    "predict": (lambda model: model.predict(X, batch_size=BATCH, verbose=0), 0),
+    "predict_on_batch": (lambda model: model.predict_on_batch(X[:BATCH]), 0),
+    "test_on_batch": (lambda model: model.test_on_batch(X[:BATCH], Y[:BATCH]), 0),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize(("loop", "step"), [*((loop, 1) for loop in LOOPS), ("fit", 2), ("evaluate", 2)])
+def test_an_interrupt_between_a_step_and_the_assignment_of_its_results(monkeypatch, loop, layout, step):
+    """The state that the step was given is deleted, and only the step's own call has what it gave."""
+    run, trains = LOOPS[loop]
+    model = model_of(*layout)
+    model.fit(X, Y, batch_size=BATCH, epochs=1, verbose=0)
+    before = check(model)
+    with monkeypatch.context() as patched:
+        Interrupts(patched).after(newest, "consume", step)
+        with pytest.raises(KeyboardInterrupt):
+            run(model)
+    assert check(model) == before + trains * step
+    run(model)
+    check(model)
+
+
+@pytest.mark.parametrize("name", ["_get_jax_state", "_purge_model_variables", "jax_state_sync"])
+@pytest.mark.parametrize("loop", ["fit", "train_on_batch", "predict"])
+def test_an_interrupt_while_the_state_is_taken_or_given_back(monkeypatch, loop, name):
+    run, _ = LOOPS[loop]
+    model = model_of(2, 2)
+    model.train_on_batch(X[:BATCH], Y[:BATCH])
+    run(model)
+    before = check(model)
+    with monkeypatch.context() as patched:
+        Interrupts(patched).after(keras.Model, name, 1)
+        try:
+            run(model)
+        except KeyboardInterrupt:
+            pass
+        else:
+            assert (loop, name) == ("train_on_batch", "_purge_model_variables")
+    assert check(model) >= before
+    after = check(model)
+    run(model)
+    assert check(model) >= after
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"deterministic": True}, {"steps_per_execution": 2}, {"run_eagerly": True}],
+    ids=["plain", "deterministic", "steps_per_execution", "eager"],
+)
+# Where Keras checks inputs it catches any exception, and warns; in callbacks of the garbage collector Python
+# reports exceptions, and goes on.
+@pytest.mark.filterwarnings("ignore:The structure of `inputs`")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupts_at_many_moments(options):
+    model = model_of(2, 2, **options)
+
+    def run() -> None:
+        model.fit(X, Y, batch_size=BATCH, epochs=3, verbose=0)
+        model.evaluate(X, Y, batch_size=BATCH, verbose=0)
+        model.train_on_batch(X[:BATCH], Y[:BATCH])
+
+    run()
+    seen = [check(model)]
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for number in range(25):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.002 * (number + 1))
+                run()
+            except KeyboardInterrupt:
+                pass
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            seen.append(check(model))
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert seen == sorted(seen)
+    assert seen[-1] > seen[0]
+
+
+def test_weights_that_were_set_are_not_undone_by_a_batch_that_fails():
+    model = model_of(2, 2)
+    model.train_on_batch(X[:BATCH], Y[:BATCH])
+    model.layers[0].kernel.assign(np.full((2, 1), 7.0))
+    with pytest.raises(Exception, match="shape|dot"):
+        model.train_on_batch(np.ones((BATCH, 3), np.float32), Y[:BATCH])
+    assert model.layers[0].kernel.numpy().tolist() == [[7.0], [7.0]]
+    model.train_on_batch(X[:BATCH], Y[:BATCH])
+    assert int(model.optimizer.iterations.value) == 2
+
+
+def test_a_step_is_traced_and_compiled_once():
+    model = model_of(2, 2)
+    traces = []
+    train_step = model.train_step
+    model.train_step = lambda state, batch: traces.append(1) or train_step(state, batch)
+    model.fit(X, Y, batch_size=BATCH, epochs=1, verbose=0)
+    assert len(traces) == 1
+    with count_work() as counted:
+        model.fit(X, Y, batch_size=BATCH, epochs=1, verbose=0)
+    assert (counted.traces, counted.compilations) == (0, 0)
+
+
+def test_a_model_without_a_strategy_has_keras_own_step():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
+    assert "_mirrored_newest" not in vars(model)
