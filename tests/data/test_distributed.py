@@ -218,17 +218,48 @@ class TestFromFunction:
         assert shown(strategy, distributed) == shown(strategy, distributed) == expected
         assert seen == [(1, 0, 2)]
 
-    def test_an_incomplete_row_of_full_batches_is_left_out(self) -> None:
-        strategy = strategy_of(2)
-        distributed = strategy.distribute_datasets_from_function(
-            lambda _: Dataset.range(6).batch(2, drop_remainder=True)
-        )
-        assert shown(strategy, distributed) == [[[0, 1], [2, 3]]]
+    @pytest.mark.parametrize("kind", ["static", "dynamic", "list", "mapped"])
+    @pytest.mark.parametrize(("replicas", "batches"), [(2, 3), (2, 4), (4, 5), (4, 3), (1, 3)])
+    def test_every_batch_is_used_whatever_is_known_of_its_shape(self, replicas: int, batches: int, kind: str) -> None:
+        numbers = Dataset.range(2 * batches)
+        make = {
+            "static": lambda: numbers.batch(2, drop_remainder=True),
+            "dynamic": lambda: numbers.batch(2),
+            "list": lambda: [np.arange(2) + 2 * i for i in range(batches)],
+            "mapped": lambda: numbers.batch(2, drop_remainder=True).map(lambda x: x + 0),
+        }[kind]
+        strategy = strategy_of(replicas)
+        distributed = strategy.distribute_datasets_from_function(lambda _: make())
+        rows = shown(strategy, distributed)
+        assert [share for row in rows for share in row if share] == [[2 * i, 2 * i + 1] for i in range(batches)]
+        assert [len(row) for row in rows] == [replicas] * -(-batches // replicas)
+        if kind != "list":
+            assert distributed.cardinality == len(rows)
 
-    def test_scalars(self) -> None:
+    @pytest.mark.parametrize("sizes", [(1, 3), (3, 1), (0, 2), (2, 2)])
+    def test_pipelines_of_unequal_length_are_read_to_the_end(self, sizes: tuple[int, int]) -> None:
         strategy = strategy_of(2)
-        distributed = strategy.distribute_datasets_from_function(lambda _: Dataset.range(5))
+        options = InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA)
+
+        def make(context: InputContext) -> Dataset:
+            return Dataset.range(2 * sizes[context.input_pipeline_id]).batch(2, drop_remainder=True)
+
+        distributed = strategy.distribute_datasets_from_function(make, options)
+        rows = shown(strategy, distributed)
+        assert len(rows) == distributed.cardinality == max(sizes)
+        for replica, size in enumerate(sizes):
+            shares = [row[replica] for row in rows]
+            assert shares == [[2 * i, 2 * i + 1] if i < size else [] for i in range(max(sizes))]
+
+    @pytest.mark.parametrize("size", [4, 5])
+    def test_an_incomplete_row_of_scalars_is_left_out_with_a_warning(
+        self, size: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        strategy = strategy_of(2)
+        distributed = strategy.distribute_datasets_from_function(lambda _: Dataset.range(size))
+        assert distributed.cardinality == 2
         assert shown(strategy, distributed) == [[0, 1], [2, 3]]
+        assert ("leaves out 1 element(s)" in caplog.text) == (size == 5)
 
     def test_shapes_may_differ_between_replicas(self) -> None:
         strategy = strategy_of(2)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mirrored as mr
+import mirrored.tf as tf
 from mirrored.data import Dataset, InputOptions
 from mirrored.errors import ArgumentError, InputError
 
@@ -213,3 +214,126 @@ def test_a_position_of_other_shuffles_is_refused() -> None:
     reading = iter(strategy.experimental_distribute_dataset(Dataset.range(9).batch(2)))
     with pytest.raises(ArgumentError, match="the same steps"):
         reading.set_state(state)
+
+
+EPOCHS: dict[str, Callable[[], Dataset]] = {
+    "shuffled": lambda: Dataset.range(12).shuffle(12, seed=1).batch(3),
+    "without a seed": lambda: Dataset.range(12).shuffle(12).batch(3),
+    "buffered": lambda: Dataset.range(12).shuffle(4, seed=1).batch(3),
+    "stream": lambda: Dataset.range(18).filter(lambda x: x % 3 != 1).shuffle(5, seed=1).batch(3),
+    "stream without a seed": lambda: Dataset.range(18).filter(lambda x: x % 3 != 1).shuffle(5).batch(3),
+    "not reshuffled": lambda: Dataset.range(12).shuffle(12, seed=1, reshuffle_each_iteration=False).batch(3),
+    "shuffled batches": lambda: Dataset.range(12).batch(3).shuffle(4, seed=1),
+    "shuffled twice": lambda: Dataset.range(12).shuffle(12).shuffle(5).batch(3),
+    "repeated": lambda: Dataset.range(6).shuffle(6, seed=1).repeat(2).batch(3),
+    "cached": lambda: Dataset.range(12).cache().shuffle(12, seed=1).batch(3),
+    "cached stream": lambda: Dataset.from_generator(lambda: range(12)).cache().shuffle(12, seed=1).batch(3),
+    "prefetched": lambda: Dataset.range(12).shuffle(12, seed=1).batch(3).prefetch(2),
+    "random map": lambda: Dataset.range(12).random_map(lambda x, rng: x + 100 * rng.integers(9), seed=1).batch(3),
+    "interleaved": lambda: (
+        Dataset.range(4)
+        .shuffle(4, seed=1)
+        .interleave(lambda n: Dataset.range(int(n) * 3, int(n) * 3 + 3).shuffle(3, seed=2), cycle_length=2)
+        .batch(3)
+    ),
+    "zipped": lambda: (
+        Dataset.zip((Dataset.range(12).shuffle(12, seed=1), Dataset.range(12))).map(lambda a, b: a).batch(3)
+    ),
+    "concatenated": lambda: (
+        Dataset.range(6).shuffle(6, seed=1).concatenate(Dataset.range(6, 12).shuffle(6, seed=2)).batch(3)
+    ),
+}
+
+
+def plainly(dataset: Dataset) -> Callable[[], Any]:
+    return lambda: dataset.as_numpy_iterator()
+
+
+def distributed(dataset: Dataset) -> Callable[[], Any]:
+    readable = strategy_of(2).experimental_distribute_dataset(dataset)
+    return lambda: iter(readable)
+
+
+def from_function(dataset: Dataset) -> Callable[[], Any]:
+    readable = strategy_of(2).distribute_datasets_from_function(lambda _: dataset)
+    return lambda: iter(readable)
+
+
+def all_numbers(elements: Any) -> list[int]:
+    strategy = strategy_of(2)
+    return [n for element in elements for n in numbers(element, strategy)]
+
+
+def saved_as_json(reading: Any) -> Callable[[Any], None]:
+    text = json.dumps(reading.get_state())
+    return lambda other: other.set_state(json.loads(text))
+
+
+@pytest.mark.parametrize("name", sorted(EPOCHS))
+@pytest.mark.parametrize("way_of_reading", [plainly, distributed, from_function])
+@pytest.mark.parametrize("batches", [0, 2, 4])
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_epochs_after_a_restored_one_are_those_of_an_undisturbed_run(
+    epoch: int, batches: int, way_of_reading: Callable[[Dataset], Callable[[], Any]], name: str
+) -> None:
+    begin = way_of_reading(EPOCHS[name]())
+    for _ in range(epoch):
+        all_numbers(begin())
+    reading = begin()
+    head = all_numbers(itertools.islice(reading, batches if way_of_reading is not from_function else batches // 2))
+    restore = saved_as_json(reading)
+    undisturbed = [all_numbers(reading)] + [all_numbers(begin()) for _ in range(3)]
+    elsewhere = way_of_reading(EPOCHS[name]())
+    restored = elsewhere()
+    restore(restored)
+    assert [all_numbers(restored)] + [all_numbers(elsewhere()) for _ in range(3)] == undisturbed
+    assert len(head) + len(undisturbed[0]) == len(undisturbed[1])
+
+
+@pytest.mark.parametrize("kind", ["tf", "mr"])
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_checkpoints_restore_the_number_of_the_epoch(tmp_path: Any, is_distributed: bool, kind: str) -> None:
+    make_checkpoint = tf.train.Checkpoint if kind == "tf" else mr.checkpoint.Checkpoint
+    way_of_reading = distributed if is_distributed else plainly
+    begin = way_of_reading(EPOCHS["without a seed"]())
+    all_numbers(begin())
+    reading = begin()
+    next(reading)
+    path = make_checkpoint(iterator=reading).write(str(tmp_path / "checkpoint"))
+    undisturbed = [all_numbers(reading)] + [all_numbers(begin()) for _ in range(2)]
+    elsewhere = way_of_reading(EPOCHS["without a seed"]())
+    restored = elsewhere()
+    make_checkpoint(iterator=restored).read(path)
+    assert [all_numbers(restored)] + [all_numbers(elsewhere()) for _ in range(2)] == undisturbed
+
+
+def test_a_position_without_the_number_of_the_next_epoch_is_followed_by_it() -> None:
+    dataset = EPOCHS["shuffled"]()
+    orders = [[batch.tolist() for batch in dataset] for _ in range(3)]
+    again = EPOCHS["shuffled"]()
+    state = iter(dataset).get_state()
+    state["iteration"] = 1
+    del state["next_iteration"]
+    reading = iter(again)
+    reading.set_state(state)
+    assert [[batch.tolist() for batch in epoch] for epoch in (reading, again)] == orders[1:]
+
+
+def test_datasets_of_grain_have_the_same_epochs_after_a_restored_one() -> None:
+    grain = pytest.importorskip("grain")
+
+    def begin() -> Callable[[], Any]:
+        data = grain.MapDataset.range(8).shuffle(seed=1).repeat(3).batch(4)
+        readable = strategy_of(2).experimental_distribute_dataset(data)
+        return lambda: iter(readable)
+
+    first = begin()
+    all_numbers(first())
+    reading = first()
+    next(reading)
+    restore = saved_as_json(reading)
+    undisturbed = [all_numbers(reading), all_numbers(first())]
+    second = begin()
+    restored = second()
+    restore(restored)
+    assert [all_numbers(restored), all_numbers(second())] == undisturbed

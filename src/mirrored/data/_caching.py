@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
+
+from mirrored._jax.host_memory import frozen
 from mirrored.data._elements import Element
 from mirrored.data._extra import engine
 from mirrored.data._indexed import ItemRows, OneParent
@@ -35,7 +38,7 @@ class _CachedRows(ItemRows):
 
     def item(self, index: int) -> Element:
         if index not in self._items:
-            self._items[index] = self._parent.item(index)
+            self._items[index] = jax.tree.map(frozen, self._parent.item(index))
         return self._items[index]
 
 
@@ -72,7 +75,7 @@ class _CacheCursor:
             self._reading = self._node.parent.cursor(self._run)
         while len(self._read) < count:
             try:
-                self._read.append(next(self._reading))
+                self._read.append(jax.tree.map(frozen, next(self._reading)))
             except StopIteration:
                 self._node.complete[:] = [self._read]
                 raise

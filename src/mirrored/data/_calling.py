@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from mirrored.data._elements import Element, as_element
+from mirrored.data._elements import Element, handed_out, own_element
 
 
 def call(function: Callable[..., Any], element: Element, called: str, index: int) -> Any:
@@ -18,6 +18,7 @@ def call(function: Callable[..., Any], element: Element, called: str, index: int
 
     An exception keeps its type and traceback and gets a note that names the element.
     """
+    handed_out(element)
     start = time.perf_counter()
     try:
         with naming_element(called, index), _on_host():
@@ -46,7 +47,7 @@ def transformed(function: Callable[..., Any], element: Element, called: str, ind
     """`call`, with the result as an element."""
     result = call(function, element, called, index)
     with naming_element(called, index):
-        return as_element(result, called)
+        return own_element(result, called)
 
 
 class naming_element:
@@ -66,6 +67,8 @@ class naming_element:
             raise RuntimeError(f"{self._called}: StopIteration at element {self._index}") from error
         if isinstance(error, Exception):
             error.add_note(f"{self._called}: at element {self._index}")
+            if isinstance(error, ValueError) and "read-only" in str(error):
+                error.add_note("the arrays of a dataset are shared between epochs: write to a copy (x = x.copy())")
 
 
 def _on_host() -> Any:

@@ -5,8 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
+
+from mirrored._jax.host_memory import frozen
 from mirrored.data._elements import Element
 from mirrored.data._pipeline import Cursor
+from mirrored.errors import InputError
+
+
+class Iterators:
+    """Makes the iterators of a Python iterable, one for each reading.
+
+    Args:
+        make: Makes the iterable.
+        called: For messages.
+    """
+
+    def __init__(self, make: Callable[[], Any], called: str) -> None:
+        self._make, self._called = make, called
+        self._last: Any = None
+
+    def __call__(self) -> Iterator[Any]:
+        """A new iterator.
+
+        Raises:
+            InputError: It is the one of an earlier reading, which is exhausted, or in use.
+        """
+        made: Iterator[Any] = iter(self._make())
+        if made is self._last:
+            raise InputError(
+                self._called,
+                found=f"the same iterator ({type(made).__name__}) for a second reading",
+                rule="a dataset can be read again for every epoch; an iterator gives its elements once, so that the "
+                "next epoch would have no steps",
+                remedy="make a new iterator for each reading: a generator function, or __iter__ that yields",
+            )
+        self._last = made
+        return made
 
 
 class IterableCursor:
@@ -214,6 +249,7 @@ class WindowCursor:
     def __init__(self, parent: Cursor, size: int, shift: int, stride: int, drop_remainder: bool) -> None:
         self._parent, self._start = parent, parent.get_state()
         self._size, self._shift, self._stride, self._drop = size, shift, stride, drop_remainder
+        self._overlaps = shift < (size - 1) * stride + 1
         self._ahead: list[Element] = []
         self._ended = False
         self._windows = 0
@@ -231,7 +267,9 @@ class WindowCursor:
     def _read_ahead(self, count: int) -> None:
         while len(self._ahead) < count and not self._ended:
             try:
-                self._ahead.append(next(self._parent))
+                element = next(self._parent)
+                # What several windows hold must not be changed by a function that gets it from one of them.
+                self._ahead.append(jax.tree.map(frozen, element) if self._overlaps else element)
             except StopIteration:
                 self._ended = True
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Self
 
 from mirrored.data._pipeline import Node
+from mirrored.data.iterators import Epochs
 from mirrored.data.options import Options
 from mirrored.errors import ArgumentError
 
@@ -16,7 +16,7 @@ class Steps:
     def __init__(self, node: Node, options: Options | None = None) -> None:
         self._node = node
         self._options = options if options is not None else Options()
-        self._iterations = itertools.count()
+        self._epochs = Epochs()
 
     @classmethod
     def _of(cls, node: Node) -> Self:

@@ -19,7 +19,7 @@ import numpy as np
 
 from mirrored.data import specs
 from mirrored.data._calling import transformed
-from mirrored.data._elements import Element, pad_and_stack, stack
+from mirrored.data._elements import Element, concatenated, pad_and_stack, stack
 from mirrored.data._extra import engine
 from mirrored.data._pipeline import (
     ENDLESS,
@@ -197,7 +197,7 @@ def joined(parts: list[Element]) -> Element:
     """Batches, one after the other."""
     if len(parts) == 1:
         return parts[0]
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    return jax.tree.map(lambda *leaves: concatenated(leaves), *parts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from mirrored.data._elements import Element, aligned_empty, as_element, snapshot, stack, take
+from mirrored._jax.host_memory import aligned_empty
+from mirrored.data._elements import Element, as_element, snapshot, stack, take
 from mirrored.data._pipeline import IndexedNode, Node, Rows, Run
 from mirrored.data.specs import map_specs, merged, spec_of
 from mirrored.data.splitting import batch_size

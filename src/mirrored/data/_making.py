@@ -11,6 +11,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from mirrored._jax.host_memory import frozen
 from mirrored.data import _files, _indexed_sources, _storing, _streams, specs
 from mirrored.data._dataset_steps import Steps
 from mirrored.data._elements import as_element
@@ -36,13 +37,14 @@ class Making(Steps):
         Args:
             tensors: A pytree of arrays; lists become arrays.
         """
-        return cls(_indexed_sources.ListSource((as_element(tensors, "Dataset.from_tensors"),)))
+        return cls(_indexed_sources.ListSource((jax.tree.map(frozen, as_element(tensors, "Dataset.from_tensors")),)))
 
     @classmethod
     def from_tensor_slices(cls, tensors: Any) -> Self:
         """One element per row of the arrays.
 
-        The arrays are copied once, into aligned memory; read-only and memory-mapped ones are used in place.
+        The arrays are copied once, into aligned memory. Memory-mapped ones are read in place, batch by batch: what is
+        written to the file meanwhile shows.
 
         Args:
             tensors: A pytree of arrays ``[examples, ...]``; lists become arrays.

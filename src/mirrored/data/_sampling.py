@@ -11,7 +11,7 @@ import numpy as np
 
 from mirrored.data import _drawing, _indexed, _indexed_sources, _mixing, _shuffling, _stateful, _streams, specs
 from mirrored.data._dataset_steps import Steps
-from mirrored.data._elements import Element, as_element
+from mirrored.data._elements import Element, own_element
 from mirrored.data._pipeline import Node
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
 
@@ -272,7 +272,7 @@ class Sampling(Steps):
             >>> [int(n) for n in Dataset.range(5).scan(np.int64(0), lambda total, n: (total + n, total + n))]
             [0, 1, 3, 6, 10]
         """
-        state = as_element(initial_state, "Dataset.scan")
+        state = own_element(initial_state, "Dataset.scan")
         return self._then(_stateful.Scanned(self._node, state, scan_func))
 
     def take_while(self, predicate: Callable[..., Any]) -> Self:

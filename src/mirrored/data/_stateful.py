@@ -17,7 +17,7 @@ import numpy as np
 from mirrored.data import specs
 from mirrored.data._calling import call, naming_element
 from mirrored.data._cursors import IterableCursor
-from mirrored.data._elements import Element, as_element
+from mirrored.data._elements import Element, handed_out, own_element
 from mirrored.data._extra import engine
 from mirrored.data._pipeline import Cursor, Node, Run, first_element
 from mirrored.data._streams import StreamStep
@@ -73,8 +73,9 @@ class Scanned(Remembering):
         return specs.after_map(self.parent.spec, first_element(self.parent), first_element(self))
 
     def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
-        state, called = self.initial_state, "Dataset.scan"
+        state, called = jax.tree.map(_copied, self.initial_state), "Dataset.scan"
         for index, element in enumerate(elements):
+            handed_out(state)
             pair = call(_Given(self.function, state, element), element, called, index)
             with naming_element(called, index):
                 state, out = self._checked(pair, state)
@@ -88,7 +89,7 @@ class Scanned(Remembering):
                 rule="it returns a pair: the next state, and the element that comes out",
                 remedy="return (state, element)",
             )
-        return _like(old, as_element(pair[0], "Dataset.scan")), as_element(pair[1], "Dataset.scan")
+        return _like(old, own_element(pair[0], "Dataset.scan")), own_element(pair[1], "Dataset.scan")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +102,10 @@ class _Given:
 
     def __call__(self, *_: Any) -> Any:
         return self.function(self.state, self.element)
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _like(old: Element, new: Element) -> Element:
@@ -241,7 +246,9 @@ class Resampled(Remembering):
         for index, (element, uniform) in enumerate(elements):
             found = self._checked(call(self.class_of, element, "Dataset.rejection_resample", index), index)
             counts[found] += 1
-            wanted = self.target / np.maximum(counts / counts.sum() if self.initial is None else self.initial, 1e-30)
+            wanted: np.ndarray = self.target / np.maximum(
+                counts / counts.sum() if self.initial is None else self.initial, 1e-30
+            )
             if uniform * wanted.max() < wanted[found]:
                 yield np.int32(found), element
 

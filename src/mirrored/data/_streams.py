@@ -12,8 +12,15 @@ import numpy as np
 
 from mirrored.data import specs
 from mirrored.data._calling import call, transformed
-from mirrored.data._cursors import InterleaveCursor, IterableCursor, SequenceCursor, StrideCursor, WindowCursor
-from mirrored.data._elements import Element, as_element, pad_and_stack, stack
+from mirrored.data._cursors import (
+    InterleaveCursor,
+    IterableCursor,
+    Iterators,
+    SequenceCursor,
+    StrideCursor,
+    WindowCursor,
+)
+from mirrored.data._elements import Element, own_element, pad_and_stack, stack
 from mirrored.data._extra import engine
 from mirrored.data._indexed import padded_spec
 from mirrored.data._pipeline import Cursor, LikeParent, Node, Run, StreamNode, first_element
@@ -43,6 +50,9 @@ class IterableSource(StreamNode):
     signature: Any
     called: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_iterators", Iterators(self.make, self.called))
+
     @property
     def parents(self) -> tuple[Node, ...]:
         return ()
@@ -59,11 +69,11 @@ class IterableSource(StreamNode):
         return engine().by_cursor(lambda: IterableCursor(self._make, self._convert), self.called)
 
     def _make(self) -> Any:
-        return _Noting(self.make(), self.called)
+        return _Noting(self._iterators(), self.called)  # type: ignore[attr-defined]
 
     def _convert(self, value: Any, index: int) -> Element:
         try:
-            element = as_element(value, self.called)
+            element = own_element(value, self.called)
             return element if self.signature is None else specs.check(self.signature, element, self.called)
         except StructureError as error:
             error.add_note(f"{self.called}: at element {index}")

@@ -11,7 +11,7 @@ from mirrored.data import _caching, _indexed, _shuffling, _storing, _streams
 from mirrored.data._calling import transformed
 from mirrored.data._combining import Combining
 from mirrored.data._dataset_steps import at_least
-from mirrored.data._elements import Element, as_element
+from mirrored.data._elements import Element, handed_out, own_element
 from mirrored.data._grouping import Grouping
 from mirrored.data._making import Making
 from mirrored.data._pipeline import IndexedNode
@@ -19,7 +19,8 @@ from mirrored.data._sampling import Sampling
 from mirrored.data._tables import Tables
 from mirrored.data.iterators import DatasetIterator
 from mirrored.data.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Options
-from mirrored.errors import ArgumentError, StructureError
+from mirrored.errors import ArgumentError, EndOfDataError, StructureError
+from mirrored.replicas.driving import note_iteration
 
 S = TypeVar("S")
 
@@ -44,8 +45,10 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
     """
 
     is_dataset: ClassVar[bool] = True
-    hand_out: ClassVar[Callable[[Element], Any]] = staticmethod(lambda element: element)
+    hand_out: ClassVar[Callable[[Element], Any]] = staticmethod(handed_out)
     """Applied to every element that iteration gives out. A facade sets it; functions of a pipeline see NumPy arrays."""
+    end_error: ClassVar[Callable[..., EndOfDataError]] = EndOfDataError
+    """Makes the error for an element that is asked for after the last one."""
     number_out: ClassVar[Callable[[int], Any]] = int
     """Applied to the cardinality that is given out."""
 
@@ -264,11 +267,12 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
 
     def iterator(self, hand_out: Callable[[Element], Any]) -> DatasetIterator:
         """A new reading of the dataset, whose elements pass through `hand_out`."""
-        return DatasetIterator(self._node, next(self._iterations), hand_out)
+        note_iteration()
+        return DatasetIterator(self._node, self._epochs, hand_out, type(self).end_error)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """A new reading that gives NumPy arrays, also where iteration gives something else."""
-        return self.iterator(lambda element: element)
+        return self.iterator(handed_out)
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """`state = reduce_func(state, element)` over all elements.
@@ -282,7 +286,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
             >>> int(Dataset.range(5).reduce(np.int64(0), lambda total, x: total + x))
             10
         """
-        state = as_element(initial_state, "Dataset.reduce")
+        state = own_element(initial_state, "Dataset.reduce")
         with self.iterator(lambda element: element) as elements:
             for index, element in enumerate(elements):
                 state = transformed(_WithState(reduce_func, state), element, "Dataset.reduce", index)

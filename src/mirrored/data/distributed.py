@@ -8,18 +8,17 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from mirrored.data._calling import function_seconds
-from mirrored.data.ending import end_error
 from mirrored.data.feed import Feed, Item
 from mirrored.data.input_options import InputOptions
-from mirrored.data.iterators import close_at_exit
+from mirrored.data.iterators import close_at_exit, warn_exhausted
 from mirrored.data.meeting import Meeting, reader_meeting
 from mirrored.data.optional import Optional
 from mirrored.data.placing import Placer
 from mirrored.data.readers import Reader
 from mirrored.data.stats import InputStats
-from mirrored.errors import ArgumentError, InputError, TransformationError
+from mirrored.errors import ArgumentError, EndOfDataError, InputError, TransformationError
 from mirrored.replicas.ambient import ambient
-from mirrored.replicas.driving import note_iteration
+from mirrored.replicas.driving import note_iteration, stop_iteration
 
 _VERSION: Final = 1
 _TRANSFORMATIONS: Final = frozenset(
@@ -44,7 +43,9 @@ class DistributedIterator:
         options: InputOptions,
         stats: InputStats,
         element_spec: Any,
+        end_error: Callable[..., EndOfDataError] = EndOfDataError,
     ) -> None:
+        self._end_error = end_error
         self._open_reader, self._reader = open_reader, open_reader()
         self._placer, self._options, self._stats = placer, options, stats
         self._element_spec = element_spec
@@ -74,6 +75,8 @@ class DistributedIterator:
         return Feed(produce, reader.close, ahead, stats, self._options.stall_seconds)
 
     def __iter__(self) -> DistributedIterator:
+        if self._done == "ended":
+            warn_exhausted("DistributedIterator")
         return self
 
     def __next__(self) -> Any:
@@ -81,7 +84,7 @@ class DistributedIterator:
         self._refuse_in_replica()
         if self._done is not None:
             if self._done == "ended":
-                raise StopIteration
+                raise stop_iteration(self._ended)
             raise _closed()
         if self._started is None:
             self._started = time.perf_counter()
@@ -90,7 +93,7 @@ class DistributedIterator:
         if item.error is not None and not (self._together and isinstance(item.error, StopIteration)):
             self._finish("ended" if isinstance(item.error, StopIteration) else "failed")
             if isinstance(item.error, StopIteration):
-                raise StopIteration
+                raise stop_iteration(self._ended)
             raise item.error
         if self._together is not None:
             item = self._settled(item)
@@ -107,7 +110,7 @@ class DistributedIterator:
             value = self._together.settled(item.value, item.error is not None)
         except StopIteration:
             self._finish("ended")
-            raise
+            raise stop_iteration(self._ended) from None
         if item.error is None:
             return dataclasses.replace(item, value=value)
         # This worker has no more data, and goes on with empty batches.
@@ -118,24 +121,27 @@ class DistributedIterator:
         """The next element.
 
         Raises:
-            EndOfDataError: There is none.
+            EndOfDataError: The data has ended.
         """
         try:
             return next(self)
         except StopIteration:
-            raise end_error(
-                "DistributedIterator.get_next",
-                found="End of sequence: the dataset has no more elements",
-                rule="get_next is called while there are elements",
-                remedy="iterate with for, use get_next_as_optional, or repeat the dataset",
-            ) from None
+            raise self._ended() from None
+
+    def _ended(self) -> EndOfDataError:
+        return self._end_error(
+            "DistributedIterator.get_next",
+            found="End of sequence: the dataset has no more elements",
+            rule="get_next is called while there are elements",
+            remedy="iterate with for, use get_next_as_optional, or repeat the dataset",
+        )
 
     def get_next_as_optional(self) -> Optional:
         """The next element, or an `Optional` without a value at the end."""
         try:
             return Optional(next(self))
         except StopIteration:
-            return Optional()
+            return Optional(end_error=self._end_error)
 
     @property
     def element_spec(self) -> Any:
@@ -242,7 +248,9 @@ class DistributedDataset:
         options: InputOptions,
         element_spec: Callable[[], Any],
         cardinality: Callable[[], int],
+        end_error: Callable[..., EndOfDataError] = EndOfDataError,
     ) -> None:
+        self._end_error = end_error
         self._open_reader, self._placer, self._options = open_reader, placer, options
         self._element_spec, self._cardinality = element_spec, cardinality
         self._stats = InputStats()
@@ -250,7 +258,9 @@ class DistributedDataset:
     def __iter__(self) -> DistributedIterator:
         note_iteration()
         self._stats = InputStats()
-        return DistributedIterator(self._open_reader, self._placer, self._options, self._stats, self._element_spec)
+        return DistributedIterator(
+            self._open_reader, self._placer, self._options, self._stats, self._element_spec, self._end_error
+        )
 
     @property
     def element_spec(self) -> Any:
@@ -267,7 +277,8 @@ class DistributedDataset:
         return self._stats
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} over {self._placer.num_replicas} replicas>"
+        count = self._placer.num_replicas
+        return f"<{type(self).__name__} over {count} replica{'s' * (count != 1)}>"
 
     def __getattr__(self, name: str) -> NoReturn:
         refuse_transformation("DistributedDataset", name)

@@ -43,8 +43,14 @@ def distribute_dataset(strategy: Any, dataset: Any, options: InputOptions | None
             pytree (with ``InputOptions(batch_size=n)``), or any re-iterable of batches.
         options: See `InputOptions`.
 
+    Each element must be a global batch. An element that cannot be one is refused: a scalar, arrays that differ in their
+    first dimension, a row of a `Dataset` that no step batches. Nothing tells a vector of features from a batch of
+    numbers: in a list, generator or loader that yields bare vectors of one length, each vector is split as a batch. A
+    warning is logged where the vectors do not split evenly. Batch examples first (`Dataset.from_generator(f).batch(n)`,
+    `numpy.stack`).
+
     Raises:
-        ArgumentError: `dataset` is none of these, or can be read only once; options that mean nothing.
+        ArgumentError: `dataset` is not one of these, or can be read only once; options that have no effect.
         StructureError: While reading: the dataset is not batched.
     """
     called = "Strategy.experimental_distribute_dataset"
@@ -70,6 +76,7 @@ def distribute_dataset(strategy: Any, dataset: Any, options: InputOptions | None
         options,
         lambda: _spec_of_shares(_source_spec(source), placer.num_replicas),
         lambda: UNKNOWN_CARDINALITY if source.dataset is None else source.dataset.node.cardinality,
+        source.end_error,
     )
 
 
@@ -78,11 +85,16 @@ def distribute_from_function(
 ) -> DistributedDataset:
     """Distributes datasets of per-replica batches: each element goes to one replica.
 
+    Every element is used: where the last ones do not reach all replicas, the other replicas get empty batches. Scalar
+    elements have no empty form; a last row of them that is incomplete is left out, and a warning is logged.
+
     Args:
         strategy: Whose replicas.
         dataset_fn: From an `InputContext` to a dataset; called once per process now (in the mode PER_REPLICA once per
             replica). Consecutive elements go to consecutive replicas.
         options: See `InputOptions`.
+
+    TensorFlow: leaves out an incomplete last row of batches whose shapes are all known (``drop_remainder=True``).
 
     Raises:
         ArgumentError: `dataset_fn` returns no dataset; options that mean nothing.
@@ -94,11 +106,12 @@ def distribute_from_function(
     contexts = _contexts(strategy.layout, placer.num_replicas, options.experimental_replication_mode)
     sources = [as_source(dataset_fn(context), options.batch_size, called) for context in contexts]
     return DistributedDataset(
-        lambda: ElementsInTurn(sources, mine, _is_static(sources[0])),
+        lambda: ElementsInTurn(sources, mine),
         placer,
         options,
         lambda: _spec_of_elements(_source_spec(sources[0]), placer.num_replicas),
         lambda: _cardinality(sources, mine),
+        sources[0].end_error,
     )
 
 
@@ -123,6 +136,7 @@ def _policy(source: Source) -> AutoShardPolicy:
 def _own_batches(source: Source, layout: Layout, policy: AutoShardPolicy, called: str) -> Source:
     """The worker's own files or the whole dataset, in batches of its part of the global batch size."""
     assert source.dataset is not None
+    source.refuse_unbatched(called)
     dataset = source.dataset
     first = next(dataset.take(1).as_numpy_iterator(), None)
     if policy is AutoShardPolicy.FILE:
@@ -132,7 +146,8 @@ def _own_batches(source: Source, layout: Layout, policy: AutoShardPolicy, called
         return as_source(dataset, None, called)
     # In proportion to its replicas, so that all replicas get as much.
     part = -(-batch_size(first, called) * len(layout.addressable_replicas) // layout.num_replicas)
-    return as_source(dataset.rebatch(part), None, called)
+    empty = jax.tree.map(lambda leaf: leaf[:0], first)
+    return dataclasses.replace(as_source(dataset.rebatch(part), None, called), empty=empty)
 
 
 def _checked(options: Any, called: str, from_function: bool) -> InputOptions:
@@ -160,12 +175,9 @@ def _source_spec(source: Source) -> Any:
     return map_specs(lambda leaf: leaf.unbatched().batched(None) if leaf.shape else leaf, spec_of(first))
 
 
-def _is_static(source: Source) -> bool:
-    """Whether all dims are known, so that no empty batch can stand in for a missing one."""
-    if source.dataset is None or source.dataset.node.cardinality == 0:
-        return False
-    leaves = jax.tree.leaves(source.dataset.element_spec, is_leaf=lambda part: isinstance(part, ArraySpec))
-    return all(leaf.shape and leaf.shape[0] is not None for leaf in leaves)
+def _gives_scalars(source: Source) -> bool:
+    leaves = jax.tree.leaves(_source_spec(source), is_leaf=lambda part: isinstance(part, ArraySpec))
+    return not all(leaf.shape for leaf in leaves)
 
 
 def _spec_of_shares(spec: Any, replicas: int) -> Any:
@@ -185,6 +197,9 @@ def _spec_of_elements(spec: Any, replicas: int) -> Any:
 
 def _cardinality(sources: list[Source], replicas: int) -> int:
     known = [UNKNOWN_CARDINALITY if one.dataset is None else one.dataset.node.cardinality for one in sources]
-    if len(known) > 1 or known[0] < 0:
+    if min(known) < 0:
         return min(known)
-    return -(-known[0] // replicas)
+    if len(known) > 1:
+        return max(known) if min(known) == max(known) or not _gives_scalars(sources[0]) else min(known)
+    whole, rest = divmod(known[0], replicas)
+    return whole + (rest > 0 and not _gives_scalars(sources[0]))

@@ -35,8 +35,10 @@ class InputOptions:
         last_batch: What happens to a batch that is smaller than the first one, or does not divide by the replicas.
             ``"split"``: shares of ceil(m / n) examples, the last ones smaller or empty, as in TensorFlow. ``"pad"``:
             every batch is filled up to one size and comes as ``(batch, mask)``; the mask ``bool[batch]`` is True for
-            real examples, so that an epoch runs with one compilation. ``"drop"``: batches smaller than the first are
-            left out.
+            real examples, so that an epoch runs with one compilation. Whatever adds up over examples needs it: losses
+            (``average_loss(losses, sample_weight=mask)``), metrics (``update_state(y, p, sample_weight=mask)``), batch
+            statistics (Keras: ``normalize(x, mask=mask)``); else the copies count as examples. ``"drop"``:
+            batches smaller than the first are left out.
         prefetch: Batches that are placed ahead; None: as many as there are replicas. 0: none, and no thread.
         batch_size: For sources of single examples (a NumPy pytree, a Hugging Face dataset): the global batch size.
         stall_seconds: A wait for input of this length is reported in the log.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -10,7 +12,10 @@ from typing import Any, Final
 
 from mirrored.data._elements import Element
 from mirrored.data._pipeline import Node, Run, nodes
-from mirrored.errors import ArgumentError, InputError
+from mirrored.data.optional import Optional
+from mirrored.errors import ArgumentError, EndOfDataError, InputError
+from mirrored.replicas.driving import note_iteration, stop_iteration
+from mirrored.watch.forking import in_forked_children
 
 _VERSION: Final = 1
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -30,18 +35,61 @@ def _close_all() -> None:
         resource.close()
 
 
+# A forked child has none of the threads that the resources would wait for.
+in_forked_children(_open.clear)
+
+
+def warn_exhausted(kind: str) -> None:
+    """Warns of a loop over an iterator that has no more elements."""
+    warnings.warn(
+        f"{kind}: a loop over an iterator that is exhausted makes no steps. Loop over the dataset, which begins "
+        "a new epoch: `for batch in dataset`",
+        stacklevel=3,
+    )
+
+
+class Epochs:
+    """How often a dataset has been read, and the seeds of its shuffles.
+
+    A restored position brings both along, so that the epochs after it are those of the run that saved it.
+    """
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.seeds: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def begin(self) -> int:
+        """The number of a new reading."""
+        with self._lock:
+            self.next += 1
+            return self.next - 1
+
+
 class DatasetIterator:
     """One reading of a dataset.
 
     Args:
         node: The pipeline.
-        iteration: The number of this reading, which shuffles reshuffle by.
+        epochs: Of the dataset: gives the number of this reading, which shuffles reshuffle by.
         hand_out: Applied to every element before it is given out.
+        end_error: Makes the error for an element that is asked for after the last one.
+
+    TensorFlow: `tf.data.Iterator`. A `function` that takes elements from it runs as Python, so that each call takes
+    others; what it gives to `strategy.run` is compiled. To compile the whole function, pass it the elements.
     """
 
-    def __init__(self, node: Node, iteration: int, hand_out: Callable[[Element], Any]) -> None:
-        self._node, self._iteration, self._hand_out = node, iteration, hand_out
-        self._seeds = {id(step): step.seed for step in _seeded(node)}
+    def __init__(
+        self,
+        node: Node,
+        epochs: Epochs,
+        hand_out: Callable[[Element], Any],
+        end_error: Callable[..., EndOfDataError] = EndOfDataError,
+    ) -> None:
+        self._end_error = end_error
+        self._node, self._epochs, self._hand_out = node, epochs, hand_out
+        self._iteration = epochs.begin()
+        self._seeds = {id(step): epochs.seeds.get(id(step), step.seed) for step in _seeded(node)}
         self._outline = _outline(node)
         self._reading: Any = None
         self._end: Any = None
@@ -49,18 +97,21 @@ class DatasetIterator:
         self._count = 0
 
     def __iter__(self) -> DatasetIterator:
+        if self._end is not None:
+            warn_exhausted("DatasetIterator")
         return self
 
     def __next__(self) -> Any:
+        note_iteration()
         if self._end is not None:
-            raise StopIteration
+            raise stop_iteration(self._ended)
         cursor = self._cursor()
         try:
             element = next(cursor)
         except StopIteration:
             self._end = cursor.get_state()
             self._release()
-            raise
+            raise stop_iteration(self._ended) from None
         except Exception:
             self.close()
             raise
@@ -71,9 +122,27 @@ class DatasetIterator:
         """The next element.
 
         Raises:
-            StopIteration: There is none.
+            EndOfDataError: The data has ended.
         """
-        return next(self)
+        try:
+            return next(self)
+        except StopIteration:
+            raise self._ended() from None
+
+    def get_next_as_optional(self) -> Optional:
+        """The next element, or an `Optional` without a value at the end."""
+        try:
+            return Optional(next(self))
+        except StopIteration:
+            return Optional(end_error=self._end_error)
+
+    def _ended(self) -> EndOfDataError:
+        return self._end_error(
+            "DatasetIterator.get_next",
+            found="End of sequence: the dataset has no more elements",
+            rule="get_next is called while there are elements",
+            remedy="iterate with for, use get_next_as_optional, or repeat the dataset",
+        )
 
     def get_state(self) -> dict[str, Any]:
         """The position, as JSON-like data: also the seeds of shuffles that were given none."""
@@ -81,6 +150,7 @@ class DatasetIterator:
             "version": _VERSION,
             "pipeline": self._outline,
             "iteration": self._iteration,
+            "next_iteration": self._epochs.next,
             "seeds": list(self._seeds.values()),
             "count": self._count,
             "position": self._cursor().get_state() if self._end is None else self._end,
@@ -119,6 +189,9 @@ class DatasetIterator:
         self._end = None
         self._seeds = dict(zip(map(id, steps), state["seeds"], strict=True))
         self._iteration, self._count = state["iteration"], state["count"]
+        # Positions of earlier versions do not say which reading would have been the next one.
+        self._epochs.next = state.get("next_iteration", state["iteration"] + 1)
+        self._epochs.seeds = dict(self._seeds)
         if state["position"] is not None:
             self._cursor().set_state(state["position"])
 

@@ -30,7 +30,7 @@ class InputIterator:
         """The next element.
 
         Raises:
-            EndOfDataError: There is none.
+            EndOfDataError: The data has ended.
         """
         return self._reading.get_next()
 

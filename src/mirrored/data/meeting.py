@@ -9,7 +9,8 @@ import numpy as np
 
 from mirrored.data.iterators import DatasetIterator
 from mirrored.data.placing import Placer
-from mirrored.data.readers import GlobalBatches, Reader
+from mirrored.data.readers import GlobalBatches, Reader, is_power_of_two
+from mirrored.data.stats import log
 from mirrored.errors import DisagreementError
 from mirrored.replicas.agreement import agree, check_equal
 from mirrored.replicas.values import PerReplica
@@ -29,16 +30,21 @@ def settle_seeds(cursor: Any) -> None:
     cursor.take_seeds(everyone[0])
 
 
-def check_same_batch(batch: Any) -> None:
+def check_same_batch(batch: Any, number: int = 1) -> None:
     """Refuses to train on global batches that are not the same on all workers.
+
+    Args:
+        batch: This worker's.
+        number: Which batch it is, counting from 1.
 
     Raises:
         DisagreementError: They are not.
     """
     leaves = jax.tree_util.tree_leaves_with_path(batch)
+    which = "the first batch" if number == 1 else f"batch {number}"
     check_equal(
         _CALLED,
-        {f"element{jax.tree_util.keystr(path)} of the first batch": leaf for path, leaf in leaves},
+        {f"element{jax.tree_util.keystr(path)} of {which}": leaf for path, leaf in leaves},
         rule="with AutoShardPolicy.DATA (or AUTO) all workers read the same global batches and take shares of them",
         remedy="give the source's random generator the same seed on all workers; or let each worker read its own data: "
         "AutoShardPolicy.FILE, or distribute_datasets_from_function",
@@ -65,26 +71,32 @@ def reader_meeting(reader: Reader, placer: Placer) -> Meeting | None:
         settle_seeds(reader.cursor)
         if not placer.own_batches:
             return SameBatches(reader)
+        if reader.empty is not None:
+            return OwnBatches(reader, placer.batch(reader.empty))
     return OwnBatches(reader)
 
 
 class SameBatches:
-    """All workers read the same global batches; the first one is compared.
+    """All workers read the same global batches. Those with the numbers 1, 2, 4, 8, ... are compared.
+
+    So data that differs from some batch on is noticed, and the comparisons take no time in the long run.
 
     Args:
         reader: Of them.
     """
 
     def __init__(self, reader: GlobalBatches) -> None:
-        self._reader: GlobalBatches | None = reader
+        reader.keep_samples()
+        self._reader = reader
+        self._count = 0
 
     def settled(self, value: Any, has_ended: bool) -> Any:
         """What was read."""
-        if self._reader is not None:
-            check_same_batch(self._reader.first)
-            self._reader = None
         if has_ended:
             raise StopIteration
+        self._count += 1
+        if is_power_of_two(self._count):
+            check_same_batch(self._reader.sample(self._count), self._count)
         return value
 
 
@@ -96,11 +108,12 @@ class OwnBatches:
 
     Args:
         reader: Says whether shares can be empty.
+        template: A batch of the kind that the others have, for a worker that has none from the beginning.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, template: Any = None) -> None:
         self._reader = reader
-        self._template: Any = None
+        self._template = template
 
     def settled(self, value: Any, has_ended: bool) -> Any:
         """This worker's part of the step, that knows whether the others' parts have the same shapes.
@@ -121,6 +134,11 @@ class OwnBatches:
         )
         ended = [theirs[0] for theirs in everyone]
         if all(ended) or (any(ended) and any(theirs[3] for theirs in everyone)):
+            if not has_ended:
+                log.warning(
+                    "this worker leaves out what remains of its data: another worker has no more, and its replicas "
+                    "cannot get empty batches (last_batch='drop', or scalar elements)"
+                )
             raise StopIteration
         if has_ended:
             if self._template is None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from mirrored.data.ending import end_error
+from mirrored.errors import EndOfDataError
 
 _NOTHING = object()
 
@@ -15,8 +16,8 @@ class Optional:
     TensorFlow: `tf.experimental.Optional`; `has_value` is a bool.
     """
 
-    def __init__(self, value: Any = _NOTHING) -> None:
-        self._value = value
+    def __init__(self, value: Any = _NOTHING, end_error: Callable[..., EndOfDataError] = EndOfDataError) -> None:
+        self._value, self._end_error = value, end_error
 
     def has_value(self) -> bool:
         """Whether there was another element."""
@@ -26,10 +27,10 @@ class Optional:
         """The element.
 
         Raises:
-            EndOfDataError: There is none.
+            EndOfDataError: The data has ended.
         """
         if self._value is _NOTHING:
-            raise end_error(
+            raise self._end_error(
                 "Optional.get_value",
                 found="it has no value: the dataset had ended",
                 rule="only an optional with has_value() gives one",

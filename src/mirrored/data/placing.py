@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from mirrored._jax.putting import put_rows
+from mirrored._jax.host_memory import owned
+from mirrored._jax.putting import put, put_rows
 from mirrored.data.splitting import share_bounds
 from mirrored.replicas.layout import Layout
 from mirrored.replicas.values import PerReplica
@@ -39,8 +40,9 @@ class Placer:
     def batch(self, batch: Any) -> Any:
         """A global batch (whose leaves agree in size), cut into one share per replica.
 
-        Equal shares become one array ``[replicas, share, ...]`` over all devices, without a copy on the host; others a
-        tuple of arrays. With one replica the arrays are plain.
+        Equal shares become one array ``[replicas, share, ...]`` over all devices; others a tuple of arrays. Memory that
+        the pipeline owns is aliased where devices can read it; any other is copied, since the source may refill it.
+        With one replica the arrays are plain.
         """
         if self.layout is None or self.layout.num_replicas == 1:
             return jax.tree.map(lambda leaf: self._put(leaf, 0), batch)
@@ -66,13 +68,15 @@ class Placer:
         assert self.layout is not None
         sharding = self.layout.sharded
         if any(leaf.dtype.hasobject for leaf in leaves):
-            mine = self.layout.addressable_replicas
-            return [PerReplica([np.split(leaf, shared_by)[r] for r in mine], self.layout) for leaf in leaves]
+            here = self.layout.addressable_replicas
+            parts = [np.split(owned(leaf), shared_by) for leaf in leaves]
+            return [PerReplica([part[r] for r in here], self.layout) for part in parts]
         rows = [leaf.reshape(shared_by, share, *leaf.shape[1:]) for leaf in leaves]
         if sharding.is_fully_addressable:
             placed = [put_rows(leaf, sharding, self.layout.devices) for leaf in rows]
         else:
-            placed = [jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__) for leaf in rows]
+            mine = [owned(leaf) for leaf in rows]
+            placed = [jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__) for leaf in mine]
         return [PerReplica.from_stacked(array, self.layout) for array in placed]
 
     def _components(self, shares: Sequence[Any], is_ragged: bool = False) -> PerReplica:
@@ -83,7 +87,7 @@ class Placer:
 
     def _put(self, leaf: Any, replica: int) -> Any:
         if getattr(leaf, "dtype", np.dtype(object)).hasobject:
-            return leaf
+            return owned(leaf)
         if not self.to_device:
-            return jax.device_put(leaf, jax.local_devices(backend="cpu")[0])
-        return jax.device_put(leaf, None if self.layout is None else self.layout.device_of(replica))
+            return put(leaf, jax.local_devices(backend="cpu")[0])
+        return put(leaf, None if self.layout is None else self.layout.device_of(replica))

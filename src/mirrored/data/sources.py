@@ -8,19 +8,25 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import jax
 import numpy as np
 
-from mirrored.data._cursors import IterableCursor
+from mirrored.data._batching import is_batched
+from mirrored.data._cursors import IterableCursor, Iterators
 from mirrored.data._elements import Element, as_element
 from mirrored.data._extra import engine
 from mirrored.data._pipeline import Cursor
 from mirrored.data.dataset import Dataset
 from mirrored.data.iterators import DatasetIterator
-from mirrored.data.splitting import batch_size
-from mirrored.errors import ArgumentError, InputError
+from mirrored.data.splitting import BATCH_DATASET, batch_size
+from mirrored.errors import ArgumentError, EndOfDataError, InputError, StructureError
+
+_BATCH_GRAIN: Final = "call .batch(batch_size=...) on the Grain dataset (a DataLoader: grain.transforms.Batch)"
+_BATCH_ROWS: Final = "pass InputOptions(batch_size=...)"
+_BATCH_TORCH: Final = "pass batch_size=... to the DataLoader"
+_BATCH_LIST: Final = "yield batches (numpy.stack of the examples), or use Dataset.from_generator(...).batch(...)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +36,40 @@ class Source:
     Attributes:
         open: Opens a new reading.
         dataset: Our dataset behind it, if it is one.
+        batching: How the user makes batches, for messages.
+        empty: A batch without examples, for a worker whose own files hold none.
     """
 
     open: Callable[[], Cursor]
     dataset: Dataset | None = None
+    batching: str = BATCH_DATASET
+    empty: Element = None
+
+    def refuse_unbatched(self, called: str) -> None:
+        """Refuses a dataset whose steps show that its elements are single examples.
+
+        Rows would be taken for batches: the features of one example would be spread over the replicas.
+
+        Raises:
+            StructureError: It is one.
+        """
+        if self.dataset is not None and is_batched(self.dataset.node) is False:
+            raise StructureError(
+                called,
+                found=f"the dataset is not batched: no step of {self.dataset!r} makes batches of its examples",
+                rule="a distributed dataset has global batches, which are split into one share per replica",
+                remedy=f"{self.batching}; if they are batches already, pass a list or a Dataset.from_generator",
+            )
+
+    @property
+    def may_be_unbatched(self) -> bool:
+        """Whether nothing says that its elements are batches."""
+        return self.dataset is None or is_batched(self.dataset.node) is None
+
+    @property
+    def end_error(self) -> Callable[..., EndOfDataError]:
+        """Makes the error for an element that is asked for after the last one."""
+        return EndOfDataError if self.dataset is None else type(self.dataset).end_error
 
     def restore(self, cursor: Cursor, state: Any, full: int | None) -> bool:
         """Moves a new reading to a position.
@@ -74,7 +110,7 @@ def as_source(data: Any, examples_per_batch: int | None, called: str) -> Source:
     if isinstance(data, Dataset):
         return _of_dataset(data)
     if _is_grain(data):
-        return Source(lambda: _GrainCursor(data))
+        return Source(lambda: _GrainCursor(data), batching=_BATCH_GRAIN)
     if _comes_from(data, "datasets"):
         return _of_hugging_face(data, examples_per_batch)
     if isinstance(data, np.ndarray | jax.Array | Mapping) or (isinstance(data, tuple) and _is_pytree(data)):
@@ -93,7 +129,9 @@ def as_source(data: Any, examples_per_batch: int | None, called: str) -> Source:
             rule="a dataset can be read again for every epoch",
             remedy="pass what makes the iterator: Dataset.from_generator(function)",
         )
-    return Source(lambda: _ForeignCursor(data))
+    batching = _BATCH_TORCH if _comes_from(data, "torch") else _BATCH_LIST
+    iterators = Iterators(lambda: data, called)
+    return Source(lambda: _ForeignCursor(data, iterators), batching=batching)
 
 
 def _of_dataset(dataset: Dataset) -> Source:
@@ -113,7 +151,8 @@ def _of_arrays(arrays: Any, size: int | None, called: str) -> Source:
 
 def _of_hugging_face(data: Any, size: int | None) -> Source:
     formatted = data.with_format("numpy")
-    return Source(lambda: _ForeignCursor(formatted if size is None else _InBatches(formatted, size)))
+    made = formatted if size is None else _InBatches(formatted, size)
+    return Source(lambda: _ForeignCursor(made), batching=_BATCH_ROWS)
 
 
 def _is_pytree(data: tuple[Any, ...]) -> bool:
@@ -174,8 +213,8 @@ class _GrainCursor:
 class _ForeignCursor(IterableCursor):
     """A reading of somebody else's loader. One that saves its own position (`state_dict`) is asked for it."""
 
-    def __init__(self, data: Any) -> None:
-        super().__init__(lambda: data, _converted)
+    def __init__(self, data: Any, make: Callable[[], Any] | None = None) -> None:
+        super().__init__(make or (lambda: data), _converted)
         self._data = data
 
     def get_state(self) -> Any:

@@ -6,11 +6,12 @@ fewer, or none (shape ``[0, ...]``): what `tf.distribute` does.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import jax
 import numpy as np
 
+from mirrored._jax.host_memory import aligned_empty
 from mirrored.errors import ArgumentError, StructureError
 
 PyTree: TypeAlias = Any
@@ -19,12 +20,16 @@ LastBatch: TypeAlias = Literal["split", "pad", "drop"]
 LAST_BATCH_RULES: tuple[LastBatch, ...] = ("split", "pad", "drop")
 
 
-def batch_size(batch: PyTree, called: str = "split") -> int:
+BATCH_DATASET: Final = "call .batch(global_batch_size) on the dataset before it is distributed"
+
+
+def batch_size(batch: PyTree, called: str = "split", remedy: str = BATCH_DATASET) -> int:
     """The number of examples of a batch: the leading dim that all its leaves share.
 
     Args:
         batch: A pytree of arrays ``[batch, ...]``.
         called: What the user called, for messages.
+        remedy: How the user makes batches, for messages.
 
     Raises:
         StructureError: A leaf has no leading dim, the leaves disagree about it, or there is no leaf.
@@ -36,10 +41,10 @@ def batch_size(batch: PyTree, called: str = "split") -> int:
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(batch)}
     if len(sizes) == 1 and () not in sizes:
         return int(sizes.pop()[0])
-    return _refuse_sizes(batch, called)
+    return _refuse_sizes(batch, called, remedy)
 
 
-def _refuse_sizes(batch: PyTree, called: str) -> NoReturn:
+def _refuse_sizes(batch: PyTree, called: str, remedy: str) -> NoReturn:
     found: int | None = None
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         shape = np.shape(leaf)
@@ -48,14 +53,15 @@ def _refuse_sizes(batch: PyTree, called: str) -> NoReturn:
                 called,
                 found=f"the leaf {_name(path)} is a scalar: the dataset is not batched",
                 rule="a distributed batch has the examples along the first dim of every leaf",
-                remedy="call .batch(global_batch_size) on the dataset before it is distributed",
+                remedy=remedy,
             )
         if found is not None and shape[0] != found:
             raise StructureError(
                 called,
                 found=f"the leaf {_name(path)} has {shape[0]} examples, the leaves before it {found}",
                 rule="all leaves of a batch have the same number of examples",
-                remedy="check the function given to .map(...) after .batch(...)",
+                remedy="if these are features of one example, the dataset is not batched: "
+                f"{remedy}; else check the function that makes the batches",
             )
         found = shape[0]
     raise StructureError(
@@ -149,10 +155,11 @@ def check_last_batch(rule: str, called: str) -> None:
 
 
 def _filled(leaf: np.ndarray, padded: int) -> np.ndarray:
-    missing = padded - leaf.shape[0]
     if leaf.shape[0] == 0:
         return np.zeros((padded, *leaf.shape[1:]), leaf.dtype)
-    return np.concatenate([leaf, np.repeat(leaf[-1:], missing, axis=0)])
+    out = aligned_empty((padded, *leaf.shape[1:]), leaf.dtype)
+    out[: leaf.shape[0]], out[leaf.shape[0] :] = leaf, leaf[-1]
+    return out
 
 
 def _name(path: tuple[Any, ...]) -> str:

@@ -1,0 +1,67 @@
+"""Iterators that give their elements once: a second epoch over them would have no steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.data import Dataset
+from mirrored.errors import InputError
+
+
+def batches() -> Iterator[np.ndarray]:
+    yield from (np.full((4, 1), i) for i in range(3))
+
+
+class Once:
+    """Hands out one iterator, over and over."""
+
+    def __init__(self) -> None:
+        self._iterator = batches()
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return self._iterator
+
+
+class Anew:
+    """Makes an iterator for each reading."""
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return batches()
+
+
+def distributed(data: Any) -> Any:
+    return mr.MirroredStrategy(["CPU:0", "CPU:1"]).experimental_distribute_dataset(data)
+
+
+def one_generator() -> Dataset:
+    made = batches()
+    return Dataset.from_generator(lambda: made)
+
+
+@pytest.mark.parametrize("make", [one_generator, lambda: distributed(one_generator()), lambda: distributed(Once())])
+def test_a_second_epoch_over_one_iterator_is_an_error(make: Callable[[], Any]) -> None:
+    made = make()
+    assert len(list(made)) == 3
+    with pytest.raises(InputError, match="the same iterator"):
+        list(made)
+
+
+@pytest.mark.parametrize("make", [lambda: Dataset.from_generator(batches), lambda: distributed(Anew())])
+def test_new_iterators_are_read_again(make: Callable[[], Any]) -> None:
+    made = make()
+    assert [len(list(made)) for _ in range(3)] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("make", [lambda: Dataset.range(8).batch(4), lambda: distributed(Dataset.range(8).batch(4))])
+def test_a_second_loop_over_an_exhausted_iterator_is_warned_of(make: Callable[[], Any]) -> None:
+    reading = iter(make())
+    assert len(list(reading)) == 2
+    with pytest.warns(UserWarning, match="makes no steps"):
+        assert list(reading) == []
+    with pytest.raises(StopIteration):
+        next(reading)
