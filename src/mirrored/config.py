@@ -9,18 +9,12 @@ One CPU can stand for several devices, so that a program for many devices runs, 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
-from typing import Final
 
 import jax
 
+from mirrored import settings
 from mirrored.errors import ArgumentError, ContextError
-
-DEVICES_VARIABLE: Final = "MIRRORED_VIRTUAL_DEVICES"
-KIND_VARIABLE: Final = "MIRRORED_VIRTUAL_KIND"
-WATCHDOG_VARIABLE: Final = "MIRRORED_WATCHDOG_SECONDS"
-KINDS: Final = ("CPU", "GPU", "TPU")
 
 
 @dataclasses.dataclass
@@ -70,40 +64,34 @@ def set_watchdog_seconds(seconds: float) -> None:
     Context: anywhere, at any time; each worker for itself.
 
     Args:
-        seconds: More than zero. The default, ten minutes or ``MIRRORED_WATCHDOG_SECONDS``, leaves one worker time to
-            evaluate or save while the others wait.
+        seconds: More than 0, at most 2,000,000. The default, ten minutes or ``MIRRORED_WATCHDOG_SECONDS``, leaves one
+            worker time to evaluate or save while the others wait.
 
     Raises:
-        ArgumentError: It is no positive number.
+        ArgumentError: It is not such a number.
 
     Example:
         >>> import mirrored as mr
         >>> mr.config.set_watchdog_seconds(3600)
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise _not_seconds(f"mirrored.config.set_watchdog_seconds({seconds!r})", seconds)
-    _settings.watchdog_seconds = float(seconds)
+    try:
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+            raise ValueError(seconds)
+        _settings.watchdog_seconds = float(settings.positive_seconds(seconds))
+    except ValueError:
+        raise ArgumentError(
+            f"mirrored.config.set_watchdog_seconds({seconds!r})",
+            found=f"{seconds!r} ({type(seconds).__name__})",
+            rule=f"how long workers may stand still is {settings.SECONDS_RULE}",
+            remedy="give for example 600",
+        ) from None
 
 
 def watchdog_seconds() -> float:
     """After how long without any progress the workers of a job are taken for stuck."""
     if _settings.watchdog_seconds is None:
-        text = os.environ.get(WATCHDOG_VARIABLE, "") or "600"
-        try:
-            set_watchdog_seconds(float(text))
-        except ValueError:
-            raise _not_seconds(f"{WATCHDOG_VARIABLE}={text}", text) from None
-    assert _settings.watchdog_seconds is not None
+        _settings.watchdog_seconds = settings.WATCHDOG_SECONDS.read()
     return _settings.watchdog_seconds
-
-
-def _not_seconds(called: str, found: object) -> ArgumentError:
-    return ArgumentError(
-        called,
-        found=f"{found!r} ({type(found).__name__})",
-        rule="how long workers may stand still is a number of seconds, more than 0",
-        remedy="give for example 600",
-    )
 
 
 def set_from_environment(environment: Mapping[str, str] | None = None) -> None:
@@ -116,18 +104,12 @@ def set_from_environment(environment: Mapping[str, str] | None = None) -> None:
         ArgumentError: A value is not what its variable wants.
         ContextError: As for `set_virtual_devices`.
     """
-    environment = os.environ if environment is None else environment
-    kind = environment.get(KIND_VARIABLE, "") or "CPU"
-    count = environment.get(DEVICES_VARIABLE, "")
-    if count:
-        called = f"{DEVICES_VARIABLE}={count}"
-        try:
-            n = int(count)
-        except ValueError:
-            raise _not_a_count(called, count) from None
-        _apply(n, kind, called=called)
+    kind = settings.VIRTUAL_KIND.read(environment)
+    count = settings.VIRTUAL_DEVICES.read(environment)
+    if count is not None:
+        _apply(count, kind, called=f"{settings.VIRTUAL_DEVICES.name}={count}")
     elif kind != "CPU":
-        _settings.virtual_kind = _checked_kind(kind, called=f"{KIND_VARIABLE}={kind}")
+        _settings.virtual_kind = kind
 
 
 def _apply(n: int, kind: str, *, called: str) -> None:
@@ -149,16 +131,16 @@ def _set_cpu_devices(n: int, *, called: str) -> None:
                 found=f"JAX has started already, with {existing} CPU device{'s' * (existing != 1)}",
                 rule="the number of virtual devices is settled before JAX's first operation in the process",
                 remedy=f"call it right after the imports, before any array is made, or start the program with "
-                f"{DEVICES_VARIABLE}={n} in its environment",
+                f"{settings.VIRTUAL_DEVICES.name}={n} in its environment",
             ) from None
 
 
 def _checked_kind(kind: str, *, called: str) -> str:
-    if not isinstance(kind, str) or kind.upper() not in KINDS:
+    if not isinstance(kind, str) or kind.upper() not in settings.KINDS:
         raise ArgumentError(
             called,
             found=f"the kind {kind!r}",
-            rule=f"virtual devices stand for one of {', '.join(KINDS)}",
+            rule=f"virtual devices stand for one of {', '.join(settings.KINDS)}",
             remedy="leave it out for CPU devices, or say GPU to run a program that names its GPUs",
         )
     return kind.upper()

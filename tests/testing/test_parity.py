@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mirrored.testing import assert_close_by_norm, assert_same_bits
+import mirrored as mr
+from mirrored.testing import assert_close_by_norm, assert_copies_equal, assert_same_bits
 
 
 def test_equal_trees_have_the_same_bits():
@@ -59,3 +61,18 @@ def test_close_by_norm_compares_complex_and_half_values():
     assert_close_by_norm(jnp.ones(2, jnp.bfloat16), np.ones(2, np.float32))
     with pytest.raises(AssertionError, match="differs by 1"):
         assert_close_by_norm(np.array([1 + 1j]), np.array([1.0]))
+
+
+def test_copies_of_a_mirrored_variable_are_compared():
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        w = mr.Variable(jnp.zeros(3), name="w")
+    assert_copies_equal({"w": w, "rate": 0.1})
+    sharding = w.read_value().sharding
+    copies = [jax.device_put(np.array([0, 0, k], np.float32), device) for k, device in enumerate(jax.devices()[:2])]
+    forged = jax.make_array_from_single_device_arrays((3,), sharding, copies)
+    w.assign(forged)
+    with pytest.raises(
+        AssertionError, match=r"variable 'w' on .*: 1 of 3 elements differ in their bits, first at \(2,\)"
+    ):
+        assert_copies_equal([w])

@@ -6,7 +6,10 @@ As a pytest plugin (loaded by itself once mirrored is installed) it offers the f
 
 from __future__ import annotations
 
+from mirrored.testing.counting import Counted as Counted
+from mirrored.testing.counting import count_work as count_work
 from mirrored.testing.parity import assert_close_by_norm as assert_close_by_norm
+from mirrored.testing.parity import assert_copies_equal as assert_copies_equal
 from mirrored.testing.parity import assert_same_bits as assert_same_bits
 from mirrored.testing.ways import WAYS as WAYS
 from mirrored.testing.ways import Way as Way

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from mirrored.variables import Variable, VariableSynchronization
+
 
 def assert_same_bits(actual: Any, expected: Any) -> None:
     """Asserts that two trees of arrays are the same, bit for bit (NaN equals NaN of the same bits; 0.0 is not -0.0).
@@ -47,6 +49,27 @@ def assert_close_by_norm(actual: Any, expected: Any, tolerance: float = 1e-6) ->
         if not distance <= tolerance * size:
             relative = distance / (size or 1.0)
             raise AssertionError(f"{path}: differs by {distance:.3g}, {relative:.3g} of the norm {size:.3g}")
+
+
+def assert_copies_equal(tree: Any) -> None:
+    """Asserts that every device holds the same bits of each mirrored variable.
+
+    Args:
+        tree: A tree of variables; leaves that are not variables, and variables with one component per replica
+            (`VariableSynchronization.ON_READ`), are skipped.
+
+    Raises:
+        AssertionError: Naming the variable, the devices, and how many elements differ.
+    """
+    for leaf in jax.tree.leaves(tree, is_leaf=lambda one: isinstance(one, Variable)):
+        if not isinstance(leaf, Variable) or leaf.synchronization is VariableSynchronization.ON_READ:
+            continue
+        array = leaf.read_value()
+        copies = [(shard.device, np.asarray(shard.data)) for shard in array.addressable_shards]
+        for device, copy in copies[1:]:
+            if copy.tobytes() != copies[0][1].tobytes():
+                where = f"variable {leaf.name!r} on {device} and on {copies[0][0]}"
+                raise AssertionError(f"{where}: {_difference(copy, copies[0][1])}")
 
 
 def _pairs(actual: Any, expected: Any) -> list[tuple[str, np.ndarray, np.ndarray]]:

@@ -13,6 +13,8 @@ import signal
 import sys
 from pathlib import Path
 
+from mirrored.watch.forking import in_forked_children
+
 
 def delay_aborts() -> bool:
     """Has an abort of this process wait some seconds: as many as its signal's number, which is what `sleep` is given.
@@ -26,6 +28,7 @@ def delay_aborts() -> bool:
     library.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
     library.signal.restype = ctypes.c_void_p
     library.signal(signal.SIGABRT, ctypes.cast(library.sleep, ctypes.c_void_p))
+    in_forked_children(lambda: library.signal(signal.SIGABRT, None))  # SIG_DFL: no reporter runs in a child
     return True
 
 

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, NoReturn
 
+from mirrored.watch.forking import in_forked_children
+
 _GO_SECONDS: Final = 3.0
 _END_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 4.0
@@ -60,18 +62,22 @@ class Launcher:
         # The launcher is gone: nobody would end this worker and what it has started.
         os.killpg(0, signal.SIGKILL)
 
+    def close(self) -> None:
+        """Closes the descriptor of this process."""
+        self._socket.close()
+
     def announce(self, kind: str, code: int, text: str) -> None:
         """Says that this worker fails, and waits until it may say why on the screen."""
         line = " ".join(text.split())
         with contextlib.suppress(OSError):
-            self._socket.sendall(f"failing {kind} {code} {line}\n".encode())
+            self._socket.sendall(f"failing {kind} {code} {line}\n".encode(errors="replace"))
             self._may_go.wait(_GO_SECONDS)
 
     def note(self, text: str) -> None:
         """Says what may explain what becomes of this worker."""
         line = " ".join(text.split())
         with contextlib.suppress(OSError):
-            self._socket.sendall(f"note {line}\n".encode())
+            self._socket.sendall(f"note {line}\n".encode(errors="replace"))
 
     def has_shown(self) -> None:
         """Says that the error is on the screen, and waits to be ended."""
@@ -92,6 +98,18 @@ class _Process:
 def connect(descriptor: int) -> None:
     """Opens the channel to the launcher; once per process."""
     _Process.launcher = Launcher(descriptor)
+    in_forked_children(_reset)
+
+
+def _reset() -> None:
+    """In a forked child, whose end is not that of the worker: its errors are its own."""
+    launcher, _Process.launcher = _Process.launcher, None
+    _Process.farewell = _Process.suspect = None
+    _Process.leaving = threading.Lock()
+    if sys.excepthook is _leave_at_once:
+        sys.excepthook = _original_hook[0]
+    if launcher is not None:
+        launcher.close()
 
 
 def has_launcher() -> bool:
@@ -152,7 +170,9 @@ def leave_by_exception(kind: type[BaseException], error: BaseException, trace: T
     """Ends this process for an exception that nobody has caught: its traceback, and no waiting for the others."""
     if isinstance(error, KeyboardInterrupt):
         leave("exit", 130, "was interrupted", lambda: None)
-    last = traceback.format_exception_only(kind, error)[-1].strip()[:300]
+    notes = sum(note.count("\n") + 1 for note in getattr(error, "__notes__", ()))
+    lines = traceback.format_exception_only(kind, error)
+    last = lines[max(0, len(lines) - 1 - notes)].strip()[:300]
     if not is_lost_peer(error):
         leave("error", 1, f"ended by {last}", lambda: _show(kind, error, trace, None))
     if _Process.suspect is None:
@@ -183,3 +203,4 @@ def leave_on_exceptions() -> None:
         return
     _original_hook[0] = sys.excepthook
     sys.excepthook = _leave_at_once
+    in_forked_children(_reset)

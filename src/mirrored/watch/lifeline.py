@@ -11,14 +11,15 @@ import contextlib
 import dataclasses
 import os
 import secrets
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
+
+from mirrored.transport import Channel, Server, given_secret, interface_of
+from mirrored.watch.forking import in_forked_children
 
 _CONNECT_SECONDS: Final = 20.0
-_HELLO_SECONDS: Final = 5.0
-_LINE_BYTES: Final = 4096
+_WORDS_CHARACTERS: Final = 4096
 
 Lost = Callable[[int, str], None]
 """What is called when a worker has gone: which, and its last words if it had any."""
@@ -26,10 +27,18 @@ Lost = Callable[[int, str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """Where worker 0 listens, and the word by which it knows the others."""
+    """Where worker 0 listens, and the token by which the workers of this job authenticate each other.
+
+    The workers learn it from JAX's coordinator. A secret that the user has configured counts as well.
+    """
 
     port: int
     token: str
+
+    @property
+    def secret(self) -> bytes:
+        """What both sides have to know."""
+        return self.token.encode() + given_secret()
 
 
 class Lifeline:
@@ -45,108 +54,81 @@ class Lifeline:
         self._worker = worker
         self._heartbeat_seconds = heartbeat_seconds
         self._lost = lost
-        self._connections: dict[int, socket.socket] = {}
+        self._channels: dict[int, Channel] = {}
+        self._server: Server | None = None
         self._lock = threading.Lock()
         # A child that outlives this process must not hold its connections open.
-        os.register_at_fork(after_in_child=self._forget)
+        in_forked_children(self._forget)
 
-    def listen(self) -> Address:
+    def listen(self, host: str) -> Address:
         """Worker 0: lets the others connect from now on.
+
+        Args:
+            host: By which they reach this machine; it chooses the interface.
 
         Raises:
             OSError: This machine does not let it listen.
+            ArgumentError: The secret that the user has configured cannot be read.
         """
-        server, token = _server(), secrets.token_hex(16)
-        self._start(self._accept, server, token)
-        return Address(server.getsockname()[1], token)
+        token = secrets.token_hex(32)
+        secret = Address(0, token).secret
+        self._server = Server(interface_of(host), 0, secret, self._serve, name="mirrored-lifeline")
+        return Address(self._server.port, token)
 
     def connect(self, host: str, address: Address) -> None:
         """Another worker: connects, in a thread; if the network does not let it, there is no lifeline."""
-        self._start(self._connect, host, address)
+        arguments = (host, address.port, address.secret)
+        threading.Thread(target=self._connect, args=arguments, name="mirrored-lifeline", daemon=True).start()
 
     def say(self, kind: str, text: str = "") -> None:
         """Tells the others that this worker goes: ``bye``, or ``failing`` and why."""
-        self._send(f"{kind} {self._worker} {' '.join(text.split())}"[: _LINE_BYTES - 1])
+        self._send({"kind": kind, "worker": self._worker, "text": " ".join(text.split())[:_WORDS_CHARACTERS]})
 
-    def _start(self, work: Callable[..., None], *arguments: object) -> None:
-        threading.Thread(target=work, args=arguments, name="mirrored-lifeline", daemon=True).start()
-
-    def _send(self, line: str, *, but: int | None = None) -> None:
+    def _send(self, message: dict[str, Any], *, but: int | None = None) -> None:
         with self._lock:
-            for worker, connection in self._connections.items():
-                if worker != but:
-                    with contextlib.suppress(OSError):
-                        connection.sendall(f"{line}\n".encode())
+            channels = list(self._channels.items())
+        for worker, channel in channels:
+            if worker != but:
+                channel.send(message)
 
-    def _accept(self, server: socket.socket, token: str) -> None:
-        with server, contextlib.suppress(OSError):
-            while True:
-                connection, _ = server.accept()
-                self._start(self._welcome, connection, token)
+    def _serve(self, channel: Channel) -> None:
+        """Worker 0: hears a worker, once it has said which one it is."""
+        messages = channel.receive()
+        worker = next(messages, {}).get("here")
+        if isinstance(worker, int) and worker > 0:
+            self._hear(worker, channel, messages)
 
-    def _welcome(self, connection: socket.socket, token: str) -> None:
-        with connection:
-            connection.settimeout(_HELLO_SECONDS)
-            lines = _lines(connection)
-            words = next(lines, "").split()
-            if len(words) == 3 and words[0] == "here" and secrets.compare_digest(words[1], token):
-                self._hear(int(words[2]), connection, lines)
+    def _connect(self, host: str, port: int, secret: bytes) -> None:
+        with contextlib.suppress(OSError):
+            channel = Channel.connect((host, port), secret, _CONNECT_SECONDS)
+            channel.send({"here": self._worker})
+            self._hear(0, channel, channel.receive())
+            channel.close()
 
-    def _connect(self, host: str, address: Address) -> None:
-        with (
-            contextlib.suppress(OSError),
-            socket.create_connection((host, address.port), _CONNECT_SECONDS) as connection,
-        ):
-            connection.sendall(f"here {address.token} {self._worker}\n".encode())
-            self._hear(0, connection, _lines(connection))
-
-    def _hear(self, other: int, connection: socket.socket, lines: Iterator[str]) -> None:
+    def _hear(self, other: int, channel: Channel, messages: Iterator[dict[str, Any]]) -> None:
         """Listens to another worker until it goes; what it says of itself or a third one is told on."""
-        connection.settimeout(None)
-        _keep_alive(connection, self._heartbeat_seconds)
+        channel.keep_alive(self._heartbeat_seconds)
         with self._lock:
-            self._connections[other] = connection
+            self._channels[other] = channel
         has_ended = False
-        for line in lines:
-            kind, _, rest = line.partition(" ")
-            who, _, text = rest.partition(" ")
-            if kind == "failing":
-                self._tell(int(who), text, but=other)
+        for message in messages:
+            kind, worker, text = (message.get(key) for key in ("kind", "worker", "text"))
+            if kind == "failing" and isinstance(worker, int) and isinstance(text, str):
+                self._tell(worker, text[:_WORDS_CHARACTERS], but=other)
             has_ended = has_ended or kind == "bye"
         if not has_ended:
             self._tell(other, "", but=other)
 
     def _tell(self, worker: int, text: str, *, but: int) -> None:
         if self._worker == 0:
-            self._send(f"failing {worker} {text}", but=but)
+            self._send({"kind": "failing", "worker": worker, "text": text}, but=but)
         self._lost(worker, text)
 
     def _forget(self) -> None:
-        for connection in self._connections.values():
+        """In a forked child: closes the descriptors only, since the connections are the parent's."""
+        if self._server is not None:
+            self._server.forget()
+        for channel in self._channels.values():
             with contextlib.suppress(OSError):
-                os.close(connection.fileno())
-        self._connections.clear()
-
-
-def _server() -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
-
-
-def _lines(connection: socket.socket) -> Iterator[str]:
-    heard = b""
-    with contextlib.suppress(OSError):
-        while len(heard) < _LINE_BYTES and (piece := connection.recv(_LINE_BYTES)):
-            *whole, heard = (heard + piece).split(b"\n")
-            for line in whole:
-                yield line.decode(errors="replace")
-
-
-def _keep_alive(connection: socket.socket, heartbeat_seconds: float) -> None:
-    """Has the kernel notice a machine that does not answer, a little before JAX's runtime does."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    probe = max(1, int(heartbeat_seconds / 5))
-    for option, value in (("TCP_KEEPIDLE", probe), ("TCP_KEEPINTVL", probe), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+                os.close(channel.fileno())
+        self._channels.clear()

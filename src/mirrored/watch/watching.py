@@ -15,10 +15,11 @@ import traceback
 from collections.abc import Mapping
 from typing import Final
 
-from mirrored import config
+from mirrored import config, settings
 from mirrored._jax import coordination
 from mirrored.watch import judging
 from mirrored.watch.aborting import delay_aborts, is_aborting
+from mirrored.watch.forking import in_forked_children
 from mirrored.watch.leaving import has_launcher, leave, say_farewell_by, tell_launcher
 from mirrored.watch.lifeline import Address, Lifeline
 from mirrored.watch.losing import FOLLOWS, lost_worker
@@ -71,20 +72,27 @@ class Watch:
         self._start_lifeline()
         say_farewell_by(self._say_farewell, self._suspect)
         atexit.register(self._end)
+        in_forked_children(self._reset)
+
+    def _reset(self) -> None:
+        """In a forked child, which is no worker: its end is not that of one."""
+        atexit.unregister(self._end)
+        self._has_ended, self._lifeline = True, None
 
     def _start_lifeline(self) -> None:
         """Connects the workers, unless a launcher looks after them."""
         line = Lifeline(self._worker, self._heartbeat_seconds, self._lose)
         address: Address | None = None
+        host = coordination.address().rpartition(":")[0].strip("[]")
         if self._worker == 0:
             with contextlib.suppress(OSError):
-                address = None if has_launcher() else line.listen()
+                address = None if has_launcher() else line.listen(host)
             coordination.put(_LIFELINE, json.dumps(None if address is None else dataclasses.astuple(address)))
         elif not has_launcher():
             told = json.loads(coordination.get(_LIFELINE, _LIFELINE_SECONDS))
             if told is not None:
                 address = Address(*told)
-                line.connect(coordination.address().rpartition(":")[0].strip("[]"), address)
+                line.connect(host, address)
         if address is not None:
             self._lifeline = line
             delay_aborts()
@@ -147,7 +155,7 @@ class Watch:
                 self._tell_of_lonely_calls(board)
             verdict = judging.stuck(board, still, limit)
             if verdict is not None:
-                self._leave(f"{verdict}\n  (the limit is {config.WATCHDOG_VARIABLE}={limit:g})")
+                self._leave(f"{verdict}\n  (the limit is {settings.WATCHDOG_SECONDS.name}={limit:g})")
 
     def _confirm(self, certain: str | None) -> None:
         """Leaves at the second sight, for the reason that was seen at the first one: it tells of the beginning."""

@@ -1,0 +1,86 @@
+"""Counts what a warm training loop must not do: trace, compile, keep more arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import threading
+from collections.abc import Iterator
+
+import jax
+
+
+@dataclasses.dataclass
+class Counted:
+    """What JAX did inside `count_work`.
+
+    Attributes:
+        traces: Functions that JAX traced.
+        compilations: Programs that XLA compiled.
+        new_arrays: Live arrays at the end of the block minus those at its beginning; 0 until the block ends.
+    """
+
+    traces: int = 0
+    compilations: int = 0
+    new_arrays: int = 0
+
+
+class _Counters:
+    """The open blocks. JAX has no public way to remove a listener, so one listener serves all blocks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[Counted] = []
+        self._listens = False
+
+    def add(self, counted: Counted) -> None:
+        with self._lock:
+            if not self._listens:
+                jax.monitoring.register_event_duration_secs_listener(self._on_event)
+                self._listens = True
+            self._open.append(counted)
+
+    def remove(self, counted: Counted) -> None:
+        with self._lock:
+            self._open = [one for one in self._open if one is not counted]
+
+    def _on_event(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        for counted in self._open:
+            counted.traces += event.endswith("/jaxpr_trace_duration")
+            counted.compilations += event.endswith("/backend_compile_duration")
+
+
+_counters = _Counters()
+
+
+@contextlib.contextmanager
+def count_work() -> Iterator[Counted]:
+    """Counts traces, compilations and new live arrays inside the block, in all threads.
+
+    Context: any. A loop that has made its first steps traces and compiles nothing, and keeps no more arrays.
+
+    Yields:
+        A `Counted`, whose `new_arrays` is set at the end of the block.
+
+    Example:
+        >>> import mirrored as mr
+        >>> v = mr.Variable(1.0)
+        >>> double = mr.function(lambda: v.assign(2 * v))
+        >>> _ = double()
+        >>> with count_work() as counted:
+        ...     for _ in range(10):
+        ...         _ = double()
+        >>> counted.traces, counted.compilations
+        (0, 0)
+    """
+    counted = Counted()
+    gc.collect()
+    before = len(jax.live_arrays())
+    _counters.add(counted)
+    try:
+        yield counted
+    finally:
+        _counters.remove(counted)
+        gc.collect()
+        counted.new_arrays = len(jax.live_arrays()) - before
