@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -57,6 +58,16 @@ def aligned(values: np.ndarray, offset: int = 0) -> np.ndarray:
     return copy
 
 
+class Endless:
+    """A loader of the same batches, over and over."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._batches = [values[k * BATCH : (k + 1) * BATCH] for k in range(BATCHES)]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return itertools.cycle(self._batches)
+
+
 def drain(batches: Iterator[Any]) -> Callable[[], None]:
     """Takes one batch and waits for it."""
 
@@ -98,6 +109,31 @@ def contests(strategy: Any) -> list[Contest]:
             0.9,
             TENSORFLOW_ROWS,
         ),
+        *copying_contests(strategy, dataset, {"": source, ", unaligned": askew}),
+    ]
+
+
+def copying_contests(strategy: Any, dataset: Dataset, sources: dict[str, np.ndarray]) -> list[Contest]:
+    """Pipelines whose arrays user code may write to again, so they are copied; the hand-written loops copy, too."""
+    sharding = strategy.layout.sharded
+
+    def put(batches: Iterator[np.ndarray], work: Callable[[np.ndarray], np.ndarray]) -> Callable[[], None]:
+        return drain(jax.device_put(work(batch), sharding) for batch in batches)
+
+    def ours(data: Any) -> Callable[[], None]:
+        return drain(iter(strategy.experimental_distribute_dataset(data)))
+
+    def double(batch: np.ndarray) -> np.ndarray:
+        return batch * np.float32(2)
+
+    loaders = {name: Endless(values) for name, values in sources.items()}
+    mapped = dataset.repeat().batch(BATCH).map(double)
+    return [
+        *(
+            Contest(f"loader{name}", ours(loader), put(iter(loader), np.copy), 0.9, TENSORFLOW_BATCHED)
+            for name, loader in loaders.items()
+        ),
+        Contest("mapped", ours(mapped), put(iter(loaders[""]), double), 0.9, TENSORFLOW_BATCHED),
     ]
 
 

@@ -15,7 +15,12 @@ HERE = Path(__file__).parent
 PEERS = {
     "tensorflow_mirrored": ("TensorFlow", "BENCH_TENSORFLOW", ".venv-tensorflow"),
     "torch_ddp": ("PyTorch", "BENCH_TORCH", ".venv-torch"),
+    "torch_compiled": ("PyTorch", "BENCH_TORCH", ".venv-torch"),
 }
+
+
+PREVIOUS_JAX = ("BENCH_PREVIOUS_JAX", ".venv-previous")
+"""The newest JAX for the lowest supported Python (`make bench-previous`), for comparisons with the newest JAX."""
 
 
 class ContenderError(Exception):
@@ -28,9 +33,15 @@ def interpreter(contender: str) -> str | None:
     A peer's is in `.venv-tensorflow` or `.venv-torch` (made by `make bench-peers`), or where an environment
     variable says.
     """
-    if contender not in PEERS:
-        return sys.executable
-    _, variable, folder = PEERS[contender]
+    return _installed(*PEERS[contender][1:]) if contender in PEERS else sys.executable
+
+
+def previous_interpreter() -> str | None:
+    """The Python that has the previous JAX; None if it is not installed."""
+    return _installed(*PREVIOUS_JAX)
+
+
+def _installed(variable: str, folder: str) -> str | None:
     path = Path(os.environ.get(variable) or HERE.parent / folder / "bin" / "python")
     return str(path) if path.exists() else None
 
@@ -42,10 +53,11 @@ class Process:
         contender: Whose interpreter it takes.
         devices: Simulated CPU devices; ignored where there is an accelerator.
         timeout_seconds: How long an answer may take.
+        python: Another interpreter, for the same contender on other versions.
     """
 
-    def __init__(self, contender: str, devices: int, timeout_seconds: float = 200.0) -> None:
-        python = interpreter(contender)
+    def __init__(self, contender: str, devices: int, timeout_seconds: float = 200.0, python: str | None = None) -> None:
+        python = python or interpreter(contender)
         if python is None:
             raise ContenderError(f"{PEERS[contender][0]} is not installed (make bench-peers)")
         self.contender = contender
@@ -80,12 +92,20 @@ class Process:
             raise ContenderError(f"{self.contender} has ended: {self._last_words()}") from None
         if not self._selector.select(self._timeout):
             self._process.kill()
+            self._process.wait(10)
             raise ContenderError(f"{self.contender} did not answer {do!r} within {self._timeout:.0f} s")
         line = self._process.stdout.readline()
         answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
         if "error" in answer:
-            raise ContenderError(f"{self.contender}: {answer['error']}")
+            failure = ContenderError(f"{self.contender}: {answer['error']}")
+            failure.add_note(answer.get("traceback", ""))
+            raise failure
         return answer
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it can answer no more."""
+        return self._process.poll() is not None
 
     def make(self, job: str, workload: str, contender: str | None = None, **more: Any) -> dict[str, Any]:
         """Makes a job, named like its contender, and calls it once."""

@@ -286,6 +286,28 @@ def planning(figures: Figures) -> list[str]:
     return ["## `mirrored plan` against measurement", "", text, "", *table(head, rows)]
 
 
+def jax_versions(figures: Figures) -> list[str]:
+    """The newest JAX against the previous one, per workload."""
+    cells = {(c["workload"], c["devices"], c["contender"], c["jax"]): c for c in figures["cells"]}
+    versions = list(dict.fromkeys(c["jax"] for c in figures["cells"]))
+    if len(versions) != 2:
+        return []
+    newest, previous = versions
+    rows = []
+    for workload, n in sorted({key[:2] for key in cells}):
+        row = [workload, str(n)]
+        for name in ("jax_hand_written", "mirrored_compiled"):
+            pair = [cells.get((workload, n, name, version)) for version in versions]
+            row.append(str(ratio(pair[0]["seconds"], pair[1]["seconds"])) if all(pair) else "not run")  # type: ignore[index]
+            row.append("/".join(f"{one['first_seconds']:.2f}" if one else "not run" for one in pair))
+        rows.append(row)
+    head = ["workload", "devices"]
+    for name in ("hand-written", "mirrored"):
+        head += [f"{name}: step {newest} / {previous}", f"{name}: first step (s), {newest}/{previous}"]
+    text = "The same programs on both versions, in processes of their own, timed in turn; below 1 the newest is faster."
+    return [f"## JAX {newest} against JAX {previous}", "", text, "", *table(head, rows)]
+
+
 _SECTIONS = {
     "steps": steps,
     "first_step": first_step,
@@ -296,4 +318,5 @@ _SECTIONS = {
     "checkpoint": checkpoint,
     "start_up": start_up,
     "planning": planning,
+    "jax_versions": jax_versions,
 }

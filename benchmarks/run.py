@@ -27,7 +27,7 @@ from sections.options import Figures, Options, say
 
 SECTIONS = (
     *("start_up", "eager", "steps", "first_step", "memory"),
-    *("all_reduce", "reading", "checkpoint", "planning"),
+    *("all_reduce", "reading", "checkpoint", "planning", "jax_versions"),
 )
 HERE = Path(__file__).parent
 
@@ -73,7 +73,7 @@ def store(path: Path, before: Any, figures: Figures) -> None:
 
 def sections_of(quick: bool) -> list[str]:
     """What is measured if nothing is said."""
-    return [name for name in SECTIONS if not quick or name not in ("memory", "reading", "planning")]
+    return [name for name in SECTIONS if not quick or name not in ("memory", "reading", "planning", "jax_versions")]
 
 
 def options_of(arguments: argparse.Namespace) -> Options:

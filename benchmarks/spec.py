@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ class Workload:
         batch: Examples in one step, of all replicas together.
         target: The most that a step may cost, in steps of hand-written JAX.
         devices: The kind it is for.
+        decay: AdamW's weight decay; 0 is Adam.
     """
 
     title: str
@@ -31,6 +33,7 @@ class Workload:
     batch: int
     target: float
     devices: str = "any"
+    decay: float = 0.0
 
     @property
     def terms(self) -> int:
@@ -54,13 +57,48 @@ WORKLOADS = {
     # W4 with a batch that 64 replicas divide, for the first step against the number of replicas.
     "W4b": Workload("transformer, 2 layers of 128, at 64 x 64", Transformer(), 64, 1.1),
     "W5": Workload(
-        "GPT-2 of 124 M parameters in bfloat16, at 16 x 512",
-        Transformer(layers=12, width=768, heads=12, length=512, vocabulary=50257, dtype="bfloat16"),
+        "GPT-2 124M in bfloat16, at 16 x 512, AdamW",
+        Transformer(12, 768, 12, 512, 50257, dtype="bfloat16", fused=True),
         16,
         1.02,
         devices="GPU",
+        decay=0.1,
+    ),
+    # The public setting of GPT-2 124M; the batch is the largest that fits: "W5p@96".
+    "W5p": Workload(
+        "GPT-2 124M in bfloat16, length 1024, vocabulary padded to 50,304, AdamW",
+        Transformer(12, 768, 12, 1024, 50304, dtype="bfloat16", fused=True),
+        16,
+        1.02,
+        devices="GPU",
+        decay=0.1,
     ),
 }
+ATTENTION_VARIABLE = "BENCH_ATTENTION"
+"""JAX's implementation of fused attention: ``cudnn`` or ``xla``. Default: cuDNN's on a GPU."""
+TINY_VARIABLE = "BENCH_TINY"
+"""With this environment variable set, `workload` gives tiny networks: the dry run of the GPU benchmarks on a CPU."""
+_TINY = {
+    "W1": (Mlp((6, 4, 3)), 8),
+    "W2": (Mlp((6, 4, 4, 3)), 8),
+    "W3": (Convnet((3, 2, 2), (1, 2), side=4, classes=3), 8),
+    "W4": (Transformer(1, 16, 2, 8, 11), 8),
+    "W4b": (Transformer(1, 16, 2, 8, 11), 8),
+    "W5": (Transformer(1, 16, 2, 8, 11, dtype="bfloat16", fused=True), 16),
+    "W5p": (Transformer(1, 16, 2, 8, 12, dtype="bfloat16", fused=True), 16),
+}
+
+
+def workload(name: str) -> Workload:
+    """The workload of that name; ``"W5p@96"`` is one at another batch size."""
+    name, _, batch = name.partition("@")
+    found = WORKLOADS[name]
+    if os.environ.get(TINY_VARIABLE):
+        network, size = _TINY[name]
+        found = dataclasses.replace(found, network=network, batch=size)
+    return dataclasses.replace(found, batch=int(batch)) if batch else found
+
+
 CHAIN = 200
 """Operations of the eager chain: sin(tanh(z * w + b)), over and over."""
 

@@ -13,8 +13,20 @@ import mirrored as mr
 import mirrored.tf as tf
 from contenders import jax_ops as ops
 from contenders.hlo import all_reduces, memory
-from contenders.jax_hand_written import adam, rate_at
+from contenders.jax_hand_written import adam, rate_at, split
 from contenders.job import Job
+
+
+def accumulated(gradients: Any, params: dict[str, mr.Variable], x: Any, y: Any, micro_batches: int) -> Any:
+    """Loss and gradients summed over micro-batches, each with a tape of its own."""
+    if micro_batches == 1:
+        return gradients(x, y)
+
+    def body(total: Any, one: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, gradients(*one)), None
+
+    zero = (jnp.float32(0), [jnp.zeros_like(p.value()) for p in params.values()])
+    return jax.lax.scan(body, zero, tuple(split(a, micro_batches) for a in (x, y)))[0]
 
 
 def train(
@@ -25,9 +37,17 @@ def train(
     compiled: bool = True,
     steps_per_call: int = 1,
     strategy: mr.Strategy | None = None,
+    replicas: int | None = None,
+    micro_batches: int = 1,
 ) -> Job:
-    """A training step, or several in one call; on the given strategy's devices, or on so many of this process."""
-    strategy = strategy or mr.MirroredStrategy(jax.devices()[:devices], deterministic=deterministic)
+    """A training step, or several in one call; on the given strategy's devices, or on so many of this process.
+
+    With more `replicas` than devices they are virtual; gradients of several micro-batches are accumulated in a scan.
+    """
+    replicas = replicas or devices
+    strategy = strategy or mr.MirroredStrategy(
+        jax.devices()[:devices], num_replicas=replicas, deterministic=deterministic
+    )
     with strategy.scope():
         params = {k: mr.Variable(p, name=k) for k, p in workload.parameters().items()}
         m = {k: mr.Variable(np.zeros_like(p.numpy()), trainable=False) for k, p in params.items()}
@@ -35,16 +55,19 @@ def train(
         t = mr.Variable(0.0, trainable=False)
     traces = []
 
-    def replica_step(x: Any, y: Any) -> Any:
-        traces.append(1)
+    def gradients(x: Any, y: Any) -> tuple[Any, Any]:
         with mr.GradientTape() as tape:
             values = {k: p.read_value() for k, p in params.items()}
             loss = ops.loss(workload.network.logits(ops, values, x), y) / workload.terms
-        grads = tape.gradient(loss, list(params.values()))
+        return loss, tape.gradient(loss, list(params.values()))
+
+    def replica_step(x: Any, y: Any) -> Any:
+        traces.append(1)
+        loss, grads = accumulated(gradients, params, x, y, micro_batches)
         grads = mr.get_replica_context().all_reduce(mr.ReduceOp.SUM, grads)
         rate = rate_at(t.assign_add(1.0))
         for (k, p), g in zip(params.items(), grads, strict=True):
-            new = adam(p.value(), m[k].value(), v[k].value(), g, rate)
+            new = adam(p.value(), m[k].value(), v[k].value(), g, rate, workload.decay)
             for variable, value in zip((p, m[k], v[k]), new, strict=True):
                 variable.assign(value)
         return loss
@@ -52,7 +75,7 @@ def train(
     def step(x: Any, y: Any) -> Any:
         return strategy.reduce(mr.ReduceOp.SUM, strategy.run(replica_step, args=(x, y)), axis=None)
 
-    share = workload.batch // devices
+    share = workload.batch // replicas
     x, y = (
         strategy.distribute_values_from_function(lambda c, a=a: a[c.replica_id_in_sync_group * share :][:share])
         for a in workload.examples()

@@ -1,5 +1,7 @@
 """PyTorch: DistributedDataParallel, one process per replica (gloo on CPU, NCCL on GPU), eager. One replica: no DDP.
 
+On a GPU it has what JAX has: TF32 in float32 matrix products and a fused optimizer.
+
 The other ranks are processes of this same file; rank 0 tells them how many calls follow.
 """
 
@@ -22,10 +24,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from spec import BETA_1, BETA_2, CHAIN, EPSILON, LEARNING_RATE, WORKLOADS, Workload, chain
+from spec import workload as named
 
 from contenders.job import Job
 
 _GPU = torch.cuda.is_available()
+if _GPU:
+    torch.set_float32_matmul_precision("high")
 
 
 class ops:
@@ -58,7 +63,7 @@ class ops:
 
     @staticmethod
     def look_up(table: Any, ids: Any) -> Any:
-        return table[ids]
+        return F.embedding(ids, table)
 
     @staticmethod
     def cast(x: Any, dtype: str) -> Any:
@@ -71,13 +76,16 @@ class ops:
         result = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return result.transpose(1, 2).reshape(-1, length, width)
 
+    fused_attention = attention
+
 
 class Network(torch.nn.Module):
     def __init__(self, workload: Workload) -> None:
         super().__init__()
         self.workload = workload
-        self.names = list(workload.parameters())
-        tensors = [torch.from_numpy(value) for value in workload.parameters().values()]
+        parameters = workload.parameters()
+        self.names = list(parameters)
+        tensors = [torch.from_numpy(value) for value in parameters.values()]
         kept = [t.permute(3, 2, 0, 1).contiguous() if t.dim() == 4 else t for t in tensors]
         self.values = torch.nn.ParameterList([torch.nn.Parameter(t) for t in kept])
 
@@ -87,17 +95,24 @@ class Network(torch.nn.Module):
         return F.cross_entropy(logits.flatten(0, -2), y.flatten())
 
 
-def _step_of(workload: Workload, rank: int, devices: int) -> Callable[[], float]:
+def _step_of(workload: Workload, rank: int, devices: int, compiled: bool = False) -> Callable[[], Any]:
     device = torch.device(f"cuda:{rank}" if _GPU else "cpu")
     network: Any = Network(workload).to(device)
     if devices > 1:
         network = torch.nn.parallel.DistributedDataParallel(network)
-    optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE, betas=(BETA_1, BETA_2), eps=EPSILON)
+    if compiled:
+        network = torch.compile(network)
+    settings: Any = {"lr": LEARNING_RATE, "betas": (BETA_1, BETA_2), "eps": EPSILON, "fused": _GPU or None}
+    parameters = list(network.parameters())
+    if workload.decay:
+        optimizer: Any = torch.optim.AdamW(parameters, weight_decay=workload.decay, **settings)
+    else:
+        optimizer = torch.optim.Adam(parameters, **settings)
     x, y = (torch.from_numpy(array).chunk(devices)[rank].to(device) for array in workload.examples())
     x, y = x.contiguous() if x.is_floating_point() else x.long(), y.long()
     steps = 0
 
-    def step() -> float:
+    def step() -> Any:
         nonlocal steps
         steps += 1
         # The specification's epsilon is not corrected for bias, PyTorch's is.
@@ -106,7 +121,7 @@ def _step_of(workload: Workload, rank: int, devices: int) -> Callable[[], float]
         loss = network(x, y)
         loss.backward()
         optimizer.step()
-        return float(loss.detach())
+        return loss.detach()
 
     return step
 
@@ -118,7 +133,8 @@ def _reduce_of(rank: int, mib: int) -> Callable[[], None]:
 
 def _call_of(what: dict[str, Any], rank: int) -> Callable[[], Any]:
     if what["job"] == "train":
-        return _step_of(WORKLOADS[what["workload"]], rank, what["devices"])
+        step = _step_of(named(what["workload"]), rank, what["devices"])
+        return lambda: float(step())
     return _reduce_of(rank, what["mib"])
 
 
@@ -166,16 +182,31 @@ def _follow(what: dict[str, Any], rank: int, meeting: str) -> None:
             call()
 
 
-def train(workload: Workload, devices: int) -> Job:
-    """A training step; the loss is this replica's."""
+def _peak() -> dict[str, Any]:
+    return {"peak_mib": torch.cuda.max_memory_allocated() / 2**20} if _GPU else {}
+
+
+def _synchronize(_: Any = None) -> None:
+    if _GPU:
+        torch.cuda.synchronize()
+
+
+def train(workload: Workload, devices: int, *, compiled: bool = False) -> Job:
+    """A training step; the loss is this replica's. `compiled`: by `torch.compile`, on one device."""
+    if devices == 1:
+        if _GPU:
+            torch.cuda.reset_peak_memory_stats()
+        step = _step_of(workload, 0, 1, compiled)
+        return Job(lambda: float(step()), step, _synchronize, facts=_peak)
     name = next(name for name, one in WORKLOADS.items() if one is workload)
     return _lead({"job": "train", "workload": name, "devices": devices})
 
 
 def eager_tape(workload: Workload, devices: int) -> Job:
     """The eager chain by autograd."""
-    x = torch.tensor(0.05, requires_grad=True)
-    w, b = torch.tensor(1.003), torch.tensor(1e-4)
+    device = "cuda" if _GPU else "cpu"
+    x = torch.tensor(0.05, requires_grad=True, device=device)
+    w, b = torch.tensor(1.003, device=device), torch.tensor(1e-4, device=device)
     return Job(lambda: float(torch.autograd.grad(chain(x, w, b, torch.sin, torch.tanh), x)[0]), steps=CHAIN)
 
 

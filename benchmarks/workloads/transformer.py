@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Transformer:
-    """`dtype` is the one it computes in; parameters are float32."""
+    """`dtype` is the one it computes in; parameters are float32. `fused` takes the contender's fused attention."""
 
     layers: int = 2
     width: int = 128
@@ -19,6 +19,7 @@ class Transformer:
     length: int = 64
     vocabulary: int = 1000
     dtype: str = "float32"
+    fused: bool = False
 
     @property
     def terms_per_example(self) -> int:
@@ -55,10 +56,11 @@ class Transformer:
     def logits(self, ops: Any, p: Mapping[str, Any], x: Any) -> Any:
         if self.dtype != "float32":
             p = {name: ops.cast(value, self.dtype) for name, value in p.items()}
+        attention = ops.fused_attention if self.fused else ops.attention
         z = ops.look_up(p["words"], x) + p["places"]
         for i in range(self.layers):
             y = ops.norm(z, p[f"l{i}.n1.g"], p[f"l{i}.n1.b"])
-            y = ops.attention(ops.dense(y, p[f"l{i}.qkv.w"], p[f"l{i}.qkv.b"]), self.heads)
+            y = attention(ops.dense(y, p[f"l{i}.qkv.w"], p[f"l{i}.qkv.b"]), self.heads)
             z = z + ops.dense(y, p[f"l{i}.o.w"], p[f"l{i}.o.b"])
             y = ops.norm(z, p[f"l{i}.n2.g"], p[f"l{i}.n2.b"])
             y = ops.gelu(ops.dense(y, p[f"l{i}.up.w"], p[f"l{i}.up.b"]))

@@ -1,6 +1,6 @@
-"""What each worker of benchmarks/cluster.py does: mirrored and hand-written JAX over all workers' devices, in turn.
+"""The program of each worker of benchmarks/multi_worker.py: mirrored and hand-written JAX over all devices, in turn.
 
-mirrored run --workers 2 benchmarks/cluster_worker.py W1 8
+mirrored run --workers 2 benchmarks/multi_worker_program.py W1 8
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Steps per second over 1, 2 and 4 processes of this machine: mirrored, hand-written JAX and PyTorch's DDP (gloo).
 
-    python benchmarks/cluster.py [--workers 1,2,4] [--workloads W1,W2] [--rounds 8] [--write benchmarks/reports]
+    python benchmarks/multi_worker.py [--workers 1,2,4] [--workloads W1,W2] [--rounds 8] [--write benchmarks/reports]
 
 mirrored and JAX take turns in the same processes; PyTorch follows in processes of its own (`make bench-peers` installs
 it), so its figures stand beside them, not in the same rounds. Hand-written JAX sums all gradients in one `psum`, as one
@@ -29,7 +29,8 @@ CONTENDERS = ("mirrored", "mirrored deterministic", "hand-written JAX", "PyTorch
 
 def of_jax(workers: int, workload: str, rounds: int) -> dict[str, list[float]]:
     """Seconds per step, one figure for each round, of what runs on JAX."""
-    command = [sys.executable, "-m", "mirrored.cli", "run", "--workers", str(workers), str(HERE / "cluster_worker.py")]
+    program = str(HERE / "multi_worker_program.py")
+    command = [sys.executable, "-m", "mirrored.cli", "run", "--workers", str(workers), program]
     source = os.pathsep.join([str(HERE.parent / "src"), str(HERE)])
     environment = {**os.environ, "PYTHONPATH": source, "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu")}
     done = subprocess.run(

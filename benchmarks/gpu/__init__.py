@@ -1,0 +1,1 @@
+"""Correctness and speed on one GPU, in one command: `benchmarks/gpu/run.sh`."""
