@@ -56,12 +56,12 @@ def train(folder: Path, steps: int, strategy: mr.Strategy, worker: int, seconds_
             with mr.GradientTape() as tape:
                 kept = jax.random.bernoulli(key, 0.9, (x.shape[0], 64))
                 y_hat = jnp.where(kept, jax.nn.relu(x @ hidden.read_value()), 0.0) @ out.read_value()
-                loss = jnp.mean((y_hat - y) ** 2)
+                loss = mr.losses.average_loss((y_hat - y) ** 2)
             optimizer.apply_gradients(zip(tape.gradient(loss, [hidden, out]), [hidden, out], strict=True))
             noise.assign_add(np.uint32(1))
             return loss
 
-        return strategy.reduce("MEAN", strategy.run(replica_step, (x, y)), axis=None)
+        return strategy.reduce("SUM", strategy.run(replica_step, (x, y)), axis=None)
 
     start = manager.restore_latest() or 0
     print("resumed", start, flush=True)

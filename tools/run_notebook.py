@@ -6,6 +6,9 @@
 `import tensorflow as tf` becomes `import mirrored.tf as tf`; nothing else of the code is changed, but that commands of
 the shell are left out. Data sets that would be downloaded are arrays of the same shape. Every notebook runs in a
 process of its own, in an empty folder.
+
+Results are compared with TensorFlow's. `--record FILE --tensorflow PYTHON` runs every notebook twice on TensorFlow
+itself and keeps the results that are the same in both runs; `--compare FILE` compares ours with them.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
+from notebook import comparison
 from notebook.cells import read_cells
-from notebook.report import show
+from notebook.comparison import Recording
+from notebook.report import show, show_comparisons
 from notebook.results import CellResult, NotebookResult
 from rich.console import Console
 
@@ -31,7 +36,14 @@ _START_SECONDS: Final = 120.0  # for Python, JAX and Keras to load
 
 
 def run_notebook(
-    path: Path, *, seconds: float, devices: int, kind: str, examples: int, log: Path | None
+    path: Path,
+    *,
+    seconds: float,
+    devices: int,
+    kind: str,
+    examples: int,
+    log: Path | None,
+    tensorflow: Path | None = None,
 ) -> NotebookResult:
     """Runs all cells of a notebook in a process of its own.
 
@@ -42,6 +54,7 @@ def run_notebook(
         kind: What they stand for.
         examples: At most so many examples of a data set.
         log: Where what the cells print goes; None for nowhere.
+        tensorflow: A Python with TensorFlow, to run the notebook there; None runs it on `mirrored.tf`.
 
     Returns:
         A result for every cell; cells after a lost process have failed.
@@ -53,11 +66,14 @@ def run_notebook(
     reader, writer = os.pipe()
     found: list[CellResult] = []
     with tempfile.TemporaryDirectory(prefix="notebook_") as folder, _output(log) as output:
-        command = [sys.executable, "-m", "notebook.worker", str(path.absolute()), str(seconds), str(examples)]
+        python, framework = (sys.executable, "mirrored.tf") if tensorflow is None else (str(tensorflow), "tensorflow")
+        command = [python, "-m", "notebook.worker", str(path.absolute()), str(seconds), str(examples), framework]
+        simulated = _devices(path, devices, kind)
+        command += [str(devices)] if simulated and tensorflow is not None else []
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env={**_environment(writer), **_devices(path, devices, kind)},
+            env={**_environment(writer), **simulated},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -112,6 +128,13 @@ def _name(path: Path) -> str:
 @click.option("--examples", type=click.IntRange(min=1), default=3000, help="At most so many examples of a data set.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the results there.")
 @click.option("--logs", type=click.Path(path_type=Path, file_okay=False), help="Keep what cells print in this folder.")
+@click.option(
+    "--compare", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Compare with a recording."
+)
+@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Record results of TensorFlow there.")
+@click.option(
+    "--tensorflow", type=click.Path(path_type=Path, exists=True), help="Python with TensorFlow, for --record."
+)
 @click.option("-v", "--verbose", is_flag=True, help="Show the tracebacks of failed cells.")
 def main(
     notebooks: Sequence[Path],
@@ -121,10 +144,22 @@ def main(
     examples: int,
     json_path: Path | None,
     logs: Path | None,
+    compare: Path | None,
+    record: Path | None,
+    tensorflow: Path | None,
     verbose: bool,
 ) -> None:
-    """Run NOTEBOOKS on mirrored.tf, and show which cells pass. The exit status is 1 if one in scope fails."""
+    """Run NOTEBOOKS on mirrored.tf, and show which cells pass.
+
+    The exit status is 1 if a cell in scope fails, or if a result differs from the recording.
+    """
     console = Console()
+    if record is not None:
+        if tensorflow is None:
+            raise click.UsageError("--record needs --tensorflow PYTHON")
+        options = {"seconds": seconds, "devices": devices, "kind": kind, "examples": examples, "log": None}
+        record_notebooks(notebooks, record, console, tensorflow=tensorflow, **options)
+        return
     results = []
     if logs is not None:
         logs.mkdir(parents=True, exist_ok=True)
@@ -141,7 +176,34 @@ def main(
     show(results, console, verbose=verbose)
     if json_path is not None:
         json_path.write_text(json.dumps([result.as_json() for result in results], indent=1), encoding="utf-8")
-    sys.exit(any(result.count("failed") for result in results))
+    differs = False
+    if compare is not None:
+        recording: Recording = json.loads(compare.read_text(encoding="utf-8"))
+        compared = [comparison.compare(result, recording.get(result.name, {})) for result in results]
+        show_comparisons(compared, console)
+        differs = any(one.differences for one in compared)
+    sys.exit(differs or any(result.count("failed") for result in results))
+
+
+def record_notebooks(
+    notebooks: Sequence[Path], target: Path, console: Console, *, tensorflow: Path, **options: Any
+) -> None:
+    """Runs notebooks twice on TensorFlow and keeps what both runs compute.
+
+    Args:
+        notebooks: Files.
+        target: A JSON file; notebooks that are in it and are not run again stay.
+        console: For progress.
+        tensorflow: A Python with TensorFlow.
+        **options: Of `run_notebook`.
+    """
+    recording: Recording = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
+    for path in notebooks:
+        runs = [run_notebook(path, tensorflow=tensorflow, **options) for _ in range(2)]
+        recording[runs[0].name] = kept = comparison.deterministic(runs)
+        passed = runs[0].count("passed")
+        console.print(f"{runs[0].name}: {passed} cells pass, {len(kept)} have deterministic results", highlight=False)
+        target.write_text(json.dumps(recording, sort_keys=True, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -41,11 +41,12 @@ class Cell:
     raises: bool = False
 
 
-def read_cells(path: Path) -> list[Cell]:
+def read_cells(path: Path, *, framework: str = _MODULE) -> list[Cell]:
     """The code cells of a notebook, translated.
 
     Args:
         path: An ``.ipynb`` file.
+        framework: ``mirrored.tf``, or ``tensorflow`` to leave the imports as they are.
 
     Raises:
         ValueError: The file is no notebook.
@@ -55,10 +56,10 @@ def read_cells(path: Path) -> list[Cell]:
         found = [cell for cell in document["cells"] if cell["cell_type"] == "code"]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no notebook: {error!r}") from error
-    return [_cell(number, cell) for number, cell in enumerate(found, 1)]
+    return [_cell(number, cell, framework) for number, cell in enumerate(found, 1)]
 
 
-def _cell(number: int, raw: dict[str, object]) -> Cell:
+def _cell(number: int, raw: dict[str, object], framework: str) -> Cell:
     source = raw["source"]
     text = source if isinstance(source, str) else "".join(source)  # type: ignore[arg-type]
     metadata = raw.get("metadata")
@@ -68,10 +69,10 @@ def _cell(number: int, raw: dict[str, object]) -> Cell:
     written = _WRITE_CELL.match(first)
     if written:
         body = text.partition(first)[2].lstrip("\n")
-        return Cell(number, translate(body), writes=written[1], raises=raises)
+        return Cell(number, translate(body, framework), writes=written[1], raises=raises)
     if _SHELL_CELL.match(first):
         return Cell(number, "", only_shell=True, raises=raises)
-    translated = translate(text)
+    translated = translate(text, framework)
     return Cell(number, translated, only_shell=_is_empty(translated) and not _is_empty(text), raises=raises)
 
 
@@ -87,7 +88,7 @@ def _is_empty(text: str) -> bool:
         return False
 
 
-def translate(text: str) -> str:
+def translate(text: str, framework: str = _MODULE) -> str:
     """Python for the text of a cell: TensorFlow's imports are `mirrored.tf`'s, magics are ``pass``.
 
     Lines stay where they are, so that the line numbers of errors are the notebook's.
@@ -102,7 +103,7 @@ def translate(text: str) -> str:
             lines.append("" if continues else f"{indent}pass")
             continues = line.rstrip().endswith("\\")
             continue
-        lines.append(_imported(line))
+        lines.append(_imported(line) if framework == _MODULE else line)
     return "\n".join(lines) + "\n"
 
 

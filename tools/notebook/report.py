@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from notebook.comparison import Comparison
+from notebook.observations import Observation
 from notebook.results import NotebookResult
 
 
@@ -31,6 +33,34 @@ def show(results: Sequence[NotebookResult], console: Console, *, verbose: bool) 
     reasons = sum((result.reasons for result in results), Counter[str]())
     if reasons:
         console.print(_reasons(reasons))
+
+
+def show_comparisons(comparisons: Sequence[Comparison], console: Console) -> None:
+    """Prints how many cells and results could be compared with TensorFlow's, and every difference."""
+    table = Table(title="Results compared with TensorFlow's", show_footer=True)
+    totals = [
+        sum(one.cells for one in comparisons),
+        sum(one.differing_cells for one in comparisons),
+        sum(one.values for one in comparisons),
+        sum(len(one.differences) for one in comparisons),
+    ]
+    table.add_column("notebook", footer="total")
+    for name, total in zip(("cells compared", "cells that differ", "results", "differences"), totals, strict=True):
+        table.add_column(name, justify="right", footer=str(total))
+    for one in comparisons:
+        counts = (one.cells, one.differing_cells, one.values, len(one.differences))
+        table.add_row(escape(one.name), *map(str, counts))
+    console.print(table)
+    for one in comparisons:
+        for difference in one.differences:
+            where = f"[bold]{escape(difference.notebook)}[/] cell {difference.cell}, {escape(difference.where)}"
+            pair = (_numbers(difference.ours), _numbers(difference.theirs))
+            console.print(f"[red]differs[/] {where}: {pair[0]}, TensorFlow {pair[1]}", soft_wrap=True, highlight=False)
+
+
+def _numbers(observed: Observation) -> str:
+    numbers = ", ".join("nan" if one is None else f"{one:.6g}" for one in observed["numbers"][:6])
+    return escape(f"{tuple(observed['shape'])} [{numbers}{', ...' if len(observed['numbers']) > 6 else ''}]")
 
 
 def _summary(results: Sequence[NotebookResult]) -> Table:

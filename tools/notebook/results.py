@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+from notebook.observations import Observation
+
 Status = Literal["passed", "failed", "out of scope"]
 
 
@@ -21,6 +23,7 @@ class CellResult:
         error: Type of the error and the first line of its message; empty if it passed.
         reason: Why it is out of scope; empty if it is not.
         trace: The whole traceback.
+        observed: The numbers that the cell assigned, showed and printed, by where.
     """
 
     number: int
@@ -29,6 +32,7 @@ class CellResult:
     error: str = ""
     reason: str = ""
     trace: str = ""
+    observed: dict[str, Observation] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,5 +55,5 @@ class NotebookResult:
         """For ``--json``."""
         statuses: tuple[Status, ...] = ("passed", "failed", "out of scope")
         counts = {status.replace(" ", "_"): self.count(status) for status in statuses}
-        cells = [dataclasses.asdict(cell) for cell in self.cells]
+        cells = [{k: v for k, v in dataclasses.asdict(cell).items() if k != "observed"} for cell in self.cells]
         return {"notebook": self.name, "cells": len(self.cells), **counts, "results": cells}

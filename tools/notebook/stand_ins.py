@@ -7,6 +7,7 @@ class has a pattern of its own under noise.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.machinery
 import io
 import os
@@ -60,17 +61,18 @@ def load_data(name: str, examples: int) -> tuple[tuple[Any, Any], tuple[Any, Any
     return (x, y), (u, v)
 
 
-def install(examples: int, *, text: str) -> None:
+def install(examples: int, *, text: str, framework: str = "mirrored.tf") -> None:
     """Puts the stand-ins in place.
 
     Args:
         examples: At most so many examples of a data set.
         text: The notebook's code: what it does not mention is not imported.
+        framework: The module that stands for TensorFlow, or ``tensorflow`` itself.
     """
     _cut_network()
-    sys.modules["tensorflow_datasets"] = _tensorflow_datasets(examples)
+    sys.modules["tensorflow_datasets"] = _tensorflow_datasets(examples, framework)
     if "keras" in text or "kaggle" in text:
-        _keras(examples)
+        _keras(examples, "tensorflow" if framework == "tensorflow" else "jax")
     if re.search(r"\bpandas\b", text):
         _pandas(examples)
     if re.search(r"^\s*import requests", text, re.MULTILINE):
@@ -89,8 +91,8 @@ def _cut_network() -> None:
     socket.getaddrinfo = local_only
 
 
-def _keras(examples: int) -> None:
-    os.environ["KERAS_BACKEND"] = "jax"
+def _keras(examples: int, backend: str) -> None:
+    os.environ["KERAS_BACKEND"] = backend
     import keras
     import keras._tf_keras.keras as tf_keras  # what tf.keras is; asking for that would start JAX
 
@@ -214,17 +216,18 @@ _TFDS: Final[dict[str, tuple[tuple[int, ...], str, int, int, int]]] = {
 }
 
 
-def _tensorflow_datasets(examples: int) -> types.ModuleType:
+def _tensorflow_datasets(examples: int, framework: str) -> types.ModuleType:
     module = types.ModuleType("tensorflow_datasets", "Arrays in place of tensorflow_datasets.")
     module.__spec__ = importlib.machinery.ModuleSpec("tensorflow_datasets", None)
     module.disable_progress_bar = lambda: None  # type: ignore[attr-defined]
-    module.load = functools.partial(_tfds_load, examples)  # type: ignore[attr-defined]
+    module.load = functools.partial(_tfds_load, examples, framework)  # type: ignore[attr-defined]
     module.as_numpy = lambda dataset: dataset.as_numpy_iterator()  # type: ignore[attr-defined]
     return module
 
 
 def _tfds_load(
     examples: int,
+    framework: str,
     name: str,
     split: Any = None,
     as_supervised: bool = False,
@@ -243,7 +246,7 @@ def _tfds_load(
     }
 
     def one(wanted: str) -> Any:
-        return _dataset(parts, wanted, supervised=as_supervised, batch_size=batch_size)
+        return _dataset(parts, wanted, supervised=as_supervised, batch_size=batch_size, framework=framework)
 
     wanted = list(parts) if split is None else split
     made = [one(part) for part in wanted] if isinstance(wanted, (list, tuple)) else one(wanted)
@@ -270,9 +273,8 @@ class _Info:
         self.features = {"image": types.SimpleNamespace(shape=shape), "label": label}
 
 
-def _dataset(parts: dict[str, _Part], wanted: str, *, supervised: bool, batch_size: int | None) -> Any:
-    import mirrored.tf as tf
-
+def _dataset(parts: dict[str, _Part], wanted: str, *, supervised: bool, batch_size: int | None, framework: str) -> Any:
+    tf = importlib.import_module(framework)
     pieces = [_slice(parts, piece.strip()) for piece in wanted.split("+")]
     images = np.concatenate([one for one, _ in pieces])
     labels = np.concatenate([one for _, one in pieces]).astype(np.int32)

@@ -1,4 +1,4 @@
-"""The process that runs one notebook: ``python -m notebook.worker NOTEBOOK SECONDS EXAMPLES``.
+"""The process that runs one notebook: ``python -m notebook.worker NOTEBOOK SECONDS EXAMPLES [FRAMEWORK [DEVICES]]``.
 
 Writes one line of JSON per cell to the file descriptor in ``NOTEBOOK_RESULTS``; what cells print goes to stdout.
 """
@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from notebook import stand_ins
 from notebook.cells import Cell, names_of, read_cells
+from notebook.observations import Recorder
 from notebook.results import CellResult
 from notebook.scope import reason_out
 
@@ -41,8 +42,9 @@ class Session:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._recorder = Recorder()
         self._module = types.ModuleType("__main__")
-        self._module.__dict__["display"] = _display
+        self._module.__dict__.update(display=self._display, print=self._recorder.print)
         sys.modules["__main__"] = self._module
         self._blame: dict[str, str] = {}  # name -> why the cell that would have defined it is out of scope
         self._paths: dict[str, str] = {}  # name -> why the cell that defined it and failed is out of scope
@@ -55,10 +57,11 @@ class Session:
         error = self._error_of(cell)
         seconds = time.monotonic() - started
         _, defined = names_of(cell.source)
+        observed = self._recorder.take(self._module.__dict__, defined)
         if error is None or cell.raises:
             for name in defined:
                 self._blame.pop(name, None)
-            return CellResult(cell.number, "passed", seconds)
+            return CellResult(cell.number, "passed", seconds, observed=observed)
         message = _described(error)
         trace = "".join(traceback.format_exception(error))
         reason = self._reason(cell, message)
@@ -108,14 +111,14 @@ class Session:
         exec(compile(tree, filename, "exec"), self._module.__dict__)
         if shown is not None:
             expression = ast.Expression(shown.value)
-            _display(eval(compile(expression, filename, "eval"), self._module.__dict__))
+            self._display(eval(compile(expression, filename, "eval"), self._module.__dict__))
 
-
-def _display(*values: Any) -> None:
-    for value in values:
-        if value is not None:
-            html = getattr(type(value), "_repr_html_", None)
-            print(repr(value) if html is None else html(value))
+    def _display(self, *values: Any) -> None:
+        for value in values:
+            if value is not None:
+                self._recorder.show(value)
+                html = getattr(type(value), "_repr_html_", None)
+                print(repr(value) if html is None else html(value))
 
 
 def _described(error: BaseException) -> str:
@@ -126,11 +129,22 @@ def _out_of_time(number: int, frame: Any) -> None:
     raise CellTimeoutError("the cell ran past its time limit")
 
 
+def _split_cpu(devices: int) -> None:
+    """Gives TensorFlow as many logical CPUs as `mirrored.tf` has simulated devices."""
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * devices)
+
+
 def main() -> None:
     """Runs the notebook of the command line."""
     path, seconds, examples = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    cells = read_cells(path)
-    stand_ins.install(examples, text="\n".join(cell.source for cell in cells))
+    framework, *devices = sys.argv[4:] or ["mirrored.tf"]
+    cells = read_cells(path, framework=framework)
+    stand_ins.install(examples, text="\n".join(cell.source for cell in cells), framework=framework)
+    if framework == "tensorflow" and devices:
+        _split_cpu(int(devices[0]))
     sys.argv = [path.name]
     sys.path.insert(0, os.getcwd())  # for the modules that cells write
     with os.fdopen(int(os.environ.pop("NOTEBOOK_RESULTS")), "w", buffering=1) as results:
