@@ -1,6 +1,9 @@
-# Everything a newcomer needs: `make demo` and `make test`. Environments are made on demand and kept.
+# Everything a newcomer needs: `make demo` and `make test`. Environments are created on demand and kept.
 VENV   ?= .venv
-PYTHON ?= $(shell scripts/find_python 3.11)
+# The newest supported Python on this machine gets the newest supported JAX: what new users install.
+PYTHON ?= $(shell scripts/find_python 3.11 3.13 --anywhere)
+# The lowest supported one, for `make test-lowest` and for peers whose wheels lag behind new Pythons.
+LOWEST_PYTHON ?= $(shell scripts/find_python 3.11 3.11 --anywhere || scripts/find_python 3.11 3.13 --anywhere)
 RUN     = $(VENV)/bin/python
 PYTEST  = $(RUN) -m pytest
 WORKERS ?= 2
@@ -8,19 +11,23 @@ WORKERS ?= 2
 CORE    = tests --ignore=tests/cli --ignore=tests/test_readme.py --ignore=tests/test_layers.py -m "not slow"
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test explore test-slow test-newest test-lowest bench bench-quick bench-peers lint format types clean
+.PHONY: help install demo test explore soak guarantees guarantees-sources test-slow test-lowest bench bench-quick bench-peers bench-previous \
+  test-gpu-dry-run lint format types clean
 
 help:
 	@echo "make demo         train a convnet on 4 replicas, with a report in demo_report/ (under 3 minutes)"
 	@echo "make test         the test suite (but for what make test-slow runs)"
-	@echo "make test-slow    the tests that take long: 50 eager steps, 50 steps on every number of devices"
+	@echo "make test-slow    what make test leaves out: long trainings, chaos, every case of the sampled tests"
 	@echo "make explore      generated tests with examples that were not tried before"
+	@echo "make soak         10 minutes of random training programs, compared with single-device JAX (SEED=1 for others)"
+	@echo "make guarantees   all cells of the guarantee matrix (docs/guarantees.md); guarantees-sources: with PyTorch and datasets"
 	@echo "make install      $(VENV) with everything a developer needs"
 	@echo "make bench        all benchmarks and their report (half an hour); make bench-quick: some (3 minutes)"
 	@echo "make bench-peers  TensorFlow and PyTorch, for the benchmarks only, in environments of their own"
+	@echo "make bench-previous  the previous JAX, for the benchmarks' comparison of versions"
 	@echo "make lint         lint, format and type checks"
-	@echo "make test-newest  the core of the suite on the newest supported JAX (Python 3.12 or 3.13)"
-	@echo "make test-lowest  the core of the suite on the lowest supported JAX"
+	@echo "make test-lowest  the core of the suite on the lowest supported Python and JAX"
+	@echo "make test-gpu-dry-run  the GPU benchmarks at tiny sizes on the CPU, on Python 3.12 with JAX 0.11.2"
 
 # One stamp per set of extras: a second `make` installs nothing unless pyproject.toml changed.
 $(VENV)/.installed-%: pyproject.toml
@@ -41,6 +48,23 @@ test: $(VENV)/.installed-test
 explore: $(VENV)/.installed-test
 	$(PYTEST) --hypothesis-profile=explore $$(grep -rl "^from hypothesis" tests/*/)
 
+SEED ?= 0
+soak: $(VENV)/.installed-test
+	$(RUN) tools/soak.py --minutes 10 --seed $(SEED)
+
+guarantees: $(VENV)/.installed-test
+	$(PYTEST) -n $(WORKERS) --dist worksteal tests/guarantees
+
+# PyTorch and Hugging Face datasets in an environment of their own; the CPU build where there is one to be had.
+.venv-sources/.installed: pyproject.toml
+	@scripts/install .venv-sources "$(LOWEST_PYTHON)" test
+	.venv-sources/bin/python -m pip install --quiet datasets torch==2.13.0+cpu || \
+	  .venv-sources/bin/python -m pip install --quiet datasets torch==2.13.0
+	@touch $@
+
+guarantees-sources: .venv-sources/.installed
+	.venv-sources/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/guarantees/test_sources.py
+
 test-slow: $(VENV)/.installed-test
 	$(PYTEST) -n $(WORKERS) --dist worksteal --durations 15 -m "slow or chaos"
 
@@ -53,6 +77,13 @@ bench-quick: $(VENV)/.installed-test
 # Contenders in environments of their own; without them the benchmarks say so and go on.
 bench-peers: .venv-tensorflow/.installed .venv-torch/.installed
 
+# The newest JAX for Python 3.11, so that a report can tell what a newer JAX changes.
+bench-previous: .venv-previous/.installed
+
+.venv-previous/.installed: pyproject.toml
+	@scripts/install .venv-previous "$(LOWEST_PYTHON)" test jax==0.10.2 jaxlib==0.10.2
+	@touch $@
+
 .venv-tensorflow/.installed:
 	$(PYTHON) -m venv .venv-tensorflow
 	.venv-tensorflow/bin/python -m pip install --quiet tensorflow-cpu==2.21.0 || \
@@ -61,7 +92,7 @@ bench-peers: .venv-tensorflow/.installed .venv-torch/.installed
 
 # The CPU build where there is one to be had: the default one brings gigabytes of CUDA.
 .venv-torch/.installed:
-	$(PYTHON) -m venv .venv-torch
+	$(LOWEST_PYTHON) -m venv .venv-torch
 	.venv-torch/bin/python -m pip install --quiet numpy torch==2.13.0+cpu || \
 	  .venv-torch/bin/python -m pip install --quiet numpy torch==2.13.0+cpu \
 	    --extra-index-url https://download.pytorch.org/whl/cpu || \
@@ -78,20 +109,26 @@ format: $(VENV)/.installed-lint
 	$(RUN) -m ruff check --fix
 	$(RUN) -m ruff format
 
-# Other ends of the supported range, each in an environment of its own.
-.venv-newest/.installed: pyproject.toml
-	@echo "installing the newest supported JAX into .venv-newest"
-	@scripts/install .venv-newest "$$(scripts/find_python 3.12 --anywhere)" test
-	@touch $@
-
+# The lower end of the supported range, in an environment of its own; the upper end is $(VENV).
 .venv-lowest/.installed: pyproject.toml
 	@echo "installing the lowest supported JAX into .venv-lowest"
-	@scripts/install .venv-lowest "$(PYTHON)" test jax==0.10.0 jaxlib==0.10.0
+	@scripts/install .venv-lowest "$(LOWEST_PYTHON)" test jax==0.10.0 jaxlib==0.10.0
 	@touch $@
 
-test-newest test-lowest: test-%: .venv-%/.installed
-	@.venv-$*/bin/python -c "import jax, sys; print('JAX', jax.__version__, 'Python', sys.version.split()[0])"
-	.venv-$*/bin/python -m pytest -n $(WORKERS) --dist worksteal $(CORE)
+test-lowest: .venv-lowest/.installed
+	@.venv-lowest/bin/python -c "import jax, sys; print('JAX', jax.__version__, 'Python', sys.version.split()[0])"
+	.venv-lowest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(CORE)
+
+# What a GPU machine has: Python 3.12, JAX 0.11.2, not all of the optional packages.
+.venv-gpu/.installed: pyproject.toml
+	@echo "installing JAX 0.11.2 into .venv-gpu"
+	@scripts/install .venv-gpu "$$(scripts/find_python 3.12 3.12 --anywhere)" checkpoint,flax,keras \
+	  jax==0.11.2 jaxlib==0.11.2 hypothesis pytest pytest-timeout
+	@touch $@
+
+test-gpu-dry-run: .venv-gpu/.installed
+	PYTHON=$(CURDIR)/.venv-gpu/bin/python benchmarks/gpu/run.sh --dry-run --out benchmarks/.results/gpu-dry-run \
+	  $(if $(PIECES),--only $(PIECES))
 
 clean:
-	rm -rf .venv .venv-newest .venv-lowest .venv-tensorflow .venv-torch benchmarks/.results demo_report .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-sources .venv-lowest .venv-gpu .venv-previous .venv-tensorflow .venv-torch benchmarks/.results demo_report .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,32 @@ settings.register_profile("explore", derandomize=False, print_blob=True)
 settings.load_profile("repeatable")
 
 _MEMORY_LIMIT_BYTES = 1_500_000_000
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks as slow what a sample leaves out; deselects `gpu` where there is no GPU, but for the GPU dry run."""
+    _mark_unsampled(items)
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not os.environ.get("GPU_BENCHMARK_DRY_RUN") and jax.default_backend() != "gpu":
+        config.hook.pytest_deselected(items=marked)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+def _mark_unsampled(items: list[pytest.Item]) -> None:
+    """Keeps the first case of each test marked ``sampled(k)`` and about one in k of the others; the rest is slow.
+
+    The choice depends on a case's name alone: it is the same in every run, and adding a case moves no other one.
+    """
+    begun = set()
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        if test in begun and zlib.crc32(item.nodeid.encode()) % mark.args[0]:
+            item.add_marker("slow")
+        begun.add(test)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -14,7 +14,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "mirrored"
 # Lowest first; a package imports only from lines above its own, and from itself.
 LEVELS = [
     {"errors"},
-    {"_jax", "config", "extras"},
+    {"settings"},
+    {"_jax", "config", "extras", "patches", "transport"},
     {"watch"},
     {"replicas"},
     {"collectives"},

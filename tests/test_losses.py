@@ -56,6 +56,7 @@ def test_even_shares_on_every_way(way, weighted):
 
 
 @pytest.mark.ways(replicas=(1, 2, 4))
+@pytest.mark.sampled(3)
 def test_the_gradient_is_that_of_the_global_mean(way):
     """Also where weights depend on the variable: nothing flows through the divisor."""
     x = np.linspace(-1.0, 2.0, 8).astype(np.float32)
@@ -197,3 +198,49 @@ class TestComputeAverageLoss:
                 compute_average_loss(jnp.ones(2), global_batch_size=wrong)
         with pytest.raises(StructureError, match=r"shape \(3,\) for per_example_loss of shape \(2,\)"):
             compute_average_loss(jnp.ones(2), sample_weight=jnp.ones(3))
+
+
+MASKS = {"ints": [1, 1, 0], "bools": [True, True, False], "floats": [1.0, 1.0, 0.0]}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("helper", [mr.losses.average_loss, mr.losses.compute_average_loss])
+@pytest.mark.parametrize("given", ["argument", "closure"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.sampled(3)
+def test_masked_entries_contribute_exactly_zero(helper, mask, bad, given, compiled):
+    losses, closed_over = jnp.array([1.0, 2.0, bad]), jnp.asarray(mask)
+
+    def step(losses, mask):
+        with mr.GradientTape() as tape:
+            tape.watch(losses)
+            loss = helper(losses, closed_over if given == "closure" else mask)
+        return loss, tape.gradient(loss, losses)
+
+    loss, gradient = (mr.function(step) if compiled else step)(losses, jnp.asarray(mask))
+    count = 2 if helper is mr.losses.average_loss else 3
+    assert float(loss) == pytest.approx(3 / count)
+    np.testing.assert_allclose(gradient, [1 / count, 1 / count, 0.0])
+    expected = jax.grad(lambda x: helper(x, jnp.asarray(mask)))(losses)
+    np.testing.assert_array_equal(gradient, expected)
+
+
+def test_masked_entries_on_replicas(way):
+    losses = jnp.array([1.0, jnp.nan, 3.0])
+    mask = jnp.array([True, False, True])
+    parts = way.compile(lambda: way.strategy.run(mr.losses.average_loss, args=(losses, mask)))()
+    total = way.strategy.reduce("SUM", parts, axis=None)
+    assert float(total) == pytest.approx(2.0)
+
+
+def test_a_weight_of_zero_keeps_its_own_gradient():
+    weights = jnp.array([0.0, 2.0])
+    gradient = jax.grad(lambda w: mr.losses.compute_average_loss(jnp.array([3.0, 5.0]), w))(weights)
+    np.testing.assert_allclose(gradient, [1.5, 2.5])
+
+
+@pytest.mark.parametrize("helper", [mr.losses.average_loss, mr.losses.compute_average_loss])
+def test_losses_of_half_precision_are_summed_in_float32(helper):
+    loss = helper(jnp.full((800,), 200.0, jnp.float16))
+    assert (float(loss), loss.dtype) == (200.0, jnp.float16)

@@ -55,6 +55,15 @@ def test_an_old_python_is_not_taken(tools):
     assert run("find_python", newer, path=str(tools)).returncode == 1
 
 
+def test_the_highest_python_can_be_bounded(tools):
+    shim(tools, "python3", f'exec {sys.executable} "$@"')
+    this, older = (f"3.{sys.version_info.minor - back}" for back in (0, 1))
+    assert run("find_python", "3.11", this, path=str(tools)).returncode == 0
+    done = run("find_python", "3.10", older, path=str(tools))
+    assert done.returncode == 1
+    assert f"no Python from 3.10 to {older}" in done.stderr
+
+
 def test_installing_without_a_python_fails():
     assert run("install", "/nonexistent/venv", "", "test").returncode == 1
 

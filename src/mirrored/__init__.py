@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 import sys
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from mirrored import settings
 from mirrored.replicas.distribution import set_distributors
 from mirrored.replicas.frameworks import set_bridges
 
@@ -23,16 +25,22 @@ def _from_data(name: str) -> Callable[[Any, Any, Any], Any]:
     return lambda *args: getattr(importlib.import_module("mirrored.data"), name)(*args)
 
 
-if any(name.startswith("MIRRORED_VIRTUAL_") and value for name, value in os.environ.items()):
+settings.check()
+if settings.VIRTUAL_DEVICES.is_set() or settings.VIRTUAL_KIND.is_set():
     # Before the program's first JAX operation. Else JAX is left alone until a name is asked for that needs it.
     importlib.import_module("mirrored.config").set_from_environment()
+if "keras" not in sys.modules and not os.environ.get("KERAS_BACKEND"):
+    os.environ["KERAS_BACKEND"] = "jax"  # for a later `import keras`, whose own default is TensorFlow
 set_distributors(
     dataset=_from_data("distribute_dataset"),
     from_function=_from_data("distribute_from_function"),
     dataset_iterator=_from_data("make_dataset_iterator"),
     input_fn_iterator=_from_data("make_input_fn_iterator"),
 )
-set_bridges({"flax.nnx": "mirrored.integrations.flax", "keras.src.backend.jax": "mirrored.integrations.keras"})
+set_bridges(
+    {"flax.nnx": "mirrored.integrations.flax", "keras.src.backend.jax": "mirrored.integrations.keras"},
+    roots={"flax.nnx": "flax.nnx", "keras": "keras.src.backend.jax"},
+)
 
 _MODULES = (
     "checkpoint",
@@ -60,6 +68,8 @@ def __getattr__(name: str) -> Any:
     """Imports what is asked for on first use: the core as a whole, modules and the other names one by one."""
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name == "__version__":
+        return importlib.metadata.version(__name__)
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     if name in __all__:
@@ -80,7 +90,8 @@ class _Package(types.ModuleType):
 
 def __dir__() -> list[str]:
     """The public names, modules that are not loaded yet included."""
-    return sorted({*globals(), *__all__, *_MODULES})
+    special = {name for name in globals() if name.startswith("__") and name.endswith("__")}
+    return sorted({*special, *__all__, *_MODULES, "__version__"})
 
 
 __all__ = [

@@ -31,6 +31,9 @@
     │   └── AbsentWorkerError (TimeoutError)  a worker has not come to where the others wait
     └── MissingExtraError (ImportError)    an optional dependency that is not installed
 
+`IndependentProcessesWarning` is a category of warnings: several processes that train independent models.
+`DivergingStateWarning` is another: several replicas that do. `LossScaleWarning`: a step that is N times too large.
+
 Every message says what was called, what was found, the rule, and the remedy.
 """
 
@@ -184,3 +187,19 @@ class AbsentWorkerError(DisagreementError, TimeoutError):
 
 class MissingExtraError(MirroredError, ImportError):
     """An optional dependency is not installed."""
+
+
+class IndependentProcessesWarning(UserWarning):
+    """Several processes were started together, and each trains a model of its own."""
+
+
+class DivergingStateWarning(UserWarning):
+    """Per-replica results are fed back as state: each replica trains a model of its own."""
+
+
+class LossScaleWarning(UserWarning):
+    """A loss is averaged over the examples of one replica, and its gradients are summed over replicas.
+
+    Compiled steps emit it, since it is found in their program. An eager run has no program to examine: compile the step
+    once with `mirrored.function` to have it checked.
+    """

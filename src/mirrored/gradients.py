@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import jax.numpy as jnp
 
+from mirrored._jax.putting import as_array
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.optimizers.meeting import scope_of, update_with_sums
@@ -85,7 +86,7 @@ def _total(arrays: list[Any]) -> Any:
 
 
 def _combined(column: Sequence[Any], combine: Callable[[list[Any]], Any], position: int) -> Any:
-    present = [jnp.asarray(gradient) for gradient in column if gradient is not None]
+    present = [as_array(gradient) for gradient in column if gradient is not None]
     if not present:
         return None
     shapes = {array.shape for array in present}
@@ -97,7 +98,7 @@ def _combined(column: Sequence[Any], combine: Callable[[list[Any]], Any], positi
             remedy="ask every tape for the same sources: tape.gradient(loss, variables)",
         )
     like = present[0]
-    return combine([jnp.zeros_like(like) if gradient is None else jnp.asarray(gradient) for gradient in column])
+    return combine([jnp.zeros_like(like) if gradient is None else as_array(gradient) for gradient in column])
 
 
 class GradientAccumulator:
@@ -168,7 +169,7 @@ class GradientAccumulator:
         for total, gradient in zip(self._sums, gradients, strict=True):
             if gradient is not None:
                 weight = count.astype(total.dtype) if self._reduction == "mean" else 1
-                total.assign_add(jnp.asarray(gradient).astype(total.dtype) * weight, read_value=False)
+                total.assign_add(as_array(gradient).astype(total.dtype) * weight, read_value=False)
         self._count.assign_add(count, read_value=False)
 
     def result(self) -> list[jax.Array]:

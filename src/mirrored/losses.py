@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.putting import as_array
 from mirrored._jax.traces import is_eval, recording_parent
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, ContextError, StructureError
@@ -35,7 +36,10 @@ def average_loss(per_example: Any, sample_weight: Any = None) -> jax.Array:
         per_example: ``f32[examples, ...]``: one loss per example, or per element of each (per token); every element
             counts.
         sample_weight: ``[examples]``, or more of the dimensions of `per_example`: weights, or a mask of bools that is
-            False for padding. The mean is then weighted: divided by the sum of the weights of all replicas.
+            False for padding. The mean is then weighted: divided by the sum of the weights of all replicas. An entry of
+            weight 0 contributes exactly 0, also where its loss is NaN or infinite, and the loss gets a gradient of
+            exactly 0. What computed that loss may still make NaN of this zero (0 * inf in the derivative of `jnp.log`
+            at 0): keep invalid inputs away from it, ``jnp.log(jnp.where(mask, x, 1.0))``.
 
     Returns:
         ``f32[]``, of the dtype of `per_example`.
@@ -91,7 +95,8 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
     TensorFlow: `tf.nn.compute_average_loss`.
     """
     losses = _losses(per_example_loss, "compute_average_loss")
-    total = jnp.sum(losses if sample_weight is None else losses * _like_tensorflow(losses, sample_weight))
+    wide = losses.astype(jnp.promote_types(losses.dtype, jnp.float32))
+    total = jnp.sum(wide if sample_weight is None else _weighted(wide, _like_tensorflow(wide, sample_weight)))
     if global_batch_size is None:
         _check_replica_context("compute_average_loss")
         global_batch_size = losses.shape[0] * get_strategy().num_replicas_in_sync
@@ -117,7 +122,9 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     TensorFlow: `tf.nn.scale_regularization_loss`.
     """
     _check_replica_context("scale_regularization_loss")
-    return jnp.sum(_floating(regularization_loss)) / get_strategy().num_replicas_in_sync
+    losses = _floating(regularization_loss)
+    wide = losses.astype(jnp.promote_types(losses.dtype, jnp.float32))
+    return (jnp.sum(wide) / get_strategy().num_replicas_in_sync).astype(losses.dtype)
 
 
 def _losses(per_example: Any, called: str) -> jax.Array:
@@ -133,7 +140,7 @@ def _losses(per_example: Any, called: str) -> jax.Array:
 
 
 def _floating(value: Any) -> jax.Array:
-    array = jnp.asarray(value)
+    array = as_array(value)
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.result_type(float))
 
 
@@ -142,7 +149,7 @@ def _total_and_count(losses: jax.Array, sample_weight: Any) -> tuple[jax.Array, 
     wide = jnp.promote_types(losses.dtype, jnp.float32)
     if sample_weight is None:
         return jnp.sum(losses.astype(wide)), losses.size
-    weights = jnp.asarray(sample_weight)
+    weights = as_array(sample_weight)
     if weights.shape != losses.shape[: weights.ndim]:
         raise StructureError(
             "average_loss",
@@ -153,7 +160,17 @@ def _total_and_count(losses: jax.Array, sample_weight: Any) -> tuple[jax.Array, 
     repeats = math.prod(losses.shape[weights.ndim :])
     weights = weights.astype(wide)
     spread = weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
-    return jnp.sum(losses.astype(wide) * spread), jax.lax.stop_gradient(jnp.sum(weights)) * repeats
+    return jnp.sum(_weighted(losses.astype(wide), spread)), jax.lax.stop_gradient(jnp.sum(weights)) * repeats
+
+
+def _weighted(losses: jax.Array, weights: jax.Array) -> jax.Array:
+    """The product; where a weight is 0 it is 0, and the loss gets a cotangent of 0, whatever the loss is (NaN, too).
+
+    The weight keeps its derivative, so that one that is trained can leave 0.
+    """
+    masked = weights == 0
+    known = jnp.where(masked & ~jnp.isfinite(losses), 0, losses)
+    return jnp.where(masked, jax.lax.stop_gradient(known), known) * weights
 
 
 def _over_replicas(count: Any, context: Any) -> Any:
@@ -171,14 +188,14 @@ def _quotient(total: jax.Array, count: Any) -> jax.Array:
     if isinstance(count, int):
         if count:
             return total / count
-        count = jnp.asarray(count)  # a replica without examples has gradients of 0, and none of the others lacks one
+        count = as_array(count)  # a replica without examples has gradients of 0, and none of the others lacks one
     empty = count == 0
     return jnp.where(empty, 0, total / jnp.where(empty, 1, count).astype(total.dtype))
 
 
 def _like_tensorflow(losses: jax.Array, sample_weight: Any) -> jax.Array:
     """Weights as TensorFlow fits them: a last dimension of 1 more or less than the losses is dropped or added."""
-    weights = jnp.asarray(sample_weight).astype(losses.dtype)
+    weights = as_array(sample_weight).astype(losses.dtype)
     if weights.ndim == losses.ndim + 1 and weights.shape[-1] == 1:
         weights = weights[..., 0]
     elif 0 < weights.ndim == losses.ndim - 1:
@@ -206,7 +223,7 @@ def _batch_size(given: Any) -> Any:
             rule="a batch size is an integer, not negative",
             remedy="give the number of examples of all replicas, or leave it out",
         )
-    return int(given) if isinstance(given, int | np.integer) else jnp.asarray(given)
+    return int(given) if isinstance(given, int | np.integer) else as_array(given)
 
 
 def _check_replica_context(called: str) -> None:

@@ -26,6 +26,14 @@ def test_every_command_and_option_has_help(command):
             assert parameter.help, f"{command} {parameter.opts}"
 
 
+@pytest.mark.parametrize("command", sorted(main.commands))
+def test_help_shows_no_marks_of_its_layout(command):
+    done = CliRunner().invoke(main, [command, "--help"])
+    assert done.exit_code == 0
+    assert "\\b" not in done.output
+    assert "\b" not in done.output
+
+
 def test_unknown_command_names_itself():
     done = CliRunner().invoke(main, ["nonesuch"])
     assert done.exit_code == 2

@@ -44,9 +44,12 @@ def started(folder: Path, *, steps: int, seconds_per_step: float = 0.1, restarts
 def test_a_killed_worker_loses_nothing(tmp_path, victim):
     run = started(tmp_path / "killed", steps=13)
     try:
-        assert chaos.wait_for(run, lambda: run.step >= 7, 40)
+        # On a leash: on a busy machine it may end before it is killed. Checkpoints are written in the background.
+        run.leash(9)
+        assert chaos.wait_for(run, lambda: run.step >= 7 and run.newest_checkpoint() >= 5, 60)
         kill = chaos.Kill(victim, run.step, run.newest_checkpoint())
         os.kill(run.workers()[victim], signal.SIGKILL)
+        run.leash(None)
         expected = left_alone(tmp_path / "left alone", 13)
         assert run.wait(50) == 0
     finally:
@@ -66,6 +69,7 @@ def test_kills_while_a_checkpoint_is_written_leave_the_one_before(tmp_path):
     kills = []
     try:
         for mark in (9, 19, 29):
+            run.leash(mark + 8)  # which holds a step at which it saves
             assert chaos.wait_for(run, lambda mark=mark: run.step >= mark, 60)
             unfinished = run.folder / "checkpoints"
             assert chaos.wait_for(run, lambda folder=unfinished: any(folder.glob("*.unfinished")), 20)
@@ -75,6 +79,7 @@ def test_kills_while_a_checkpoint_is_written_leave_the_one_before(tmp_path):
             assert chaos.wait_for(run, lambda starts=starts: len(run.resumed) > starts, 60)
             kill.resumed = run.resumed[-1]
             kills.append(kill)
+        run.leash(None)
         assert run.wait(60) == 0
     finally:
         run.close()

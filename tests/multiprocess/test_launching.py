@@ -195,3 +195,68 @@ def test_two_machines(tmp_path):
     assert "machine 1 (" in first.errors
     assert "worker 1 ended by ValueError: once; starting all 2 workers again (restart 1 of 1)" in first.errors
     assert "[worker 1] rank 1 of 2 start 1" in out
+
+
+def test_paths_arguments_and_output_in_any_script(tmp_path):
+    folder = tmp_path / "Läufe 訓練 🚀"
+    folder.mkdir()
+    program = """
+        note("Gewicht-é")
+        print(sys.argv[1], "потеря 損失", flush=True)
+        """
+    options = ["--workers", "2", "--log-dir", str(folder / "Protokoll ß")]
+    path = written(folder, program)
+    os.rename(path, folder / "übung.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "mirrored.cli", "run", *options, str(folder / "übung.py"), "--größe=2"],
+        env={**os.environ, "LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert (folder / "Gewicht-é").exists()
+    assert sorted(done.stdout.decode().splitlines()) == [f"[worker {rank}] --größe=2 потеря 損失" for rank in (0, 1)]
+    assert (folder / "Protokoll ß" / "worker-1.log").read_text(encoding="utf-8") == "--größe=2 потеря 損失\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_jobs_of_one_machine_do_not_meet(tmp_path):
+    """They start at once, with the same home folder and a common, empty compilation cache."""
+    program = """
+        import jax.numpy as jnp
+        import mirrored as mr
+        from mirrored.checkpoint import Checkpoint, CheckpointManager
+        job = float(sys.argv[1])
+        strategy = mr.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            total = mr.Variable(0.0)
+        add = lambda: total.assign_add(mr.get_replica_context().all_reduce("SUM", job))
+        step = mr.function(lambda: strategy.run(add))
+        manager = CheckpointManager(Checkpoint(total=total), os.path.join(folder, sys.argv[1]))
+        for number in range(1, 21):
+            step()
+            manager.save(number)
+        manager.wait()
+        print(float(total.numpy()), manager.restore_latest())
+        """
+    path = written(tmp_path, program)
+    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-m", "mirrored.cli", "run", "--workers", "2", path, str(number)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in (1, 2, 3)
+    ]
+    try:
+        ended = [job.communicate(timeout=150) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    for number, (job, (out, errors)) in enumerate(zip(jobs, ended, strict=True), 1):
+        assert job.returncode == 0, errors
+        assert sorted(out.splitlines()) == [f"[worker {rank}] {40.0 * number} 20" for rank in (0, 1)]

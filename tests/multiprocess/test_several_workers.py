@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import signal
-import socket
-import time
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ import pytest
 import mirrored as mr
 from cluster.jobs import PROGRAMS, job, run
 from mirrored.checkpoint import Checkpoint, CheckpointReader
-from mirrored.cluster import ClusterSpec, SimpleClusterResolver
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
 
@@ -133,6 +130,9 @@ def test_data_of_each_workers_own(tmp_path):
     assert first["file"] == [[[0.0], [1.0]], [[2.0], [3.0]], [[4.0], [5.0]], [[6.0], [7.0]]]
     assert second["file"] == [[[10.0], [11.0]], [[12.0], []], [[], []], [[], []]]
     assert first["file sums"] == second["file sums"] == [22.0, 17.0, 9.0, 13.0]
+    # All of worker 1's files are empty: it takes part with empty batches from the beginning.
+    assert first["alone"] == [[[[0.0], [1.0]], [[2.0], [3.0]], [[4.0], []]], [1.0, 5.0, 4.0]]
+    assert second["alone"] == [[[[], []]] * 3, [1.0, 5.0, 4.0]]
     assert first["off"] == second["off"] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
     assert first["lengths"] == second["lengths"] == [2.0, 7.0, 9.0, 6.0]
     assert first["one order"] == second["one order"]
@@ -152,9 +152,20 @@ def test_data_of_each_workers_own(tmp_path):
             "AbsentWorkerError",
             "worker 1 did not come within 5 s to: run chief_alone.<locals>.<lambda> eagerly",
         ),
+        (
+            "reads_alone",
+            "AbsentWorkerError",
+            "worker 1 did not come within 5 s to: read the sync-on-read variable 'counter' (at apart.py:",
+        ),
+        ("reads_apart", "DisagreementError", "worker 0 is at: read the sync-on-read variable 'counter' (at apart.py:"),
         ("elsewhere", "DisagreementError", "worker 1 at: create variable 'other'"),
         ("arguments", "DisagreementError", "array 0 of its arguments on worker 1"),
+        ("captured", "DisagreementError", "captured array 0 on worker 1"),
+        ("captured_inside", "DisagreementError", "captured array 0 on worker 1"),
+        ("plain_variable", "DisagreementError", "variable 'own' on worker 1"),
+        ("key", "DisagreementError", "array 0 of its arguments on worker 1"),
         ("batches", "DisagreementError", "element of the first batch on worker 1"),
+        ("later_batches", "DisagreementError", "element of batch 8 on worker 1"),
     ],
 )
 def test_a_worker_that_goes_its_own_way_is_named(tmp_path, how, kind, words):
@@ -165,27 +176,20 @@ def test_a_worker_that_goes_its_own_way_is_named(tmp_path, how, kind, words):
     assert words in found[0]
 
 
-def test_a_coordinator_that_is_not_there_has_a_name_and_a_time(monkeypatch):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    monkeypatch.setenv("MIRRORED_RENDEZVOUS_SECONDS", "1")
-    resolver = SimpleClusterResolver(
-        ClusterSpec({"worker": [f"127.0.0.1:{port}", "127.0.0.1:1"]}), task_type="worker", task_id=1
-    )
-    start = time.monotonic()
-    with pytest.raises(mr.errors.RendezvousError, match=rf"nobody answers at 127.0.0.1:{port} after [01].\d s"):
-        mr.MultiWorkerMirroredStrategy(resolver)
-    assert time.monotonic() - start < 5
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_prng_keys_are_arguments_and_variables_of_several_workers(tmp_path):
+    first, second = run("keys", [2, 2], tmp_path)
+    assert first == second
+    for way in ("argument", "eager argument", "captured", "variable", "aggregate"):
+        assert first[way] == first["expected"], way
 
 
-def test_a_coordinators_port_that_is_taken_has_a_number():
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        resolver = SimpleClusterResolver(
-            ClusterSpec({"worker": [f"127.0.0.1:{port}", "127.0.0.1:1"]}), task_type="worker", task_id=0
-        )
-        with pytest.raises(mr.errors.RendezvousError, match=f"port {port} of this machine is taken"):
-            mr.MultiWorkerMirroredStrategy(resolver)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_thousand_steps_take_no_more_memory_or_descriptors(tmp_path):
+    for found in run("enduring", [1, 1], tmp_path, str(tmp_path / "checkpoints"), seconds=280):
+        (early_files, early_bytes, _), *_, (late_files, late_bytes, threads) = found
+        assert late_files <= early_files, found
+        assert late_bytes <= 1.03 * early_bytes, found
+        assert threads <= found[0][2], found

@@ -11,7 +11,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.planning import Network, Plan, Prediction, make_plan, observe
-from mirrored.planning.bottleneck import bottleneck, explanation
+from mirrored.planning.bottleneck import bottleneck, breakdown, explanation, summary
 
 FAST, SLOW = Network(1e13, 1e-9), Network(1e6, 1e-3)
 
@@ -19,11 +19,46 @@ FAST, SLOW = Network(1e13, 1e-9), Network(1e6, 1e-3)
 @pytest.mark.parametrize(
     ("compute", "fixed", "exchange", "dispatch", "reading", "word", "told"),
     [
-        (10, 1, 1, 1, 0, "compute-bound", "replicas compute for 91% of the step"),
-        (10, 1, 12, 1, 0, "communication-bound", r"summing gradients takes 12 ms.*10 ms\. 10 examples on each replica"),
+        (
+            10,
+            1,
+            1,
+            1,
+            0,
+            "compute-bound",
+            r"^compute 91%, exchange 9% \(overlapped: dispatch 9%\); the devices compute",
+        ),
+        (
+            10,
+            1,
+            12,
+            1,
+            0,
+            "communication-bound",
+            r"^compute 45%, exchange 55% \(overlapped: dispatch 5%\); "
+            r"summing gradients takes 12 ms.*10 ms\. 10 examples on each replica",
+        ),
         (10, 8, 1, 1, 0, "too small a batch", r"80% of its work does not depend on the batch"),
-        (10, 1, 1, 20, 0, "dispatch-bound", r"Python takes 20 ms to start .*steps_per_call"),
-        (10, 1, 1, 1, 30, "input-bound", r"next batch comes after 30 ms\. Input that is 2\.7 times faster"),
+        (
+            10,
+            1,
+            1,
+            20,
+            0,
+            "dispatch-bound",
+            r"^dispatch 100%, input 0% \(overlapped: compute 50%, exchange 5%\); "
+            r"Python takes 20 ms to start .*steps_per_call",
+        ),
+        (
+            10,
+            1,
+            1,
+            1,
+            30,
+            "input-bound",
+            r"^dispatch 3%, input 97% \(overlapped: compute 32%, exchange 3%\); .*"
+            r"next batch comes after 30 ms\. Input that is 2\.7 times faster",
+        ),
     ],
 )
 def test_bottlenecks_are_named_and_explained(compute, fixed, exchange, dispatch, reading, word, told):
@@ -34,6 +69,12 @@ def test_bottlenecks_are_named_and_explained(compute, fixed, exchange, dispatch,
         Plan(prediction, prediction, 0.01, (prediction,), "replica-batch", FAST, "as given", (2, 1)), prediction
     )
     assert re.search(told, text), text
+
+
+def test_parts_that_determine_the_step_time_add_up():
+    shared = Prediction(8, 8, 64e-3, 1e-3, 31e-3, 5e-3, 0.0, shared=True)
+    assert summary(shared) == "compute 64%, exchange 31%, dispatch 5%"
+    assert sum(breakdown(shared).values()) == pytest.approx(1.0)
 
 
 def training(width, share, waits_seconds=0.0, is_squeezed=False):

@@ -19,6 +19,7 @@ kinds = pytest.mark.parametrize(("kind", "norm"), TYPES)
 
 @kinds
 @pytest.mark.parametrize("n", [None, 5, 9])
+@pytest.mark.sampled(3)
 def test_cosine_transforms_are_those_of_scipy(kind, norm, n):
     found = tf.signal.dct(X, kind, n, -1, norm)
     assert found.dtype == "float32"
@@ -44,6 +45,7 @@ def test_the_inverse_gives_the_signal_back_up_to_a_factor(kind, norm, size):
 
 
 @kinds
+@pytest.mark.sampled(3)
 def test_gradients_are_those_of_the_matrix(kind, norm):
     matrix = scipy.fft.dct(np.eye(6), kind, norm=norm)
     x = jnp.asarray(X[0, 0])

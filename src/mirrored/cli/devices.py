@@ -6,9 +6,10 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from mirrored.config import KINDS, set_virtual_devices, virtual_kind
+from mirrored.config import set_virtual_devices, virtual_kind
 from mirrored.replicas.devices import devices_of_kind, kind_of, name_device
 from mirrored.replicas.layout import Layout, make_layout
+from mirrored.settings import KINDS
 
 _GIB = 2**30
 
@@ -53,7 +54,8 @@ def layout_sentence(layout: Layout) -> str:
     each = f"{layout.local} on each" if layout.is_folded else "one on each"
     devices = f"{layout.num_devices} device{'s' * (layout.num_devices != 1)}"
     folded = f", num_replicas={layout.num_replicas}" if layout.is_folded else ""
-    return f"{layout.num_replicas} replicas on {devices}, {each}: MirroredStrategy([{names}]{folded})"
+    replicas = f"{layout.num_replicas} replica{'s' * (layout.num_replicas != 1)}"
+    return f"{replicas} on {devices}, {each}: MirroredStrategy([{names}]{folded})"
 
 
 def _all_devices() -> list[jax.Device]:

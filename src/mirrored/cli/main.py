@@ -81,7 +81,7 @@ def run(program: str, arguments: tuple[str, ...], is_module: bool, replicas: int
         replicas_per_worker: int | None, nodes: int, node_rank: int, coordinator: str | None, max_restarts: int,
         log_dir: Path | None, grace_seconds: float, meeting_seconds: float, no_compile_cache: bool,
         ) -> None:  # fmt: skip
-    r"""Run PROGRAM on several replicas, workers or machines.
+    """Run PROGRAM on several replicas, workers or machines.
 
     \b
     mirrored run --replicas 4 train.py                              one process, four replicas
@@ -91,7 +91,7 @@ def run(program: str, arguments: tuple[str, ...], is_module: bool, replicas: int
 
     Every line of output gets its worker's name. When one worker fails, all are ended, its error comes first, and the
     exit status is its own.
-    """
+    """  # noqa: D301 (click wants the character, and leaves such a paragraph as it is)
     from mirrored.cli.run import run as run_program
     from mirrored.launch import Job
 
@@ -142,7 +142,7 @@ def doctor(workers: int, replicas_per_worker: int | None, nodes: int, node_rank:
 @click.option("--json", "as_json", is_flag=True, help="Print figures for a program to read.")
 def plan(program: Path, arguments: tuple[str, ...], replicas: str, bandwidth: str | None, latency: str | None,
          keeps: str, speed: float, shared: bool, steps: int, plot: Path | None, as_json: bool) -> None:  # fmt: skip
-    r"""Predict PROGRAM's step on more replicas, and say why it is not faster.
+    """Predict PROGRAM's step on more replicas, and say why it is not faster.
 
     \b
     mirrored plan step.py --replicas 8,64,512,4096 --bandwidth 25GB/s --latency 5us --plot plan.png
@@ -151,7 +151,7 @@ def plan(program: Path, arguments: tuple[str, ...], replicas: str, bandwidth: st
     replica's part of it is then timed by itself, what more replicas exchange is read off the step traced for devices
     that need not exist: 5 to 20 seconds in all. Sums are measured between the devices here if --shared, or if there
     are several accelerators, unless a network is given. Arguments for the program go behind --.
-    """
+    """  # noqa: D301 (as above)
     from mirrored.cli.plan import show_plan
 
     show_plan(program, list(arguments), replicas=replicas, bandwidth=bandwidth, latency=latency, keeps=keeps,

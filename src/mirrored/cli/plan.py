@@ -14,7 +14,7 @@ from rich.table import Table
 
 from mirrored.errors import ArgumentError
 from mirrored.planning import Network, Plan, make_plan, observe
-from mirrored.planning.bottleneck import bottleneck, explanation
+from mirrored.planning.bottleneck import bottleneck, breakdown, explanation
 from mirrored.planning.picture import draw
 from mirrored.planning.predicting import ASSUMED
 
@@ -97,6 +97,7 @@ def as_data(plan: Plan) -> list[dict[str, object]]:
             "examples_per_second": one.examples_per_second,
             "efficiency": one.efficiency,
             "bottleneck": bottleneck(one),
+            "breakdown": breakdown(one),
         }
         for one in plan.predictions
     ]

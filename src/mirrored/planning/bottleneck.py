@@ -33,8 +33,43 @@ def bottleneck(prediction: Prediction) -> str:
     return COMPUTE
 
 
+def breakdown(prediction: Prediction) -> dict[str, float]:
+    """The parts of a step as fractions of its time.
+
+    Args:
+        prediction: One number of replicas.
+
+    Returns:
+        ``compute``, ``exchange``, ``dispatch`` and ``input``, each in units of the step time. Compute and exchange
+        follow each other; dispatch and input overlap with them where the host runs ahead of the device. So the parts
+        that determine the step time add up to 1, and the others come on top.
+    """
+    seconds = {
+        "compute": prediction.compute_seconds,
+        "exchange": prediction.exchange_seconds,
+        "dispatch": prediction.dispatch_seconds,
+        "input": prediction.input_seconds,
+    }
+    return {name: part / max(prediction.step_seconds, 1e-12) for name, part in seconds.items()}
+
+
+def summary(prediction: Prediction) -> str:
+    """The breakdown in words: the parts that determine the step time first, then those that overlap with them."""
+    parts = breakdown(prediction)
+    sequential = ["compute", "exchange", "dispatch"] if prediction.shared else ["compute", "exchange"]
+    if prediction.host_seconds >= prediction.step_seconds:
+        sequential = ["dispatch", "input"]
+    overlapped = [name for name in parts if name not in sequential and parts[name] >= 0.005]
+    text = ", ".join(f"{name} {parts[name]:.0%}" for name in sequential)
+    return text + (f" (overlapped: {', '.join(f'{name} {parts[name]:.0%}' for name in overlapped)})" * bool(overlapped))
+
+
 def explanation(plan: Plan, prediction: Prediction) -> str:
-    """In a sentence or two, why it is not faster with so many replicas, and what would help."""
+    """The breakdown of the step, why it is not faster with so many replicas, and what would help."""
+    return f"{summary(prediction)}; {_reason(plan, prediction)}"
+
+
+def _reason(plan: Plan, prediction: Prediction) -> str:
     found = bottleneck(prediction)
     share = f"{prediction.share} example{'s' * (prediction.share != 1)}"
     if found == INPUT:
@@ -60,7 +95,7 @@ def explanation(plan: Plan, prediction: Prediction) -> str:
             f"with {share} on each replica {part:.0%} of its work does not depend on the batch (weights are read, "
             f"updated and written all the same). {_larger(plan)}"
         )
-    return f"replicas compute for {prediction.compute_seconds / prediction.step_seconds:.0%} of the step."
+    return "the devices compute most of the time: only faster devices, less work per example or lower precision help."
 
 
 def _balance(prediction: Prediction) -> str:

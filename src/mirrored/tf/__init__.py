@@ -2,14 +2,12 @@
 
     import mirrored.tf as tf
 
-A tensor is a `jax.Array`; importing this module gives arrays the method `numpy()` and patches nothing else. The names
+A tensor is a `jax.Array`; importing this module gives arrays the methods `numpy()`, `get_shape()` and `set_shape()` and
+changes nothing else (`mirrored/patches.py` has the list; `mirrored.integrations.disconnect` takes them back). The names
 are made from tables (`mirrored.tf._names`); one that is not there says so and names the nearest.
 """
 
 from __future__ import annotations
-
-import os as _os
-import sys as _sys
 
 from mirrored.tf._missing import KNOWN as _KNOWN
 from mirrored.tf._names import LAZY as _LAZY
@@ -19,7 +17,5 @@ from mirrored.tf._namespaces import finder as _finder
 from mirrored.tf._tensors import add_methods as _add_methods
 
 _add_methods()
-if "keras" not in _sys.modules:
-    _os.environ.setdefault("KERAS_BACKEND", "jax")  # for a later `import keras`, whose own default is TensorFlow
 __getattr__ = _finder(_NAMES, _LAZY)
 globals().update(_build(_NAMES, [*_LAZY, *_KNOWN], __getattr__))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored import data
-from mirrored.data.ending import set_end_error
+from mirrored._jax.host_memory import owned
 from mirrored.errors import EndOfDataError
 from mirrored.tf._errors import OutOfRangeError
 from mirrored.tf._host_arrays import on_host
@@ -17,11 +17,15 @@ from mirrored.tf._host_arrays import on_host
 
 def _tensors(element: Any) -> Any:
     """Arrays as tensors; bytes, arrays of them and nested datasets stay."""
-    return jax.tree.map(lambda leaf: on_host(leaf) if _stays(leaf) else jnp.asarray(leaf), element)
+    return jax.tree.map(lambda leaf: on_host(leaf) if _stays(leaf) else jnp.asarray(owned(leaf)), element)
 
 
 def _stays(leaf: Any) -> bool:
     return isinstance(leaf, bytes) or not hasattr(leaf, "dtype") or leaf.dtype.hasobject
+
+
+class EndOfSequenceError(OutOfRangeError, EndOfDataError):
+    """`OutOfRangeError` at the end of a dataset."""
 
 
 class Dataset(data.Dataset):
@@ -29,13 +33,8 @@ class Dataset(data.Dataset):
 
     hand_out: ClassVar[Callable[[Any], Any]] = staticmethod(_tensors)
     number_out: ClassVar[Callable[[int], Any]] = staticmethod(jnp.asarray)
+    end_error: ClassVar[Callable[..., EndOfDataError]] = EndOfSequenceError.of
 
-
-class EndOfSequenceError(OutOfRangeError, EndOfDataError):
-    """`OutOfRangeError` at the end of a dataset."""
-
-
-set_end_error(EndOfSequenceError.of)
 
 TextLineDataset = Dataset.from_text_lines
 TFRecordDataset = Dataset.from_tfrecords

@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.putting import as_array
 from mirrored._jax.traces import Tracer, is_eager
+from mirrored.patches import is_applied, replace
 from mirrored.replicas.ambient import ambient
 from mirrored.tf._dtypes import DType, array_dtype, as_dtype
 from mirrored.tf._errors import InvalidArgumentError, TracedValueError
@@ -48,9 +50,9 @@ def as_tensor(value: Any, dtype: Any = None) -> jax.Array:
 def from_host(array: np.ndarray[Any, Any]) -> jax.Array:
     """A concrete array on the default device, also while tracing (where `jnp.asarray` would give a traced literal)."""
     if is_eager():
-        return jnp.asarray(array)
+        return as_array(array)
     with jax.ensure_compile_time_eval():
-        return jnp.asarray(array)
+        return as_array(array)
 
 
 def _host_array(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
@@ -232,8 +234,9 @@ def _set_shape(self: jax.Array, shape: Any) -> None:
 
 def add_methods() -> None:
     """Gives `jax.Array`, and what stands for one while tracing, TensorFlow's `numpy`, `get_shape` and `set_shape`."""
-    jax.Array.numpy = _array_numpy  # type: ignore[attr-defined]
-    Tracer.numpy = _tracer_numpy  # type: ignore[attr-defined]
-    kinds: tuple[Any, ...] = (jax.Array, Tracer)
-    for kind in kinds:
-        kind.get_shape, kind.set_shape = _get_shape, _set_shape
+    if is_applied("jax"):
+        return
+    for kind, to_numpy in ((jax.Array, _array_numpy), (Tracer, _tracer_numpy)):
+        replace("jax", kind, "numpy", to_numpy)
+        replace("jax", kind, "get_shape", _get_shape)
+        replace("jax", kind, "set_shape", _set_shape)

@@ -179,17 +179,16 @@ class CheckpointManager:
         return path
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the newest checkpoint, or calls `init_fn` if there is none.
+        """Restores the newest checkpoint that is whole, or calls `init_fn` without a checkpoint.
 
         Returns:
             The path; None if there is none.
         """
-        path = self.latest_checkpoint
+        path = self._manager.restore_newest(partial=True)
         if path is None:
             if self._init_fn is not None:
                 self._init_fn()
             return None
-        self.checkpoint.restore(path).expect_partial()
         if self._step_counter is not None:
             self._last_step = int(np.asarray(self._step_counter))
         return path

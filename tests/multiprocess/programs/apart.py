@@ -6,7 +6,9 @@ import json
 import sys
 import time
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 import mirrored as mr
 
@@ -25,6 +27,26 @@ def chief_alone() -> None:
     time.sleep(60)  # an end would be noticed at once, by the watch
 
 
+def _counter() -> mr.Variable:
+    with strategy.scope():
+        return mr.Variable(0.0, synchronization=mr.VariableSynchronization.ON_READ, aggregation="SUM", name="counter")
+
+
+def reads_alone() -> None:
+    counter = _counter()
+    if me == 0:
+        counter.numpy()
+    time.sleep(60)
+
+
+def reads_apart() -> None:
+    counter = _counter()
+    if me == 0:
+        counter.numpy()
+    else:
+        strategy.run(lambda: 1.0)
+
+
 def elsewhere() -> None:
     if me == 0:
         strategy.run(lambda: 1.0)
@@ -37,9 +59,37 @@ def arguments() -> None:
     mr.function(lambda x: strategy.run(lambda y: y, args=(x,)))(jnp.full(3, float(me)))
 
 
+def captured() -> None:
+    own = jnp.full(2, float(me))
+    mr.function(lambda: strategy.run(lambda: own + 1))()
+
+
+def captured_inside() -> None:
+    own = jnp.full(2, float(me))
+    inner = jax.jit(lambda x: x + own)
+    mr.function(lambda x: strategy.run(lambda y: inner(y), args=(x,)))(jnp.zeros(2))
+
+
+def plain_variable() -> None:
+    own = mr.Variable(jnp.full(2, float(me)), name="own")
+    mr.function(lambda: strategy.run(lambda: own + 1))()
+
+
+def key() -> None:
+    mr.function(lambda k: strategy.run(lambda j: jax.random.bits(j), args=(k,)))(jax.random.key(me))
+
+
 def batches() -> None:
     dataset = mr.data.Dataset.range(8).map(lambda x: x + me).batch(4)
     next(iter(strategy.experimental_distribute_dataset(dataset)))
+
+
+def later_batches() -> None:
+    rows = np.arange(40)
+    rows[30] += me  # as a file that is out of date on one machine
+    dataset = mr.data.Dataset.from_tensor_slices(rows).batch(4)
+    for batch in strategy.experimental_distribute_dataset(dataset):
+        strategy.run(lambda x: x.sum(), args=(batch,))
 
 
 try:

@@ -39,11 +39,15 @@ by_file = strategy.experimental_distribute_dataset(policy(numbers, AutoShardPoli
 lengths = strategy.distribute_datasets_from_function(
     lambda context: Dataset.range(3 + 4 * context.input_pipeline_id).map(lambda x: np.float32(x)).batch(1)
 )
+(folder / "none.txt").touch()
+one_file_is_empty = TextLineDataset([files[0], str(folder / "none.txt")]).map(lambda line: np.float32(line)).batch(4)
+alone = strategy.experimental_distribute_dataset(policy(one_file_is_empty, AutoShardPolicy.FILE))
 unseeded = strategy.experimental_distribute_dataset(Dataset.range(16).shuffle(16).batch(16))
 found = {
     "file": mine(by_file),
     "file sums": summed(by_file),
     "off": mine(strategy.experimental_distribute_dataset(policy(Dataset.range(8).batch(8), AutoShardPolicy.OFF))),
+    "alone": [mine(alone), summed(alone)],
     "lengths": summed(lengths),
     "one order": [np.asarray(strategy.gather(batch, 0)).tolist() for batch in unseeded],
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 import mirrored as mr
+from mirrored.checkpoint import Checkpoint
 
 EXAMPLES = 37
 
@@ -52,15 +54,15 @@ class Run:
         self.seen.assign_add(float(x.shape[0]) if mask is None else jnp.sum(mask.astype(jnp.float32)))
         return loss
 
+    def step(self, batch: Any) -> Any:
+        return self.strategy.reduce("SUM", self.strategy.run(self.replica, args=(batch,)), axis=None)
+
     def train(self, epochs: int, *, last_batch: str = "split", compiled: bool = True) -> list[float]:
         """The loss of each step."""
         options = mr.data.InputOptions(last_batch=last_batch)
         distributed = self.strategy.experimental_distribute_dataset(self.dataset, options)
 
-        def step(batch: Any) -> Any:
-            return self.strategy.reduce("SUM", self.strategy.run(self.replica, args=(batch,)), axis=None)
-
-        run = mr.function(step) if compiled else step
+        run = mr.function(self.step) if compiled else self.step
         return [float(run(batch)) for _ in range(epochs) for batch in distributed]
 
     def outcome(self, losses: list[float]) -> dict[str, Any]:
@@ -79,3 +81,38 @@ def outcomes(strategy: Any, *ways: str) -> dict[str, Any]:
         run = Run(strategy)
         found[name] = run.outcome(run.train(1 if name == "eager" else 2, last_batch=last_batch, compiled=compiled))
     return found
+
+
+_LEFT_AFTER = 3
+
+
+class Midway:
+    """Training that is left in the middle of an epoch, and gone on with."""
+
+    def __init__(self, strategy: Any) -> None:
+        self.run = Run(strategy)
+        options = mr.data.InputOptions(last_batch="pad")
+        self.iterator = iter(strategy.experimental_distribute_dataset(self.run.dataset, options))
+        self.step = mr.function(self.run.step)
+        self.checkpoint = Checkpoint(
+            variables=self.run.variables, optimizer=self.run.optimizer, seen=self.run.seen, iterator=self.iterator
+        )
+
+    def leave(self, path: Path) -> None:
+        """Trains into the middle of an epoch, and saves."""
+        for _ in range(_LEFT_AFTER):
+            self.step(next(self.iterator))
+        self.checkpoint.write(path)
+
+    def go_on(self, path: Path) -> dict[str, Any]:
+        """The rest of the epoch."""
+        self.checkpoint.read(path).assert_consumed()
+        return self.run.outcome([float(self.step(batch)) for batch in self.iterator])
+
+
+def several_per_call(strategy: Any) -> dict[str, Any]:
+    """The full batches of an epoch, two steps per call."""
+    run = Run(strategy)
+    step = mr.function(run.step, steps_per_call=2)
+    batches = [(batch,) for batch in strategy.experimental_distribute_dataset(run.dataset)]
+    return run.outcome([float(loss) for start in (0, 2) for loss in step(batches[start : start + 2])])

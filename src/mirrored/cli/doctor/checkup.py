@@ -17,6 +17,7 @@ from rich.table import Table
 from mirrored._jax import coordination
 from mirrored.cli.doctor.facts import Facts, local_facts
 from mirrored.cli.doctor.findings import findings
+from mirrored.cli.doctor.gpus import describe, unverified
 from mirrored.cli.doctor.links import Link, measure, neighbours
 from mirrored.cluster.joining import join
 from mirrored.cluster.tasks import process_of
@@ -74,7 +75,7 @@ def _all_facts(folder: Path | None) -> list[Facts]:
             return [mine]
         barrier(_CALLED, "compare clocks")
         mine = dataclasses.replace(mine, clock=time.time())
-        return [Facts(**told) for told in agree(_CALLED, "tell of itself", mine.to_json())]
+        return [Facts.from_json(told) for told in agree(_CALLED, "tell of itself", mine.to_json())]
     finally:
         if folder is not None and jax.process_index() == 0:
             (folder / token).unlink(missing_ok=True)
@@ -119,10 +120,34 @@ def _print(
             who = "all devices" if len(link.workers) != 2 else f"workers {link.workers[0]} and {link.workers[1]}"
             measured.add_row(who, f"{link.latency_seconds * 1e6:.0f} us", f"{link.bytes_per_second / 2**20:.0f} MiB/s")
         console.print(measured)
+    _print_gpus(console, workers)
     for text in wrong:
         console.print(f"[bold red]WRONG[/] {text}", highlight=False)
     if not wrong:
         console.print("nothing wrong was found")
+
+
+def _print_gpus(console: Console, workers: Sequence[Facts]) -> None:
+    """Workers that are alike share their lines; nothing is printed where no worker has a GPU."""
+    there = [(rank, one.gpus) for rank, one in enumerate(workers) if one.gpus is not None]
+    if not there:
+        return
+    table = Table("worker", "GPU", "driver", "memory", "MIG")
+    for rank, facts in there:
+        for gpu in facts.gpus:
+            memory = "-" if gpu.memory_mib is None else f"{gpu.memory_mib / 1024:.0f} GiB"
+            mig = {True: "on", False: "off", None: "-"}[gpu.mig]
+            table.add_row(str(rank), gpu.name, gpu.driver, memory, mig)
+    console.print(table)
+    told: list[str] = []
+    for rank, facts in there:
+        lines = describe(facts)
+        if lines != told:
+            console.print(f"from worker {rank} on: " if len(there) > 1 else "", end="")
+            console.print("\n".join(lines), highlight=False, markup=False)
+        told = lines
+    for text in unverified([facts for _, facts in there]):
+        console.print(f"unverified: {text}", highlight=False)
 
 
 if __name__ == "__main__":

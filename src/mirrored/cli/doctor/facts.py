@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import jax
 
+from mirrored.cli.doctor.gpus import GpuFacts, gpu_facts
 from mirrored.cluster.fingerprint import fingerprint
 from mirrored.replicas.devices import kind_of
 
@@ -32,6 +33,7 @@ class Facts:
         write_bytes_per_second: There; None without a folder.
         trouble: What went wrong with the folder.
         clock: Its time, seconds since 1970, at a moment that is the same for all workers.
+        gpus: Its GPUs and their software; None without any.
     """
 
     host: str
@@ -43,10 +45,17 @@ class Facts:
     write_bytes_per_second: float | None = None
     trouble: str | None = None
     clock: float = 0.0
+    gpus: GpuFacts | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Facts:
+        """Reads what `to_json` gave."""
+        gpus = told.get("gpus")
+        return cls(**{**told, "gpus": None if gpus is None else GpuFacts.from_json(gpus)})
 
 
 def local_facts(folder: Path | None, token: str) -> Facts:
@@ -57,7 +66,9 @@ def local_facts(folder: Path | None, token: str) -> Facts:
         token: Name of that file.
     """
     devices = jax.local_devices()
-    found = Facts(socket.gethostname(), fingerprint(), kind_of(devices[0]), len(devices), os.cpu_count() or 1)
+    gpus = gpu_facts(sum(device.platform == "gpu" for device in devices))
+    kind, cores = kind_of(devices[0]), os.cpu_count() or 1
+    found = Facts(socket.gethostname(), fingerprint(), kind, len(devices), cores, gpus=gpus)
     return found if folder is None else dataclasses.replace(found, **_disk(folder, token))
 
 

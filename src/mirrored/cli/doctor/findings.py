@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from mirrored.cli.doctor.facts import Facts
+from mirrored.cli.doctor.gpus import gpu_findings
 from mirrored.cli.doctor.links import Link
 
 _LEAST_FREE_BYTES: Final = 2**30
@@ -28,6 +29,7 @@ def findings(workers: Sequence[Facts], links: Sequence[Link], clock_error_second
     for rank, one in enumerate(workers):
         found += [f"{names[rank]}: {text}" for text in _compared(one, workers[0])]
         found += [f"{names[rank]}: {text}" for text in _disk(one)]
+        found += [f"{names[rank]}: {text}" for text in (gpu_findings(one.gpus) if one.gpus is not None else ())]
         skew = one.clock - workers[0].clock
         if abs(skew) > _CLOCK_SECONDS + clock_error_seconds:
             found.append(f"{names[rank]}: its clock is {skew:+.1f} s from that of worker 0")
@@ -42,6 +44,10 @@ def _compared(one: Facts, first: Facts) -> list[str]:
     ]
     if one.kind != first.kind:
         different.append(f"its devices are {one.devices} {one.kind}, those of worker 0 {first.devices} {first.kind}")
+    drivers = [{gpu.driver for gpu in each.gpus.gpus} if each.gpus is not None else set() for each in (one, first)]
+    if drivers[0] and drivers[1] and drivers[0] != drivers[1]:
+        mine, theirs = (" and ".join(sorted(each)) for each in drivers)
+        different.append(f"its GPU driver is {mine}, on worker 0 {theirs}")
     return different
 
 

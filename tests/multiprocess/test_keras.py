@@ -1,0 +1,43 @@
+"""Keras on several workers: every example is used once, and the results are those of one process."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+import mirrored as mr
+from cluster.jobs import PROGRAMS, job
+
+pytest.importorskip("keras")
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
+
+
+def alone(how: str) -> dict[str, object]:
+    specification = importlib.util.spec_from_file_location("keras_rows", PROGRAMS / "keras_rows.py")
+    assert specification is not None
+    assert specification.loader is not None
+    program = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(program)
+    return program.outcome(mr.MirroredStrategy([f"CPU:{index}" for index in range(4)]), how)
+
+
+@pytest.mark.parametrize("how", ["dataset", "arrays", "parts"])
+@pytest.mark.sampled(4)
+def test_two_workers_do_what_one_process_does(tmp_path, how):
+    with job("keras_rows", [2, 2], tmp_path, how) as started:
+        expected = alone(how)
+        found = [end.result for end in started.ends(140)]
+    for worker in found:
+        assert worker.keys() == expected.keys()
+        for name, values in expected.items():
+            np.testing.assert_allclose(worker[name], values, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+def test_workers_that_shuffle_differently_are_refused(tmp_path):
+    with job("keras_rows", [1, 1], tmp_path, "unseeded") as started:
+        started.wait_for(0, "RESULT", 120)
+        output = started.output(0)
+    assert "DisagreementError" in output
+    assert "not what it is on worker 0: the first batch on worker 1" in output
