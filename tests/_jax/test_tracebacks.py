@@ -1,4 +1,4 @@
-"""Tracebacks show the user's frames, unless JAX is told to show all."""
+"""Tracebacks show the user's frames, unless JAX is told to show all; interrupts stay interrupts."""
 
 from __future__ import annotations
 
@@ -41,3 +41,33 @@ def test_internal_frames_are_hidden(compiled, replicas):
         assert any(name.startswith(_PACKAGE) for name in _files(use, jnp.ones(2)))
     finally:
         jax.config.update("jax_traceback_filtering", before)
+
+
+class Key:
+    """A key of one of JAX's caches; Ctrl-C comes while it is compared."""
+
+    comes: type[BaseException] | None = None
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        if Key.comes is not None:
+            raise Key.comes
+        return True
+
+
+@pytest.mark.parametrize("comes", [KeyboardInterrupt, ZeroDivisionError])
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_interrupt_in_jaxs_caches_stays_an_interrupt(monkeypatch, comes, compiled, replicas):
+    strategy = mr.MirroredStrategy(jax.devices()[:1], num_replicas=replicas)
+    jitted = jax.jit(lambda key, x: x, static_argnums=0)
+
+    def step(x):
+        return strategy.run(lambda x: jitted(Key(), x) + jitted(Key(), x), args=(x,))
+
+    use = mr.function(step) if compiled else step
+    monkeypatch.setattr(Key, "comes", comes)
+    with pytest.raises(KeyboardInterrupt if comes is KeyboardInterrupt else ValueError):
+        use(jnp.ones(2))

@@ -132,6 +132,7 @@ def test_an_interrupt_while_the_state_is_taken_or_given_back(monkeypatch, loop, 
     [{}, {"deterministic": True}, {"steps_per_execution": 2}, {"run_eagerly": True}],
     ids=["plain", "deterministic", "steps_per_execution", "eager"],
 )
+@pytest.mark.chaos
 # Where Keras checks inputs it catches any exception, and warns; in callbacks of the garbage collector Python
 # reports exceptions, and goes on.
 @pytest.mark.filterwarnings("ignore:The structure of `inputs`")

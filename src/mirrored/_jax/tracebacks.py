@@ -1,4 +1,6 @@
-"""Tracebacks without internal frames, by JAX's own filter: it leaves out this package's frames like JAX's.
+"""Errors that reach the user: interrupts stay interrupts; tracebacks without internal frames, by JAX's own filter.
+
+The filter leaves out this package's frames like JAX's.
 
 `jax_traceback_filtering` (JAX_TRACEBACK_FILTERING) decides: ``off`` shows all frames.
 
@@ -7,7 +9,9 @@ Serves JAX 0.10 to 0.12: `jax._src.traceback_util.api_boundary` and `register_ex
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,8 +21,27 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _traceback_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+# jaxlib's caches compare keys in C++ and turn any exception of `__eq__`, Ctrl-C included, into a ValueError with the
+# traceback as its text.
+_INTERRUPTED = re.compile(r"comparable using __eq__.*^KeyboardInterrupt\b", re.DOTALL | re.MULTILINE)
+
+
+def interruptible(function: F) -> F:
+    """`function`, with KeyboardInterrupt in place of the ValueError that JAX's caches make of it."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except ValueError as error:
+            if _INTERRUPTED.search(str(error)):
+                raise KeyboardInterrupt from error
+            raise
+
+    return call  # type: ignore[return-value]
+
 
 def boundary(function: F) -> F:
-    """`function` as a boundary: errors that pass it show the user's frames below it only."""
-    bounded: F = _traceback_util.api_boundary(function)
+    """`function` as a boundary: errors show the user's frames below it only; interrupts stay interrupts."""
+    bounded: F = _traceback_util.api_boundary(interruptible(function))
     return bounded

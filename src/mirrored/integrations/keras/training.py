@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.host_memory import owned
+from mirrored._jax.tracebacks import interruptible
 from mirrored._jax.traces import is_tracer
 from mirrored.data import Dataset, DistributedDataset
 from mirrored.function.in_flight import launched
@@ -113,7 +114,7 @@ def wrap_model(model_class: Any) -> None:
     shardings = one_sharding(model_class._get_state_sharding_spec, _device_of)
     replace("keras", model_class, "_get_state_sharding_spec", shardings)
     for name in _METHODS:
-        replace("keras", model_class, name, _spread(getattr(model_class, name)))
+        replace("keras", model_class, name, interruptible(_spread(getattr(model_class, name))))
     for kind in ("train", "test", "predict"):
         name = f"make_{kind}_function"
         replace("keras", model_class, name, _bounding(getattr(model_class, name), f"{kind}_function"))
