@@ -6,6 +6,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from typing import Any
 
@@ -106,6 +107,34 @@ def test_an_interrupt_at_any_call_of_a_step_leaves_the_state_whole(devices, comp
         if not compiled:
             jax.clear_caches()
     assert place > 5
+
+
+def test_a_program_ends_after_an_interrupt_that_hits_the_start_of_a_thread():
+    """The exception comes in `Condition.__enter__`, and leaves the lock held that the new thread waits for."""
+    program = """
+        import sys
+        import mirrored as mr
+
+        v = mr.Variable(0.0)
+        step = mr.function(lambda: v.assign_add(1.0))
+
+        def profile(frame, kind, argument):
+            entered = kind == "return" and frame.f_code.co_qualname == "Condition.__enter__"
+            if entered and frame.f_back.f_back.f_code.co_name == "start":
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+        sys.setprofile(profile)
+        try:
+            step()
+        except KeyboardInterrupt:
+            print("interrupted", float(v))
+        step()
+        print("then", float(v))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() in (["interrupted 0.0", "then 1.0"], ["interrupted 1.0", "then 2.0"])
 
 
 def test_an_interrupted_compilation_is_completed_and_its_step_stored():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import logging
 import re
@@ -347,7 +348,63 @@ def test_variables_may_be_created_on_the_first_call():
     first, second = model(jnp.float32(1.0)), model(jnp.float32(2.0))
     assert_same_bits(np.asarray(second), 2 * np.asarray(first))
     assert int(model.n) == 2
-    assert Model.__call__.__get__(model, Model).trace_count == 1
+    assert Model.__call__.__get__(model, Model).trace_count == 2
+
+
+class Lazy:
+    """Creates its state when it is first called, and counts from then on."""
+
+    def __init__(self):
+        self.count = None
+
+    def __call__(self):
+        if self.count is None:
+            self.count = mr.Variable(0.0)
+        else:
+            self.count.assign_add(1.0)
+        return self.count.read_value()
+
+
+@pytest.mark.parametrize("form", ["function", "run in function", "function in run", "several steps", "concrete"])
+def test_the_branch_that_creates_state_is_taken_while_tracing_only(form):
+    """As in `tf.function` (2.21: 1, 2, 3, 4): the second trace is the program, from the first call on."""
+    strategy, lazy = mr.OneDeviceStrategy("CPU:0"), Lazy()
+    if form == "several steps":
+        several = mr.function(lambda _: lazy(), steps_per_call=2)
+        assert [*several([(jnp.zeros(()),)] * 2), *several([(jnp.zeros(()),)] * 2)] == [1, 2, 3, 4]
+        return
+    step = {
+        "function": lambda: mr.function(lambda: lazy()),
+        "run in function": lambda: mr.function(lambda: strategy.run(lazy)),
+        "function in run": lambda: functools.partial(strategy.run, mr.function(lambda: lazy())),
+        "concrete": lambda: mr.function(lambda: lazy()).get_concrete_function(),
+    }[form]()
+    assert [float(step()) for _ in range(4)] == [1, 2, 3, 4]
+
+
+def test_a_variable_that_every_call_would_create_and_keep_is_refused():
+    kept = []
+
+    @mr.function
+    def step():
+        kept.append(mr.Variable(1.0, name="kept"))
+        return kept[-1] * 2
+
+    with pytest.raises(VariableError, match="creates variable 'kept' again when it is called again"):
+        step()
+
+
+def test_slots_of_an_optimizer_do_not_make_a_second_trace():
+    v, optimizer = mr.Variable(1.0), mr.optimizers.Adam(0.1)
+
+    @mr.function
+    def step():
+        with mr.GradientTape() as tape:
+            loss = v * v
+        optimizer.apply_gradients([(tape.gradient(loss, v), v)])
+
+    step()
+    assert step.trace_count == 1
 
 
 @pytest.mark.parametrize("use", ["read", "assign", "return"])

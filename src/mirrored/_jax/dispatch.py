@@ -48,7 +48,9 @@ class Job:
         self._done = threading.Event()
         self._state = capture_thread_state()
         run = contextvars.copy_context().run
-        self._thread = threading.Thread(target=run, args=(self._main,), name="mirrored-dispatch")
+        # An exception inside `Thread.start` can leave the lock of the new thread's start event held, and the new thread
+        # waiting for it forever. A daemon does not keep the process from ending.
+        self._thread = threading.Thread(target=run, args=(self._main,), name="mirrored-dispatch", daemon=True)
 
     def run(self) -> None:
         """Starts it and waits until it is done, whatever interrupts the wait."""

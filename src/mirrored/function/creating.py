@@ -1,8 +1,9 @@
 """Variables created while a function is traced: they must outlive the trace in the user's hands.
 
 A function may create its variables on the first call and keep them. One that creates a variable on *every* call would
-get a fresh one each time as plain Python, but one and the same as a compiled program; so it is refused. Whether a
-variable has been kept is asked of Python's garbage collector: somebody other than our own bookkeeping must refer to it.
+get a fresh one each time as plain Python, but one and the same as a compiled program; so it is refused: a second trace
+after one that has created variables must create none, and each must have been kept. Whether a variable has been kept is
+asked of Python's garbage collector: somebody other than our own bookkeeping must refer to it.
 """
 
 from __future__ import annotations
@@ -43,3 +44,23 @@ def refuse_forgotten(created: Sequence[Any], called: str) -> None:
                 remedy="keep it where the next call finds it (if self.w is None: self.w = Variable(...)), "
                 "or create it outside",
             )
+
+
+def refuse_created_again(created: Sequence[Any], called: str) -> None:
+    """Refuses variables that the second trace of a function creates: every call would create them.
+
+    Args:
+        created: The variables made in the second trace.
+        called: The function, for the message.
+
+    Raises:
+        VariableError: There is one.
+    """
+    if created:
+        raise VariableError(
+            called,
+            found=f"it creates variable {created[0].name!r} again when it is called again",
+            rule="a compiled function creates its variables once: on every call it would need another one",
+            remedy="create it only if there is none yet (if self.w is None: self.w = Variable(...)), "
+            "or create it outside",
+        )

@@ -15,6 +15,7 @@ from mirrored._jax.traces import current_trace, put_trace, trace_settings
 from mirrored.errors import ArgumentError
 from mirrored.function.binding import Bindings, Code, bind
 from mirrored.function.concrete import ConcreteFunction
+from mirrored.function.creating import refuse_created_again
 from mirrored.function.frozen_state import PythonState, exhausted
 from mirrored.function.program import Program
 from mirrored.function.signature import Arguments, Ragged, difference, quick_key, take_apart
@@ -231,6 +232,23 @@ class Function(Code):
             self._retraces += 1
             level = logging.WARNING if self._retraces >= _MANY_RETRACES else logging.INFO
             _log.log(level, "%s%s", self.retrace_reason, _MANY.format(self._retraces) if level > logging.INFO else "")
+        program, frozen = self._traced_once(arguments)
+        # Python that asks whether state exists has taken the branch that creates it. Every later call takes the other
+        # one, which is what a second trace records.
+        if any(not variable.internal for variable in program.created) or (frozen is not None and program.created):
+            program, frozen = self._traced_once(arguments)
+            refuse_created_again(program.created, self._name)
+        if frozen is not None:
+            raise frozen
+        self._last = arguments
+        self._arguments.append(arguments.described())
+        return program
+
+    def _traced_once(self, arguments: Arguments) -> tuple[Program, ArgumentError | None]:
+        """One trace, and the error for Python state that it has frozen, if any.
+
+        A trace that creates variables draws their initial values, which no later call does.
+        """
         python_state = PythonState(self.python_function, arguments.leaves, self._name)
         here, trace = ambient(), current_trace()
         try:
@@ -248,19 +266,8 @@ class Function(Code):
             # An exception that a signal handler raises may leave context managers open.
             thread.current = here
             put_trace(trace)
-        frozen = python_state.frozen()
-        if frozen is not None and not (program.created and self._draws_only_initial_values(arguments)):
-            raise frozen
         self._traces += 1
-        self._last = arguments
-        self._arguments.append(arguments.described())
-        return program
-
-    def _draws_only_initial_values(self, arguments: Arguments) -> bool:
-        """Whether another trace, which creates no variables any more, freezes nothing."""
-        python_state = PythonState(self.python_function, arguments.leaves, self._name)
-        Program(self._to_trace, arguments, donate=self._donate, steps=self._steps)
-        return python_state.frozen() is None
+        return program, python_state.frozen()
 
     @functools.cached_property
     def _notice_ragged(self) -> Callable[[], None]:
@@ -385,8 +392,11 @@ def function(
 
     It is traced once for each combination of structure, shapes, dtypes and static values (Python numbers, strings,
     other objects) of its arguments; Python side effects happen while tracing only. Variables that it reads and assigns
-    are found in that trace. What it takes from globals, closures and attributes is a constant of that trace, whatever
-    becomes of them later. A static argument that has been mutated is another one, unless it is hashed by identity.
+    are found in that trace. If the first trace creates variables (other than the slots of an optimizer) the function is
+    traced a second time, and only that program runs, from the first call on: Python that asks whether the variables
+    exist (``if self.w is None``) then takes the branch of every later call. What it takes from globals, closures and
+    attributes is a constant of that trace, whatever becomes of them later. A static argument that has been mutated is
+    another one, unless it is hashed by identity.
 
     Errors while tracing leave every variable as it was; an exception at any later moment, as by Ctrl-C, leaves all of
     them as they are before or after the call. Several threads may call it: one at a time runs.
@@ -410,6 +420,7 @@ def function(
 
     Raises:
         ArgumentError: Arguments do not fit `input_signature`.
+        VariableError: The function creates a variable and does not keep it, or creates one on every call.
 
     Example:
         >>> import mirrored as mr

@@ -57,6 +57,7 @@ class LearningRate:
             self._variable = Variable(
                 jnp.asarray(self._number, jnp.result_type(float)), trainable=False, name=self._name
             )
+            self._variable.internal = True
 
     def at(self, step: Any) -> jax.Array:
         """Its value at a step."""

@@ -325,6 +325,7 @@ class Optimizer:
         if self._iterations is None:
             zero = jnp.zeros((), jnp.int32)
             self._iterations = Variable(zero, trainable=False, name=f"{self._name}/iterations")
+            self._iterations.internal = True
         if self._rate is not None:
             self._rate.build()
 

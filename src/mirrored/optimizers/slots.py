@@ -108,6 +108,7 @@ class Slots:
         for leaf, value in zip(layout.leaves, state, strict=True):
             key = slot_key(leaf.address, leaf.variable, cohort)
             made[key] = Variable(value, trainable=False, name=self._slot_name(leaf, cohort, made))
+            made[key].internal = True
         self._slots.update(made)
         self._cohorts.update(dict.fromkeys(named, cohort))
         self._seen.update(named)

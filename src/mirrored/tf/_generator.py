@@ -207,7 +207,9 @@ class _Global:
 
     def _made(self, strategy: Any) -> Variable:
         with eager(), entered(_outside_of_everything(strategy)):
-            return Variable(self._start(strategy), trainable=False, name="global_random_state")
+            made = Variable(self._start(strategy), trainable=False, name="global_random_state")
+            made.internal = True
+            return made
 
     def _start(self, strategy: Any) -> jax.Array:
         seed = self._entropy if self.seed is None else self.seed

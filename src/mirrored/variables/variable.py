@@ -73,6 +73,9 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
     TensorFlow lets the copies drift; `assign` returns the new value.
     """
 
+    internal = False
+    """Whether the library has made it for its own use, on first use, as it does the slots of an optimizer."""
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Variable:
         """A `DistributedVariable` where a strategy is current."""
         strategies = ambient().strategies
