@@ -121,3 +121,52 @@ def test_a_deep_copy_belongs_to_the_strategy_of_its_model() -> None:
     assert int(twin.optimizer.iterations.value) == 3
     plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     np.testing.assert_array_equal(copy.deepcopy(plain).get_weights()[0], plain.get_weights()[0])
+
+
+OPTIMIZERS = {
+    "Adam": lambda: keras.optimizers.Adam(0.125),
+    "LossScaleOptimizer": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.125), initial_scale=8.0, dynamic_growth_steps=2
+    ),
+}
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+@pytest.mark.parametrize("built", [True, False], ids=["built", "unbuilt"])
+@pytest.mark.parametrize("made", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_an_optimizer_that_is_made_outside_of_the_scope_makes_one_step_per_run(made, built, compiled, replicas) -> None:
+    """Every replica would update it once more."""
+    optimizers = [made()]
+    owner = mr.MirroredStrategy(jax.devices()[:2], num_replicas=replicas)
+    with owner.scope():
+        optimizers.append(made())
+        models = [keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")]) for _ in "12"]
+    outcomes = []
+    for model, optimizer in zip(models, optimizers, strict=True):
+        variables = model.trainable_variables
+        if built:
+            optimizer.build(variables)
+
+        def replica(x: Any, model: Any = model, optimizer: Any = optimizer, variables: Any = variables) -> None:
+            with mr.GradientTape() as tape:
+                loss = optimizer.scale_loss((model(x) ** 2).mean() / replicas)
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+        step = lambda x, replica=replica: owner.run(replica, args=(x,))  # noqa: E731
+        step = mr.function(step) if compiled else step
+        for _ in range(5):
+            step(X)
+        assert int(optimizer.iterations.value) == 5
+        outcomes.append([np.asarray(one) for one in (*variables, *optimizer.variables)])
+    jax.tree.map(np.testing.assert_array_equal, *outcomes)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+def test_a_metric_that_is_made_outside_of_the_scope_is_refused_in_a_run(compiled) -> None:
+    owner, metric = strategy(), keras.metrics.Mean()
+    values = owner.experimental_distribute_values_from_function(lambda c: np.float32(c.replica_id_in_sync_group))
+    step = lambda x: owner.run(metric.update_state, args=(x,))  # noqa: E731
+    with pytest.raises(ContextError, match="inside `with strategy.scope"):
+        (mr.function(step) if compiled else step)(values)
+    assert float(metric.result()) == 0

@@ -377,25 +377,42 @@ def test_foreign_strategies():
 
 
 @few
-def test_plain_variable_is_shared_by_eager_replicas_and_proved_in_compiled_ones(way):
+def test_a_variable_made_out_of_scope_stays_equal_on_all_replicas(way):
     v = mr.Variable(0.0, name="v")
     step = way.compile(lambda x: way.strategy.run(lambda y: v.assign_add(y), args=(x,)))
-    if way.is_eager:
-        assert components(way, step(ranks(way))) == np.cumsum(np.arange(1.0, way.num_replicas + 1)).tolist()
-        assert float(v) == way.num_replicas * (way.num_replicas + 1) / 2
-        return
-    with pytest.raises(SynchronyError, match="variable 'v'"):
+    with pytest.raises(SynchronyError, match=r"variable \(made outside of strategy.scope\(\)\) 'v'.*") as caught:
+        step(ranks(way))
+    assert "make the variable (or the metric, layer or optimizer that it belongs to) inside" in str(caught.value)
+    assert float(v) == 0.0
+
+
+@few
+@pytest.mark.parametrize("method", ["assign", "assign_add"])
+def test_a_sum_of_components_made_out_of_scope_has_none_to_assign(way, method):
+    v = mr.Variable(0.0, name="v", synchronization="ON_READ", aggregation="SUM")
+    step = way.compile(lambda x: way.strategy.run(lambda y: getattr(v, method)(v + y), args=(x,)))
+    with pytest.raises(ContextError, match="only a variable made in the scope has components"):
         step(ranks(way))
     assert float(v) == 0.0
 
 
-@pytest.mark.ways(modes=("compiled", "folded"), replicas=(2, 4))
-def test_plain_variable_assigned_equally_in_a_compiled_run(way):
+@few
+def test_a_variable_made_out_of_scope_is_assigned_once_by_all_replicas(way):
+    """TensorFlow assigns it once per replica, one after another."""
     v = mr.Variable(1.0)
-    step = way.compile(lambda: way.strategy.run(lambda: v.assign(v * 2)))
+
+    def replica():
+        seen = v.assign(v * 2)
+        merged = mr.get_replica_context().merge_call(lambda strategy: v.assign_add(1.0))
+        return seen, v.read_value() + 0 * merged
+
+    step = way.compile(lambda: way.strategy.run(replica))
     step()
-    step()
-    assert float(v) == 4.0
+    seen, after = step()
+    assert components(way, seen) == [6.0] * way.num_replicas
+    assert components(way, after) == [7.0] * way.num_replicas
+    assert float(v) == 7.0
+    assert float(mr.function(lambda: v + 1)()) == 8.0
 
 
 @pytest.mark.parametrize("operation", [operator.add, operator.mul], ids=lambda o: o.__name__)

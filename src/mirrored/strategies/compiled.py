@@ -22,7 +22,7 @@ from mirrored._jax.frames import user_stacklevel
 from mirrored._jax.staging import Staged as Body
 from mirrored._jax.staging import stage
 from mirrored._jax.traces import belongs_to, current_trace, is_tracer
-from mirrored.errors import LossScaleWarning, StructureError, SynchronyError
+from mirrored.errors import LossScaleWarning, StructureError
 from mirrored.replicas import structures
 from mirrored.replicas.ambient import ambient, within
 from mirrored.replicas.frames import FunctionFrame
@@ -33,6 +33,7 @@ from mirrored.replicas.reads import announce_read
 from mirrored.replicas.synchrony import Origin, analyse
 from mirrored.replicas.values import PerReplica
 from mirrored.strategies.body_session import BodySession, Captured
+from mirrored.strategies.differing import would_differ
 from mirrored.strategies.fusing import fuse
 from mirrored.strategies.out_specs import OutSpecs, as_array, label_of, not_replicated
 
@@ -151,7 +152,8 @@ class _Run:
         analysis.check_meetings()
         for entry, atoms in mirrored:
             if not analysis.same(atoms):
-                raise _would_differ(entry, analysis.explain(atoms))
+                how = f". How the replicas' values diverge:\n{analysis.explain(atoms)}\n"
+                raise would_differ(entry.variable, entry.where, how)
         for place, output in enumerate(self._outputs):
             if output.start is None or not output.replicated:
                 continue
@@ -282,18 +284,4 @@ def _warn_of_mean(called: str, mean: Mean, replicas: int) -> None:
         "get_strategy().num_replicas_in_sync",
         LossScaleWarning,
         stacklevel=user_stacklevel(),
-    )
-
-
-def _would_differ(entry: Assigned, path: str) -> SynchronyError:
-    name = entry.variable.name
-    lines = sorted({line for line in entry.where if line}) or ["one replica only"]
-    return SynchronyError(
-        f"{name}.assign",
-        found=f"mirrored variable {name!r}, assigned at {', '.join(lines)}, would differ between replicas. "
-        f"How the replicas' values diverge:\n{path}\n",
-        rule="a mirrored variable is equal on all replicas at all times; a value that depends on a replica's share of "
-        "the batch, its id or its own state is not, until it is reduced",
-        remedy="reduce it first (get_replica_context().all_reduce(ReduceOp.MEAN, value)), create the variable with "
-        "aggregation=VariableAggregation.MEAN, or make it sync-on-read",
     )

@@ -18,7 +18,7 @@ from mirrored._jax.keys import key_data
 from mirrored._jax.traces import current_trace, is_differentiated, is_tracer, put_trace
 from mirrored.collectives.group import Group
 from mirrored.collectives.stacked import on_all_devices, reduce_stacked
-from mirrored.errors import ContextError, SynchronyError, TransformError
+from mirrored.errors import ContextError, TransformError
 from mirrored.replicas import structures
 from mirrored.replicas.agreement import agree, check_equal
 from mirrored.replicas.ambient import ambient, thread, within
@@ -27,10 +27,11 @@ from mirrored.replicas.lockstep import LockStep, carry
 from mirrored.replicas.merging import Merge, Session
 from mirrored.replicas.values import Mirrored, PerReplica, stack_components
 from mirrored.strategies.context import ReplicaContext
+from mirrored.strategies.differing import would_differ
 from mirrored.strategies.gathering import gather_across
 from mirrored.strategies.out_specs import OutSpecs, as_array, checked_components, label_of
 from mirrored.strategies.recorded import all_reduce_recorded, gather_recorded
-from mirrored.variables.placement import placed
+from mirrored.variables.placement import placed, uncommitted
 from mirrored.variables.state_lock import excuse, or_undone, store_all, turn
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class EagerSession(Session):
         self.frame = ReplicaFrame(
             self.num_local,
             captures=False,
-            base=lambda variable, replica: self._separate(variable.stored_component(replica)),
+            base=self._before,
             whole_base=lambda variable: variable.stored(),
             join=self._join,
             split=self.reduced_component,
@@ -145,15 +146,18 @@ class EagerSession(Session):
         wholes = [self.frame.whole(entry.variable) for entry in entries]
         if self._spans:
             self._check_workers(entries)
-        values = [
-            jax.device_put(whole, self.layout.sharded)
-            if entry.variable.per_replica
-            else placed(whole, self.layout, per_replica=False)
-            for entry, whole in zip(entries, wholes, strict=True)
-        ]
+        values = [self._stored(entry.variable, whole) for entry, whole in zip(entries, wholes, strict=True)]
         for entry in entries:
             entry.variable.mark_shared()  # the replicas may have handed the new values out
         store_all([entry.variable for entry in entries], values)
+
+    def _stored(self, variable: Any, whole: Any) -> Any:
+        """A whole value in the form in which the variable stores it."""
+        if variable.layout is None:
+            return uncommitted(whole)
+        if variable.per_replica:
+            return jax.device_put(whole, self.layout.sharded)
+        return placed(whole, self.layout, per_replica=False)
 
     # Session
 
@@ -235,6 +239,12 @@ class EagerSession(Session):
     def reduced_component(self, value: Any, local: int) -> Any:
         device = self._device_of(local)
         return self._separate(self._moved(value, device) if _is_recorded(value) else _own_view(value, device))
+
+    def _before(self, variable: Any, local: int) -> Any:
+        """A replica's component of a variable as it was before the run; all of a plain one."""
+        if variable.layout is None:
+            return self.component(variable.stored(), local)
+        return self._separate(variable.stored_component(local))
 
     def _separate(self, component: Any) -> Any:
         self._separated[id(component)] = component
@@ -330,19 +340,12 @@ def _check_equal(variable: Any, components: Sequence[Any], where: Sequence[str])
     bits = [np.asarray(component).tobytes() for component in components]
     if all(one == bits[0] for one in bits):
         return
-    lines = sorted({line for line in where if line})
     found = ", ".join(
         f"replica {i}: {np.array2string(np.asarray(c), threshold=4)}" for i, c in enumerate(components[:4])
     )
     missing = [i for i, line in enumerate(where) if not line]
-    raise SynchronyError(
-        f"{variable.name}.assign",
-        found=f"mirrored variable {variable.name!r} would differ between replicas after {', '.join(lines)}: {found}"
-        + (f"; replicas {missing} did not assign it" if missing else ""),
-        rule="a mirrored variable is equal on all replicas at all times",
-        remedy="reduce the value first (get_replica_context().all_reduce(ReduceOp.MEAN, value)), create the variable "
-        "with aggregation=, or make it sync-on-read (synchronization=VariableSynchronization.ON_READ)",
-    )
+    unassigned = f"; replicas {missing} did not assign it" if missing else ""
+    raise would_differ(variable, where, f": {found}{unassigned}")
 
 
 def _is_uneven(leaf: Any) -> bool:

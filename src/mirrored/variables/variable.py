@@ -167,6 +167,11 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
         return self._layout is not None and self._synchronization is VariableSynchronization.ON_READ
 
     @property
+    def is_sum_of_components(self) -> bool:
+        """Whether its value is the sum of what the replicas have in components of their own."""
+        return self._synchronization is VariableSynchronization.ON_READ and self._aggregation is VariableAggregation.SUM
+
+    @property
     def layout(self) -> Any:
         """Which replica lives on which device; None for a plain variable."""
         return self._layout
