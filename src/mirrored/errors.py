@@ -33,6 +33,7 @@
 
 `IndependentProcessesWarning` is a category of warnings: several processes that train independent models.
 `DivergingStateWarning` is another: several replicas that do. `LossScaleWarning`: a step that is N times too large.
+`OutOfScopeWarning`: a variable that compiled replicas update once, and eager ones in turn.
 
 Every message says what was called, what was found, the rule, and the remedy.
 """
@@ -195,6 +196,10 @@ class IndependentProcessesWarning(UserWarning):
 
 class DivergingStateWarning(UserWarning):
     """Per-replica results are fed back as state: each replica trains a model of its own."""
+
+
+class OutOfScopeWarning(UserWarning):
+    """Replicas assign a variable that was made outside of `strategy.scope()`: once if compiled, else in turn."""
 
 
 class LossScaleWarning(UserWarning):

@@ -11,7 +11,7 @@ import pytest
 
 import mirrored as mr
 from mirrored import ReduceOp, VariableAggregation
-from mirrored.errors import ArgumentError, ContextError, SynchronyError, VariableError
+from mirrored.errors import ArgumentError, ContextError, OutOfScopeWarning, SynchronyError, VariableError
 from mirrored.testing import assert_same_bits
 
 AGGREGATIONS = list(VariableAggregation)
@@ -377,9 +377,13 @@ def test_foreign_strategies():
 
 
 @few
-def test_a_variable_made_out_of_scope_stays_equal_on_all_replicas(way):
+def test_a_variable_made_out_of_scope_is_shared_by_eager_replicas_and_equal_on_compiled_ones(way):
     v = mr.Variable(0.0, name="v")
     step = way.compile(lambda x: way.strategy.run(lambda y: v.assign_add(y), args=(x,)))
+    if way.is_eager:
+        assert components(way, step(ranks(way))) == np.cumsum(np.arange(1.0, way.num_replicas + 1)).tolist()
+        assert float(v) == way.num_replicas * (way.num_replicas + 1) / 2
+        return
     with pytest.raises(SynchronyError, match=r"variable \(made outside of strategy.scope\(\)\) 'v'.*") as caught:
         step(ranks(way))
     assert "make the variable (or the metric, layer or optimizer that it belongs to) inside" in str(caught.value)
@@ -388,31 +392,46 @@ def test_a_variable_made_out_of_scope_stays_equal_on_all_replicas(way):
 
 @few
 @pytest.mark.parametrize("method", ["assign", "assign_add"])
-def test_a_sum_of_components_made_out_of_scope_has_none_to_assign(way, method):
+def test_a_sum_of_components_made_out_of_scope_has_none_in_compiled_replicas(way, method):
     v = mr.Variable(0.0, name="v", synchronization="ON_READ", aggregation="SUM")
-    step = way.compile(lambda x: way.strategy.run(lambda y: getattr(v, method)(v + y), args=(x,)))
+
+    def replica(y):
+        getattr(v, method)(y if method == "assign_add" else v + y, read_value=False)
+
+    step = way.compile(lambda x: way.strategy.run(replica, args=(x,)))
+    if way.is_eager:
+        step(ranks(way))
+        step(ranks(way))
+        assert float(v) == way.num_replicas * (way.num_replicas + 1)
+        return
     with pytest.raises(ContextError, match="only a variable made in the scope has components"):
         step(ranks(way))
     assert float(v) == 0.0
 
 
+@pytest.mark.ways(modes=("compiled", "folded"), replicas=(2, 4))
+@pytest.mark.parametrize("update", ["assign", "assign_add"])
+def test_a_compiled_run_warns_of_updates_that_eager_replicas_would_make_in_turn(way, update):
+    v = mr.Variable(1.0, name="v")
+    step = way.compile(lambda: way.strategy.run(lambda: v.assign(v * 2) if update == "assign" else v.assign_add(v)))
+    with pytest.warns(OutOfScopeWarning, match=rf"'v', made outside .* by {way.num_replicas} replicas"):
+        step()
+    step()
+    assert float(v) == 4.0
+
+
 @few
-def test_a_variable_made_out_of_scope_is_assigned_once_by_all_replicas(way):
-    """TensorFlow assigns it once per replica, one after another."""
-    v = mr.Variable(1.0)
+def test_assigning_what_does_not_depend_on_the_old_value_is_the_same_in_all_ways(way):
+    v, merged = mr.Variable(1.0), mr.Variable(0.0)
 
     def replica():
-        seen = v.assign(v * 2)
-        merged = mr.get_replica_context().merge_call(lambda strategy: v.assign_add(1.0))
-        return seen, v.read_value() + 0 * merged
+        mr.get_replica_context().merge_call(lambda strategy: merged.assign_add(1.0, read_value=False))
+        return v.assign(7.0)
 
     step = way.compile(lambda: way.strategy.run(replica))
     step()
-    seen, after = step()
-    assert components(way, seen) == [6.0] * way.num_replicas
-    assert components(way, after) == [7.0] * way.num_replicas
-    assert float(v) == 7.0
-    assert float(mr.function(lambda: v + 1)()) == 8.0
+    assert components(way, step()) == [7.0] * way.num_replicas
+    assert (float(v), float(merged)) == (7.0, 2.0)
 
 
 @pytest.mark.parametrize("operation", [operator.add, operator.mul], ids=lambda o: o.__name__)

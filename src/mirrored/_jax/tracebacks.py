@@ -21,9 +21,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _traceback_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-# jaxlib's caches compare keys in C++ and turn any exception of `__eq__`, Ctrl-C included, into a ValueError with the
-# traceback as its text.
-_INTERRUPTED = re.compile(r"comparable using __eq__.*^KeyboardInterrupt\b", re.DOTALL | re.MULTILINE)
+# jaxlib compares the keys of its caches in C++ and turns any exception of `__eq__`, Ctrl-C included, into a ValueError,
+# with the traceback as its text or the exception as its cause.
+_COMPARING = re.compile(r"comparable using __eq__|checking equality of metadata fields")
+_INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
 
 
 def interruptible(function: F) -> F:
@@ -34,11 +35,22 @@ def interruptible(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except ValueError as error:
-            if _INTERRUPTED.search(str(error)):
+            if _is_interrupt(error):
                 raise KeyboardInterrupt from error
             raise
 
     return call  # type: ignore[return-value]
+
+
+def _is_interrupt(error: ValueError) -> bool:
+    if not _COMPARING.search(str(error)):
+        return False
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt) or _INTERRUPTED.search(str(cause)):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def boundary(function: F) -> F:

@@ -33,7 +33,7 @@ from mirrored.replicas.reads import announce_read
 from mirrored.replicas.synchrony import Origin, analyse
 from mirrored.replicas.values import PerReplica
 from mirrored.strategies.body_session import BodySession, Captured
-from mirrored.strategies.differing import would_differ
+from mirrored.strategies.differing import warn_of_assignment_in_turn, would_differ
 from mirrored.strategies.fusing import fuse
 from mirrored.strategies.out_specs import OutSpecs, as_array, label_of, not_replicated
 
@@ -154,6 +154,8 @@ class _Run:
             if not analysis.same(atoms):
                 how = f". How the replicas' values diverge:\n{analysis.explain(atoms)}\n"
                 raise would_differ(entry.variable, entry.where, how)
+            if entry.variable.layout is None and entry.whole is None and self._reads(body, entry.variable):
+                warn_of_assignment_in_turn(entry.variable, entry.where, self._layout.num_replicas)
         for place, output in enumerate(self._outputs):
             if output.start is None or not output.replicated:
                 continue
@@ -161,6 +163,13 @@ class _Run:
             if not analysis.same(atoms):
                 path = analysis.explain(atoms)
                 raise not_replicated(label_of(self._out_treedef, place), f"How the replicas' values diverge:\n{path}\n")
+
+    @staticmethod
+    def _reads(body: Body, variable: Any) -> bool:
+        if variable.internal:
+            return False
+        sources = [constant.source for constant in body.constants if isinstance(constant, CaptureTracer)]
+        return any(isinstance(source, Captured) and source.variable is variable for source in sources)
 
     # Binding
 

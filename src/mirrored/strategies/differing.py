@@ -1,11 +1,17 @@
-"""The error for a variable whose copies a run would make differ, eager and compiled."""
+"""Variables that the replicas of a run would make differ, or that eager and compiled runs would.
+
+A variable made outside of any scope has no copies. In an eager run, as in TensorFlow, the replicas assign it one after
+another; in a compiled run they run at once, and all must assign one value.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from mirrored.errors import SynchronyError
+from mirrored._jax.frames import user_stacklevel
+from mirrored.errors import OutOfScopeWarning, SynchronyError
 
 
 def would_differ(variable: Any, where: Iterable[str], how: str) -> SynchronyError:
@@ -23,6 +29,26 @@ def would_differ(variable: Any, where: Iterable[str], how: str) -> SynchronyErro
         found=f"{kind} {variable.name!r}, assigned at {lines}, would differ between replicas{how}",
         rule=rule,
         remedy=remedy,
+    )
+
+
+def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: int) -> None:
+    """Warns that a compiled run computes a variable's new value from its old one once, not once per replica.
+
+    Args:
+        variable: One that was made outside of any scope.
+        where: The lines that assigned it.
+        replicas: How many replicas the run has.
+    """
+    lines = ", ".join(sorted({line for line in where if line}))
+    warnings.warn(
+        f"variable {variable.name!r}, made outside of strategy.scope(), is updated at {lines} by {replicas} replicas\n"
+        "  rule:   a compiled run updates it once; in an eager run, as in TensorFlow, the replicas update it one after "
+        "another\n"
+        "  remedy: make it (or the model or optimizer that it belongs to) inside `with strategy.scope():`; or assign "
+        "it once, outside of run",
+        OutOfScopeWarning,
+        stacklevel=user_stacklevel(),
     )
 
 

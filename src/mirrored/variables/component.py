@@ -11,6 +11,7 @@ from mirrored._jax.keys import key_data
 from mirrored._jax.traces import ShapedArray
 from mirrored.replicas.ambient import ambient
 from mirrored.replicas.operators import ArrayOperators
+from mirrored.variables.contexts import frame_of
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
@@ -121,7 +122,7 @@ class VariableComponent(ArrayOperators):
         variable, here = self._variable, ambient()
         if variable.is_lost:
             return "(lost)"
-        frame = here.frame
+        frame = frame_of(variable, here)
         if frame is None:
             return f"value={np.array(key_data(variable.stored_component(self._replica)))}"
         if frame.captures:

@@ -16,7 +16,7 @@ from mirrored.replicas.merging import Session
 from mirrored.replicas.values import PerReplica, stack_components
 from mirrored.variables.assignment import Assignment, aggregation_name
 from mirrored.variables.comparing import check_same_everywhere
-from mirrored.variables.contexts import check_strategy, check_writable
+from mirrored.variables.contexts import check_strategy, check_writable, frame_of
 from mirrored.variables.kinds import check_kind
 from mirrored.variables.placement import near
 from mirrored.variables.rules import VariableAggregation
@@ -112,7 +112,7 @@ def write_component(assignment: Assignment, replica: int, value: Any) -> Any:
     """
     variable, here = assignment.variable, ambient()
     _check_has_components(assignment)
-    frame = here.frame
+    frame = frame_of(variable, here)
     check_writable(variable, frame, assignment.called)
     check_strategy(variable, here, assignment.called)
     if here.runner is not None:

@@ -10,6 +10,18 @@ from mirrored.replicas.ambient import Ambient, ambient
 from mirrored.replicas.frames import Frame
 
 
+def frame_of(variable: Any, here: Ambient) -> Frame | None:
+    """Where `variable` is read and written in this context; None is its storage.
+
+    A plain variable used by an eager run is shared by the replicas, which run one after another: it has no copies to
+    stage.
+    """
+    frame = here.frame
+    if frame is not None and not frame.captures and variable.layout is None:
+        return None
+    return frame
+
+
 def eager_replica(variable: Any) -> int | None:
     """The replica of an eager run, for a sync-on-read variable: there an assignment gives the component itself."""
     here = ambient()

@@ -9,14 +9,14 @@ from mirrored.errors import VariableError
 from mirrored.replicas.agreement import agree
 from mirrored.replicas.ambient import Ambient, ambient
 from mirrored.replicas.frames import Frame
-from mirrored.variables.contexts import check_readable, check_strategy
+from mirrored.variables.contexts import check_readable, check_strategy, frame_of
 from mirrored.variables.rules import VariableAggregation, reduction_of
 
 
 def read(variable: Any) -> Any:
     """The value as the current context sees it."""
     here = ambient()
-    frame = here.frame
+    frame = frame_of(variable, here)
     check_readable(variable, frame, here)
     if here.replica is None:
         if variable.per_replica:
@@ -30,13 +30,16 @@ def _read_in_replica(variable: Any, frame: Frame | None, here: Ambient) -> Any:
     if frame is not None:
         check_strategy(variable, here, f"reading {variable.name}")
         return frame.local(variable, index)
-    return variable.stored_component(index) if variable.per_replica else variable.stored()
+    if variable.per_replica:
+        return variable.stored_component(index)
+    # A plain variable in an eager run: on this replica's device for once.
+    return variable.stored() if here.runner is None else here.runner.component(variable.stored(), index)
 
 
 def component(variable: Any, replica: int) -> Any:
     """One replica's component, without aggregation."""
     here = ambient()
-    frame = here.frame
+    frame = frame_of(variable, here)
     check_readable(variable, frame, here)
     if frame is None:
         return variable.stored_component(replica)

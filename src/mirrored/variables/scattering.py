@@ -13,7 +13,7 @@ from mirrored._jax.putting import as_array
 from mirrored.errors import NotSupportedError
 from mirrored.replicas.ambient import ambient
 from mirrored.replicas.reads import announce_write
-from mirrored.variables.contexts import check_writable
+from mirrored.variables.contexts import check_writable, frame_of
 from mirrored.variables.kinds import check_kind
 from mirrored.variables.rules import VariableAggregation
 from mirrored.variables.state_lock import turn
@@ -77,7 +77,7 @@ class Scattering:
     def _scale(self: Any, method: str, rows: Any, how: Callable[[Any, Any], Any]) -> Any:
         self._check_scatter(method, sums=True)
         values, indices, here = self._rows(method, rows), as_array(rows.indices), ambient()
-        frame = here.frame
+        frame = frame_of(self, here)
         together = here.replica is not None and frame is not None and self.aggregation not in _PLAIN
         if together:
             values, indices = here.replica.all_gather([values, indices], 0)

@@ -15,8 +15,8 @@ from mirrored.replicas.values import LocalPerReplica, Mirrored, PerReplica
 from mirrored.variables.assignment import Assignment, aggregation_name
 from mirrored.variables.comparing import check_same_everywhere
 from mirrored.variables.component_writing import write_components
-from mirrored.variables.contexts import check_strategy, check_writable
-from mirrored.variables.placement import aligned, own, placed
+from mirrored.variables.contexts import check_strategy, check_writable, frame_of
+from mirrored.variables.placement import aligned, own, placed, uncommitted
 from mirrored.variables.reading import aggregate
 from mirrored.variables.rules import VariableAggregation, reduction_of
 from mirrored.variables.state_lock import lock, turn
@@ -24,14 +24,14 @@ from mirrored.variables.state_lock import lock, turn
 
 def check_assignable(variable: Any, called: str) -> None:
     """Refuses an assignment under a transform that would do it while tracing only."""
-    check_writable(variable, ambient().frame, called)
+    check_writable(variable, frame_of(variable, ambient()), called)
 
 
 def write(assignment: Assignment, value: Any) -> Any:
     """Assigns by the rules, and returns the new value as the context sees it."""
     here = ambient()
     variable = assignment.variable
-    frame = here.frame
+    frame = frame_of(variable, here)
     check_writable(variable, frame, assignment.called)
     check_strategy(variable, here, assignment.called)
     if isinstance(value, Mirrored):
@@ -97,7 +97,7 @@ def _write_in_replica(assignment: Assignment, value: Any, frame: Frame | None, h
             remedy="pass the per-replica value to run(fn, args=(value,)) and assign what the replica receives",
         )
     if frame is None:
-        return _write_alone(assignment, value)
+        return _write_alone(assignment, value) if session is None else _write_shared(assignment, value, session, index)
     alone = session is None or session.layout.num_replicas == 1
     if session is None or alone or variable.per_replica or variable.aggregation is VariableAggregation.NONE:
         new = assignment.combined(frame.local(variable, index), value)
@@ -128,6 +128,14 @@ def _write_alone(assignment: Assignment, value: Any) -> Any:
         first = old[0] if variable.per_replica and old is not None else old
         new = assignment.combined(first, aligned(value, variable.layout))
         variable.store(placed(own(new), variable.layout, variable.per_replica))
+    return new
+
+
+def _write_shared(assignment: Assignment, value: Any, session: Session, index: int) -> Any:
+    """One replica of an eager run assigns a plain variable, on its own device."""
+    with lock:
+        new = assignment.combined(session.component(assignment.old(), index), value)
+        assignment.variable.store(uncommitted(new))
     return new
 
 

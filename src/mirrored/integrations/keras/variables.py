@@ -144,6 +144,7 @@ def _made_for(variable: Any, value: Any) -> Variable:
             synchronization=synchronization,
             aggregation=aggregation,
         )
+        made.internal = isinstance(_maker(), keras.optimizers.Optimizer)
         if _is_seed(variable) and made.num_replicas > 1:
             with within(frame=None):
                 made.assign(_seeds_of(made, np.asarray(made.stored_component(0))))
