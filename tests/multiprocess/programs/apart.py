@@ -59,6 +59,12 @@ def arguments() -> None:
     mr.function(lambda x: strategy.run(lambda y: y, args=(x,)))(jnp.full(3, float(me)))
 
 
+def later_arguments() -> None:
+    step = mr.function(lambda x: strategy.run(lambda y: y, args=(x,)))
+    for number in range(64):
+        step(jnp.float32(me if number > 20 else 0))
+
+
 def captured() -> None:
     own = jnp.full(2, float(me))
     mr.function(lambda: strategy.run(lambda: own + 1))()
