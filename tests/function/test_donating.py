@@ -54,6 +54,16 @@ def test_interrupts_at_random_moments_leave_the_state_whole(devices, replicas, m
     assert done.stdout.startswith("whole after 60 interrupts")
 
 
+@pytest.mark.chaos
+@pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 2), (2, 4)])
+def test_four_threads_train_read_checkpoint_and_evaluate(devices, replicas, tmp_path):
+    program = str(_PROGRAM.with_name("threaded.py"))
+    arguments = [str(devices), str(replicas), "20", str(tmp_path)]
+    done = subprocess.run([sys.executable, program, *arguments], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("consistent:")
+
+
 def _raising_when(event):
     """A profile function that raises once, at the first call or return that `event` chooses."""
     armed = [True]
