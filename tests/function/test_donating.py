@@ -55,6 +55,7 @@ def test_interrupts_at_random_moments_leave_the_state_whole(devices, replicas, m
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 2), (2, 4)])
 def test_four_threads_train_read_checkpoint_and_evaluate(devices, replicas, tmp_path):
     program = str(_PROGRAM.with_name("threaded.py"))

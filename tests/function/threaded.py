@@ -19,76 +19,88 @@ import mirrored as mr
 from mirrored.checkpoint import Checkpoint, CheckpointManager
 
 COUNT = 6
+ZEROS = np.zeros(64, np.float32)
+
+
+class Job:
+    """What the four threads do to one model: every step adds 1 to all of it."""
+
+    def __init__(self, devices: int, replicas: int, folder: str) -> None:
+        strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas)
+        with strategy.scope():
+            self.weights = [mr.Variable(jnp.zeros(64), name=f"w{number}") for number in range(COUNT)]
+            self.optimizer = mr.optimizers.SGD(1.0)
+            self.total = mr.Variable(0.0, synchronization="ON_READ", aggregation="SUM", name="total")
+        parts = {weight.name: weight for weight in self.weights}
+        checkpoint = Checkpoint(optimizer=self.optimizer, total=self.total, **parts)
+        self.manager = CheckpointManager(checkpoint, folder, max_to_keep=2)
+        self.share = 1.0 / replicas
+        self.newest = [0.0] * COUNT
+        self.saves = 0
+        self._train = mr.function(lambda x: strategy.run(self._replica, args=(x,)))
+        self._evaluate = mr.function(lambda: jnp.stack([w.read_value() for w in self.weights] + [self.total + ZEROS]))
+
+    def _replica(self, x: jax.Array) -> None:
+        with mr.GradientTape() as tape:
+            loss = -sum((weight * x).sum() for weight in self.weights) * self.share
+        gradients = tape.gradient(loss, self.weights)
+        self.optimizer.apply_gradients(zip(gradients, self.weights, strict=True))
+        self.total.assign_add(self.share)
+
+    def train(self) -> None:
+        self._train(jnp.ones(64))
+
+    def read(self) -> None:
+        for number, weight in enumerate(self.weights):
+            now = one_value(weight.numpy(), f"reading {weight.name}")
+            assert now >= self.newest[number], "a weight went back"
+            self.newest[number] = now
+
+    def checkpoint(self) -> None:
+        self.saves += 1
+        path = self.manager.save(self.saves)
+        self.manager.wait()
+        with mr.OneDeviceStrategy("CPU:0").scope():
+            copies = {weight.name: mr.Variable(jnp.zeros(64)) for weight in self.weights}
+            counted = mr.Variable(0.0)
+        Checkpoint(total=counted, **copies).restore(path).expect_partial()
+        one_value([*(copy.numpy() for copy in copies.values()), np.full(64, float(counted))], "a checkpoint")
+
+    def evaluate(self) -> float:
+        return one_value(self._evaluate(), "evaluating")
+
+
+def one_value(values: object, whose: str) -> float:
+    found = np.unique(np.asarray(values))
+    assert len(found) == 1, f"{whose}: parts of several steps, {found}"
+    return float(found[0])
+
+
+def repeat(once: Callable[[], object], name: str, end: float, counts: dict[str, int], errors: list[str]) -> None:
+    try:
+        while time.monotonic() < end and not errors:
+            once()
+            counts[name] += 1
+    except BaseException:
+        errors.append(traceback.format_exc())
 
 
 def main(devices: int, replicas: int, seconds: float, folder: str) -> None:
     mr.config.set_virtual_devices(devices)
-    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas)
-    with strategy.scope():
-        weights = [mr.Variable(jnp.zeros(64), name=f"w{number}") for number in range(COUNT)]
-        optimizer = mr.optimizers.SGD(1.0, momentum=0.0)
-        total = mr.Variable(0.0, synchronization="ON_READ", aggregation="SUM", name="total")
-    checkpoint = Checkpoint(optimizer=optimizer, total=total, **{weight.name: weight for weight in weights})
-    manager = CheckpointManager(checkpoint, folder, max_to_keep=2)
-
-    def replica(x: jax.Array) -> None:
-        with mr.GradientTape() as tape:
-            loss = -sum((weight * x).sum() for weight in weights) / replicas
-        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-        total.assign_add(1.0 / replicas)
-
-    train = mr.function(lambda x: strategy.run(replica, args=(x,)))
-    evaluate = mr.function(lambda: jnp.stack([weight.read_value() for weight in weights] + [total + jnp.zeros(64)]))
-    counts = dict.fromkeys(("train", "read", "checkpoint", "evaluate"), 0)
-    errors: list[str] = []
-    end = time.monotonic() + seconds
-    newest = [0.0] * COUNT
-
-    def one_value(values: object, whose: str) -> float:
-        found = np.unique(np.asarray(values))
-        assert len(found) == 1, f"{whose}: parts of several steps, {found}"
-        return float(found[0])
-
-    def train_once() -> None:
-        train(jnp.ones(64))
-
-    def read_once() -> None:
-        for number, weight in enumerate(weights):
-            now = one_value(weight.numpy(), f"reading {weight.name}")
-            assert now >= newest[number], "a weight went back"
-            newest[number] = now
-
-    def save_once() -> None:
-        path = manager.save(counts["checkpoint"] + 1)
-        manager.wait()
-        with mr.OneDeviceStrategy("CPU:0").scope():
-            copies = {weight.name: mr.Variable(jnp.zeros(64)) for weight in weights}
-            counted = mr.Variable(0.0)
-        Checkpoint(total=counted, **copies).restore(path).expect_partial()
-        values = [copy.numpy() for copy in copies.values()]
-        one_value([*values, np.full(64, float(counted))], "a checkpoint")
-
-    def evaluate_once() -> None:
-        one_value(evaluate(), "evaluating")
-
-    def loop(name: str, once: Callable[[], None]) -> None:
-        try:
-            while time.monotonic() < end and not errors:
-                once()
-                counts[name] += 1
-        except BaseException:
-            errors.append(traceback.format_exc())
-
-    train_once()
-    bodies = {"train": train_once, "read": read_once, "checkpoint": save_once, "evaluate": evaluate_once}
-    threads = [threading.Thread(target=loop, args=item, daemon=True) for item in bodies.items()]
+    job = Job(devices, replicas, folder)
+    job.train()
+    counts, errors, end = dict.fromkeys(("train", "read", "checkpoint", "evaluate"), 0), [], time.monotonic() + seconds
+    threads = [
+        threading.Thread(target=repeat, args=(getattr(job, name), name, end, counts, errors), daemon=True)
+        for name in counts
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(seconds + 60)
     assert not errors, errors[0]
     assert not any(thread.is_alive() for thread in threads), "a thread hangs"
-    assert one_value(evaluate(), "the end") == counts["train"] + 1
+    assert job.evaluate() == counts["train"] + 1
     print("consistent:", *(f"{name} {count}" for name, count in counts.items()))
 
 

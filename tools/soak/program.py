@@ -110,9 +110,14 @@ def problem(program: Program) -> str | None:
         (program.layouts and not program.deterministic, "only deterministic=True promises equal bits"),
         (program.layouts and program.event in ("interrupt", "reader"), "timing decides"),
         (program.examples < program.batch, "there is one whole batch"),
+        (_trains_alone(program) and program.steps < 2, "only state that is fed back shows that replicas train alone"),
         *_of_training(program),
     )
     return next((reason for wrong, reason in checks if wrong), None)
+
+
+def _trains_alone(program: Program) -> bool:
+    return program.kind == "functional" and program.replicas > 1 and not program.variant.endswith("averaged")
 
 
 def _of_training(program: Program) -> list[tuple[Any, str]]:
