@@ -161,6 +161,7 @@ def test_data_of_each_workers_own(tmp_path):
         ("elsewhere", "DisagreementError", "worker 1 at: create variable 'other'"),
         ("arguments", "DisagreementError", "array 0 of its arguments on worker 1"),
         ("later_arguments", "DisagreementError", "array 0 of its arguments on worker 1"),
+        ("taped_arguments", "DisagreementError", "array 0 of its arguments on worker 1"),
         ("captured", "DisagreementError", "captured array 0 on worker 1"),
         ("captured_inside", "DisagreementError", "captured array 0 on worker 1"),
         ("plain_variable", "DisagreementError", "variable 'own' on worker 1"),

@@ -88,6 +88,7 @@ def test_a_line_without_end_ends_the_channel(monkeypatch):
         flood = threading.Thread(target=_flood, args=(wire,))
         flood.start()
         assert list(server.receive()) == []
+        server.close()  # as its owner does when nothing more comes
         flood.join(20)
         assert not flood.is_alive()
 

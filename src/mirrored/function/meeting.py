@@ -51,6 +51,13 @@ class Meeting:
         Raises:
             DisagreementError: They are of other shapes on other workers, or not equal; or another worker is elsewhere.
         """
+        own = self.arrive(arrays, program)
+        return [
+            placed(array, layout, per_replica=False) if place in own else array for place, array in enumerate(arrays)
+        ]
+
+    def arrive(self, arrays: Sequence[Any], program: str) -> dict[int, Any]:
+        """Compares arguments, if it is time; those that lie in this worker's memory only, by place. See `arguments`."""
         own = {place: array for place, array in enumerate(arrays) if _is_own(array)}
         self._calls += 1
         if self._calls == 1:
@@ -59,9 +66,7 @@ class Meeting:
         elif self._calls & (self._calls - 1) == 0 or self._calls % _MOST_BETWEEN == 0:
             self._compare(own)
         roll.arrive(self._place, user_lines())
-        return [
-            placed(array, layout, per_replica=False) if place in own else array for place, array in enumerate(arrays)
-        ]
+        return own
 
     def _compare_all(self, arrays: Sequence[Any], own: dict[int, Any], program: str) -> None:
         shapes = [f"{array.dtype}{list(array.shape)}" for array in arrays]

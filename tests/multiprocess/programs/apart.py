@@ -65,6 +65,14 @@ def later_arguments() -> None:
         step(jnp.float32(me if number > 20 else 0))
 
 
+def taped_arguments() -> None:
+    step = mr.function(lambda x: strategy.run(lambda y: y * 2, args=(x,)))
+    x = jnp.full(3, float(me))
+    with mr.GradientTape() as tape:
+        tape.watch(x)
+        step(x)
+
+
 def captured() -> None:
     own = jnp.full(2, float(me))
     mr.function(lambda: strategy.run(lambda: own + 1))()
