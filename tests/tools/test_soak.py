@@ -44,6 +44,12 @@ def test_everything_is_drawn_and_is_a_program() -> None:
         compile(body_of(one), "<program>", "exec")
 
 
+@pytest.mark.parametrize(("last_batch", "replicas"), [("split", [0, 1]), ("pad", [0, 0])])
+def test_the_reference_knows_which_replica_has_which_row_of_a_last_batch(last_batch, replicas) -> None:
+    program = Program(seed=1, batch=4, examples=10, replicas=2, last_batch=last_batch)
+    assert reference._replica_of(program, 2).tolist() == replicas
+
+
 def test_the_reference_is_gradient_descent() -> None:
     program = Program(examples=4, batch=4, epochs=1, seed=5)
     x, y, _, _ = models.data(5, 4)

@@ -83,8 +83,9 @@ def _weights_of(program: Program, weights: np.ndarray, rows: np.ndarray) -> np.n
 
 
 def _replica_of(program: Program, count: int) -> np.ndarray:
-    """The replica of each row: shares of ceil(m / n), the last ones smaller or empty."""
-    return np.arange(count) // -(-count // program.replicas)
+    """The replica of each row: shares of ceil(m / n), the last ones smaller or empty; of a whole batch if padded."""
+    whole = program.batch if program.last_batch == "pad" else count
+    return np.arange(count) // -(-whole // program.replicas)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
