@@ -130,6 +130,7 @@ def _of_training(program: Program) -> list[tuple[Any, str]]:
     return [
         (several and rest and program.last_batch == "split", "the steps of a call have one shape"),
         (several and program.batch % program.replicas, "the steps of a call have one shape"),
+        (several and program.event == "restore" and program.batch % program.restore_replicas, "the same"),
         (several and program.steps % 2, "two steps per call"),
         (several and program.event in ("exception", "interrupt"), "an event belongs to one step"),
         (several and program.event == "restore" and program.event_step % 2, "a restore is between calls"),
