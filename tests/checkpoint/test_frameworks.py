@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import nnx
 
 from mirrored.checkpoint import Checkpoint, CheckpointReader
@@ -45,3 +46,16 @@ def test_nnx_module(tmp_path):
     Checkpoint(model=target).restore(path).assert_consumed()
     np.testing.assert_array_equal(target.kernel[...], source.kernel[...])
     np.testing.assert_array_equal(target(jnp.ones((1, 2))), source(jnp.ones((1, 2))))
+
+
+@pytest.mark.parametrize(
+    "make", [nnx.Rngs, lambda seed: nnx.Dropout(0.5, rngs=nnx.Rngs(seed))], ids=["Rngs", "Dropout"]
+)
+def test_random_streams_of_nnx(tmp_path, make):
+    source, target = make(0), make(1)
+    draw = lambda one: (one if isinstance(one, nnx.Rngs) else one.rngs)()  # noqa: E731
+    draw(source)
+    path = Checkpoint(model=source).write(tmp_path / "c")
+    Checkpoint(model=target).restore(path).assert_consumed()
+    assert not any("_base_array" in name for name in CheckpointReader(path).names)
+    np.testing.assert_array_equal(jax.random.key_data(draw(target)), jax.random.key_data(draw(source)))

@@ -176,3 +176,27 @@ def test_a_metric_that_is_made_outside_of_the_scope_counts_all_or_is_refused(com
     step(values)
     step(values)
     assert [float(one.value) for one in metric.variables] == [2.0, 4.0]
+
+
+def test_compiled_and_eager_steps_share_an_optimizer_that_is_made_outside() -> None:
+    """A batch of uneven shares runs eagerly, between compiled ones."""
+    owner, optimizer = strategy(), keras.optimizers.SGD(0.125)
+    with owner.scope():
+        model = sequential(built=True)
+    variables = model.trainable_variables
+
+    def replica(x: Any) -> None:
+        with mr.GradientTape() as tape:
+            loss = mr.losses.average_loss((model(x) ** 2).mean(-1))
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    step = mr.function(lambda batch: owner.run(replica, args=batch))
+    even, uneven = [next(iter(owner.experimental_distribute_dataset([(x,)]))) for x in (X, X[:5])]
+    for number, batch in enumerate([even, uneven, even, even, uneven, even], start=1):
+        step(batch)
+        assert int(optimizer.iterations.value) == number
+    optimizer.learning_rate = 0.0
+    before = [np.asarray(one) for one in variables]
+    step(even)
+    step(uneven)
+    jax.tree.map(np.testing.assert_array_equal, [np.asarray(one) for one in variables], before)

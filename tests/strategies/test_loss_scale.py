@@ -18,6 +18,7 @@ import mirrored as mr
 from mirrored.errors import LossScaleWarning
 
 BATCH, FEATURES, CLASSES, REPLICAS = 24, 3, 5, 4
+SCALE = jnp.float32(0.5)
 LAYOUTS = pytest.mark.parametrize("devices", [2, 4], ids=["2x2", "4x1"])
 
 
@@ -60,6 +61,7 @@ WRONG = {
     ),
 }
 RIGHT = {
+    "average_loss times a captured array": lambda w, x, y: SCALE * mr.losses.average_loss(entropies(w, x, y)),
     "average_loss": lambda w, x, y: mr.losses.average_loss(entropies(w, x, y)),
     "average_loss of means over features": lambda w, x, y: mr.losses.average_loss(squares(w, x, y).mean(axis=1)),
     "weighted sum by the global batch size": lambda w, x, y: jnp.sum(entropies(w, x, y) * 2.0 / 2.0) / BATCH,

@@ -149,7 +149,11 @@ def can_keep(value: Any) -> bool:
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    found = dict(getattr(value, "__dict__", {}))
+    try:
+        # Not by `getattr`: objects with slots may hand unknown attributes on to a value that they hold (nnx.Variable).
+        found = dict(object.__getattribute__(value, "__dict__"))
+    except AttributeError:
+        found = {}
     for kind in type(value).__mro__:
         for name in _slots(kind):
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):

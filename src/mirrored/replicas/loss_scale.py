@@ -221,7 +221,8 @@ def _among(number: float, candidates: set[float]) -> bool:
 def _number(value: Any) -> _Value:
     if np.shape(value) or not _is_real(value):
         return _UNKNOWN
-    return _Value(float(value), 1.0 if value == 1 else None)
+    number = float(value)  # comparing an array while something is traced gives a tracer
+    return _Value(number, 1.0 if number == 1 else None)
 
 
 def _constant(value: Any) -> _Value:

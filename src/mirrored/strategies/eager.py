@@ -31,7 +31,7 @@ from mirrored.strategies.differing import would_differ
 from mirrored.strategies.gathering import gather_across
 from mirrored.strategies.out_specs import OutSpecs, as_array, checked_components, label_of
 from mirrored.strategies.recorded import all_reduce_recorded, gather_recorded
-from mirrored.variables.placement import placed
+from mirrored.variables.placement import placed, uncommitted
 from mirrored.variables.state_lock import excuse, or_undone, store_all, turn
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class EagerSession(Session):
         self.frame = ReplicaFrame(
             self.num_local,
             captures=False,
-            base=lambda variable, replica: self._separate(variable.stored_component(replica)),
+            base=self._before,
             whole_base=lambda variable: variable.stored(),
             join=self._join,
             split=self.reduced_component,
@@ -153,6 +153,8 @@ class EagerSession(Session):
 
     def _stored(self, variable: Any, whole: Any) -> Any:
         """A whole value in the form in which the variable stores it."""
+        if variable.layout is None:
+            return uncommitted(whole)
         if variable.per_replica:
             return jax.device_put(whole, self.layout.sharded)
         return placed(whole, self.layout, per_replica=False)
@@ -237,6 +239,12 @@ class EagerSession(Session):
     def reduced_component(self, value: Any, local: int) -> Any:
         device = self._device_of(local)
         return self._separate(self._moved(value, device) if _is_recorded(value) else _own_view(value, device))
+
+    def _before(self, variable: Any, local: int) -> Any:
+        """A replica's component of a variable as it was before the run; all of a plain one."""
+        if variable.layout is None:
+            return self.component(variable.stored(), local)
+        return self._separate(variable.stored_component(local))
 
     def _separate(self, component: Any) -> Any:
         self._separated[id(component)] = component

@@ -14,10 +14,10 @@ def frame_of(variable: Any, here: Ambient) -> Frame | None:
     """Where `variable` is read and written in this context; None is its storage.
 
     A plain variable used by an eager run is shared by the replicas, which run one after another: it has no copies to
-    stage.
+    stage. The slots of an optimizer that was made out of scope are staged all the same: one step updates them once.
     """
     frame = here.frame
-    if frame is not None and not frame.captures and variable.layout is None:
+    if frame is not None and not frame.captures and variable.layout is None and not variable.internal:
         return None
     return frame
 

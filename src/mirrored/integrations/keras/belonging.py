@@ -13,7 +13,7 @@ from mirrored.errors import ContextError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.variables import StrategyVariable, adopt
 from mirrored.patches import replace
-from mirrored.replicas.ambient import ambient, within
+from mirrored.replicas.ambient import ambient
 
 keras = load()
 
@@ -63,15 +63,6 @@ def check_belonging(model: Any, called: str) -> None:
         theirs = _strategy_of_variable(variable)
         if theirs is not strategy and has_value(variable):
             raise _apart(called, variable, theirs, strategy)
-
-
-def move_optimizer(optimizer: Any, strategy: Any) -> None:
-    """Moves an optimizer that was made outside of any scope onto a strategy. Context: an eager run of that strategy.
-
-    Its replicas would update the optimizer's variables one after another, as they do all variables made out of scope.
-    """
-    with within(replica=None, runner=None, frame=None):
-        _move(optimizer.variables, strategy)
 
 
 def has_value(variable: Any) -> bool:

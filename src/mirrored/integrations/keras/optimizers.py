@@ -13,7 +13,6 @@ from mirrored._jax.traces import current_trace, is_eval
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, ContextError
 from mirrored.integrations.keras.backend import load
-from mirrored.integrations.keras.belonging import move_optimizer
 from mirrored.integrations.keras.variables import StrategyVariable, as_keras
 from mirrored.replicas.ambient import ambient, within
 from mirrored.strategies import get_replica_context
@@ -35,9 +34,6 @@ def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
             _build(self, variables)
         if variables is None:
             variables = self._trainable_variables
-        here = ambient()
-        if here.runner is not None and here.frame is not None and not here.frame.captures:
-            move_optimizer(self, here.strategies[-1])
         _check_known(self, variables)
         self._filter_empty_gradients(list(grads), list(variables))
         _apply(self, _summed(self, list(grads)), variables)
