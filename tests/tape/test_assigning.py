@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mirrored as mr
@@ -117,3 +121,111 @@ def test_a_merge_that_fails_leaves_variables_as_they_were():
     assert float(v.read_value()) == 2.0
     assert strategy.run(lambda: v.assign_add(1.0)) is not None
     assert float(v.read_value()) == 3.0
+
+
+# A tape around what assigns: a function or a run is one operation to it.
+
+LAYOUTS = {"none": None, "1/1": (1, 1), "2/1": (1, 2), "2/2": (2, 2), "4/2": (2, 4)}
+KINDS = {
+    "mirrored": {},
+    "mean": {"aggregation": "MEAN"},
+    "sync-on-read": {"synchronization": "ON_READ", "aggregation": "MEAN", "trainable": True},
+}
+
+
+def assigned_value(v, w):
+    w.assign(v * v)
+    return w * v
+
+
+def returned_value(v, w):
+    return w.assign(v * v) * v
+
+
+def added(v, w):
+    w.assign_sub(w.read_value())
+    return w.assign_add(v * v) * v
+
+
+def projected(v, w):
+    w.assign(jnp.clip(w.read_value(), -1.0, 1.0) * 4.0)
+    return w * v
+
+
+BODIES = {one.__name__: one for one in (assigned_value, returned_value, added, projected)}
+
+
+FORMS = ("eager", "tape inside", "tape around", "run of a function")
+CASES = [
+    pytest.param(LAYOUTS[layout], KINDS[kind], form, id=f"{layout}-{kind}-{form}")
+    for layout in LAYOUTS
+    for kind in KINDS
+    for form in FORMS
+    if layout != "none" or (kind == "mirrored" and form != "run of a function")
+]
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize(("layout", "kind", "form"), CASES)
+def test_a_tape_around_what_assigns_sees_reads_of_the_variable(body, layout, kind, form):
+    """The derivatives by v and w of ``w * v`` where w has been set to 4: w and v."""
+    strategy = (
+        None if layout is None else mr.MirroredStrategy([f"CPU:{i}" for i in range(layout[0])], num_replicas=layout[1])
+    )
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        v, w = mr.Variable(2.0), mr.Variable(3.0, **kind)
+    call = functools.partial(body, v, w)
+    inner = mr.function(call) if form == "run of a function" else call
+
+    def work():
+        return call() if strategy is None else strategy.reduce("MEAN", strategy.run(inner), axis=None)
+
+    forward = mr.function(work) if form == "tape around" else work
+
+    def step():
+        with mr.GradientTape() as tape:
+            y = forward()
+        return y, tape.gradient(y, [v, w])
+
+    y, (by_v, by_w) = (mr.function(step) if form == "tape inside" else step)()
+    assert (float(y), float(by_v), float(by_w)) == (8.0, 4.0, 2.0)
+    assert by_w.shape == ()
+    assert float(w) == 4.0
+
+
+def test_a_tape_around_several_steps_of_one_call():
+    v, w = mr.Variable(2.0), mr.Variable(3.0)
+
+    def step(x):
+        y = w * v * x
+        w.assign(v * v)
+        return y
+
+    several = mr.function(step, steps_per_call=2)
+    with mr.GradientTape() as tape:
+        y = sum(several([(jnp.float32(1.0),)] * 2))
+    assert float(y) == 3.0 * 2.0 + 4.0 * 2.0
+    assert [float(one) for one in tape.gradient(y, [v, w])] == [3.0 + 4.0, 2.0 + 2.0]
+
+
+@pytest.mark.parametrize("form", ["eager", "compiled", "function under a tape"])
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_a_watched_per_replica_value_has_a_gradient_through_run(form, replicas):
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"][: min(replicas, 2)], num_replicas=replicas)
+    rows = np.arange(8, dtype=np.float32)
+    batch = next(iter(strategy.experimental_distribute_dataset([rows])))
+
+    def work(x):
+        return strategy.reduce("SUM", strategy.run(lambda x: jnp.sum(x * x), args=(x,)), axis=None)
+
+    forward = mr.function(work) if form == "function under a tape" else work
+
+    def step(x):
+        with mr.GradientTape() as tape:
+            tape.watch(x)
+            y = forward(x)
+        return tape.gradient(y, x)
+
+    gradient = (mr.function(step) if form == "compiled" else step)(batch)
+    parts = [np.asarray(part) for part in strategy.local_results(gradient)]
+    np.testing.assert_array_equal(np.concatenate(parts), 2 * rows)

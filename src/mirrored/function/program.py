@@ -28,11 +28,21 @@ from mirrored.function.meeting import Meeting
 from mirrored.function.signature import Arguments
 from mirrored.replicas import structures
 from mirrored.replicas.ambient import within
-from mirrored.replicas.frames import Bookkeeping, FunctionFrame
+from mirrored.replicas.frames import Bookkeeping, FunctionFrame, announced_components, read_again
 from mirrored.replicas.reads import announce_read
 from mirrored.replicas.values import Mirrored, PerReplica
 from mirrored.variables.awaiting import settle_all, withheld
-from mirrored.variables.state_lock import lock, note_former, refuse_callbacks, state, store_all, thread, turn
+from mirrored.variables.state_lock import (
+    lock,
+    note_former,
+    refuse_callbacks,
+    state,
+    store_all,
+    thread,
+    tracing,
+    turn,
+    without_turns,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,18 +63,27 @@ class Program:
         arguments: The call that it is traced for.
         donate: Whether the variables' old buffers are reused.
         steps: How many steps one call makes, as one scan; None is one step, without a leading dimension of results.
+        under_tape: Whether it is made for calls under a tape (see `FunctionFrame`).
 
     Attributes:
         created: The variables made while tracing.
     """
 
     def __init__(
-        self, function: Callable[..., Any], arguments: Arguments, *, donate: bool, steps: int | None = None
+        self,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        *,
+        donate: bool,
+        steps: int | None = None,
+        under_tape: bool = False,
     ) -> None:
+        self._function = function
+        self._recorded: Program | None = None
         self._arguments = arguments
         self._steps = steps
         self._donate = donate
-        self._frame = FunctionFrame()
+        self._frame = FunctionFrame(under_tape=under_tape)
         self._name = str(getattr(function, "__name__", "function"))
         self._results: list[_Result] = []
         self._out_treedef: Any = None
@@ -189,7 +208,8 @@ class Program:
         def body(carried: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             now = list(state)
             for place, value in zip(carry, carried, strict=True):
-                now[place] = value
+                of_variable = self._frame.under_tape and jnp.issubdtype(value.dtype, jnp.inexact)
+                now[place] = read_again(value, state[place]) if of_variable else value
             outs = step(now, outer, xs)
             return outs[: len(carry)], outs[len(carry) :]
 
@@ -268,6 +288,8 @@ class Program:
 
     def _call_recorded(self, arrays: Sequence[Any]) -> Any:
         """Under a tape (or a bare transform): nothing is donated, reads are announced, results recorded."""
+        if self._assigned and not self._frame.under_tape and (self._frame.rereads or self._steps is not None):
+            return self._under_tape()._call_recorded(arrays)
         with turn() if self._assigned else nullcontext():
             values = [_announced(variable) for variable in (*self._donated, *self._kept)]
             for variable in self._assigned:
@@ -282,6 +304,14 @@ class Program:
                 self._met.passed(payload_of(outs[-1]))
             store_all(self._assigned, [payload_of(value) for value in outs[: len(self._assigned)]])
         return self._wrapped(outs[len(self._assigned) :])
+
+    def _under_tape(self) -> Program:
+        """The same function, traced once more, for calls under a tape."""
+        with tracing:
+            if self._recorded is None:
+                make = functools.partial(Program, donate=False, steps=self._steps, under_tape=True)
+                self._recorded = without_turns(lambda: make(self._function, self._arguments))
+        return self._recorded
 
     def _wrapped(self, arrays: Sequence[Any]) -> Any:
         if self._one_array:
@@ -365,4 +395,6 @@ def _sharding(variable: Any) -> Any:
 
 
 def _announced(variable: Any) -> Any:
-    return variable.stored() if variable.per_replica else announce_read(variable, variable.checked_value())
+    if variable.per_replica:
+        return announced_components(variable, variable.stored())
+    return announce_read(variable, variable.checked_value())

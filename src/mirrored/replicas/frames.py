@@ -14,10 +14,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import jax
+import jax.numpy as jnp
+
 from mirrored._jax import jit_key
 from mirrored._jax.capture import CaptureTracer
 from mirrored._jax.traces import current_trace, recording_parent
 from mirrored.replicas.ambient import ambient
+from mirrored.replicas.reads import announce_read
 
 
 class State(Protocol):
@@ -79,11 +83,15 @@ class Frame(abc.ABC):
         captures: Whether reads under nested transforms are captured (the frame belongs to a trace).
         base_trace: The JAX trace that the frame belongs to.
         num_local: How many local replicas' components it tells apart.
+        under_tape: Whether a tape is around what is traced: a value read after an assignment is the variable's.
+        rereads: Whether a value was read after an assignment.
     """
 
     captures: bool
     base_trace: Any = None
     num_local: int = 1
+    under_tape: bool = False
+    rereads: bool = False
 
     def outermost(self) -> Frame:
         """The frame of the function or run that this one is a part of: itself, but for a branch or a loop body."""
@@ -99,6 +107,10 @@ class Frame(abc.ABC):
     def on_write(self, variable: Any) -> None:
         """As a `ReadListener`: a jitted helper that has captured the old value must be traced again."""
         jit_key.renew()
+
+    def tracks(self, value: Any) -> bool:
+        """As a `ReadListener`: a frame records no operations."""
+        return False
 
     @abc.abstractmethod
     def whole(self, variable: Any) -> Any:
@@ -121,8 +133,47 @@ class Frame(abc.ABC):
         """`variable` was made while this frame was current: its storage is new, whatever happens to the frame."""
 
 
+@jax.custom_jvp
+def read_again(newest: Any, before: Any) -> Any:
+    """A variable's `newest` value, whose derivative is that of its value `before`.
+
+    An assignment has no derivative: what is read after it is the variable, not what the value was computed from. To a
+    tape around a compiled function or run all of that is one operation, which has the variable as an operand.
+    """
+    return newest
+
+
+@read_again.defjvp
+def _read_again_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    return primals[0], tangents[1]
+
+
+@jax.custom_jvp
+def components_of(stacked: Any, one: Any) -> Any:
+    """The `stacked` components ``[replicas, ...]`` of a sync-on-read variable, all with the derivative of `one`.
+
+    The gradient with respect to such a variable is the sum of those with respect to its components.
+    """
+    return stacked
+
+
+@components_of.defjvp
+def _components_of_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    return primals[0], jnp.broadcast_to(tangents[1], primals[0].shape)
+
+
+def announced_components(variable: Any, stacked: Any) -> Any:
+    """Announces the read of a sync-on-read variable's components ``[replicas, ...]``, of which a tape knows one."""
+    if not jnp.issubdtype(variable.dtype, jnp.inexact):
+        return stacked
+    return components_of(stacked, announce_read(variable, jax.lax.stop_gradient(stacked[0])))
+
+
 class FunctionFrame(Frame):
     """One trace of a compiled function.
+
+    Args:
+        under_tape: As the attribute.
 
     Attributes:
         captured: The variables that were read, each with its capture tracer, in order of first read.
@@ -134,7 +185,8 @@ class FunctionFrame(Frame):
 
     captures = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, under_tape: bool = False) -> None:
+        self.under_tape = under_tape
         self.captured: dict[int, Held] = {}
         self.staged: dict[int, Held] = {}
         self.new = Created()
@@ -143,7 +195,12 @@ class FunctionFrame(Frame):
 
     def whole(self, variable: Any) -> Any:
         if id(variable) in self.staged:
-            return self.staged[id(variable)][1]
+            self.rereads = True
+            newest = self.staged[id(variable)][1]
+            return _of_variable(variable, newest, self._before) if self.under_tape else newest
+        return self._before(variable)
+
+    def _before(self, variable: Any) -> Any:
         if id(variable) not in self.captured:
             tracer = CaptureTracer(variable.stored_shape(), variable.dtype, variable)
             self.captured[id(variable)] = Held(variable, tracer)
@@ -161,6 +218,10 @@ class FunctionFrame(Frame):
 
     def created(self, variable: Any) -> None:
         self.new.append(variable)
+
+
+def _of_variable(variable: Any, newest: Any, before: Callable[[Any], Any]) -> Any:
+    return read_again(newest, before(variable)) if jnp.issubdtype(variable.dtype, jnp.inexact) else newest
 
 
 @dataclasses.dataclass
@@ -213,9 +274,11 @@ class ReplicaFrame(Frame):
 
     def local(self, variable: Any, replica: int) -> Any:
         entry = self.staged.get(id(variable))
-        if entry is not None and entry.locals[replica] is not None:
-            return entry.locals[replica]
-        return self._base(variable, replica)
+        if entry is None or entry.locals[replica] is None:
+            return self._base(variable, replica)
+        self.rereads = True
+        newest = entry.locals[replica]
+        return _of_variable(variable, newest, lambda one: self._base(one, replica)) if self.under_tape else newest
 
     def set_local(self, variable: Any, replica: int, value: Any, where: str) -> None:
         entry = self._entry(variable)
@@ -228,7 +291,8 @@ class ReplicaFrame(Frame):
         if entry.whole is None:
             components = [self.local(variable, replica) for replica in range(self.num_local)]
             entry.whole = self._join(variable, components, entry.where)
-        return entry.whole
+        self.rereads = True
+        return _of_variable(variable, entry.whole, self._whole_base) if self.under_tape else entry.whole
 
     def set_whole(self, variable: Any, value: Any, where: str) -> None:
         entry = self._entry(variable)

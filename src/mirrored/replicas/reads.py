@@ -38,6 +38,10 @@ class ReadListener(Protocol):
         """`variable` is about to get another value."""
         ...
 
+    def tracks(self, value: Any) -> bool:
+        """Whether operations on this array are recorded."""
+        ...
+
 
 def listen(listener: ReadListener) -> None:
     """Registers `listener` in this thread, as the innermost one."""
@@ -56,6 +60,11 @@ def announce_read(variable: Any, value: jax.Array) -> jax.Array:
     for listener in ambient().listeners:
         value = listener.on_read(variable, value)
     return value
+
+
+def is_tracked(value: Any) -> bool:
+    """Whether a listener records what is done with this array."""
+    return any(listener.tracks(value) for listener in ambient().listeners)
 
 
 def announce_write(variable: Any) -> None:

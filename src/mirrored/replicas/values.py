@@ -325,6 +325,8 @@ def _unstacked(stacked: Any, layout: Layout | None) -> tuple[Any, ...]:
         return tuple(stacked[i] for i in range(stacked.shape[0]))
     if len(stacked.addressable_shards) != len(layout.addressable_devices):
         return tuple(stacked[i] for i in range(stacked.shape[0]))
+    if stacked.is_fully_replicated and len(layout.devices) > 1:  # a gradient
+        stacked = jax.device_put(stacked, layout.sharded)
     shards = sorted(stacked.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     return tuple(shard.data[k] for shard in shards for k in range(shard.data.shape[0]))
 

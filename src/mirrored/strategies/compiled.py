@@ -25,7 +25,7 @@ from mirrored._jax.traces import belongs_to, current_trace, is_tracer
 from mirrored.errors import LossScaleWarning, StructureError
 from mirrored.replicas import structures
 from mirrored.replicas.ambient import ambient, within
-from mirrored.replicas.frames import FunctionFrame
+from mirrored.replicas.frames import Frame, FunctionFrame, announced_components
 from mirrored.replicas.frames import Staged as Assigned
 from mirrored.replicas.layout import AXIS
 from mirrored.replicas.loss_scale import LossScale, Mean
@@ -70,6 +70,10 @@ class _Run:
         self._outputs: list[_Output] = []
         self._out_treedef: Any = None
         self._assigned: list[Assigned] = []
+        frame = ambient().frame
+        assert frame is not None
+        self._outermost = frame.outermost()
+        self._session.frame.under_tape = _is_under_tape() or self._outermost.under_tape
 
     def result(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         leaves, treedef = structures.flatten((tuple(args), kwargs))
@@ -83,6 +87,7 @@ class _Run:
         with within(listeners=(self._session.frame,)):
             axes = [(AXIS, len(self._layout.devices))]
             body = fuse(stage(flat_body, shapes, axes=axes), self._session, axes)
+        self._outermost.rereads |= self._session.frame.rereads
         body = self._without_gradients(body)
         self._prove(body)
         return self._bind(body)
@@ -269,7 +274,14 @@ class _Component:
 def _outer_value(variable: Any) -> Any:
     frame = ambient().frame
     assert frame is not None
-    return announce_read(variable, frame.whole(variable))
+    whole = frame.whole(variable)
+    if variable.per_replica and _is_under_tape():
+        return announced_components(variable, whole)
+    return announce_read(variable, whole)
+
+
+def _is_under_tape() -> bool:
+    return any(not isinstance(listener, Frame) for listener in ambient().listeners)
 
 
 def _origin(constant: Any) -> Origin:

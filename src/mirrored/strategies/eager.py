@@ -25,6 +25,7 @@ from mirrored.replicas.ambient import ambient, thread, within
 from mirrored.replicas.frames import ReplicaFrame, Staged
 from mirrored.replicas.lockstep import LockStep, carry
 from mirrored.replicas.merging import Merge, Session
+from mirrored.replicas.reads import is_tracked
 from mirrored.replicas.values import Mirrored, PerReplica, stack_components
 from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.differing import would_differ
@@ -224,6 +225,9 @@ class EagerSession(Session):
 
     def component(self, value: Any, local: int) -> Any:
         if isinstance(value, PerReplica):
+            if value.is_stacked and is_tracked(value.first()):
+                # The components are buffers of the array, which a tape that watches it does not know.
+                return jax.device_put(value.first()[local], self._device_of(local))
             return value.values[local]
         if isinstance(value, Mirrored):
             value = value.value

@@ -224,6 +224,10 @@ class _Collector:
                 value = value.payload
         return keys
 
+    def tracks(self, value: Any) -> bool:
+        """It records no operations."""
+        return False
+
     def on_write(self, variable: Any) -> None:
         pass
 

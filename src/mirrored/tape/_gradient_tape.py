@@ -241,6 +241,10 @@ class GradientTape:
     def on_write(self, variable: Any) -> None:
         """Called by a variable that is about to change: what was recorded keeps the old value."""
 
+    def tracks(self, value: Any) -> bool:
+        """Called for a value that is about to be taken apart: whether what is done with it is recorded."""
+        return self._trace.recorder is not None and self._recorder.key_of(value, self._trace) is not None
+
     # Gradients
 
     def gradient(

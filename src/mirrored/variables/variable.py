@@ -365,7 +365,7 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
 
     def component_value(self, replica: int) -> Any:
         """One replica's component, as the current context has it."""
-        return reading.component(self, replica)
+        return announce_read(self, reading.component(self, replica))
 
     def store(self, value: Any, *, shared: bool = False) -> None:
         """Replaces the whole value in storage.

@@ -62,7 +62,7 @@ def _write_whole(assignment: Assignment, value: Any, frame: Frame | None, here: 
         return stored
     new = assignment.combined(frame.whole(variable), aligned(value, variable.layout))
     frame.set_whole(variable, new, assignment.where)
-    return new
+    return frame.whole(variable)
 
 
 def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
@@ -102,7 +102,7 @@ def _write_in_replica(assignment: Assignment, value: Any, frame: Frame | None, h
     if session is None or alone or variable.per_replica or variable.aggregation is VariableAggregation.NONE:
         new = assignment.combined(frame.local(variable, index), value)
         frame.set_local(variable, index, new, assignment.where)
-        return new
+        return frame.local(variable, index)
     if variable.layout is None and variable.is_sum_of_components:
         raise _without_components(assignment)
     _merge(assignment, value, frame, session)
