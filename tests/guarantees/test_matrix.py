@@ -54,6 +54,7 @@ def test_a_cell_keeps_all_guarantees(cell: Cell) -> None:
 @pytest.mark.slow
 @pytest.mark.guarantees
 @pytest.mark.parametrize("cell", _params([cell for cell in IN_ONE_PROCESS if is_met(cell, "interrupt")]))
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # some hit a finalizer
 def test_interrupts_leave_the_state_whole(cell: Cell) -> None:
     check_interrupts(cell)
 
