@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from mirrored.checkpoint.manifest import is_checkpoint, read_manifest
+from mirrored.checkpoint.manifest import ARRAYS, is_checkpoint, read_manifest
 from mirrored.checkpoint.writing import REPLACED, UNFINISHED, actual, settle
 from mirrored.errors import DamagedCheckpointError, MissingCheckpointError
 
@@ -26,6 +26,15 @@ def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -
     wanted = [path for path in paths if name is None or number_of(path.name, name) is not None]
     aged = [(age, str(path)) for path in wanted if (age := _age(path)) is not None]
     return [path for _, path in sorted(aged)]
+
+
+def without_manifest(directory: str | os.PathLike[str], name: str) -> list[str]:
+    """The folders called ``name-<number>`` that have lost their manifest, by number. Writing leaves none behind."""
+    folder = Path(directory)
+    if not folder.is_dir():
+        return []
+    numbered = [(number, one) for one in folder.iterdir() if (number := number_of(one.name, name)) is not None]
+    return [str(one) for _, one in sorted(numbered) if (one / ARRAYS).is_dir() and not is_checkpoint(actual(one))]
 
 
 def latest_checkpoint(directory: str | os.PathLike[str], latest_filename: str | None = None) -> str | None:

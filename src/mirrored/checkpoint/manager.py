@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from mirrored.checkpoint.checkpoint import Checkpoint, PathLike
-from mirrored.checkpoint.directory import checkpoints_in, number_of
-from mirrored.checkpoint.manifest import Manifest, is_checkpoint, read_manifest
+from mirrored.checkpoint.directory import checkpoints_in, number_of, without_manifest
+from mirrored.checkpoint.manifest import Manifest, is_checkpoint, no_manifest, read_manifest
 from mirrored.checkpoint.preemption import preemption
 from mirrored.checkpoint.series_lock import SeriesLock, claim
 from mirrored.checkpoint.sharing import settled, several_workers, writes_here
@@ -223,11 +223,20 @@ class CheckpointManager:
                         raise
                     errors.append(error)
                 continue
-            _tell_of_damage(errors, path)
+            newer = number_of(Path(path).name, self._name) or 0
+            _tell_of_damage([*errors, *self._without_manifest(called, newer)], path)
             return str(path)
+        errors += self._without_manifest(called, -1)
         if errors:
             raise errors[0]
         return None
+
+    def _without_manifest(self, called: str, newer_than: int) -> list[DamagedCheckpointError]:
+        paths = without_manifest(self._directory, self._name)
+        if several_workers():
+            paths = agree(called, "look for checkpoints without a manifest", paths)[0]
+        newest_first = [Path(path) for path in reversed(paths)]
+        return [no_manifest(path) for path in newest_first if (number_of(path.name, self._name) or 0) > newer_than]
 
     def _found(self, called: str) -> list[str]:
         """What worker 0 finds, which has written them."""

@@ -167,6 +167,11 @@ def _nearby(directory: Path) -> str:
     return "latest_checkpoint(directory) finds the newest one of a folder, or returns None"
 
 
+def no_manifest(directory: Path) -> DamagedCheckpointError:
+    """The error for a checkpoint whose manifest is gone."""
+    return _damaged(directory, f"{FILE} is missing")
+
+
 def _damaged(directory: Path, found: str) -> DamagedCheckpointError:
     return DamagedCheckpointError(
         f"reading the checkpoint {directory}",
