@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mirrored as mr
 from mirrored.errors import ArgumentError, ArgumentTypeError, TapeError
 from mirrored.tape import GradientTape
 
@@ -148,3 +149,22 @@ def test_batch_jacobian_checks_shapes():
         tape.batch_jacobian(flat, x)
     with pytest.raises(ValueError, match=r"the source has shape \(2,\)"):
         tape.batch_jacobian(x, flat)
+
+
+@pytest.mark.parametrize("form", ["compiled", "rows", "vectorized"])
+def test_the_jacobian_of_a_run_on_several_devices(form):
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        v = mr.Variable([1.0, 2.0])
+
+    def jacobian():
+        with GradientTape() as tape:
+            y = strategy.reduce("SUM", strategy.run(lambda: v * v), axis=None)
+        return tape.jacobian(y, v, experimental_use_pfor=form != "rows")
+
+    if form == "vectorized":
+        with pytest.raises(TapeError, match="experimental_use_pfor=False"):
+            jacobian()
+        return
+    found = (mr.function(jacobian) if form == "compiled" else jacobian)()
+    np.testing.assert_array_equal(found, [[4.0, 0.0], [0.0, 8.0]])

@@ -9,7 +9,8 @@ import jax
 
 from mirrored._jax import jit_key
 from mirrored._jax.boxes import payload_of
-from mirrored._jax.traces import current_trace, is_eval
+from mirrored._jax.traces import current_trace, is_eval, is_tracer
+from mirrored.errors import TapeError
 from mirrored.tape import _catalogue as catalogue
 from mirrored.tape._operation import Operation
 from mirrored.tape._record import Key, Loss, Record
@@ -103,12 +104,23 @@ class Walk:
             return self._run(catalogue.ADD, [first, second])[0]
         except ValueError:
             # A variable that several replicas have read under a tape around them: each cotangent is on another device.
+            if is_tracer(payload_of(first)):
+                raise _on_several_devices() from None
             return self._run(catalogue.ADD, [first, jax.device_put(second, payload_of(first).sharding)])[0]
 
     def _run(self, operation: Operation, values: Sequence[Any]) -> Sequence[Any]:
         if self._direct:
             return operation.jitted(*values)
         return run_under(self._trace, operation, values)
+
+
+def _on_several_devices() -> TapeError:
+    return TapeError(
+        "GradientTape.jacobian",
+        found="cotangents on different devices, of a variable that the replicas of an eager run have read",
+        rule="jax.vmap, which computes all rows at once, adds up no cotangents of different devices",
+        remedy="compile the whole step with mirrored.function, or pass experimental_use_pfor=False",
+    )
 
 
 def _take(cotangents: dict[Key, Any], key: Key, keep: frozenset[Key]) -> Any:
