@@ -6,6 +6,10 @@ makes bits depend on how many replicas a device has. Two things merge: the pass 
 Shardy, which merges constants and broadcast scalars and is made for several devices only *(seen in the passes' dumps:
 64 broadcasts before Shardy, 50 after)*. So such programs are partitioned by GSPMD, with `cse` left out.
 
+On CPUs the pass `small-while-loop-hoisting` makes one function of a small loop without collectives, in which LLVM
+contracts products and sums across operations. The loop over the steps of one call has collectives on several devices
+only: its bits would depend on the layout. The pass is left out, too.
+
 Serves JAX 0.10 to 0.12, where GSPMD is deprecated: XLA warns of it with every program, which is silenced around the
 call. A JAX without it needs another way; the probe test will tell.
 """
@@ -23,7 +27,7 @@ from jax._src.lib import utils as _logging  # type: ignore[attr-defined]
 
 from mirrored._jax.dispatch import Dispatch
 
-_WITHOUT_MERGING = {"xla_disable_hlo_passes": "cse"}
+_WITHOUT_MERGING = {"xla_disable_hlo_passes": "cse,small-while-loop-hoisting"}
 _LEVELS = {"INFO": 0, "DEBUG": 0, "WARNING": 1, "ERROR": 2, "CRITICAL": 3}
 _ONLY_ERRORS = 2
 
