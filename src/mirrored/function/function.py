@@ -252,7 +252,7 @@ class Function(Code):
         python_state = PythonState(self.python_function, arguments.leaves, self._name)
         here, trace = ambient(), current_trace()
         try:
-            program = Program(self._to_trace, arguments, donate=self._donate, steps=self._steps)
+            program = Program(self._to_trace, arguments, donate=self._donate, steps=self._steps, owner=self)
         except jax.errors.ConcretizationTypeError as error:
             error.add_note(_DECISIONS)
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -63,6 +64,7 @@ class Program:
         arguments: The call that it is traced for.
         donate: Whether the variables' old buffers are reused.
         steps: How many steps one call makes, as one scan; None is one step, without a leading dimension of results.
+        owner: The `Function` that it is a program of, which has its Python function as `traced_function`.
         under_tape: Whether it is made for calls under a tape (see `FunctionFrame`).
 
     Attributes:
@@ -76,9 +78,11 @@ class Program:
         *,
         donate: bool,
         steps: int | None = None,
+        owner: Any = None,
         under_tape: bool = False,
     ) -> None:
-        self._function = function
+        # JAX's caches keep programs for longer than the user keeps the function.
+        self._owner = None if owner is None else weakref.ref(owner)
         self._recorded: Program | None = None
         self._arguments = arguments
         self._steps = steps
@@ -307,10 +311,13 @@ class Program:
 
     def _under_tape(self) -> Program:
         """The same function, traced once more, for calls under a tape."""
+        owner = None if self._owner is None else self._owner()
+        assert owner is not None, "a program is called by its function"
+        function = owner.traced_function
         with tracing:
             if self._recorded is None:
                 make = functools.partial(Program, donate=False, steps=self._steps, under_tape=True)
-                self._recorded = without_turns(lambda: make(self._function, self._arguments))
+                self._recorded = without_turns(lambda: make(function, self._arguments))
         return self._recorded
 
     def _wrapped(self, arrays: Sequence[Any]) -> Any:
