@@ -12,7 +12,7 @@ from typing import Any
 from mirrored.checkpoint import deferred
 from mirrored.checkpoint._extra import engine
 from mirrored.checkpoint.graph import Graph, walk
-from mirrored.checkpoint.leaves import HasPosition, Leaf, VariableLeaf, is_number, leaf_of
+from mirrored.checkpoint.leaves import Leaf, VariableLeaf, has_position, is_number, leaf_of
 from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.matching import COUNTER, Match, match
 from mirrored.checkpoint.noticing import NoticingDict, NoticingList, noticing
@@ -309,7 +309,7 @@ class Checkpoint:
 
 
 def _checked(name: str, part: Any) -> Any:
-    can_hold = is_open(part) or is_container(part) or is_number(part) or isinstance(part, HasPosition)
+    can_hold = is_open(part) or is_container(part) or is_number(part) or has_position(part)
     if part is None or isinstance(part, type) or not (can_hold or leaf_of(part, Root({}, "")) is not None):
         raise ArgumentError(
             "Checkpoint",

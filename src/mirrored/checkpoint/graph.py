@@ -12,6 +12,7 @@ from mirrored.checkpoint.leaves import Leaf, NumberLeaf, VariableLeaf, is_number
 from mirrored.checkpoint.objects import (
     HasSlots,
     Part,
+    has_slots,
     is_container,
     is_node,
     is_open,
@@ -102,7 +103,7 @@ class _Walk:
     def _visit_optimizer(self, part: Part, zone: _Zone) -> bool:
         """Names an optimizer and its scalars; its slots wait until their variables have names."""
         given = keras_slots(part.value) or part.value
-        if not isinstance(given, HasSlots) or isinstance(given, type):
+        if not has_slots(given):
             return False
         self.graph.optimizers[part.name] = given
         for label, variable in given.made().scalars.items():

@@ -7,14 +7,14 @@ import base64
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.host_memory import owned
-from mirrored.checkpoint.places import Place
+from mirrored.checkpoint.places import Place, defines
 from mirrored.collectives.stacked import whole_stacked
 from mirrored.errors import ArgumentTypeError, LostStateError
 from mirrored.replicas.values import PerReplica
@@ -216,7 +216,6 @@ class NumberLeaf(Leaf):
         return lambda: place.put(before)
 
 
-@runtime_checkable
 class HasPosition(Protocol):
     """An iterator whose position can be saved: those of `mirrored.data` and of Grain, for instance."""
 
@@ -227,6 +226,11 @@ class HasPosition(Protocol):
     def set_state(self, state: Any) -> Any:
         """Goes to a position."""
         ...
+
+
+def has_position(value: Any) -> TypeGuard[HasPosition]:
+    """Whether it is such an iterator."""
+    return defines(value, "get_state", "set_state")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,7 +296,7 @@ def leaf_of(value: Any, place: Place) -> Leaf | None:
         return ArrayLeaf(place)  # bfloat16 and its kin
     if isinstance(value, np.random.Generator):
         return GeneratorLeaf(value)
-    if isinstance(value, HasPosition) and not isinstance(value, type):
+    if has_position(value):
         return PositionLeaf(value)
     return None
 

@@ -12,11 +12,11 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, TypeGuard
 
 import jax
 
-from mirrored.checkpoint.places import Attribute, Item, Place, is_frozen
+from mirrored.checkpoint.places import Attribute, Item, Place, defines, is_frozen
 from mirrored.variables import Variable
 
 # Packages whose objects hold no state that a checkpoint saves (subclasses in other packages do).
@@ -73,7 +73,6 @@ class OptimizerState(Protocol):
         ...
 
 
-@runtime_checkable
 class HasSlots(Protocol):
     """An optimizer: its slots are saved under the names of the variables that they belong to."""
 
@@ -90,7 +89,6 @@ class HasSlots(Protocol):
         ...
 
 
-@runtime_checkable
 class HasParts(Protocol):
     """An object that says itself what it is made of."""
 
@@ -99,9 +97,18 @@ class HasParts(Protocol):
         ...
 
 
+def has_slots(value: Any) -> TypeGuard[HasSlots]:
+    """Whether it is an optimizer."""
+    return defines(value, "made", "slots", "build")
+
+
+def _has_parts(value: Any) -> TypeGuard[HasParts]:
+    return defines(value, "checkpoint_parts")
+
+
 def parts_of(value: Any, place: Place) -> Iterator[Part]:
     """The parts of `value`, which sits at `place`; nothing if it has none."""
-    if isinstance(value, HasParts) and not isinstance(value, type):
+    if _has_parts(value):
         yield from value.checkpoint_parts(place)
     elif isinstance(value, Mapping):
         for index, (key, one) in enumerate(value.items()):

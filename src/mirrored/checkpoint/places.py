@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import copy
 import dataclasses
+import inspect
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -108,6 +109,11 @@ class Item(Place):
             raise _unchangeable(owner)
         else:
             self.parent.put(type(owner)({**owner, self.key: value}))
+
+
+def defines(value: Any, *methods: str) -> bool:
+    """Whether an object has these methods. Objects may answer to any name, as `nnx.Rngs` does with a random stream."""
+    return not isinstance(value, type) and all(inspect.getattr_static(value, name, None) for name in methods)
 
 
 def is_frozen(value: Any) -> bool:
