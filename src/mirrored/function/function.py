@@ -398,6 +398,9 @@ def function(
     attributes is a constant of that trace, whatever becomes of them later. A static argument that has been mutated is
     another one, unless it is hashed by identity.
 
+    A function that reads a variable after assigning it is traced once more when it is called under a tape: such a read
+    has the derivative of the variable. `trace_count` leaves that trace out.
+
     Errors while tracing leave every variable as it was; an exception at any later moment, as by Ctrl-C, leaves all of
     them as they are before or after the call. Several threads may call it: one at a time runs.
 

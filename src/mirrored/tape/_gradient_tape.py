@@ -242,7 +242,7 @@ class GradientTape:
         """Called by a variable that is about to change: what was recorded keeps the old value."""
 
     def tracks(self, value: Any) -> bool:
-        """Called for a value that is about to be taken apart: whether what is done with it is recorded."""
+        """Called before a per-replica value is split into its components: whether the tape records operations on it."""
         return self._trace.recorder is not None and self._recorder.key_of(value, self._trace) is not None
 
     # Gradients
