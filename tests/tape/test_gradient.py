@@ -427,6 +427,23 @@ def test_numpy_arrays_become_device_arrays_under_a_tape(v):
     assert tape.gradient(y, v).tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("size", [3, 1024])  # JAX aliases aligned memory, which only the larger one has
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_numpy_operand_refilled_after_the_forward_pass_does_not_change_the_gradient(size, persistent):
+    w, batch = jnp.float32(2.0), np.ones(size, np.float32)
+    with GradientTape() as outer:
+        outer.watch(w)
+        with GradientTape(persistent=persistent) as tape:
+            tape.watch(w)
+            y = jnp.sum(w**3 * batch) + jnp.dot(jnp.broadcast_to(w, size), batch) + jnp.sum(jnp.sin(w * batch))
+        batch[:] = 5.0
+        slope = tape.gradient(y, w)
+
+    expected = lambda w: jnp.sum(w**3 + w + jnp.sin(w)) * size  # noqa: E731
+    np.testing.assert_allclose(slope, jax.grad(expected)(2.0), rtol=1e-6)
+    np.testing.assert_allclose(outer.gradient(slope, w), jax.grad(jax.grad(expected))(2.0), rtol=1e-6)
+
+
 def test_shard_map_is_recorded():
     mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("i")

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mirrored._jax import evicting, jit_key
 from mirrored._jax.boxes import STAND_INS, Array, Box, payload_of
 from mirrored._jax.closures import custom_calls
@@ -91,7 +93,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
     def stage_value(self, value: Any) -> Any:
         """NumPy arrays become device arrays here, as they do without a tape."""
         with self.under_parent():
-            return self.parent.stage_value(value)
+            return self.parent.stage_value(_owned(value))
 
     def process_primitive(self, primitive: Any, args: Sequence[Any], params: dict[str, Any], /) -> Any:
         """Runs `primitive`, recorded if an operand is watched."""
@@ -249,7 +251,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         if kind is Array and id(right) in recorder.known:
             keys = left.key, recorder.known[id(right)][0]
             return self._perform_quickly(operation, (left.payload, right), keys, _BOTH)
-        return self._perform_quickly(operation, (left.payload, right), (left.key,), _FIRST)
+        return self._perform_quickly(operation, (left.payload, _owned(right)), (left.key,), _FIRST)
 
     def operate_alone(self, operation: Operation, box: Box) -> Any:
         """Applies an operation with one result to one box of this tape."""
@@ -343,6 +345,8 @@ class TapeTrace(Trace):  # type: ignore[misc]
         if self.touched is not None:
             self.touched.update(dict.fromkeys(keys))
             return values, [], ()
+        if watched:
+            values = [_owned(value) for value in values]
         return values, keys, tuple(watched)
 
     def _resolved(self, stand_in: Any) -> Any:
@@ -431,6 +435,15 @@ class TapeTrace(Trace):  # type: ignore[misc]
             return None
         with_stores_filled(function, call.function)
         return call.operation
+
+
+def _owned(operand: Any) -> Any:
+    """A copy of a NumPy array, anything else as it is.
+
+    A record keeps its operands as residuals until the backward pass, and JAX may alias NumPy memory. The caller may
+    refill the array in between, for instance with the next batch. TensorFlow copies as well.
+    """
+    return operand.copy() if isinstance(operand, np.ndarray) else operand
 
 
 def _place(value: Any, source: Any) -> Any:
