@@ -9,8 +9,8 @@ import pytest
 
 import mirrored as mr
 from mirrored.collectives.reduce_op import ReduceOp
+from mirrored.compilation import function
 from mirrored.errors import ArgumentError, StructureError
-from mirrored.function import function
 from mirrored.gradients import GradientAccumulator, aggregate_gradients
 from mirrored.optimizers import SGD, Adam
 

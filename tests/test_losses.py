@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+from mirrored.compilation import function
 from mirrored.errors import ArgumentError, ContextError, StructureError
-from mirrored.function import function
 from mirrored.losses import average_loss, compute_average_loss, scale_regularization_loss
-from mirrored.replicas.values import PerReplica
+from mirrored.values.distributed_values import PerReplica
 
 LOSSES = np.arange(1.0, 14.0, dtype=np.float32) ** 2
 WEIGHTS = np.linspace(0.0, 2.0, 13, dtype=np.float32)

@@ -153,7 +153,7 @@ class Run:
                 )
             except OSError:
                 continue
-            if b"mirrored.launch.program" in words and b"TF_CONFIG" in variables:
+            if b"mirrored.launcher.program" in words and b"TF_CONFIG" in variables:
                 found[json.loads(variables[b"TF_CONFIG"])["task"]["index"]] = int(pid)
         return found
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mirrored import settings
-from mirrored.replicas.distribution import set_distributors
-from mirrored.replicas.frameworks import set_bridges
+from mirrored.runtime.data_hooks import set_distributors
+from mirrored.runtime.framework_bridges import set_bridges
 
 if TYPE_CHECKING:
     from mirrored import config as config

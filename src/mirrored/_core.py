@@ -6,13 +6,10 @@ All at once, so that nothing is left to load while JAX traces: a module that is 
 from __future__ import annotations
 
 from mirrored.collectives.reduce_op import ReduceOp as ReduceOp
-from mirrored.function import Function as Function
-from mirrored.function import function as function
-from mirrored.function import functions_run_eagerly as functions_run_eagerly
-from mirrored.function import run_functions_eagerly as run_functions_eagerly
-from mirrored.replicas.values import DistributedValues as DistributedValues
-from mirrored.replicas.values import Mirrored as Mirrored
-from mirrored.replicas.values import PerReplica as PerReplica
+from mirrored.compilation import Function as Function
+from mirrored.compilation import function as function
+from mirrored.compilation import functions_run_eagerly as functions_run_eagerly
+from mirrored.compilation import run_functions_eagerly as run_functions_eagerly
 from mirrored.strategies import MirroredStrategy as MirroredStrategy
 from mirrored.strategies import OneDeviceStrategy as OneDeviceStrategy
 from mirrored.strategies import ReplicaContext as ReplicaContext
@@ -26,6 +23,9 @@ from mirrored.tape import GradientTape as GradientTape
 from mirrored.tape import UnconnectedGradients as UnconnectedGradients
 from mirrored.tape import custom_gradient as custom_gradient
 from mirrored.tape import stop_gradient as stop_gradient
+from mirrored.values.distributed_values import DistributedValues as DistributedValues
+from mirrored.values.distributed_values import Mirrored as Mirrored
+from mirrored.values.distributed_values import PerReplica as PerReplica
 from mirrored.variables import Variable as Variable
 from mirrored.variables import VariableAggregation as VariableAggregation
 from mirrored.variables import VariableSynchronization as VariableSynchronization

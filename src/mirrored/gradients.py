@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from mirrored._jax.putting import as_array
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.errors import ArgumentError, StructureError
-from mirrored.optimizers.meeting import scope_of, update_with_sums
+from mirrored.optimizers.gradient_merge import scope_of, update_with_sums
 from mirrored.strategies import get_replica_context, has_strategy
 from mirrored.tape import unrecorded
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization

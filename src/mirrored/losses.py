@@ -17,9 +17,9 @@ from mirrored._jax.putting import as_array
 from mirrored._jax.traces import is_eval, recording_parent
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, ContextError, StructureError
-from mirrored.replicas.ambient import ambient
-from mirrored.replicas.values import PerReplica
+from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context, get_strategy
+from mirrored.values.distributed_values import PerReplica
 
 
 def average_loss(per_example: Any, sample_weight: Any = None) -> jax.Array:

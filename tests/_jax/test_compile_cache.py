@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cluster.jobs import PROGRAMS
-from launch.jobs import Ran, environment, written
+from launcher.jobs import Ran, environment, written
 from mirrored._jax.compile_cache import write_on_every_process
-from mirrored.launch import Job
+from mirrored.launcher import Job
 
 __all__ = ["environment"]  # a fixture for every test here
 

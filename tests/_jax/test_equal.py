@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.equal import equal_on_all_devices
-from mirrored.replicas.synchrony import Origin, analyse
+from mirrored.analysis.replication_check import Origin, analyse
 
 
 def test_it_computes_nothing() -> None:

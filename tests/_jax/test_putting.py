@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mirrored._jax.putting import put_rows
-from mirrored.replicas.layout import make_layout
+from mirrored.topology.device_assignment import make_layout
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mirrored.checkpoint import _engine as engine
+from mirrored.checkpoint import engine
 
 ARRAYS = {
     "a/b.c": np.arange(6.0).reshape(2, 3),

@@ -15,8 +15,8 @@ from mirrored.cli.demo.digits import Examples, load_digits
 from mirrored.cli.demo.history import History
 from mirrored.cli.demo.report import Findings, write_report
 from mirrored.cli.demo.training import Trainer
-from mirrored.replicas.layout import make_layout
 from mirrored.strategies import MirroredStrategy
+from mirrored.topology.device_assignment import make_layout
 
 
 @pytest.fixture

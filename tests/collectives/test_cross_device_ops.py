@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from collectives.spmd import collectives_in, group_of, over_devices, reduction, same_bits
+from mirrored.analysis.replication_check import Origin, analyse
 from mirrored.collectives import (
     AllReduce,
     CrossDeviceOps,
@@ -22,7 +23,6 @@ from mirrored.collectives import (
     ReductionToOneDevice,
 )
 from mirrored.errors import ArgumentError, StructureError
-from mirrored.replicas.synchrony import Origin, analyse
 
 ALGORITHMS: list[CrossDeviceOps] = [
     AllReduce(),

@@ -122,8 +122,8 @@ def test_an_empty_dataset_ends_at_once() -> None:
 
 
 def test_without_grain_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mirrored.data import _extra
+    from mirrored.data import extra
 
-    monkeypatch.setitem(sys.modules, "mirrored.data._engine", None)
+    monkeypatch.setitem(sys.modules, "mirrored.data.engine", None)
     with pytest.raises(MissingExtraError, match=r"grain(.|\n)*mirrored\[data\]"):
-        _extra.engine.__wrapped__()
+        extra.engine.__wrapped__()

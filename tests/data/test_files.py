@@ -9,7 +9,7 @@ import pytest
 
 from data.readings import assert_resumes_everywhere, read
 from mirrored.data import Dataset
-from mirrored.data._files import masked_crc
+from mirrored.data.files import masked_crc
 from mirrored.data.records import TFRecordWriter
 from mirrored.errors import DataFileError
 

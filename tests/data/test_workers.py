@@ -23,7 +23,7 @@ jax.distributed.initialize(f"localhost:{sys.argv[1]}", 2, int(sys.argv[2]))
 import numpy as np
 from mirrored.data import AutoShardPolicy, Dataset, Options, distribute_dataset, distribute_from_function
 from mirrored.errors import ArgumentError
-from mirrored.replicas.layout import Layout
+from mirrored.topology.device_assignment import Layout
 
 class Strategy:
     layout = Layout(tuple(jax.devices()), 2)

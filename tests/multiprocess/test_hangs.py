@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from launch.jobs import PRELUDE, Ran, environment, written
-from mirrored.launch import Job
+from launcher.jobs import PRELUDE, Ran, environment, written
+from mirrored.launcher import Job
 
 __all__ = ["environment"]  # a fixture for every test here
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]

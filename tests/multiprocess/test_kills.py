@@ -18,9 +18,9 @@ import jax
 import pytest
 
 import mirrored as mr
-from launch.jobs import Ran, environment, written
+from launcher.jobs import Ran, environment, written
 from mirrored.checkpoint import checkpoints_in
-from mirrored.launch import Job
+from mirrored.launcher import Job
 
 __all__ = ["environment"]  # a fixture for every test here
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]

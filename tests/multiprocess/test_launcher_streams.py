@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.jobs import Ran, environment, is_alive, wait_until, written
-from mirrored.launch import Job
+from launcher.jobs import Ran, environment, is_alive, wait_until, written
+from mirrored.launcher import Job
 
 __all__ = ["environment"]  # a fixture for every test here
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from launch.jobs import Ran, environment, is_alive, wait_until, written
-from mirrored.launch import Job
-from mirrored.launch.ports import free_ports
+from launcher.jobs import Ran, environment, is_alive, wait_until, written
+from mirrored.launcher import Job
+from mirrored.launcher.ports import free_ports
 
 __all__ = ["environment"]  # a fixture for every test here
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.jobs import Ran, environment
-from mirrored.launch import Job
+from launcher.jobs import Ran, environment
+from mirrored.launcher import Job
 
 __all__ = ["environment"]  # a fixture for every test here
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(150)]

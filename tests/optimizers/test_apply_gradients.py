@@ -13,8 +13,8 @@ import optax
 import pytest
 
 import mirrored as mr
+from mirrored.compilation import function
 from mirrored.errors import ArgumentError, StructureError, SynchronyError, VariableError
-from mirrored.function import function
 from mirrored.optimizers import SGD, Adam, Optimizer
 
 

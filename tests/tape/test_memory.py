@@ -11,7 +11,7 @@ import pytest
 
 from mirrored._jax.boxes import Box
 from mirrored.tape import GradientTape
-from mirrored.tape._record import Record
+from mirrored.tape.record import Record
 
 
 def live(kind: type) -> int:
@@ -96,7 +96,7 @@ def test_ten_thousand_tapes_do_not_grow():
 
 
 def test_functions_made_anew_for_every_step_are_forgotten():
-    from mirrored.tape import _catalogue
+    from mirrored.tape import catalogue
 
     x = jnp.array(1.5)
     for k in range(3):
@@ -104,7 +104,7 @@ def test_functions_made_anew_for_every_step_are_forgotten():
             tape.watch(x)
             y = jax.jit(lambda a, k=k: a * (k + 1.0))(x)
         assert float(tape.gradient(y, x)) == k + 1.0
-    small = _catalogue.Catalogue(3)
+    small = catalogue.Catalogue(3)
     for k in range(10):
         small.get(k, lambda k=k: k)
     assert len(small) == 3

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mirrored.checkpoint import deferred
-from mirrored.checkpoint._extra import engine
+from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import Graph, walk
 from mirrored.checkpoint.leaves import Leaf, VariableLeaf, has_position, is_number, leaf_of
 from mirrored.checkpoint.manifest import Manifest, read_manifest
@@ -24,8 +24,8 @@ from mirrored.checkpoint.sharing import check_same_files, settled, with_all_posi
 from mirrored.checkpoint.status import RestoreStatus
 from mirrored.checkpoint.writing import Writer, actual, write
 from mirrored.errors import ArgumentError, CheckpointError
-from mirrored.replicas import frameworks
-from mirrored.replicas.ambient import within
+from mirrored.runtime import framework_bridges
+from mirrored.runtime.ambient import within
 from mirrored.variables import Variable
 from mirrored.variables.state_lock import lock, refuse_callbacks, tracing, turn
 
@@ -267,7 +267,7 @@ class Checkpoint:
             self._restoration = restoration
             self._keepers = [one for one in self._look().visited.values() if can_keep(one)]
             deferred.expect(self, self._keepers)
-            frameworks.connect()  # so that their objects tell of new attributes
+            framework_bridges.connect()  # so that their objects tell of new attributes
 
         def look() -> Match:
             deferred.settle(checkpoint=self)

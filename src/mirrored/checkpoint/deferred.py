@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from mirrored._jax.traces import eager
 from mirrored.errors import CheckpointError
-from mirrored.replicas.ambient import within
+from mirrored.runtime.ambient import within
 from mirrored.variables import Variable
 from mirrored.variables.awaiting import Settle, set_watch
 from mirrored.variables.state_lock import lock, turn

@@ -17,7 +17,7 @@ from mirrored._jax.host_memory import owned
 from mirrored.checkpoint.places import Place, defines
 from mirrored.collectives.stacked import whole_stacked
 from mirrored.errors import ArgumentTypeError, LostStateError
-from mirrored.replicas.values import PerReplica
+from mirrored.values.distributed_values import PerReplica
 from mirrored.variables import Variable, VariableAggregation
 
 Undo = Callable[[], None]

@@ -22,8 +22,8 @@ from mirrored.checkpoint.series_lock import SeriesLock, claim
 from mirrored.checkpoint.sharing import settled, several_workers, writes_here
 from mirrored.checkpoint.status import RestoreStatus
 from mirrored.checkpoint.writing import REPLACED, Writer, actual, remove_leftovers, unfinished_beside, write
+from mirrored.collectives.host_allgather import agree
 from mirrored.errors import ArgumentError, DamagedCheckpointError, MissingCheckpointError
-from mirrored.replicas.agreement import agree
 from mirrored.settings import RESTART
 
 _KEPT: Final = "kept"

@@ -32,7 +32,19 @@ _CLOSED: Final = frozenset(sys.stdlib_module_names) | {
 }
 # Parts of mirrored that hold variables of others (a compiled function, a tape), or none.
 _CLOSED_HERE: Final = frozenset(
-    {"_jax", "cluster", "collectives", "data", "function", "replicas", "strategies", "tape"}
+    {
+        "_jax",
+        "analysis",
+        "cluster",
+        "collectives",
+        "compilation",
+        "data",
+        "runtime",
+        "strategies",
+        "tape",
+        "topology",
+        "values",
+    }
 )
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from mirrored._jax import coordination
 from mirrored.errors import ContextError
-from mirrored.watch.forking import in_forked_children
+from mirrored.watchdog.forked_children import in_forked_children
 
 _ROOT: Final = "mirrored/preemption"
 _LOOK_SECONDS: Final = 0.25

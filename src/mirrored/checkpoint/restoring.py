@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from mirrored._jax.traces import eager
-from mirrored.checkpoint._extra import engine
+from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import Graph
 from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Saved, Undo
 from mirrored.checkpoint.manifest import ARRAYS, Manifest, marks_of_files, verify_files
 from mirrored.checkpoint.matching import COUNTER, Match, match
 from mirrored.checkpoint.sharing import own_position
+from mirrored.collectives.host_allgather import trusting
 from mirrored.errors import CheckpointMismatchError, ContextError, DamagedCheckpointError
-from mirrored.replicas.agreement import trusting
-from mirrored.replicas.ambient import ambient, within
+from mirrored.runtime.ambient import ambient, within
 from mirrored.variables.state_lock import together
 
 _log = logging.getLogger("mirrored.checkpoint")

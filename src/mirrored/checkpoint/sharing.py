@@ -15,8 +15,8 @@ from mirrored._jax import coordination
 from mirrored.checkpoint.leaves import Saved, to_json
 from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.writing import actual
+from mirrored.collectives.host_allgather import agree, digest
 from mirrored.errors import CheckpointError, CheckpointMismatchError, DamagedCheckpointError, MissingCheckpointError
-from mirrored.replicas.agreement import agree, digest
 
 _WORKERS: Final = "__workers__"
 

@@ -19,11 +19,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from mirrored.checkpoint._extra import engine
 from mirrored.checkpoint.ending import at_end
+from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.manifest import ARRAYS, FILE, Manifest
 from mirrored.errors import CheckpointError
-from mirrored.watch.forking import in_forked_children
+from mirrored.watchdog.forked_children import in_forked_children
 
 UNFINISHED: Final = ".unfinished"
 REPLACED: Final = ".replaced"

@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mirrored.config import set_virtual_devices, virtual_kind
-from mirrored.replicas.devices import devices_of_kind, kind_of, name_device
-from mirrored.replicas.layout import Layout, make_layout
 from mirrored.settings import KINDS
+from mirrored.topology.device_assignment import Layout, make_layout
+from mirrored.topology.devices import devices_of_kind, kind_of, name_device
 
 _GIB = 2**30
 

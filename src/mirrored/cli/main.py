@@ -93,7 +93,7 @@ def run(program: str, arguments: tuple[str, ...], is_module: bool, replicas: int
     exit status is its own.
     """  # noqa: D301 (click wants the character, and leaves such a paragraph as it is)
     from mirrored.cli.run import run as run_program
-    from mirrored.launch import Job
+    from mirrored.launcher import Job
 
     job = Job(program=program, arguments=arguments, is_module=is_module, workers=workers,
               replicas_per_worker=replicas_per_worker, nodes=nodes, node_rank=node_rank, coordinator=coordinator,
@@ -117,7 +117,7 @@ def doctor(workers: int, replicas_per_worker: int | None, nodes: int, node_rank:
     Started like `mirrored run`: devices, versions, rendezvous, all-reduce between neighbours, clocks, disk.
     """
     from mirrored.cli.doctor.command import run_doctor
-    from mirrored.launch import Job
+    from mirrored.launcher import Job
 
     job = Job(program="mirrored.cli.doctor.checkup", is_module=True, workers=workers, nodes=nodes,
               replicas_per_worker=replicas_per_worker, node_rank=node_rank, coordinator=coordinator)  # fmt: skip

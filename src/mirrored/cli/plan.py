@@ -13,10 +13,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from mirrored.errors import ArgumentError
-from mirrored.planning import Network, Plan, make_plan, observe
-from mirrored.planning.bottleneck import bottleneck, breakdown, explanation
-from mirrored.planning.picture import draw
-from mirrored.planning.predicting import ASSUMED
+from mirrored.perf_model import Network, Plan, make_plan, observe
+from mirrored.perf_model.bottleneck import bottleneck, breakdown, explanation
+from mirrored.perf_model.figure import draw
+from mirrored.perf_model.prediction import ASSUMED
 
 _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _LONG_ENOUGH_SECONDS = 0.5

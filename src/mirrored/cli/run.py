@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 
 from mirrored.errors import ArgumentError
-from mirrored.launch import Job, detect, run_job
+from mirrored.launcher import Job, detect, run_job
 
 
 def run(job: Job, *, replicas: int | None) -> NoReturn:

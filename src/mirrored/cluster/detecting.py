@@ -7,7 +7,7 @@ from mirrored.cluster.simple import SimpleClusterResolver
 from mirrored.cluster.spec import ClusterSpec
 from mirrored.cluster.tasks import WORKER, Process
 from mirrored.errors import ClusterError
-from mirrored.replicas.processes import evidence_of_several
+from mirrored.topology.independent_processes import evidence_of_several
 
 _REMEDY = (
     "start the program with `mirrored run` (--nodes, --node-rank and --coordinator on several machines), set TF_CONFIG "

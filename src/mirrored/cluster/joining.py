@@ -20,8 +20,8 @@ from mirrored.cluster.tasks import Process
 from mirrored.errors import ContextError, RendezvousError
 from mirrored.transport import interface_of
 from mirrored.transport.binding import joined
-from mirrored.watch.forking import in_forked_children
-from mirrored.watch.leaving import leave
+from mirrored.watchdog.fail_fast_exit import leave
+from mirrored.watchdog.forked_children import in_forked_children
 
 # A worker that has ended waits for the others, one of which may still be writing the last checkpoint.
 _SHUTDOWN_SECONDS: Final = 3600

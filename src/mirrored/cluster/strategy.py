@@ -8,18 +8,18 @@ from typing import Any
 
 import jax
 
-from mirrored import config, settings, watch
+from mirrored import config, settings, watchdog
 from mirrored.cluster.detecting import detected_process, resolver_of
 from mirrored.cluster.fingerprint import check_fingerprints, fingerprint
 from mirrored.cluster.joining import heartbeat_seconds, join, rendezvous_seconds
 from mirrored.cluster.resolver import ClusterResolver
 from mirrored.cluster.tasks import Process, process_of
 from mirrored.cluster.tf_config import TFConfigClusterResolver
+from mirrored.collectives.host_allgather import agree
 from mirrored.errors import DeviceError
-from mirrored.replicas.agreement import agree
-from mirrored.replicas.devices import kind_of
-from mirrored.replicas.processes import job_is_formed
 from mirrored.strategies import MirroredStrategy
+from mirrored.topology.devices import kind_of
+from mirrored.topology.independent_processes import job_is_formed
 
 
 class MultiWorkerMirroredStrategy(MirroredStrategy):
@@ -98,8 +98,8 @@ def _together(process: Process) -> list[str | jax.Device]:
     called = "MultiWorkerMirroredStrategy"
     join(process, called)
     job_is_formed()
-    watch.leave_on_exceptions()
-    watch.watch_workers(heartbeat_seconds())
+    watchdog.leave_on_exceptions()
+    watchdog.watch_workers(heartbeat_seconds())
     check_fingerprints(called, agree(called, "compare versions and flags", fingerprint()), process.addresses)
     mine = sorted(jax.local_devices(), key=lambda device: device.id)
     everyone = agree(called, "make a strategy", [kind_of(mine[0]), len(mine), mine[0].device_kind])

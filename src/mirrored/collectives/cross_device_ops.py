@@ -23,10 +23,10 @@ from jax import lax
 
 from mirrored.collectives.algorithm import CrossDeviceOps as CrossDeviceOps
 from mirrored.collectives.algorithm import stack_all
+from mirrored.collectives.bucketing import SMALL_BYTES, over_packs, over_small_packs
+from mirrored.collectives.fixed_order_tree import OrderedTree as OrderedTree
 from mirrored.collectives.group import Group
-from mirrored.collectives.ordered_tree import OrderedTree as OrderedTree
-from mirrored.collectives.packing import SMALL_BYTES, over_packs, over_small_packs
-from mirrored.collectives.trees import tree_sum
+from mirrored.collectives.pairwise_sum import tree_sum
 from mirrored.errors import ArgumentError
 
 

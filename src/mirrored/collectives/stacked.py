@@ -15,8 +15,8 @@ from mirrored._jax.boxes import is_live_box
 from mirrored._jax.frames import user_lines
 from mirrored._jax.traces import is_tracer
 from mirrored.collectives.group import Group
-from mirrored.replicas.layout import AXIS, Layout
-from mirrored.watch.roll import roll
+from mirrored.topology.device_assignment import AXIS, Layout
+from mirrored.watchdog.collective_log import roll
 
 
 def group_of(layout: Layout) -> Group:

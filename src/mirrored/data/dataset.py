@@ -7,20 +7,20 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Self, TypeVar
 
-from mirrored.data import _caching, _indexed, _shuffling, _storing, _streams
-from mirrored.data._calling import transformed
-from mirrored.data._combining import Combining
-from mirrored.data._dataset_steps import at_least
-from mirrored.data._elements import Element, handed_out, own_element
-from mirrored.data._grouping import Grouping
-from mirrored.data._making import Making
-from mirrored.data._pipeline import IndexedNode
-from mirrored.data._sampling import Sampling
-from mirrored.data._tables import Tables
+from mirrored.data import caching, indexed, shuffling, storing, streams
+from mirrored.data.calling import transformed
+from mirrored.data.combining import Combining
+from mirrored.data.dataset_steps import at_least
+from mirrored.data.elements import Element, handed_out, own_element
+from mirrored.data.grouping import Grouping
 from mirrored.data.iterators import DatasetIterator
+from mirrored.data.making import Making
 from mirrored.data.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Options
+from mirrored.data.pipeline import IndexedNode
+from mirrored.data.sampling import Sampling
+from mirrored.data.tables import Tables
 from mirrored.errors import ArgumentError, EndOfDataError, StructureError
-from mirrored.replicas.driving import note_iteration
+from mirrored.runtime.driving import note_iteration
 
 S = TypeVar("S")
 
@@ -65,8 +65,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         """
         if isinstance(self._node, IndexedNode):
             threads = (os.cpu_count() or 1) if num_parallel_calls == AUTOTUNE else (num_parallel_calls or 0)
-            return self._then(_indexed.Mapped(self._node, map_func, threads))
-        return self._then(_streams.StreamMapped(self._node, map_func))
+            return self._then(indexed.Mapped(self._node, map_func, threads))
+        return self._then(streams.StreamMapped(self._node, map_func))
 
     def random_map(self, map_func: Callable[..., Any], seed: int | None = None) -> Self:
         """`map_func(element, rng)` of every element, with random numbers of its own for each element and epoch.
@@ -77,14 +77,14 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
             map_func: Takes an element (a tuple as its parts) and a `numpy.random.Generator`.
             seed: An int; drawn if None, and then kept in positions.
         """
-        known = _shuffling.new_seed() if seed is None else seed
+        known = shuffling.new_seed() if seed is None else seed
         if isinstance(self._node, IndexedNode):
-            return self._then(_indexed.RandomMapped(self._node, map_func, known))
-        return self._then(_streams.StreamRandomMapped(self._node, map_func, known))
+            return self._then(indexed.RandomMapped(self._node, map_func, known))
+        return self._then(streams.StreamRandomMapped(self._node, map_func, known))
 
     def filter(self, predicate: Callable[..., Any]) -> Self:
         """The elements for which `predicate` holds."""
-        return self._then(_streams.Filtered(self._node, predicate))
+        return self._then(streams.Filtered(self._node, predicate))
 
     def enumerate(self, start: int = 0) -> Self:
         """Tuples (number, element)."""
@@ -106,12 +106,12 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
 
         TensorFlow: The same buffer, with other random numbers.
         """
-        known = _shuffling.new_seed() if seed is None else int(seed)
+        known = shuffling.new_seed() if seed is None else int(seed)
         again = reshuffle_each_iteration is not False
         size = self._buffer_size(buffer_size)
         if isinstance(self._node, IndexedNode) and self._node.cardinality != INFINITE_CARDINALITY:
-            return self._then(_shuffling.Shuffled(self._node, size, known, again))
-        return self._then(_shuffling.StreamShuffled(self._node, size, known, again))
+            return self._then(shuffling.Shuffled(self._node, size, known, again))
+        return self._then(shuffling.StreamShuffled(self._node, size, known, again))
 
     def _buffer_size(self, buffer_size: int | None) -> int:
         if buffer_size is None:
@@ -122,24 +122,24 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         """The dataset `count` times; for ever if None or -1."""
         times = -1 if count is None else int(count)
         if isinstance(self._node, IndexedNode):
-            return self._then(_indexed.Repeated(self._node, times))
-        return self._then(_streams.StreamRepeated(self._node, times))
+            return self._then(indexed.Repeated(self._node, times))
+        return self._then(streams.StreamRepeated(self._node, times))
 
     def take(self, count: int) -> Self:
         """The first `count` elements; all if -1."""
         if count < 0:
             return self._then(self._node)
         if isinstance(self._node, IndexedNode):
-            return self._then(_indexed.Sliced(self._node, 0, int(count)))
-        return self._then(_streams.Limited(self._node, int(count)))
+            return self._then(indexed.Sliced(self._node, 0, int(count)))
+        return self._then(streams.Limited(self._node, int(count)))
 
     def skip(self, count: int) -> Self:
         """All but the first `count` elements; none if -1."""
         if count < 0:
             return self.take(0)
         if isinstance(self._node, IndexedNode):
-            return self._then(_indexed.Sliced(self._node, int(count), None))
-        return self._then(_streams.Strided(self._node, int(count)))
+            return self._then(indexed.Sliced(self._node, int(count), None))
+        return self._then(streams.Strided(self._node, int(count)))
 
     def shard(self, num_shards: int, index: int) -> Self:
         """Every `num_shards`-th element, from number `index` on."""
@@ -152,8 +152,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
                 remedy="pass the number of this worker or input pipeline, counted from 0",
             )
         if isinstance(self._node, IndexedNode):
-            return self._then(_indexed.Sliced(self._node, int(index), None, int(num_shards)))
-        return self._then(_streams.Strided(self._node, int(index), int(num_shards)))
+            return self._then(indexed.Sliced(self._node, int(index), None, int(num_shards)))
+        return self._then(streams.Strided(self._node, int(index), int(num_shards)))
 
     # --- how it is read -----------------------------------------------------------------
 
@@ -167,10 +167,10 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         TensorFlow: There `filename` is the beginning of several files' names, written while the elements are given.
         """
         if filename:
-            return self._then(_storing.Kept(self._node, os.fspath(filename), "Dataset.cache"))
+            return self._then(storing.Kept(self._node, os.fspath(filename), "Dataset.cache"))
         if isinstance(self._node, IndexedNode):
-            return self._then(_caching.Cached(self._node))
-        return self._then(_caching.StreamCached(self._node))
+            return self._then(caching.Cached(self._node))
+        return self._then(caching.StreamCached(self._node))
 
     def snapshot(self, path: str | os.PathLike[str], compression: str = "AUTO") -> Self:
         """As `cache(path)`.
@@ -182,7 +182,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         TensorFlow: `tf.data.Dataset.snapshot`, without functions for shards.
         """
         del compression
-        return self._then(_storing.Kept(self._node, os.fspath(path), "Dataset.snapshot"))
+        return self._then(storing.Kept(self._node, os.fspath(path), "Dataset.snapshot"))
 
     def save(self, path: str | os.PathLike[str], compression: str | None = None) -> None:
         """Writes the elements to a folder, in place of those that are there, once they are all written.
@@ -207,7 +207,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         TensorFlow: `tf.data.Dataset.save`, with a format of its own and without functions for shards.
         """
         del compression
-        _storing.store(self._node, path, "Dataset.save")
+        storing.store(self._node, path, "Dataset.save")
 
     def prefetch(self, buffer_size: int = AUTOTUNE, **_: Any) -> Self:
         """Reads up to `buffer_size` elements ahead, by a thread; AUTOTUNE: 2."""
@@ -215,8 +215,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         if size == 0:
             return self._then(self._node)
         if isinstance(self._node, IndexedNode):
-            return self._then(_indexed.Prefetched(self._node, size))
-        return self._then(_streams.StreamPrefetched(self._node, size))
+            return self._then(indexed.Prefetched(self._node, size))
+        return self._then(streams.StreamPrefetched(self._node, size))
 
     def with_options(self, options: Options) -> Self:
         """The same dataset with `options`."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from mirrored.data._file_sharding import files_of_worker
 from mirrored.data.distributed import DistributedDataset
+from mirrored.data.file_sharding import files_of_worker
 from mirrored.data.input_options import InputContext, InputOptions, InputReplicationMode
 from mirrored.data.options import UNKNOWN_CARDINALITY, AutoShardPolicy
 from mirrored.data.placing import Placer
@@ -18,7 +18,7 @@ from mirrored.data.sources import Source, as_source
 from mirrored.data.specs import ArraySpec, map_specs, spec_of
 from mirrored.data.splitting import batch_size
 from mirrored.errors import ArgumentError
-from mirrored.replicas.layout import Layout
+from mirrored.topology.device_assignment import Layout
 
 
 @dataclasses.dataclass(frozen=True)

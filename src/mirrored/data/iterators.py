@@ -10,12 +10,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
-from mirrored.data._elements import Element
-from mirrored.data._pipeline import Node, Run, nodes
+from mirrored.data.elements import Element
 from mirrored.data.optional import Optional
+from mirrored.data.pipeline import Node, Run, nodes
 from mirrored.errors import ArgumentError, EndOfDataError, InputError
-from mirrored.replicas.driving import note_iteration, stop_iteration
-from mirrored.watch.forking import in_forked_children
+from mirrored.runtime.driving import note_iteration, stop_iteration
+from mirrored.watchdog.forked_children import in_forked_children
 
 _VERSION: Final = 1
 _open: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -12,8 +12,8 @@ import numpy as np
 from mirrored._jax.host_memory import owned
 from mirrored._jax.putting import put, put_rows
 from mirrored.data.splitting import share_bounds
-from mirrored.replicas.layout import Layout
-from mirrored.replicas.values import PerReplica
+from mirrored.topology.device_assignment import Layout
+from mirrored.values.distributed_values import PerReplica
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Placer:
         layout: Which replica lives on which device; None: one replica, wherever JAX puts it.
         to_device: False leaves the components in host memory.
         own_batches: With several workers: whether each reads batches of its own, for its replicas only; what the
-            others have is settled later (`mirrored.data.meeting`). Else all read the same global batches, and each
+            others have is settled later (`mirrored.data.worker_steps`). Else all read the same global batches, and each
             takes the shares of its replicas.
     """
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.host_memory import owned
-from mirrored.data._elements import Element
+from mirrored.data.elements import Element
 from mirrored.data.input_options import InputOptions
 from mirrored.data.placing import Placer
 from mirrored.data.sources import Source

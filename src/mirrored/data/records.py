@@ -9,7 +9,7 @@ import zlib
 from types import TracebackType
 from typing import Any, Self
 
-from mirrored.data._files import check_compression, masked_crc
+from mirrored.data.files import check_compression, masked_crc
 from mirrored.errors import ArgumentTypeError, InputError
 
 

@@ -13,13 +13,13 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from mirrored.data._batching import is_batched
-from mirrored.data._cursors import IterableCursor, Iterators
-from mirrored.data._elements import Element, as_element
-from mirrored.data._extra import engine
-from mirrored.data._pipeline import Cursor
+from mirrored.data.batching import is_batched
+from mirrored.data.cursors import IterableCursor, Iterators
 from mirrored.data.dataset import Dataset
+from mirrored.data.elements import Element, as_element
+from mirrored.data.extra import engine
 from mirrored.data.iterators import DatasetIterator
+from mirrored.data.pipeline import Cursor
 from mirrored.data.splitting import BATCH_DATASET, batch_size
 from mirrored.errors import ArgumentError, EndOfDataError, InputError, StructureError
 

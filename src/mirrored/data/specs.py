@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from mirrored.errors import StructureError
-from mirrored.replicas.shapes import TensorShape
+from mirrored.values.tensor_shape import TensorShape
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Final
 
 from mirrored import patches
 from mirrored.errors import ArgumentError
-from mirrored.replicas import frameworks
+from mirrored.runtime import framework_bridges
 
 _MODULES: Final = {"keras": "mirrored.integrations.keras", "flax": "mirrored.integrations.flax"}
 
@@ -30,7 +30,7 @@ def connect(*packages: str) -> None:
         >>> integrations.disconnect("flax")
     """
     if not packages:
-        frameworks.connect()
+        framework_bridges.connect()
     for package in packages:
         _check(package, _MODULES)
         importlib.import_module(_MODULES[package]).connect()

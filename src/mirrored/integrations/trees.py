@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored.errors import ArgumentTypeError, StructureError
-from mirrored.replicas.ambient import ambient
+from mirrored.runtime.ambient import ambient
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored.errors import ArgumentError, StructureError, VariableError
-from mirrored.replicas.values import Mirrored, PerReplica
+from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.variables import Variable
 
 Pair = tuple[Any, Variable]

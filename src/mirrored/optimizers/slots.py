@@ -11,7 +11,7 @@ import jax
 from mirrored._jax import jit_key
 from mirrored._jax.traces import eager, is_tracer
 from mirrored.errors import ArgumentError
-from mirrored.optimizers.layout import Leaf
+from mirrored.optimizers.slot_layout import Leaf
 from mirrored.optimizers.update import Plan, Rule, SlotKey, slot_key
 from mirrored.variables import Variable
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from mirrored.optimizers.clipping import Clipping
-from mirrored.optimizers.layout import Layout, lay_out
+from mirrored.optimizers.slot_layout import Layout, lay_out
 
 Arrays = dict[str, jax.Array]
 TransformFactory = Callable[[Any], optax.GradientTransformation]

@@ -22,20 +22,20 @@ from mirrored._jax.frames import user_stacklevel
 from mirrored._jax.staging import Staged as Body
 from mirrored._jax.staging import stage
 from mirrored._jax.traces import belongs_to, current_trace, is_tracer
+from mirrored.analysis.loss_scaling import LossScale, Mean
+from mirrored.analysis.replication_check import Origin, analyse
 from mirrored.errors import LossScaleWarning, StructureError
-from mirrored.replicas import structures
-from mirrored.replicas.ambient import ambient, within
-from mirrored.replicas.frames import Frame, FunctionFrame, announced_components
-from mirrored.replicas.frames import Staged as Assigned
-from mirrored.replicas.layout import AXIS
-from mirrored.replicas.loss_scale import LossScale, Mean
-from mirrored.replicas.reads import announce_read
-from mirrored.replicas.synchrony import Origin, analyse
-from mirrored.replicas.values import PerReplica
-from mirrored.strategies.body_session import BodySession, Captured
+from mirrored.runtime.ambient import ambient, within
+from mirrored.runtime.listeners import announce_read
+from mirrored.runtime.variable_store import Frame, FunctionFrame, announced_components
+from mirrored.runtime.variable_store import Staged as Assigned
 from mirrored.strategies.differing import warn_of_assignment_in_turn, would_differ
 from mirrored.strategies.fusing import fuse
 from mirrored.strategies.out_specs import OutSpecs, as_array, label_of, not_replicated
+from mirrored.strategies.tracing_runner import BodySession, Captured
+from mirrored.topology.device_assignment import AXIS
+from mirrored.values import structures
+from mirrored.values.distributed_values import PerReplica
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy

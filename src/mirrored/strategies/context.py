@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from mirrored._jax.putting import as_array
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.errors import ArgumentError, ContextError, StructureError
-from mirrored.replicas import structures
-from mirrored.replicas.ambient import ambient, within
-from mirrored.replicas.indexed_slices import IndexedSlices
-from mirrored.replicas.merging import Merge, Session, meet
+from mirrored.runtime.ambient import ambient, within
+from mirrored.runtime.merging import Merge, Session, meet
 from mirrored.strategies.merge_call import call_merged
 from mirrored.strategies.nested import nested_gather, nested_reduce
 from mirrored.strategies.reducing import check_alike, check_sums_rows, refuse_rows
+from mirrored.values import structures
+from mirrored.values.indexed_slices import IndexedSlices
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy

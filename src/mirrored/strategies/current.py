@@ -6,8 +6,8 @@ from typing import Any
 
 from mirrored.collectives.cross_device_ops import AllReduce
 from mirrored.errors import ContextError
-from mirrored.replicas import frameworks
-from mirrored.replicas.ambient import ambient, replace_current
+from mirrored.runtime import framework_bridges
+from mirrored.runtime.ambient import ambient, replace_current
 from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.strategy import Strategy
 
@@ -67,20 +67,20 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
             rule="it sets the strategy for code outside any scope",
             remedy="leave the scope first",
         )
-    frameworks.end_watching(_set_globally.finder)
+    framework_bridges.end_watching(_set_globally.finder)
     _set_globally.finder = None
     _set_globally.strategies = () if strategy is None else (strategy,)
     replace_current(here.fork(strategies=_set_globally.strategies))
     if strategy is not None:
-        frameworks.connect()
-        _set_globally.finder = frameworks.watch_imports()
+        framework_bridges.connect()
+        _set_globally.finder = framework_bridges.watch_imports()
 
 
 class _SetGlobally:
     """What `experimental_set_strategy` has set, and what connects the frameworks that are imported from then on."""
 
     strategies: tuple[Any, ...] = ()
-    finder: frameworks.Finder | None = None
+    finder: framework_bridges.Finder | None = None
 
 
 _set_globally = _SetGlobally()

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from mirrored.errors import ArgumentError
-from mirrored.replicas import structures
-from mirrored.replicas.ambient import ambient
-from mirrored.replicas.indexed_slices import IndexedSlices
-from mirrored.replicas.values import DistributedValues, Mirrored
+from mirrored.runtime.ambient import ambient
 from mirrored.strategies import reducing
 from mirrored.strategies.refusing import refuse_in_replica
+from mirrored.values import structures
+from mirrored.values.distributed_values import DistributedValues, Mirrored
+from mirrored.values.indexed_slices import IndexedSlices
 from mirrored.variables.variable import Variable
 
 if TYPE_CHECKING:

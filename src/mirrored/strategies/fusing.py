@@ -31,7 +31,7 @@ from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import MergeError
 
 if TYPE_CHECKING:
-    from mirrored.strategies.body_session import BodySession
+    from mirrored.strategies.tracing_runner import BodySession
 
 _Values = list[Any]
 _Walk = Generator[tuple[Any, _Values], _Values, _Values]

@@ -8,10 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 
 from mirrored._jax.putting import as_array
+from mirrored.collectives.host_allgather import agree
 from mirrored.collectives.stacked import gather_padded
-from mirrored.replicas.agreement import agree
-from mirrored.replicas.layout import Layout
-from mirrored.replicas.values import stack_components
+from mirrored.topology.device_assignment import Layout
+from mirrored.values.distributed_values import stack_components
 
 
 def gather_across(components: Sequence[Any], axis: int, layout: Layout) -> Any:

@@ -12,14 +12,15 @@ import numpy as np
 from mirrored._jax.host_memory import owned
 from mirrored._jax.putting import as_array
 from mirrored._jax.traces import is_tracer
-from mirrored.replicas import distribution, structures
-from mirrored.replicas.agreement import agree
-from mirrored.replicas.values import PerReplica
+from mirrored.collectives.host_allgather import agree
+from mirrored.runtime import data_hooks
 from mirrored.strategies.refusing import refuse_in_replica
 from mirrored.strategies.value_context import ValueContext
+from mirrored.values import structures
+from mirrored.values.distributed_values import PerReplica
 
 if TYPE_CHECKING:
-    from mirrored.replicas.layout import Layout
+    from mirrored.topology.device_assignment import Layout
 
 
 class DistributesInput(abc.ABC):
@@ -51,7 +52,7 @@ class DistributesInput(abc.ABC):
             last replicas get fewer, or none.
         """
         refuse_in_replica("experimental_distribute_dataset")
-        return distribution.distribute_dataset(self, dataset, options)
+        return data_hooks.distribute_dataset(self, dataset, options)
 
     distribute_dataset = experimental_distribute_dataset
 
@@ -65,7 +66,7 @@ class DistributesInput(abc.ABC):
             options: See `mirrored.data.InputOptions`.
         """
         refuse_in_replica("distribute_datasets_from_function")
-        return distribution.distribute_from_function(self, dataset_fn, options)
+        return data_hooks.distribute_from_function(self, dataset_fn, options)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[Any], Any]) -> Any:
         """A per-replica value whose components `value_fn` makes from each replica's `ValueContext`.

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from mirrored.replicas import structures
-from mirrored.replicas.ambient import ambient, within
-from mirrored.replicas.merging import Merge, Session, meet
-from mirrored.replicas.values import DistributedValues
+from mirrored.runtime.ambient import ambient, within
+from mirrored.runtime.merging import Merge, Session, meet
+from mirrored.values import structures
+from mirrored.values.distributed_values import DistributedValues
 
 if TYPE_CHECKING:
     from mirrored.strategies.context import ReplicaContext

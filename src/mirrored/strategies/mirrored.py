@@ -8,9 +8,9 @@ import jax
 
 from mirrored.collectives.cross_device_ops import AllReduce, CrossDeviceOps, OrderedTree
 from mirrored.errors import ArgumentError
-from mirrored.replicas.layout import make_layout
-from mirrored.replicas.processes import warn_if_independent
 from mirrored.strategies.strategy import Strategy
+from mirrored.topology.device_assignment import make_layout
+from mirrored.topology.independent_processes import warn_if_independent
 
 
 class MirroredStrategy(Strategy):

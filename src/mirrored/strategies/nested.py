@@ -11,8 +11,8 @@ from mirrored._jax.local_collectives import replica_gather, replica_sum, run_eag
 from mirrored.collectives.algorithm import checked, floating
 from mirrored.collectives.precision import narrow, widen
 from mirrored.collectives.reduce_op import ReduceOp
-from mirrored.replicas.ambient import ambient
-from mirrored.replicas.merging import Merge
+from mirrored.runtime.ambient import ambient
+from mirrored.runtime.merging import Merge
 
 
 def nested_reduce(op: Any, arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mirrored.errors import ArgumentError
-from mirrored.replicas import distribution
+from mirrored.runtime import data_hooks
 from mirrored.strategies.refusing import refuse_in_replica
 
 _WORKERS = ("chief", "master", "worker")
@@ -45,7 +45,7 @@ class OlderNames(abc.ABC):
         Context: cross-replica. TensorFlow: the same; new programs write `iter(experimental_distribute_dataset(...))`.
         """
         refuse_in_replica("make_dataset_iterator")
-        return distribution.make_dataset_iterator(self, dataset, self._batches_are_per_replica)
+        return data_hooks.make_dataset_iterator(self, dataset, self._batches_are_per_replica)
 
     def make_input_fn_iterator(self, input_fn: Callable[[Any], Any], replication_mode: Any = None) -> Any:
         """An iterator over what `input_fn` gives for this worker; consecutive elements go to consecutive replicas.
@@ -62,7 +62,7 @@ class OlderNames(abc.ABC):
         TensorFlow: the same; new programs write `iter(distribute_datasets_from_function(...))`.
         """
         refuse_in_replica("make_input_fn_iterator")
-        return distribution.make_input_fn_iterator(self, input_fn, replication_mode)
+        return data_hooks.make_input_fn_iterator(self, input_fn, replication_mode)
 
     def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
         """Runs `fn` on every replica, with the next element of `input_iterator` if there is one.

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec
 
 from mirrored._jax.frames import user_stacklevel
 from mirrored.errors import ArgumentError, DivergingStateWarning, StructureError, SynchronyError
-from mirrored.replicas import structures
-from mirrored.replicas.layout import AXIS
-from mirrored.replicas.values import Makers, PerReplica
+from mirrored.topology.device_assignment import AXIS
+from mirrored.values import structures
+from mirrored.values.distributed_values import Makers, PerReplica
 
 _REMEDY: Final = (
     "average the gradients over replicas before they are used (get_replica_context().all_reduce(ReduceOp.MEAN, "

@@ -16,8 +16,8 @@ from jax import lax
 from mirrored._jax.boxes import is_live_box
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import TapeError
-from mirrored.replicas.layout import Layout
 from mirrored.strategies.gathering import gather_with_sizes
+from mirrored.topology.device_assignment import Layout
 
 Lists = Sequence[Sequence[Any]]
 

@@ -18,12 +18,12 @@ from mirrored.collectives.precision import narrow, widen
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.collectives.stacked import gather_stacked, on_all_devices, reduce_stacked
 from mirrored.errors import ArgumentError, NotSupportedError, StructureError
-from mirrored.replicas import structures
-from mirrored.replicas.ambient import ambient
-from mirrored.replicas.indexed_slices import IndexedSlices
-from mirrored.replicas.merging import Session
-from mirrored.replicas.values import DistributedValues, LocalPerReplica, Mirrored, PerReplica
+from mirrored.runtime.ambient import ambient
+from mirrored.runtime.merging import Session
 from mirrored.strategies.gathering import gather_across
+from mirrored.values import structures
+from mirrored.values.distributed_values import DistributedValues, LocalPerReplica, Mirrored, PerReplica
+from mirrored.values.indexed_slices import IndexedSlices
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mirrored.errors import ContextError
-from mirrored.replicas.ambient import ambient
+from mirrored.runtime.ambient import ambient
 
 
 def refuse_in_replica(method: str) -> None:

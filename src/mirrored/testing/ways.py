@@ -8,8 +8,8 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 import jax
 
+from mirrored.compilation import function
 from mirrored.errors import ArgumentError, DeviceError
-from mirrored.function import function
 from mirrored.strategies import MirroredStrategy
 
 F = TypeVar("F", bound=Callable[..., Any])

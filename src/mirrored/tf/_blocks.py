@@ -17,9 +17,9 @@ from jax import lax
 from mirrored._jax.capture import CaptureTracer
 from mirrored._jax.staging import Staged, stage
 from mirrored._jax.traces import current_trace, recording_parent
-from mirrored.replicas.ambient import ambient, within
-from mirrored.replicas.frames import Bookkeeping, Frame, Held
-from mirrored.replicas.reads import announce_read
+from mirrored.runtime.ambient import ambient, within
+from mirrored.runtime.listeners import announce_read
+from mirrored.runtime.variable_store import Bookkeeping, Frame, Held
 
 Key = tuple[int, int | None]  # a variable's id, and the local replica whose component it is (None: the whole value)
 

@@ -15,7 +15,7 @@ from mirrored.collectives.group import Group
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.stacked import reduce_stacked
 from mirrored.errors import ArgumentError
-from mirrored.replicas.values import DistributedValues, Mirrored, PerReplica
+from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
 
 
 class Direct(core.CrossDeviceOps):

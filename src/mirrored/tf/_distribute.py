@@ -7,10 +7,9 @@ import enum
 from typing import Any
 
 from mirrored.collectives.reduce_op import ReduceOp
+from mirrored.compilation import functions_run_eagerly, run_functions_eagerly
 from mirrored.errors import ArgumentError
-from mirrored.function import functions_run_eagerly, run_functions_eagerly
 from mirrored.losses import compute_average_loss, scale_regularization_loss
-from mirrored.replicas.values import DistributedValues
 from mirrored.strategies import (
     MirroredStrategy,
     OneDeviceStrategy,
@@ -26,6 +25,7 @@ from mirrored.strategies import (
 )
 from mirrored.tape import GradientTape, UnconnectedGradients, custom_gradient, stop_gradient
 from mirrored.tf import _cross_device
+from mirrored.values.distributed_values import DistributedValues
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization, variable_creator_scope
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored.data import _csv
+from mirrored.data import csv
 from mirrored.data.records import TFRecordWriter as _Writer
 from mirrored.errors import MirroredError
 from mirrored.extras import load
@@ -110,10 +110,10 @@ def decode_csv(
     lines = as_bytes_array(records)
     count = None if select_cols is not None else len(record_defaults)
     fields = None if select_cols is None else tuple(int(place) for place in select_cols)
-    form = _csv.Format(field_delim, use_quote_delim, na_value, fields, count)
+    form = csv.Format(field_delim, use_quote_delim, na_value, fields, count)
     try:
-        columns = _csv.columns_of(
-            list(lines.ravel()), form, [_csv.Column.of(_default(given)) for given in record_defaults]
+        columns = csv.columns_of(
+            list(lines.ravel()), form, [csv.Column.of(_default(given)) for given in record_defaults]
         )
     except MirroredError as error:
         raise InvalidArgumentError.of(

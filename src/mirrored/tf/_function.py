@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import jax
 
-from mirrored.function import function as compiled
+from mirrored.compilation import function as compiled
 from mirrored.tf._errors import MissingNameError
 
 _WITHOUT: Final = (

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import jax
 
-from mirrored.replicas.indexed_slices import IndexedSlices
 from mirrored.tf import (
     _activations,
     _arrays,
@@ -51,6 +50,7 @@ from mirrored.tf._scopes import device, init_scope
 from mirrored.tf._shapes import TensorShape, TensorSpec
 from mirrored.tf._table import OPS
 from mirrored.tf._tensor_array import TensorArray
+from mirrored.values.indexed_slices import IndexedSlices
 
 VERSION: Final = "2.21.0"  # the TensorFlow whose behaviour is followed
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mirrored.replicas.indexed_slices import IndexedSlices
-from mirrored.replicas.values import PerReplica
 from mirrored.tf._table import op
+from mirrored.values.distributed_values import PerReplica
+from mirrored.values.indexed_slices import IndexedSlices
 
 
 def is_nested(structure: Any) -> bool:

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import jax
 
+from mirrored.compilation import Function
+from mirrored.compilation.concrete import ConcreteFunction
 from mirrored.errors import ArgumentError
-from mirrored.function import Function
-from mirrored.function.concrete import ConcreteFunction
 from mirrored.tf._open_sizes import opened
 from mirrored.tf._shapes import TensorSpec
 

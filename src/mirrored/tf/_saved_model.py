@@ -20,8 +20,8 @@ import jax.export  # not part of `import jax`
 import jax.numpy as jnp
 
 from mirrored.checkpoint import Checkpoint
+from mirrored.compilation.export import Pure, as_pure
 from mirrored.errors import ArgumentError, MissingExtraError
-from mirrored.function.exporting import Pure, as_pure
 from mirrored.tf._loaded_model import FILE, PROGRAMS, VARIABLES
 from mirrored.tf._open_sizes import Traced, traced_for
 from mirrored.tf._saved_functions import SAVED, Signature, functions_of, signatures_of

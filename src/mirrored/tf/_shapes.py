@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mirrored.replicas.shapes import TensorShape as TensorShape
 from mirrored.tf._dtypes import DType, as_dtype
+from mirrored.values.tensor_shape import TensorShape as TensorShape
 
 
 class TensorSpec:

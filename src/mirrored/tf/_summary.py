@@ -12,8 +12,8 @@ import numpy as np
 from mirrored._jax.traces import is_tracer
 from mirrored.errors import ArgumentError, ContextError
 from mirrored.extras import load
-from mirrored.replicas.ambient import ambient
-from mirrored.replicas.lockstep import carry
+from mirrored.runtime.ambient import ambient
+from mirrored.runtime.lockstep import carry
 
 
 class _Defaults(threading.local):

@@ -16,7 +16,7 @@ import numpy as np
 from mirrored._jax.putting import as_array
 from mirrored._jax.traces import Tracer, is_eager
 from mirrored.patches import is_applied, replace
-from mirrored.replicas.ambient import ambient
+from mirrored.runtime.ambient import ambient
 from mirrored.tf._dtypes import DType, array_dtype, as_dtype
 from mirrored.tf._errors import InvalidArgumentError, TracedValueError
 from mirrored.tf._shapes import TensorShape

@@ -12,9 +12,9 @@ import numpy as np
 
 from mirrored._jax.keys import is_key
 from mirrored._jax.traces import eager
+from mirrored.collectives.host_allgather import agree, digest
 from mirrored.errors import DisagreementError
-from mirrored.replicas.agreement import agree, digest
-from mirrored.replicas.layout import Layout
+from mirrored.topology.device_assignment import Layout
 
 
 def broadcast_initial(value: Any, name: str | None, layout: Layout) -> jax.Array:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from mirrored._jax.traces import is_tracer
-from mirrored.replicas.agreement import check_equal
+from mirrored.collectives.host_allgather import check_equal
 from mirrored.variables.assignment import Assignment
 
 

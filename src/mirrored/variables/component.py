@@ -9,8 +9,8 @@ import numpy as np
 from mirrored._jax.array_protocol import register_array_like
 from mirrored._jax.keys import key_data
 from mirrored._jax.traces import ShapedArray
-from mirrored.replicas.ambient import ambient
-from mirrored.replicas.operators import ArrayOperators
+from mirrored.runtime.ambient import ambient
+from mirrored.values.operators import ArrayOperators
 from mirrored.variables.contexts import frame_of
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import numpy as np
 
 from mirrored._jax.putting import as_array
 from mirrored.errors import ContextError, VariableError
-from mirrored.replicas.ambient import Ambient, ambient
-from mirrored.replicas.frames import Frame
-from mirrored.replicas.merging import Session
-from mirrored.replicas.values import PerReplica, stack_components
+from mirrored.runtime.ambient import Ambient, ambient
+from mirrored.runtime.merging import Session
+from mirrored.runtime.variable_store import Frame
+from mirrored.values.distributed_values import PerReplica, stack_components
 from mirrored.variables.assignment import Assignment, aggregation_name
 from mirrored.variables.comparing import check_same_everywhere
 from mirrored.variables.contexts import check_strategy, check_writable, frame_of

@@ -6,8 +6,8 @@ from typing import Any
 
 from mirrored._jax.traces import current_trace, is_eval, recording_parent
 from mirrored.errors import ContextError, TransformError
-from mirrored.replicas.ambient import Ambient, ambient
-from mirrored.replicas.frames import Frame
+from mirrored.runtime.ambient import Ambient, ambient
+from mirrored.runtime.variable_store import Frame
 
 
 def frame_of(variable: Any, here: Ambient) -> Frame | None:

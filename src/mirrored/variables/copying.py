@@ -10,7 +10,7 @@ import numpy as np
 
 from mirrored._jax.traces import current_trace, eager, is_eval, recording_parent
 from mirrored.errors import ArgumentTypeError, ContextError
-from mirrored.replicas.ambient import ambient, within
+from mirrored.runtime.ambient import ambient, within
 
 _PLACES: Final = ("_strategy", "_layout")
 # What is true of the value and not of the copy, or refers to the original.

@@ -11,8 +11,8 @@ from typing import Any
 
 from mirrored._jax.frames import user_line
 from mirrored.errors import MergeError
-from mirrored.replicas.ambient import ambient, within
-from mirrored.replicas.merging import Session
+from mirrored.runtime.ambient import ambient, within
+from mirrored.runtime.merging import Session
 
 Creator = Callable[..., Any]
 

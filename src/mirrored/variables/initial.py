@@ -12,8 +12,8 @@ from mirrored._jax.concrete import NotConstant, evaluate
 from mirrored._jax.host_memory import owned
 from mirrored._jax.traces import eager
 from mirrored.errors import ArgumentError, ValuesError
-from mirrored.replicas.ambient import within
-from mirrored.replicas.values import PerReplica
+from mirrored.runtime.ambient import within
+from mirrored.values.distributed_values import PerReplica
 from mirrored.variables.kinds import check_kind
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from mirrored.collectives.host_allgather import agree
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import VariableError
-from mirrored.replicas.agreement import agree
-from mirrored.replicas.ambient import Ambient, ambient
-from mirrored.replicas.frames import Frame
+from mirrored.runtime.ambient import Ambient, ambient
+from mirrored.runtime.variable_store import Frame
 from mirrored.variables.contexts import check_readable, check_strategy, frame_of
 from mirrored.variables.rules import VariableAggregation, reduction_of
 

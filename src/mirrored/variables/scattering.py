@@ -11,8 +11,8 @@ from jax import lax
 from mirrored._jax.frames import user_line
 from mirrored._jax.putting import as_array
 from mirrored.errors import NotSupportedError
-from mirrored.replicas.ambient import ambient
-from mirrored.replicas.reads import announce_write
+from mirrored.runtime.ambient import ambient
+from mirrored.runtime.listeners import announce_write
 from mirrored.variables.contexts import check_writable, frame_of
 from mirrored.variables.kinds import check_kind
 from mirrored.variables.rules import VariableAggregation

@@ -14,11 +14,11 @@ from mirrored._jax.boxes import payload_of
 from mirrored._jax.frames import user_line
 from mirrored._jax.traces import ShapedArray, is_eager
 from mirrored.errors import ArgumentError, LostStateError
-from mirrored.replicas.ambient import ambient
-from mirrored.replicas.operators import ArrayOperators
-from mirrored.replicas.reads import announce_read, announce_write
-from mirrored.replicas.shapes import TensorShape
-from mirrored.replicas.values import DistributedValues, distributed_repr
+from mirrored.runtime.ambient import ambient
+from mirrored.runtime.listeners import announce_read, announce_write
+from mirrored.values.distributed_values import DistributedValues, distributed_repr
+from mirrored.values.operators import ArrayOperators
+from mirrored.values.tensor_shape import TensorShape
 from mirrored.variables import copying, reading, writing
 from mirrored.variables.assignment import Assignment
 from mirrored.variables.awaiting import Awaiting

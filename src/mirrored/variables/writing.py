@@ -8,10 +8,10 @@ from typing import Any
 from mirrored._jax.putting import as_array
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import ContextError, VariableError
-from mirrored.replicas.ambient import Ambient, ambient
-from mirrored.replicas.frames import Frame
-from mirrored.replicas.merging import Merge, Session
-from mirrored.replicas.values import LocalPerReplica, Mirrored, PerReplica
+from mirrored.runtime.ambient import Ambient, ambient
+from mirrored.runtime.merging import Merge, Session
+from mirrored.runtime.variable_store import Frame
+from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica
 from mirrored.variables.assignment import Assignment, aggregation_name
 from mirrored.variables.comparing import check_same_everywhere
 from mirrored.variables.component_writing import write_components

@@ -13,8 +13,8 @@ import numpy as np
 import mirrored as mr
 from checkpoint.damages import damage
 from mirrored.checkpoint import Checkpoint, CheckpointManager, restoring
+from mirrored.collectives.host_allgather import barrier
 from mirrored.errors import CheckpointError, DamagedCheckpointError
-from mirrored.replicas.agreement import barrier
 
 strategy = mr.MultiWorkerMirroredStrategy()
 me = strategy.cluster_resolver.task_id

@@ -19,8 +19,8 @@ from mirrored.cli.demo.digits import Batches, Examples, load_digits
 from mirrored.cli.demo.history import History
 from mirrored.cli.demo.report import Findings, write_report
 from mirrored.cli.demo.training import BATCH_SIZE, Trainer
-from mirrored.replicas.devices import default_devices
-from mirrored.replicas.layout import make_layout
+from mirrored.topology.device_assignment import make_layout
+from mirrored.topology.devices import default_devices
 
 MUST_BE_RIGHT = 0.97
 

@@ -13,7 +13,7 @@ from mirrored.cli.demo.digits import Examples
 from mirrored.cli.demo.history import History
 from mirrored.cli.demo.pictures import draw_losses, draw_predictions
 from mirrored.cli.demo.training import BATCH_SIZE
-from mirrored.replicas.layout import Layout
+from mirrored.topology.device_assignment import Layout
 
 
 @dataclasses.dataclass(frozen=True)

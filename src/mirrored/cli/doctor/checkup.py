@@ -22,8 +22,8 @@ from mirrored.cli.doctor.links import Link, measure, neighbours
 from mirrored.cluster.joining import join
 from mirrored.cluster.tasks import process_of
 from mirrored.cluster.tf_config import TFConfigClusterResolver
+from mirrored.collectives.host_allgather import agree, barrier
 from mirrored.errors import MirroredError
-from mirrored.replicas.agreement import agree, barrier
 
 _CALLED = "mirrored doctor"
 

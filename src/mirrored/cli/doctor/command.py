@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from mirrored.launch import Job, detect, run_job
+from mirrored.launcher import Job, detect, run_job
 
 
 def run_doctor(job: Job, folder: Path | None) -> NoReturn:

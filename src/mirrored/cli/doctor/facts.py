@@ -14,7 +14,7 @@ import jax
 
 from mirrored.cli.doctor.gpus import GpuFacts, gpu_facts
 from mirrored.cluster.fingerprint import fingerprint
-from mirrored.replicas.devices import kind_of
+from mirrored.topology.devices import kind_of
 
 _PROBE_BYTES: Final = 32 * 2**20
 

@@ -17,7 +17,7 @@ from mirrored.integrations.flax.naming import name_by_path
 from mirrored.integrations.flax.optimizers import connect_optimizer
 from mirrored.integrations.flax.variables import connect_variables
 from mirrored.patches import is_applied, replace, undo
-from mirrored.replicas.ambient import ambient
+from mirrored.runtime.ambient import ambient
 
 nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 

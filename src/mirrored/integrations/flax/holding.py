@@ -11,7 +11,7 @@ from mirrored._jax.traces import current_trace, eager, is_eval, is_eval_below, r
 from mirrored.extras import load
 from mirrored.integrations.flax.keys import ReplicaKey
 from mirrored.integrations.trees import belongs_here, is_array, statistic_of
-from mirrored.replicas.ambient import ambient, within
+from mirrored.runtime.ambient import ambient, within
 from mirrored.variables import Variable, VariableAggregation
 
 nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")

@@ -18,7 +18,7 @@ from mirrored._jax.traces import current_trace, is_eval, is_tracer, put_trace, r
 from mirrored.errors import ContextError
 from mirrored.extras import load
 from mirrored.integrations.flax.holding import held
-from mirrored.replicas.ambient import ambient
+from mirrored.runtime.ambient import ambient
 
 nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 

@@ -13,7 +13,7 @@ from mirrored.errors import ContextError
 from mirrored.extras import load
 from mirrored.integrations.flax.holding import adopt, held, is_ours
 from mirrored.patches import replace
-from mirrored.replicas.ambient import ambient
+from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context
 from mirrored.variables import Variable
 

@@ -21,7 +21,7 @@ from mirrored.integrations.flax.holding import adopt, held, hold, is_nested, is_
 from mirrored.integrations.flax.keys import ReplicaKey
 from mirrored.integrations.flax.levels import refuse_in_turn
 from mirrored.patches import replace
-from mirrored.replicas.ambient import ambient
+from mirrored.runtime.ambient import ambient
 from mirrored.variables import Variable
 
 nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")

@@ -13,7 +13,7 @@ from mirrored.errors import ContextError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.variables import StrategyVariable, adopt
 from mirrored.patches import replace
-from mirrored.replicas.ambient import ambient
+from mirrored.runtime.ambient import ambient
 
 keras = load()
 

@@ -27,7 +27,7 @@ from mirrored.integrations.keras.tensorboard import connect_tensorboard
 from mirrored.integrations.keras.training import wrap_model
 from mirrored.integrations.keras.variables import KerasVariable, adopt
 from mirrored.patches import is_applied, replace, undo
-from mirrored.replicas.lockstep import carry
+from mirrored.runtime.lockstep import carry
 
 keras = load()
 

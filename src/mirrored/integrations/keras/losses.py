@@ -9,7 +9,7 @@ from typing import Any
 
 from mirrored.integrations.keras.backend import load
 from mirrored.patches import replace
-from mirrored.replicas.ambient import ambient
+from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context
 
 keras = load()

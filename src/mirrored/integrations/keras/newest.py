@@ -22,7 +22,7 @@ from mirrored._jax.dispatch import Dispatch, consume
 from mirrored.integrations.keras.belonging import strategy_of
 from mirrored.integrations.keras.global_state import keras_state
 from mirrored.integrations.keras.storing import lose_deleted
-from mirrored.replicas.ambient import ambient, entered
+from mirrored.runtime.ambient import ambient, entered
 from mirrored.variables import Variable
 
 GROUPS: Final = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")

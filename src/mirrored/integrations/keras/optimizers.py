@@ -14,7 +14,7 @@ from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, ContextError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.variables import StrategyVariable, as_keras
-from mirrored.replicas.ambient import ambient, within
+from mirrored.runtime.ambient import ambient, within
 from mirrored.strategies import get_replica_context
 
 keras = load()

@@ -14,10 +14,10 @@ from typing import Any
 
 from mirrored._jax.traces import current_trace, recording_parent
 from mirrored.integrations.keras.backend import load
-from mirrored.integrations.keras.scope_frames import ScopeFrame
+from mirrored.integrations.keras.scope_store import ScopeFrame
 from mirrored.integrations.keras.variables import View, as_keras
 from mirrored.patches import replace
-from mirrored.replicas.ambient import ambient, within
+from mirrored.runtime.ambient import ambient, within
 from mirrored.variables import Variable
 
 keras = load()

@@ -12,8 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mirrored._jax.host_memory import owned
 from mirrored._jax.traces import is_tracer
+from mirrored.collectives.host_allgather import check_equal
 from mirrored.errors import ArgumentError
-from mirrored.replicas.agreement import check_equal
 
 
 def across_workers(called: str, has_parts: bool) -> Callable[[Any, Any, Any], Any]:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.traces import is_tracer
-from mirrored.replicas.ambient import ambient
+from mirrored.runtime.ambient import ambient
 from mirrored.variables import Variable, VariableAggregation
 
 _from_fit: contextvars.ContextVar[bool] = contextvars.ContextVar("_from_fit", default=False)

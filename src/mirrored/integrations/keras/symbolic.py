@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mirrored._jax.traces import current_trace, recording_parent
-from mirrored.replicas.ambient import ambient, within
-from mirrored.replicas.frames import FunctionFrame
+from mirrored.runtime.ambient import ambient, within
+from mirrored.runtime.variable_store import FunctionFrame
 
 
 def wrapped_compute_output_spec(compute: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,8 +14,8 @@ import numpy as np
 from mirrored._jax.host_memory import owned
 from mirrored._jax.tracebacks import interruptible
 from mirrored._jax.traces import is_tracer
+from mirrored.compilation.steps_in_flight import launched
 from mirrored.data import Dataset, DistributedDataset
-from mirrored.function.in_flight import launched
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.belonging import check_belonging, strategy_of
 from mirrored.integrations.keras.newest import kept_by_fit, kept_state, kept_steps, newest_first
@@ -23,7 +23,7 @@ from mirrored.integrations.keras.on_one_device import device_for, on_one_device,
 from mirrored.integrations.keras.several_workers import across_workers, everywhere
 from mirrored.integrations.keras.storing import from_fit
 from mirrored.patches import replace
-from mirrored.replicas.values import DistributedValues
+from mirrored.values.distributed_values import DistributedValues
 
 keras = load()
 _METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")

@@ -21,11 +21,11 @@ import numpy as np
 from mirrored._jax.putting import as_array
 from mirrored._jax.traces import eager
 from mirrored.integrations.keras.backend import load
-from mirrored.integrations.keras.scope_frames import ScopeFrame
+from mirrored.integrations.keras.scope_store import ScopeFrame
 from mirrored.integrations.keras.storing import stored_at_once
-from mirrored.replicas.ambient import ambient, within
-from mirrored.replicas.reads import announce_read, announce_write
-from mirrored.replicas.values import PerReplica
+from mirrored.runtime.ambient import ambient, within
+from mirrored.runtime.listeners import announce_read, announce_write
+from mirrored.values.distributed_values import PerReplica
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
 
 keras = load()

@@ -1,0 +1,1 @@
+"""Analysis of jaxprs: value numbering, dataflow, the replication check, mismatched collectives, the scale of losses."""

@@ -1,0 +1,286 @@
+"""Which values of a jaxpr are the same value: value numbering.
+
+The local replicas of one device are traced into one jaxpr, so their values of one mirrored variable are different
+names. They are one value if they were computed by the same operations from the same inputs: equal numbers here. Inner
+jaxprs are compared by structure, since two traces of one Python function may give two objects.
+
+Source: value numbering by hash-consing, J. Cocke and J. T. Schwartz, "Programming Languages and Their Compilers"
+(1970).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.jaxprs import (
+    Branch,
+    Call,
+    ClosedJaxpr,
+    Jaxpr,
+    Literal,
+    Plain,
+    Scan,
+    Source,
+    Var,
+    While,
+    constants_of,
+)
+from mirrored._jax.local_collectives import SAME
+from mirrored._jax.traces import Tracer
+from mirrored.analysis.dataflow import ALWAYS, Flow, Flows, operands_in
+
+_Numbered = dict[Var, int]
+_Site = tuple[int, ...]
+
+
+class Numbers:
+    """The value numbers of one jaxpr's variables.
+
+    Calls and branches are numbered inside, with the numbers of their operands: two outputs of one call that the call
+    computes once get one number. Loops are numbered by partition refinement over their carries.
+
+    Args:
+        jaxpr: What to number.
+        inputs: What each constant and input holds, in order; equal keys are the same value.
+        flows: The flows of its equations.
+
+    Attributes:
+        unequal: The conditions of fused loops and branches that the local replicas may not agree on.
+    """
+
+    def __init__(self, jaxpr: Any, inputs: Sequence[Hashable], flows: Flows) -> None:
+        self._flows = flows
+        self._interned: dict[Hashable, int] = {}
+        self._structures: dict[int, int] = {}
+        self._results: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        self._kept: list[Any] = []  # an id is a key only as long as its object lives
+        self.unequal: list[Any] = []
+        self._of: _Numbered = {}
+        for var, key in zip((*jaxpr.constvars, *jaxpr.invars), inputs, strict=True):
+            self._of[var] = self._intern(("input", key))
+        self._walk(jaxpr, self._of, ())
+
+    def __getitem__(self, atom: Any) -> int:
+        """The number of a variable or literal of the jaxpr."""
+        return self._read(self._of, atom)
+
+    def operation(self, eqn: Any) -> int:
+        """The number of what `eqn` does, apart from its operands."""
+        kind = self._flows.kind(eqn)
+        if isinstance(kind, Call) and eqn.primitive.name != "shard_map":
+            # Other parameters (names, derivative rules, layouts) do not change the result.
+            return self._intern(("call", eqn.primitive.name, self.structure(kind.jaxpr)))
+        params = tuple((name, self._key(value)) for name, value in eqn.params.items())
+        return self._intern((eqn.primitive.name, params))
+
+    def structure(self, jaxpr: Any) -> int:
+        """The number of an inner jaxpr: equal for jaxprs that differ in names only."""
+        found = self._structures.get(id(jaxpr))
+        if found is None:
+            found = self._structures[id(jaxpr)] = self._intern(self._shape(jaxpr))
+            self._kept.append(jaxpr)
+        return found
+
+    def _read(self, numbers: _Numbered, atom: Any) -> int:
+        if isinstance(atom, Literal):
+            return self._intern(("literal", str(atom.aval), constant_key(atom.val)))
+        return numbers[atom]
+
+    def _walk(self, jaxpr: Any, numbers: _Numbered, site: _Site) -> None:
+        """Numbers the results of all equations. `site` tells apart the places from which one jaxpr is called."""
+        for eqn in jaxpr.eqns:
+            operands = [self._read(numbers, atom) for atom in eqn.invars]
+            numbers.update(zip(eqn.outvars, self._equation(eqn, operands, site), strict=True))
+
+    def _equation(self, eqn: Any, operands: list[int], site: _Site) -> list[int]:
+        kind, here = self._flows.kind(eqn), (*site, id(eqn))
+        if eqn.primitive.name == SAME:
+            if len(set(operands)) > 1:
+                self.unequal.append(eqn)
+            return operands[:1]
+        match kind:
+            case Call(jaxpr) if len(jaxpr.invars) == len(operands) and eqn.primitive.name != "shard_map":
+                return self._inside(jaxpr, operands, here)
+            case Branch(branches):
+                results = [self._inside(branch, operands[1:], (*here, i)) for i, branch in enumerate(branches)]
+                return [self._chosen(operands[0], column) for column in zip(*results, strict=True)]
+            case Scan(jaxpr, consts, carries):
+                scanned = [self._intern(("element", operand)) for operand in operands[consts + carries :]]
+                entering = [*operands[: consts + carries], *scanned]
+                return self._loop(eqn, operands, _Loop(jaxpr, entering, consts, carries), here)
+            case While(cond, first, jaxpr, consts):
+                entering = operands[first:]
+                loop = _Loop(jaxpr, entering, consts, len(entering) - consts, cond, operands[:first])
+                return self._loop(eqn, operands, loop, here)
+            case Source(_, repeatable) if not repeatable:
+                return [self._intern((here, j)) for j in range(len(eqn.outvars))]
+            case Plain(jaxprs) if not jaxprs:
+                operation = self.operation(eqn)
+                return [self._intern((operation, j, *operands)) for j in range(len(eqn.outvars))]
+        flows = self._flows.of(eqn)
+        return [self._opaque(eqn, j, flow, operands, here) for j, flow in enumerate(flows)]
+
+    def _opaque(self, eqn: Any, j: int, flow: Flow, operands: Sequence[int], here: _Site) -> int:
+        """The number of result `j` of an equation, from its operands alone."""
+        if flow.depends & ALWAYS:
+            return self._intern((here, j))
+        return self._intern((self.operation(eqn), j, *(operands[i] for i in operands_in(flow.depends))))
+
+    def _inside(self, jaxpr: Any, operands: Sequence[int], here: _Site) -> list[int]:
+        """The numbers of a jaxpr's outputs for these operands, as if its equations stood where it is called."""
+        repeatable = not any(flow.depends & ALWAYS for flow in self._flows.of_jaxpr(jaxpr))
+        key = (self.structure(jaxpr), tuple(operands))
+        if repeatable and key in self._results:
+            return self._results[key]
+        results = self._run(jaxpr, operands, here)
+        if repeatable:
+            self._results[key] = results
+        return results
+
+    def _run(self, jaxpr: Any, operands: Sequence[int], here: _Site) -> list[int]:
+        numbers: _Numbered = dict(zip(jaxpr.invars, operands, strict=True))
+        held = constants_of(jaxpr)
+        for i, var in enumerate(jaxpr.constvars):
+            key = ("constant", constant_key(held[i])) if i < len(held) else (here, "constant", i)
+            numbers[var] = self._intern(("input", key))
+        self._walk(jaxpr, numbers, here)
+        return [self._read(numbers, atom) for atom in jaxpr.outvars]
+
+    def _chosen(self, index: int, results: Sequence[int]) -> int:
+        """What a branch gives: the one value that all branches give, or one by the index."""
+        return results[0] if len(set(results)) == 1 else self._intern(("chosen", index, *results))
+
+    def _loop(self, eqn: Any, operands: Sequence[int], loop: _Loop, here: _Site) -> list[int]:
+        """The numbers of a loop's outputs.
+
+        Carries that start equal are taken for equal until a turn tells them apart. What no turn tells apart is equal
+        after any number of turns, by induction.
+        """
+        first, last = loop.consts, loop.consts + loop.carries
+        starting = loop.entering[first:last]
+        classes = _classes(starting)
+        while True:
+            carried = [self._intern((here, "carry", group)) for group in classes]
+            leaving = self._run(loop.jaxpr, [*loop.entering[:first], *carried, *loop.entering[last:]], here)
+            refined = _classes(list(zip(classes, leaving[: loop.carries], strict=True)))
+            if refined == classes:
+                break
+            classes = refined
+        if loop.cond is not None:
+            self._run(loop.cond, [*loop.of_cond, *carried], here)
+        groups = [*classes, *(group + loop.carries for group in _classes(leaving[loop.carries :]))]
+        flows = self._flows.of(eqn)
+        return [
+            starting[j]  # no turn changes it
+            if j < loop.carries and leaving[j] == carried[j]
+            else self._opaque(eqn, group, flows[group], operands, here)
+            for j, group in enumerate(groups)
+        ]
+
+    def _intern(self, key: Hashable) -> int:
+        return self._interned.setdefault(key, len(self._interned))
+
+    def _shape(self, jaxpr: Any) -> Hashable:
+        names: dict[Var, int] = {}
+
+        def name(var: Var) -> int:
+            return names.setdefault(var, len(names))
+
+        def read(atom: Any) -> Hashable:
+            return ("literal", self[atom]) if isinstance(atom, Literal) else name(atom)
+
+        consts = tuple((name(v), constant_key(c)) for v, c in zip(jaxpr.constvars, constants_of(jaxpr), strict=False))
+        inputs = tuple((name(var), str(var.aval)) for var in jaxpr.invars)
+        eqns = tuple(
+            (self.operation(eqn), tuple(map(read, eqn.invars)), tuple(map(name, eqn.outvars))) for eqn in jaxpr.eqns
+        )
+        return "jaxpr", consts, inputs, eqns, tuple(map(read, jaxpr.outvars))
+
+    def _key(self, value: Any) -> Hashable:
+        """A parameter of an equation as a key. Unknown objects are equal to themselves only."""
+        if value is None or isinstance(value, (bool, int, str)):
+            return value
+        if isinstance(value, (Jaxpr, ClosedJaxpr)):
+            return "jaxpr", self.structure(value)
+        if isinstance(value, (tuple, list)):
+            return type(value).__name__, tuple(map(self._key, value))
+        if isinstance(value, dict):
+            return "dict", tuple((key, self._key(item)) for key, item in value.items())
+        if isinstance(value, (float, complex)):
+            return repr(value)  # keeps -0.0 apart from 0.0
+        return constant_key(value)
+
+
+def constant_key(value: Any) -> Hashable:
+    """A key of a constant: equal for equal bits of equal type; unknown objects are equal to themselves only."""
+    if not isinstance(value, Tracer) and isinstance(value, (np.ndarray, np.generic, jax.Array)) and _is_plain(value):
+        return Contents(value)
+    if isinstance(value, (bool, int, float, complex)):
+        return type(value).__name__, repr(value)  # keeps -0.0 apart from 0.0
+    try:
+        hash(value)
+    except TypeError:
+        return "object", id(value)
+    unchanged: Hashable = value
+    return unchanged
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+    """The body of a loop, and the numbers of what enters it: constants, carries, elements of scanned arrays.
+
+    Attributes:
+        cond: The condition of a while loop, which gets the carries behind `of_cond`.
+    """
+
+    jaxpr: Any
+    entering: list[int]
+    consts: int
+    carries: int
+    cond: Any = None
+    of_cond: Sequence[int] = ()
+
+
+def _classes(keys: Sequence[Hashable]) -> list[int]:
+    """For each key the position of the first one that equals it."""
+    first: dict[Hashable, int] = {}
+    return [first.setdefault(key, i) for i, key in enumerate(keys)]
+
+
+class Contents:
+    """An array compared by its bits. They are fetched only when another one of its shape and dtype comes up."""
+
+    __slots__ = ("_array", "_digest", "_type")
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self._digest: bytes | None = None
+        self._type = (str(array.dtype), array.shape)
+
+    def __hash__(self) -> int:
+        return hash(self._type)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Contents) or self._type != other._type:
+            return False
+        return self._array is other._array or self.digest() == other.digest()
+
+    def digest(self) -> bytes:
+        """A hash of the bits."""
+        if self._digest is None:
+            self._digest = hashlib.blake2b(np.asarray(self._array).tobytes()).digest()
+        return self._digest
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether its bits can be read here."""
+    return not isinstance(value, jax.Array) or (
+        not jnp.issubdtype(value.dtype, jax.dtypes.extended) and value.is_fully_addressable
+    )

@@ -1,0 +1,161 @@
+"""Sums in one order, whatever the devices: the same bits for R replicas on 1, 2, 4, ... devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mirrored._jax.equal import equal_on_all_devices
+from mirrored.collectives.algorithm import CrossDeviceOps
+from mirrored.collectives.bucketing import over_small_packs, unpack
+from mirrored.collectives.fusion_boundaries import bordered, walled
+from mirrored.collectives.group import Group
+from mirrored.collectives.pairwise_sum import sum_pairs, tree_sum
+from mirrored.collectives.precision import narrow, widen
+
+
+@dataclasses.dataclass(frozen=True)
+class OrderedTree(CrossDeviceOps):
+    """Sums by a balanced binary tree over replica indices, pairs of neighbours first.
+
+    The tree is the same however the R replicas are laid over devices, so that the sum has the same bits on any number
+    of them. Its lower levels lie on one device, behind a border that the compiler does not cross
+    (`collectives.fusion_boundaries`). Its upper levels are all-reduces between pairs of devices: one addition each,
+    and a + b = b + a. That costs about what one all-reduce does *(measured: 1.01 times, 7.4 MB on 4 simulated
+    devices)*. A number of devices that is no power of two, or an odd number of replicas on each, exchanges pieces
+    instead: all-to-all, the tree over one's own piece, all-gather.
+
+    16-bit floats are summed in float32 and rounded once.
+
+    The gradient is a sum by the same tree. Custom reductions see the same values on any number of devices; their
+    gradients are in no fixed order.
+
+    For equal bits the rest of the program has to be compiled as written too (`mirrored._jax.as_written`).
+
+    Source of the pairwise exchange: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
+    operations in MPICH", Int. J. High Perf. Comp. Appl. 19 (2005), recursive doubling.
+    """
+
+    @property
+    def as_written(self) -> bool:
+        """True: a compiler that merges equal computations across the replicas of one device changes their bits."""
+        return True
+
+    def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
+        """By the one tree."""
+        if group.num_replicas == 1:
+            return [list(components) for components in arrays]
+        return _all_sum(group, [list(components) for components in arrays])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _all_sum(group: Group, arrays: list[list[Any]]) -> list[list[Any]]:
+    """Each array's sum, once for each local replica: cotangents arrive one by one and are summed by the same tree."""
+    results = [[components[0]] * group.local for components in arrays]
+    places = [i for i, components in enumerate(arrays) if components[0].size]
+    if places:
+        wide = [[widen(component) for component in arrays[i]] for i in places]
+        for i, total in zip(places, tree_sums(wide, group), strict=True):
+            results[i] = [narrow(total, arrays[i][0].dtype)] * group.local
+    return results
+
+
+def _all_sum_forward(group: Group, arrays: list[list[Any]]) -> tuple[list[list[Any]], None]:
+    return _all_sum(group, arrays), None
+
+
+def _all_sum_backward(group: Group, _: None, cotangents: list[list[Any]]) -> tuple[list[list[Any]]]:
+    return (_all_sum(group, cotangents),)
+
+
+_all_sum.defvjp(_all_sum_forward, _all_sum_backward)
+
+
+def tree_sums(arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
+    """The sums of non-empty arrays over all replicas, by the one tree."""
+    levels, left = 0, group.local
+    while left > 1 and (left % 2 == 0 or group.axis is None):
+        levels, left = levels + 1, (left + 1) // 2
+    rows = _sum_locally(arrays, levels)
+    if group.axis is None:
+        return [values[0] for values in rows]
+    if left == 1 and group.devices & (group.devices - 1) == 0:
+        pairs = functools.partial(_sum_by_pairs, axis=group.axis, devices=group.devices)
+        totals = [values[0] for values in rows]
+        return over_small_packs(pairs, totals, kernel=walled) if group.spans_processes else pairs(totals)
+    exchange = functools.partial(_sum_own_piece, axis=group.axis, devices=group.devices, count=left)
+    return over_packs_of_rows(exchange, rows, group.devices)
+
+
+def _sum_locally(arrays: Sequence[Sequence[Any]], levels: int) -> list[list[Any]]:
+    """The lower levels of the tree, those on this device."""
+    if not levels:
+        return [list(components) for components in arrays]
+    count = -(-len(arrays[0]) // 2**levels)
+    flat = bordered(_climber(levels), arrays, count)
+    return [flat[start : start + count] for start in range(0, len(flat), count)]
+
+
+@functools.cache
+def _climber(levels: int) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
+    """One function per number of levels: JAX keys its cache of traced branches by the function's identity."""
+
+    def climb(lists: Sequence[Sequence[Any]]) -> list[Any]:
+        return [value for components in lists for value in _climb(components, levels)]
+
+    return climb
+
+
+def _climb(values: Sequence[Any], levels: int) -> Sequence[Any]:
+    for _ in range(levels):
+        values = sum_pairs(values)
+    return values
+
+
+def _sum_by_pairs(totals: list[Any], axis: str, devices: int) -> list[Any]:
+    """The upper levels, for a power of two of devices: at distance 1, 2, 4, ... each pair adds its two values."""
+    distance = 1
+    while distance < devices:
+        pairs = [[i, i + distance] for i in range(devices) if not i & distance]
+        # The barrier keeps the compiler from folding the levels into one all-reduce, whose order of sums is its own.
+        totals = list(lax.optimization_barrier(lax.psum(tuple(totals), axis, axis_index_groups=pairs)))
+        distance *= 2
+    return [equal_on_all_devices(total, axis) for total in totals]
+
+
+def over_packs_of_rows(collective: Any, arrays: Sequence[Sequence[Any]], multiple: int) -> list[Any]:
+    """Applies a collective from ``[rows, n]`` to ``[n]`` to non-empty arrays given by rows, packed by dtype.
+
+    The packing is behind borders on both sides: what computes the arrays, and what reads the results, is compiled as
+    it is on one device, where nothing is packed.
+    """
+    results: list[Any] = [values[0] for values in arrays]
+    for dtype in dict.fromkeys(values[0].dtype for values in arrays):
+        places = [i for i, values in enumerate(arrays) if values[0].dtype == dtype]
+        shapes = [arrays[i][0].shape for i in places]
+        pack = functools.partial(_pack_rows, num_arrays=len(places), multiple=multiple)
+        [rows] = walled(pack, [row for i in places for row in arrays[i]])
+        parts = walled(functools.partial(unpack, shapes=shapes), [collective(rows)])
+        for i, part in zip(places, parts, strict=True):
+            results[i] = part
+    return results
+
+
+def _pack_rows(rows: Sequence[Any], num_arrays: int, multiple: int) -> list[Any]:
+    """``[rows, n]`` from the rows of each array, one array after another; n is a multiple of `multiple`."""
+    count = len(rows) // num_arrays
+    flat = jnp.stack([jnp.concatenate([jnp.ravel(row) for row in rows[k::count]]) for k in range(count)])
+    return [jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % multiple)))]
+
+
+def _sum_own_piece(rows: Any, axis: str, devices: int, count: int) -> Any:
+    """``[count, n]`` rows of each device to their sum ``[n]``, by the tree over all rows in order."""
+    pieces = rows.reshape(count, devices, -1).swapaxes(0, 1)
+    exchanged = lax.all_to_all(pieces, axis, 0, 0).reshape(devices * count, -1)
+    return lax.all_gather(tree_sum(list(exchanged)), axis, tiled=True)

@@ -1,0 +1,165 @@
+"""One call of a compiled function with its static arguments fixed: what `Function.get_concrete_function` gives."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.putting import as_array
+from mirrored.errors import ArgumentTypeError
+from mirrored.values import structures
+from mirrored.values.distributed_values import DistributedValues
+
+
+def is_spec(leaf: Any) -> bool:
+    """Whether a leaf only describes an array."""
+    return not isinstance(leaf, (jax.Array, np.ndarray)) and hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+class ConcreteFunction:
+    """A compiled function with the arguments that are no arrays fixed. Called with the arrays alone.
+
+    Args:
+        call: The compiled function.
+        python_function: The function that it compiles, whose parameters have the names.
+        args: Arrays or descriptions of them (objects with `shape` and `dtype`), and static arguments.
+        kwargs: The same, by name.
+        name: For messages.
+
+    Attributes:
+        function: The compiled function.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        python_function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str,
+    ) -> None:
+        self._name = name
+        self.function: Any = call
+        self._names = self._named(python_function, args, kwargs)
+        self._leaves, self._treedef = structures.flatten((args, kwargs))
+        self._places = [place for place, leaf in enumerate(self._leaves) if _is_array(leaf)]
+
+    def _named(
+        self, python_function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> dict[str, int]:
+        """The names of parameters that are one array each, with its place among the arrays."""
+        parameters = list(inspect.signature(python_function).parameters)
+        bound = hasattr(python_function, "__wrapped__") and parameters[:1] == ["self"]
+        names = parameters[bound:][: len(args)] + list(kwargs)
+        found: dict[str, int] = {}
+        count = 0
+        for name, value in zip(names, [*args, *kwargs.values()], strict=False):
+            arrays = [leaf for leaf in structures.flatten(value)[0] if _is_array(leaf)]
+            if len(arrays) == 1 and _is_array(value):
+                found[name] = count
+            count += len(arrays)
+        return found
+
+    def example(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Arguments of the right shapes, zeros for arrays; None if a shape is not known."""
+        leaves = list(self._leaves)
+        for place in self._places:
+            if not is_spec(leaves[place]):
+                continue
+            sizes = None if leaves[place].shape is None else _sizes(leaves[place].shape)
+            if sizes is None or None in sizes:
+                return None
+            leaves[place] = jnp.zeros([size for size in sizes if size is not None], _dtype_of(leaves[place]))
+        return structures.unflatten(self._treedef, leaves)  # type: ignore[no-any-return]
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The arrays that it takes, or their descriptions."""
+        return [self._leaves[place] for place in self._places]
+
+    @property
+    def array_names(self) -> list[str]:
+        """The names of the parameters that they are, where each is one."""
+        named = {place: name for name, place in self._names.items()}
+        return [named.get(place, f"args_{place}") for place in range(len(self._places))]
+
+    def filled(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The function's arguments, with these arrays and what is fixed."""
+        leaves = list(self._leaves)
+        for place, array in zip(self._places, arrays, strict=True):
+            leaves[place] = array
+        return structures.unflatten(self._treedef, leaves)  # type: ignore[no-any-return]
+
+    def __call__(self, *arrays: Any, **named: Any) -> Any:
+        """Runs it.
+
+        Args:
+            *arrays: In the order of the arguments that it was made for.
+            **named: The same, by the names of the function's parameters.
+
+        Raises:
+            ArgumentTypeError: Their number, a name, a shape or a dtype does not fit.
+        """
+        given = dict(enumerate(arrays))
+        for name, value in named.items():
+            if name not in self._names or self._names[name] in given:
+                raise self._misfit(f"the argument {name!r}")
+            given[self._names[name]] = value
+        if set(given) != set(range(len(self._places))):
+            raise self._misfit(f"{len(given)} arrays")
+        args, kwargs = self.filled([self._fitted(one, given[number]) for number, one in enumerate(self.arrays)])
+        return self.function(*args, **kwargs)
+
+    def _fitted(self, wanted: Any, value: Any) -> Any:
+        if isinstance(value, DistributedValues):
+            return value
+        dtype = _dtype_of(wanted)
+        array = value if hasattr(value, "dtype") else jnp.asarray(value, dtype)
+        sizes = None if wanted.shape is None else _sizes(wanted.shape)
+        shape = tuple(array.shape)
+        fits = sizes is None or (
+            len(sizes) == len(shape) and all(one in (None, two) for one, two in zip(sizes, shape, strict=True))
+        )
+        if not fits or jnp.dtype(array.dtype) != dtype:
+            raise self._misfit(f"an array {array.dtype}{list(shape)}")
+        return as_array(array, dtype)  # not of a weak type: that would be another trace
+
+    def _misfit(self, found: str) -> ArgumentTypeError:
+        return ArgumentTypeError(
+            self._name,
+            found=f"{found}, for {self!r}",
+            rule="a concrete function takes the arrays it was made for; its other arguments are fixed",
+            remedy="pass arrays of these shapes and dtypes, or call the function itself",
+        )
+
+    def __repr__(self) -> str:
+        arrays = (self._leaves[place] for place in self._places)
+        named = {place: name for name, place in self._names.items()}
+        shown = (f"{named.get(i, f'arg{i}')}: {_dtype_of(one)}{_dims(one)}" for i, one in enumerate(arrays))
+        return f"<concrete function {self._name}({', '.join(shown)})>"
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray, DistributedValues)) or is_spec(leaf)
+
+
+def _sizes(shape: Any) -> tuple[int | None, ...] | None:
+    """The sizes of a shape, which may be TensorFlow's; None for an unknown rank."""
+    try:
+        return tuple(None if size is None else int(size) for size in shape)
+    except (TypeError, ValueError):
+        return None
+
+
+def _dtype_of(value: Any) -> Any:
+    return jnp.dtype(getattr(value.dtype, "as_numpy_dtype", value.dtype))
+
+
+def _dims(value: Any) -> str:
+    sizes = None if value.shape is None else _sizes(value.shape)
+    return "[...]" if sizes is None else f"[{','.join('any' if one is None else str(one) for one in sizes)}]"

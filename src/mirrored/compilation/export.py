@@ -1,0 +1,109 @@
+"""A function that reads and assigns variables, as a pure one: for programs that leave the process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax import jit_key
+from mirrored._jax.capture import CaptureTracer
+from mirrored._jax.staging import stage
+from mirrored._jax.traces import current_trace, is_tracer
+from mirrored.errors import ArgumentError
+from mirrored.runtime.ambient import within
+from mirrored.runtime.variable_store import FunctionFrame
+from mirrored.values import structures
+from mirrored.values.distributed_values import DistributedValues
+from mirrored.variables import Variable
+
+
+@dataclasses.dataclass(frozen=True)
+class Pure:
+    """A function without state.
+
+    Attributes:
+        call: From the values of `reads` and the inputs, as flat lists, to the new values of `assigns` and the results'
+            arrays, as one flat list.
+        reads: The variables that it reads.
+        assigns: The variables that it assigns.
+        output: The structure of its result, with ``jax.ShapeDtypeStruct`` for arrays.
+    """
+
+    call: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+    reads: tuple[Any, ...]
+    assigns: tuple[Any, ...]
+    output: Any
+
+
+def as_pure(python_function: Callable[..., Any], inputs: Any, called: str) -> Pure:
+    """Traces a function for these inputs.
+
+    Args:
+        python_function: What `Function.python_function` is: it may read and assign variables.
+        inputs: Its positional arguments, a tuple with ``jax.ShapeDtypeStruct`` for arrays.
+        called: For messages.
+
+    Raises:
+        ArgumentError: It makes variables, returns per-replica values, or uses values of a trace around it.
+    """
+    frame = FunctionFrame()
+    leaves, treedef = structures.flatten(inputs)
+    dynamic = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
+    results: list[Any] = []
+
+    def flat(*arrays: Any) -> list[Any]:
+        frame.base_trace = current_trace()
+        filled = list(leaves)
+        for place, array in zip(dynamic, arrays, strict=True):
+            filled[place] = array
+        with within(frame=frame, listeners=(frame,)):
+            out = python_function(*structures.unflatten(treedef, filled))
+            out_leaves, out_tree = structures.flatten(out)
+            # A program has values, not variables: one that is returned is read.
+            out_leaves = [leaf.read_value() if isinstance(leaf, Variable) else leaf for leaf in out_leaves]
+        results[:] = [out_tree, *out_leaves]
+        arrays_out = [jnp.asarray(leaf) for leaf in out_leaves if _is_array(leaf)]
+        return [*(jnp.asarray(value) for _, value in frame.staged.values()), *arrays_out]
+
+    with jit_key.fresh():
+        staged = stage(flat, [leaves[place] for place in dynamic])
+    out_tree, *out_leaves = results
+    _check(frame, staged.constants, out_leaves, called)
+    reads = tuple(variable for variable, _ in frame.captured.values())
+    places = {id(variable): place for place, variable in enumerate(reads)}
+    sources = [places[id(one.source)] if isinstance(one, CaptureTracer) else None for one in staged.constants]
+
+    def call(state: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+        pairs = zip(sources, staged.constants, strict=True)
+        result: list[Any] = staged([one if at is None else state[at] for at, one in pairs], operands)
+        return result
+
+    described = [jax.ShapeDtypeStruct(one.shape, one.dtype) if _is_array(one) else one for one in out_leaves]
+    assigns = tuple(variable for variable, _ in frame.staged.values())
+    return Pure(call, reads, assigns, structures.unflatten(out_tree, described))
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+
+
+def _check(frame: FunctionFrame, constants: Sequence[Any], out_leaves: Sequence[Any], called: str) -> None:
+    found = None
+    if frame.new:
+        found = f"the function makes variables ({', '.join(one.name for one in frame.new)})"
+    elif any(isinstance(leaf, DistributedValues) for leaf in out_leaves):
+        found = "the function returns per-replica values"
+    elif any(is_tracer(one) and not isinstance(one, CaptureTracer) for one in constants):
+        found = "the function uses a value of a trace around it"
+    if found is not None:
+        raise ArgumentError(
+            called,
+            found=found,
+            rule="a program that is saved depends on its arguments and on variables that are there",
+            remedy="call the function once before, outside of strategy.run and of other transforms",
+        )

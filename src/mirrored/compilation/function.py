@@ -1,0 +1,460 @@
+"""`function`: compiles a Python function that reads and assigns variables."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final, overload
+
+import jax
+import jax.numpy as jnp
+
+from mirrored._jax.tracebacks import boundary
+from mirrored._jax.traces import current_trace, put_trace, trace_settings
+from mirrored.compilation.binding import Bindings, Code, bind
+from mirrored.compilation.concrete import ConcreteFunction
+from mirrored.compilation.created_variables import refuse_created_again
+from mirrored.compilation.frozen_state import PythonState, exhausted
+from mirrored.compilation.program import Program
+from mirrored.compilation.signature import Arguments, Ragged, difference, quick_key, take_apart
+from mirrored.compilation.specs import check_signature
+from mirrored.errors import ArgumentError
+from mirrored.runtime.ambient import Ambient, ambient, thread, within
+from mirrored.runtime.driving import Driver, EndOfElements, IteratedWhileTracing
+from mirrored.variables.state_lock import tracing, without_turns
+
+_DECISIONS = (
+    "mirrored.function: Python decided by a value that is known only when the compiled program runs "
+    "(an `if`, `while`, `float()` or `int()` on an array or on replica_id_in_sync_group).\n"
+    "  rule:   a function is traced once; its Python runs while tracing, with stand-ins for values\n"
+    "  remedy: jnp.where or jax.lax.cond for `if`, jax.lax.while_loop for `while`; or run eagerly "
+    "(mirrored.run_functions_eagerly(True), or without the function)"
+)
+_MANY_RETRACES: Final = 5
+_MANY = (
+    " (retrace {}: each one compiles the function anew. Pass what changes as an array of one shape and dtype: a number "
+    "as jnp.asarray(x), batches with last_batch='pad'; make objects and strategies once, outside of the loop)"
+)
+_log = logging.getLogger("mirrored")
+
+
+class _Mode:
+    eager = False
+
+
+def run_functions_eagerly(run_eagerly: bool) -> None:
+    """Makes every `function` run as plain Python, for debugging (True), or compile again (False).
+
+    Context: any. TensorFlow: `tf.config.run_functions_eagerly`.
+    """
+    _Mode.eager = bool(run_eagerly)
+
+
+def functions_run_eagerly() -> bool:
+    """Whether functions run as plain Python."""
+    return _Mode.eager
+
+
+class Function(Code):
+    """A compiled function. Made by `function`.
+
+    Attributes:
+        python_function: The function that it compiles.
+        trace_count: How often it has been traced.
+        retrace_reason: In one line, why it was traced the last time; None before the second trace.
+    """
+
+    def __init__(
+        self,
+        python_function: Callable[..., Any],
+        *,
+        donate: bool = True,
+        input_signature: Sequence[Any] | None = None,
+        name: str | None = None,
+        steps_per_call: int | None = None,
+        conversion: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    ) -> None:
+        functools.update_wrapper(self, python_function)
+        self.python_function = python_function
+        self._conversion = conversion
+        self._traces = 0
+        self._retraces = 0
+        self.retrace_reason: str | None = None
+        self._donate = donate
+        self._steps = steps_per_call
+        self._input_signature = input_signature
+        self._name: str = name or str(getattr(python_function, "__name__", "function"))
+        self._programs: dict[Hashable, Program] = {}
+        self._quick: dict[Hashable, Program] = {}
+        self._last: Arguments | None = None
+        self._arguments: list[Arguments] = []
+        self._driver: Driver | None = None
+        self._by_strategy: dict[tuple[Any, Hashable], Function] = {}
+        self._by_instance: Bindings[Function] = Bindings()
+
+    @property
+    def trace_count(self) -> int:
+        """How often it has been traced, by itself and inside runs."""
+        driven = 0 if self._driver is None else self._driver.trace_count
+        return self._traces + driven + sum(made.trace_count for made in self._by_strategy.values())
+
+    @boundary
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program for these arguments, tracing and compiling it first if there is none."""
+        here = ambient()
+        if here.frame is not None or here.runner is not None or _Mode.eager:
+            return self._inline(here, args, kwargs) if self._steps is None else self._steps_eagerly(*args)
+        if self._steps is not None:
+            return self._call_steps(*args, **kwargs)
+        if self._driver is not None:
+            return self._driven(args, kwargs)
+        arrays: list[Any] = []
+        quick = None if kwargs else quick_key(args, arrays)
+        if quick is not None:
+            quick = (quick, here.strategies, here.replica is None, trace_settings())
+            program = self._quick.get(quick)
+            if program is not None:
+                return program(arrays)
+        return self._call_by_key(args, kwargs, here.strategies, quick)
+
+    def _call_by_key(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], strategies: tuple[Any, ...], quick: Hashable
+    ) -> Any:
+        """Finds the program, or makes it; notes it under the quick key, if there is one."""
+        if self._input_signature is not None:
+            args, kwargs = check_signature(self.python_function, self._input_signature, args, kwargs)
+        try:
+            arguments = take_apart(args, kwargs, strategies[-1].layout if strategies else None)
+        except Ragged:
+            self._notice_ragged()
+            return self.python_function(*args, **kwargs)
+        try:
+            program = self._program(arguments, strategies)
+        except IteratedWhileTracing:
+            self._driver = Driver(self._alike)
+            return self._driven(args, kwargs)
+        if quick is not None and self._input_signature is None:
+            self._quick[quick] = program
+        return program(arguments.arrays)
+
+    def _inline(self, here: Ambient, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs it as ordinary code of the caller: converted if the caller is being traced."""
+        traced = here.frame is not None and here.frame.captures and not _Mode.eager
+        return (self._to_trace if traced else self.python_function)(*args, **kwargs)
+
+    @property
+    def traced_function(self) -> Callable[..., Any]:
+        """The Python function as it is traced: `python_function`, after the conversion if there is one."""
+        return self._to_trace
+
+    @functools.cached_property
+    def _to_trace(self) -> Callable[..., Any]:
+        """The Python that is traced."""
+        return self.python_function if self._conversion is None else self._conversion(self.python_function)
+
+    def _call_steps(self, batches: Sequence[Any]) -> Any:
+        """Makes `steps_per_call` steps in one dispatch."""
+        strategies = ambient().strategies
+        layout = strategies[-1].layout if strategies else None
+        try:
+            steps = [take_apart(args, {}, layout) for args in self._steps_of(batches)]
+        except Ragged:
+            raise ArgumentError(
+                self._name,
+                found="a batch whose replicas have batches of different shapes",
+                rule="the steps of one call are one program, in which all replicas have one shape",
+                remedy="distribute the dataset with last_batch='pad', or choose a multiple of the number of replicas",
+            ) from None
+        if any(step.key != steps[0].key for step in steps):
+            raise ArgumentError(
+                self._name,
+                found="batches of different structure, shapes, dtypes or static values",
+                rule="the steps of one call are one program, run over and over",
+                remedy="distribute the dataset with last_batch='pad' or 'drop', and pass numbers as arrays",
+            )
+        return self._undriven(steps[0], strategies)([array for step in steps for array in step.arrays])
+
+    def _steps_eagerly(self, batches: Sequence[Any]) -> Any:
+        results = [self.python_function(*args) for args in self._steps_of(batches)]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+
+    def _steps_of(self, batches: Sequence[Any]) -> list[tuple[Any, ...]]:
+        if len(batches) != self._steps:
+            raise ArgumentError(
+                self._name,
+                found=f"{len(batches)} batches",
+                rule=f"with steps_per_call={self._steps} a call takes so many, one tuple of arguments per step",
+                remedy="group the batches, and run the rest through a function with steps_per_call=1",
+            )
+        return [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
+
+    def _alike(self, function: Callable[..., Any]) -> Function:
+        """Another function, compiled as this one is."""
+        return Function(function, donate=self._donate, conversion=self._conversion)
+
+    def _driven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs it as Python, each `run` in it compiled: it takes elements from a dataset."""
+        try:
+            with within(driver=self._driver):
+                return self.python_function(*args, **kwargs)
+        except EndOfElements as end:
+            raise end.error from None
+        except StopIteration as end:
+            raise exhausted(self._name) from end
+
+    def _program(self, arguments: Arguments, strategies: tuple[Any, ...]) -> Program:
+        # The strategies themselves: a later one may have the identity of one that is gone.
+        key = (arguments.key, strategies, ambient().replica is None, trace_settings())
+        program = self._programs.get(key)
+        if program is None:
+            with tracing:
+                program = self._programs.get(key)
+                if program is None:
+                    program = self._programs[key] = without_turns(lambda: self._traced(arguments))
+        return program
+
+    def _undriven(self, arguments: Arguments, strategies: tuple[Any, ...]) -> Program:
+        """The program where there must be one."""
+        try:
+            return self._program(arguments, strategies)
+        except IteratedWhileTracing:
+            raise ArgumentError(
+                self._name,
+                found="the function takes elements from a dataset or its iterator",
+                rule="such a function runs as Python: it has no program to lower, to save or to call for several steps",
+                remedy="take the elements outside, and pass them as arguments",
+            ) from None
+
+    def _traced(self, arguments: Arguments) -> Program:
+        if self._last is not None:
+            self.retrace_reason = f"{self._name} is traced again: {difference(self._last, arguments)}"
+            self._retraces += 1
+            level = logging.WARNING if self._retraces >= _MANY_RETRACES else logging.INFO
+            _log.log(level, "%s%s", self.retrace_reason, _MANY.format(self._retraces) if level > logging.INFO else "")
+        program, frozen = self._traced_once(arguments)
+        # Python that asks whether state exists has taken the branch that creates it. Every later call takes the other
+        # one, which is what a second trace records.
+        if any(not variable.internal for variable in program.created) or (frozen is not None and program.created):
+            program, frozen = self._traced_once(arguments)
+            refuse_created_again(program.created, self._name)
+        if frozen is not None:
+            raise frozen
+        self._last = arguments
+        self._arguments.append(arguments.described())
+        return program
+
+    def _traced_once(self, arguments: Arguments) -> tuple[Program, ArgumentError | None]:
+        """One trace, and the error for Python state that it has frozen, if any.
+
+        A trace that creates variables draws their initial values, which no later call does.
+        """
+        python_state = PythonState(self.python_function, arguments.leaves, self._name)
+        here, trace = ambient(), current_trace()
+        try:
+            program = Program(self._to_trace, arguments, donate=self._donate, steps=self._steps, owner=self)
+        except jax.errors.ConcretizationTypeError as error:
+            error.add_note(_DECISIONS)
+            raise
+        except IteratedWhileTracing:
+            python_state.put_back()
+            python_state.check_generators()
+            raise
+        except StopIteration as end:
+            raise exhausted(self._name) from end
+        finally:
+            # An exception that a signal handler raises may leave context managers open.
+            thread.current = here
+            put_trace(trace)
+        self._traces += 1
+        return program, python_state.frozen()
+
+    @functools.cached_property
+    def _notice_ragged(self) -> Callable[[], None]:
+        @functools.cache
+        def notice() -> None:
+            _log.warning(
+                "%s got a batch whose shares differ in shape, so this step runs eagerly, replica by replica; "
+                "distribute the dataset with last_batch='pad' (or 'drop') to keep every step compiled",
+                self._name,
+            )
+
+        return notice
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """JAX's lowering of the program for these arguments (`.compile().as_text()` is its HLO). Nothing is run."""
+        strategies = ambient().strategies
+        arguments = take_apart(args, kwargs, strategies[-1].layout if strategies else None)
+        return self._undriven(arguments, strategies).lower(arguments.arrays)
+
+    def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
+        """This function for arrays of certain shapes and dtypes, with all other arguments fixed. Traced now.
+
+        Args:
+            *args: Arrays, descriptions of arrays (objects with `shape` and `dtype`), and static arguments. Default:
+                what `input_signature` says.
+            **kwargs: The same, by name.
+
+        TensorFlow: `tf.function(f).get_concrete_function`; the result has no graph. Unknown sizes are traced when it
+        is called.
+        """
+        if not args and not kwargs and self._input_signature is not None:
+            args = tuple(self._input_signature)
+        concrete = ConcreteFunction(self, self.python_function, args, kwargs, self._name)
+        example = concrete.example()
+        if example is not None and ambient().frame is None and not _Mode.eager:
+            strategies = ambient().strategies
+            self._undriven(take_apart(*example, strategies[-1].layout if strategies else None), strategies)
+        return concrete
+
+    def experimental_get_tracing_count(self) -> int:
+        """How often it has been traced (`trace_count` under TensorFlow's name)."""
+        return self.trace_count
+
+    @property
+    def input_signature(self) -> Sequence[Any] | None:
+        """The shapes and dtypes that arguments must have, as given."""
+        return self._input_signature
+
+    def traced_inputs(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The arguments that it has been traced for, with ``jax.ShapeDtypeStruct`` for arrays.
+
+        Of a run of it on replicas they are those of one replica.
+        """
+        found = [arguments.rebuilt(arguments.arrays) for arguments in self._arguments]
+        for made in self._by_strategy.values():
+            runs = (arguments.of_one_replica() for arguments in made._arguments)
+            found += [one for one in runs if one not in found]
+        return found
+
+    def around(
+        self, strategy: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]], key: Hashable = None
+    ) -> Function:
+        """This function inside a run of `strategy`, compiled as a whole; made once.
+
+        Args:
+            strategy: Whose run.
+            make: From the Python function to one that runs it on the strategy's replicas.
+            key: What else it depends on.
+        """
+        made = self._by_strategy.get((strategy, key))
+        if made is None:
+            made = Function(
+                make(self._to_trace),
+                donate=self._donate,
+                input_signature=self._input_signature,
+                name=f"run({self._name})",
+            )
+            made = self._by_strategy.setdefault((strategy, key), made)  # another thread may have made it meanwhile
+        return made
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Function:
+        """As a method: one compiled function per instance."""
+        if instance is None:
+            return self
+        return self._by_instance.find(instance, lambda: self._bound(instance))
+
+    def _bound(self, instance: Any) -> Function:
+        to_trace = bind(self._to_trace, instance)  # converted as a function of the instance
+        return Function(
+            bind(self.python_function, instance),
+            donate=self._donate,
+            input_signature=self._input_signature,
+            name=self._name,
+            steps_per_call=self._steps,
+            conversion=lambda _: to_trace,
+        )
+
+    def __repr__(self) -> str:
+        return f"<function {self._name}, traced {self.trace_count} times>"
+
+
+@overload
+def function(func: Callable[..., Any]) -> Function: ...
+
+
+@overload
+def function(
+    func: None = None, *, donate: bool = ..., input_signature: Sequence[Any] | None = ..., **options: Any
+) -> Callable[[Callable[..., Any]], Function]: ...
+
+
+def function(
+    func: Callable[..., Any] | None = None,
+    *,
+    donate: bool = True,
+    input_signature: Sequence[Any] | None = None,
+    steps_per_call: int | None = None,
+    conversion: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    **options: Any,
+) -> Any:
+    """Compiles a function that reads and assigns variables; a decorator, with or without arguments.
+
+    It is traced once for each combination of structure, shapes, dtypes and static values (Python numbers, strings,
+    other objects) of its arguments; Python side effects happen while tracing only. Variables that it reads and assigns
+    are found in that trace. If the first trace creates variables (other than the slots of an optimizer) the function is
+    traced a second time, and only that program runs, from the first call on: Python that asks whether the variables
+    exist (``if self.w is None``) then takes the branch of every later call. What it takes from globals, closures and
+    attributes is a constant of that trace, whatever becomes of them later. A static argument that has been mutated is
+    another one, unless it is hashed by identity.
+
+    A function that reads a variable after assigning it is traced once more when it is called under a tape: such a read
+    has the derivative of the variable. `trace_count` leaves that trace out.
+
+    Errors while tracing leave every variable as it was; an exception at any later moment, as by Ctrl-C, leaves all of
+    them as they are before or after the call. Several threads may call it: one at a time runs.
+
+    Context: cross-replica, or none. Inside a replica, or another function, it is ordinary code of the caller.
+
+    Args:
+        func: The function. Inside it, `strategy.run` runs on all replicas in one program.
+        donate: Reuse the memory of assigned variables for their new values. An error while the program runs then loses
+            them; False keeps them, at the cost of their memory.
+        input_signature: Shapes and dtypes that arguments must have (objects with `shape`, None for any size, and
+            `dtype`).
+        steps_per_call: Make so many steps in one dispatch, as one compiled scan. The function is then called with a
+            sequence of so many argument tuples, and each array that it returns gets a leading dimension of steps.
+        conversion: From the Python function to the one that is traced in its place, called when it is first traced:
+            how the facade's `tf.function` applies AutoGraph. Default: the function itself is traced.
+        **options: `reduce_retracing`, `autograph`, `jit_compile`, `experimental_...`: accepted for TensorFlow's sake.
+
+    Returns:
+        A `Function`.
+
+    Raises:
+        ArgumentError: Arguments do not fit `input_signature`.
+        VariableError: The function creates a variable and does not keep it, or creates one on every call.
+
+    Example:
+        >>> import mirrored as mr
+        >>> v = mr.Variable(1.0)
+        >>> @mr.function
+        ... def double():
+        ...     return v.assign(2 * v)
+        >>> float(double()), float(double()), double.trace_count
+        (2.0, 4.0, 1)
+
+    TensorFlow: `tf.function`. Python `if` on a traced value is an error that names `lax.cond` (the facade's
+    `tf.function` can convert it).
+    """
+    known = {"reduce_retracing", "autograph", "jit_compile", "name"}
+    unknown = [option for option in options if option not in known and not option.startswith("experimental_")]
+    if unknown:
+        raise TypeError(f"function() got an unexpected keyword argument {unknown[0]!r}")
+    if func is None:
+        return lambda decorated: function(
+            decorated,
+            donate=donate,
+            input_signature=input_signature,
+            steps_per_call=steps_per_call,
+            conversion=conversion,
+            **options,
+        )
+    return Function(
+        func,
+        donate=donate,
+        input_signature=input_signature,
+        name=options.get("name"),
+        steps_per_call=steps_per_call,
+        conversion=conversion,
+    )

@@ -1,0 +1,407 @@
+"""One compiled program of a function: traced once, the variables that it reads and assigns arguments and results."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax import jit_key
+from mirrored._jax.as_written import dispatch_of, jit
+from mirrored._jax.boxes import payload_of
+from mirrored._jax.capture import CaptureTracer
+from mirrored._jax.outlines import captured_arrays, digest_of
+from mirrored._jax.staging import Staged, has_callbacks, stage
+from mirrored._jax.traces import current_trace, is_eval, is_tracer
+from mirrored.compilation import steps_in_flight
+from mirrored.compilation.created_variables import refuse_forgotten
+from mirrored.compilation.donation import DonatingSteps, first_line
+from mirrored.compilation.signature import Arguments
+from mirrored.compilation.worker_arguments import Meeting
+from mirrored.errors import ContextError, DeviceError
+from mirrored.runtime.ambient import within
+from mirrored.runtime.listeners import announce_read
+from mirrored.runtime.variable_store import Bookkeeping, FunctionFrame, announced_components, read_again
+from mirrored.values import structures
+from mirrored.values.distributed_values import Mirrored, PerReplica
+from mirrored.variables.awaiting import settle_all, withheld
+from mirrored.variables.state_lock import (
+    lock,
+    note_former,
+    refuse_callbacks,
+    state,
+    store_all,
+    thread,
+    tracing,
+    turn,
+    without_turns,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Result(Bookkeeping):
+    """One leaf of the result: a static object, or an array and what to wrap it in."""
+
+    is_array: bool = False
+    is_per_replica: bool = False
+    wrap: Callable[[Any], Any] | None = None
+    static: Any = None
+
+
+class Program:
+    """A function compiled for one signature.
+
+    Args:
+        function: The Python function.
+        arguments: The call that it is traced for.
+        donate: Whether the variables' old buffers are reused.
+        steps: How many steps one call makes, as one scan; None is one step, without a leading dimension of results.
+        owner: The `Function` that it is a program of, which has its Python function as `traced_function`.
+        under_tape: Whether it is made for calls under a tape (see `FunctionFrame`).
+
+    Attributes:
+        created: The variables made while tracing.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        *,
+        donate: bool,
+        steps: int | None = None,
+        owner: Any = None,
+        under_tape: bool = False,
+    ) -> None:
+        # JAX's caches keep programs for longer than the user keeps the function.
+        self._owner = None if owner is None else weakref.ref(owner)
+        self._recorded: Program | None = None
+        self._arguments = arguments
+        self._steps = steps
+        self._donate = donate
+        self._frame = FunctionFrame(under_tape=under_tape)
+        self._name = str(getattr(function, "__name__", "function"))
+        self._results: list[_Result] = []
+        self._out_treedef: Any = None
+        staged = self._stage(function)
+        refuse_forgotten(self._frame.new, self._name)
+        self.created = self._frame.new
+        self._compile(staged)
+        # The commonest result, one array, needs no wrapping.
+        self._one_array = jax.tree_util.treedef_is_leaf(self._out_treedef) and self._results == [_Result(True)]
+
+    def _stage(self, function: Callable[..., Any]) -> Staged:
+        def flat(*arrays: Any) -> list[Any]:
+            self._frame.base_trace = current_trace()
+            args, kwargs = self._arguments.rebuilt(arrays)
+            with within(frame=self._frame, listeners=(self._frame,)):
+                out = function(*args, **kwargs)
+            leaves, self._out_treedef = structures.flatten(out)
+            flat_out = [array for leaf in leaves if (array := self._take_result(leaf)) is not None]
+            return [*(jnp.asarray(value) for _, value in self._frame.staged.values()), *flat_out]
+
+        shapes = [
+            jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=getattr(array, "weak_type", False))
+            for array in self._arguments.arrays
+        ]
+        with jit_key.fresh():
+            return stage(flat, shapes)
+
+    def _take_result(self, leaf: Any) -> Any:
+        """Notes what a leaf of the result is; its array, or None if it is static."""
+        if isinstance(leaf, PerReplica) and leaf.layout is not None:
+            layout, made_by = leaf.layout, leaf.made_by
+            self._results.append(_Result(True, True, lambda array: PerReplica.from_stacked(array, layout, made_by)))
+            return leaf.stacked(layout)
+        if isinstance(leaf, Mirrored):
+            count = leaf.num_replicas
+            self._results.append(_Result(is_array=True, wrap=lambda array: Mirrored(array, count)))
+            return leaf.value
+        if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+            self._results.append(_Result(is_array=True))
+            return jnp.asarray(leaf)
+        self._results.append(_Result(static=leaf))
+        return None
+
+    def _compile(self, staged: Staged) -> None:
+        read = [variable for variable, _ in self._frame.captured.values()]
+        staged, assigned = self._in_order_of_reading(staged, read)
+        assigned_ids = {id(variable) for variable in assigned}
+        # A scan carries every assigned variable; a single step need not be told the old value of one that it only
+        # assigns.
+        carried = assigned if self._steps is not None else [v for v in read if id(v) in assigned_ids]
+        self._synchronous = has_callbacks(staged.jaxpr)
+        # A callback may fail when the program is half through, and may read the variables: they keep their values.
+        self._donated = carried if self._donate and not self._synchronous else []
+        donated_ids = {id(variable) for variable in self._donated}
+        needed = {id(v): v for v in (*read, *carried)}
+        self._kept = [v for v in needed.values() if id(v) not in donated_ids]
+        self._assigned = tuple(assigned)
+        self._outer = [c for c in staged.constants if _is_outer(c)]
+        self._token = not any(result.is_array for result in self._results)
+        places = {id(v): i for i, v in enumerate([*self._donated, *self._kept])}
+        num_state, num_outer, token = len(places), len(self._outer), self._token
+        sources = [_place(constant, places) for constant in staged.constants]
+
+        def step(state: Sequence[Any], outer: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+            remaining = iter(outer)
+            constants = [
+                state[place] if place is not None else next(remaining) if _is_outer(constant) else constant
+                for place, constant in zip(sources, staged.constants, strict=True)
+            ]
+            return staged(constants, inputs)
+
+        def program(*operands: Any) -> list[Any]:
+            state, rest = list(operands[:num_state]), operands[num_state:]
+            outer, inputs = rest[:num_outer], rest[num_outer:]
+            if self._steps is None:
+                outs = step(state, outer, inputs)
+            else:
+                carry = [places[id(variable)] for variable in assigned]
+                outs = self._scanned(step, carry, state, outer, inputs)
+            return [*outs, jnp.zeros((), jnp.int32)] if token else outs
+
+        _check_devices(self._name, self._frame, (*assigned, *read))
+        shardings = [_sharding(variable) for variable in assigned]
+        self._several = _several_processes(self._frame, (*assigned, *read))
+        self._digest = "" if self._several is None else digest_of(staged.jaxpr, staged.constants)
+        captured = [] if self._several is None else captured_arrays(staged.jaxpr, staged.constants)
+        self._met = Meeting(self._name, captured, (*self._donated, *self._kept))
+        rest = [_result_sharding(result, self._several) for result in self._results if result.is_array]
+        rest += [None] * token
+        pinned = [*shardings, *rest] if any(sharding is not None for sharding in shardings) else None
+        compiled = functools.partial(jit, as_written=self._frame.as_written, out_shardings=pinned)
+        donated = tuple(range(len(self._donated)))
+        self._plain = compiled(program)
+        self._jitted = compiled(program, donate_argnums=donated) if donated else self._plain
+        self._donating = DonatingSteps(dispatch_of(self._jitted), len(donated), assigned) if donated else None
+
+    def _in_order_of_reading(self, staged: Staged, read: Sequence[Any]) -> tuple[Staged, list[Any]]:
+        """The program with the assigned variables' new values in the order of their old ones, and those variables.
+
+        JAX gives each donated buffer to the first result of its shape. Were that another variable's, XLA would copy
+        every one of them in every step.
+        """
+        assigned = [variable for variable, _ in self._frame.staged.values()]
+        when = {id(variable): place for place, variable in enumerate(read)}
+        order = sorted(range(len(assigned)), key=lambda i: when.get(id(assigned[i]), len(read)))
+        results = range(len(assigned), len(staged.jaxpr.outvars))
+        return staged.giving([*order, *results]), [assigned[i] for i in order]
+
+    def _scanned(
+        self,
+        step: Callable[..., list[Any]],
+        carry: Sequence[int],
+        state: Sequence[Any],
+        outer: Sequence[Any],
+        inputs: Sequence[Any],
+    ) -> list[Any]:
+        """All steps of one call; the results get a leading dimension, per-replica ones behind the replicas'."""
+        assert self._steps is not None
+        count = len(inputs) // self._steps
+        per_step = [jnp.stack(inputs[i::count]) for i in range(count)]
+
+        def body(carried: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            now = list(state)
+            for place, value in zip(carry, carried, strict=True):
+                of_variable = self._frame.under_tape and jnp.issubdtype(value.dtype, jnp.inexact)
+                now[place] = read_again(value, state[place]) if of_variable else value
+            outs = step(now, outer, xs)
+            return outs[: len(carry)], outs[len(carry) :]
+
+        last, results = jax.lax.scan(body, [state[place] for place in carry], per_step, length=self._steps)
+        arrays = [result for result in self._results if result.is_array]
+        moved = [
+            jnp.moveaxis(value, 0, 1) if result.is_per_replica else value
+            for value, result in zip(results, arrays, strict=True)
+        ]
+        return [*last, *moved]
+
+    def lower(self, arrays: Sequence[Any]) -> Any:
+        """JAX's lowering of the program for these arrays, for looking at its HLO."""
+        settle_all((*self._donated, *self._kept))
+        with lock:
+            values = [variable.borrowed() for variable in (*self._donated, *self._kept)]
+            return self._jitted.lower(*values, *self._outer, *arrays)
+
+    def __call__(self, arrays: Sequence[Any]) -> Any:
+        """Runs it on the variables as they are now, and assigns what it assigns: all of it, or nothing.
+
+        Args:
+            arrays: The arguments' arrays, of all steps one after another.
+        """
+        if not is_eval(current_trace()):
+            return self._call_recorded(arrays)
+        if state.calls_back or withheld:
+            refuse_callbacks(self._name)
+            settle_all((*self._donated, *self._kept))
+        outs = self._dispatched(arrays)
+        results = outs[len(self._assigned) :]
+        try:
+            if self._several is not None:
+                self._met.passed(results[-1])
+            steps_in_flight.launched(results[-1])
+        except Exception as error:
+            for variable in self._donated:
+                variable.lose(first_line(error))
+            raise
+        return self._wrapped(results)
+
+    def _dispatched(self, arrays: Sequence[Any]) -> list[Any]:
+        """Runs it and stores the new values; all results."""
+        # A program that only reads takes its values with the lock held, and waits for no eager run of another thread.
+        with turn() if self._assigned else lock, lock:
+            if state.step is not None:
+                state.step.finish()
+            if thread.before is not None:
+                note_former(self._assigned)
+            if self._several is not None:
+                arrays = self._met.arguments(arrays, self._several, self._digest)
+            rest = [variable.borrowed() for variable in self._kept] + self._outer
+            rest += arrays
+            try:
+                if self._donating is None:
+                    return self._run(rest)
+                step = self._donating(rest)
+            except ValueError as error:
+                raise _explained(self._name, error) or error from None
+        if step.interruption is not None:
+            raise step.interruption
+        return step.results
+
+    def _run(self, operands: Sequence[Any]) -> list[Any]:
+        """Runs it without donating anything."""
+        if self._synchronous:
+            state.calls_back = threading.get_ident()
+        try:
+            outs: list[Any] = self._plain(*operands)
+            if self._synchronous:
+                jax.block_until_ready(outs)
+        finally:
+            state.calls_back = 0
+        store_all(self._assigned, outs)
+        return outs
+
+    def _call_recorded(self, arrays: Sequence[Any]) -> Any:
+        """Under a tape (or a bare transform): nothing is donated, reads are announced, results recorded."""
+        if self._assigned and not self._frame.under_tape and (self._frame.rereads or self._steps is not None):
+            return self._under_tape()._call_recorded(arrays)
+        with turn() if self._assigned else nullcontext():
+            values = [_announced(variable) for variable in (*self._donated, *self._kept)]
+            for variable in self._assigned:
+                variable.check_assignable("function")
+            payloads = [payload_of(array) for array in arrays]
+            # What a bare transform traces has no value to compare.
+            together = self._several is not None and not any(map(is_tracer, payloads))
+            if together:
+                self._met.arrive(payloads, self._digest)
+            outs = self._plain(*values, *self._outer, *arrays)
+            if together:
+                self._met.passed(payload_of(outs[-1]))
+            store_all(self._assigned, [payload_of(value) for value in outs[: len(self._assigned)]])
+        return self._wrapped(outs[len(self._assigned) :])
+
+    def _under_tape(self) -> Program:
+        """The same function, traced once more, for calls under a tape."""
+        owner = None if self._owner is None else self._owner()
+        assert owner is not None, "a program is called by its function"
+        function = owner.traced_function
+        with tracing:
+            if self._recorded is None:
+                make = functools.partial(Program, donate=False, steps=self._steps, under_tape=True)
+                self._recorded = without_turns(lambda: make(function, self._arguments))
+        return self._recorded
+
+    def _wrapped(self, arrays: Sequence[Any]) -> Any:
+        if self._one_array:
+            return arrays[0]
+        remaining = iter(arrays)
+        leaves = []
+        for result in self._results:
+            if not result.is_array:
+                leaves.append(result.static)
+            else:
+                array = next(remaining)
+                leaves.append(array if result.wrap is None else result.wrap(array))
+        return structures.unflatten(self._out_treedef, leaves)
+
+
+def _is_outer(constant: Any) -> bool:
+    """Whether a constant is to be passed as an operand.
+
+    It is a value of a trace around the call (a bare `jax.jit`), or lies on devices of several processes.
+    """
+    if is_tracer(constant):
+        return not isinstance(constant, CaptureTracer)
+    return isinstance(constant, jax.Array) and not constant.is_fully_addressable
+
+
+def _check_devices(called: str, frame: FunctionFrame, variables: Sequence[Any]) -> None:
+    """Refuses a program over different sets of devices.
+
+    Raises:
+        ContextError: Its runs and variables belong to strategies on different devices.
+    """
+    owners = {
+        tuple(one.layout.devices): f"variable {one.name!r} of {one.strategy!r}" for one in variables if one.layout
+    }
+    if frame.layout is not None:
+        owners.setdefault(tuple(frame.layout.devices), "a run of another strategy")
+    if len(owners) > 1:
+        raise ContextError(
+            called,
+            found=f"one function uses {' and '.join(owners.values())}, which are on different devices",
+            rule="a compiled function is one program, over the devices of one strategy",
+            remedy="write one function for each strategy, and pass values between them as arrays on the host",
+        )
+
+
+def _explained(called: str, error: ValueError) -> DeviceError | None:
+    """JAX's error about arguments that lie on other devices, in the user's terms."""
+    if "incompatible devices" not in str(error):
+        return None
+    return DeviceError(
+        called,
+        found=f"an argument lies on other devices than the variables: {first_line(error)}",
+        rule="the arguments of a compiled function lie on the devices of its strategy, or on none in particular",
+        remedy="pass a NumPy array, or the batches of a distributed dataset; or move it: jax.device_put(x, device)",
+    )
+
+
+def _several_processes(frame: FunctionFrame, variables: Sequence[Any]) -> Any:
+    """The layout over several processes that the program uses, None if it uses none."""
+    layouts = [frame.layout, *(variable.layout for variable in variables)]
+    return next((layout for layout in layouts if layout is not None and layout.spans_processes), None)
+
+
+def _result_sharding(result: _Result, layout: Any) -> Any:
+    """Of several processes each has its own components, and all of everything else."""
+    if layout is None:
+        return None
+    return layout.sharded if result.is_per_replica else layout.replicated
+
+
+def _place(constant: Any, places: dict[int, int]) -> int | None:
+    if not isinstance(constant, CaptureTracer):
+        return None
+    return places.get(id(constant.source))
+
+
+def _sharding(variable: Any) -> Any:
+    if variable.layout is None:
+        return None
+    return variable.layout.sharded if variable.per_replica else variable.layout.replicated
+
+
+def _announced(variable: Any) -> Any:
+    if variable.per_replica:
+        return announced_components(variable, variable.stored())
+    return announce_read(variable, variable.checked_value())

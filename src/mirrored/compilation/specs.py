@@ -1,0 +1,86 @@
+"""Checking arguments against an `input_signature`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored.errors import SignatureError
+from mirrored.values import structures
+from mirrored.values.distributed_values import PerReplica
+
+
+def check_signature(
+    function: Callable[..., Any], signature: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as positional arrays that fit the signature.
+
+    Raises:
+        SignatureError: Their number, a structure, a shape or a dtype does not fit.
+    """
+    name = getattr(function, "__name__", "function")
+    if kwargs:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        args = bound.args
+    if len(args) != len(signature):
+        raise _misfit(name, f"{len(args)} arguments", f"{len(signature)} arguments")
+    return tuple(_fit(name, i, spec, arg) for i, (spec, arg) in enumerate(zip(signature, args, strict=True))), {}
+
+
+def _fit(name: str, place: int, spec: Any, arg: Any) -> Any:
+    if _is_spec(spec) and isinstance(arg, (list, tuple)):
+        arg = np.asarray(arg, _dtype_of(spec))
+    specs, spec_tree = jax.tree_util.tree_flatten(spec, is_leaf=_is_spec)
+    leaves, treedef = structures.flatten(arg)
+    if treedef != spec_tree:
+        raise _misfit(name, f"argument {place} of structure {treedef}", str(spec_tree))
+    return structures.unflatten(
+        treedef, [_fit_leaf(name, place, one, leaf) for one, leaf in zip(specs, leaves, strict=True)]
+    )
+
+
+def _fit_leaf(name: str, place: int, spec: Any, leaf: Any) -> Any:
+    if isinstance(leaf, PerReplica):
+        return leaf
+    dtype = _dtype_of(spec)
+    array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf).astype(dtype)
+    shape, wanted = tuple(array.shape), _sizes(spec)
+    fits = wanted is None or (
+        len(shape) == len(wanted) and all(w is None or w == s for s, w in zip(shape, wanted, strict=True))
+    )
+    if not fits or jnp.dtype(array.dtype) != dtype:
+        raise _misfit(name, f"argument {place}: {array.dtype}{list(shape)}", f"{dtype}[{_dims(wanted)}]")
+    return array
+
+
+def _dtype_of(spec: Any) -> Any:
+    return jnp.dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
+
+
+def _sizes(spec: Any) -> tuple[int | None, ...] | None:
+    """The sizes that a spec asks for; None for an unknown number of dimensions, as in TensorFlow's shapes, too."""
+    unknown = spec.shape is None or getattr(spec.shape, "rank", 0) is None
+    return None if unknown else tuple(spec.shape)
+
+
+def _dims(shape: Any) -> str:
+    return "..." if shape is None else ",".join("any" if size is None else str(size) for size in shape)
+
+
+def _is_spec(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _misfit(name: str, found: str, wanted: str) -> SignatureError:
+    return SignatureError(
+        name,
+        found=found,
+        rule=f"its input_signature asks for {wanted}",
+        remedy="cast or reshape the argument, or leave input_signature away (a new shape is then a new trace)",
+    )

@@ -1,0 +1,290 @@
+"""Positions in streams that Grain has no iterator for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from mirrored._jax.host_memory import frozen
+from mirrored.data.elements import Element
+from mirrored.data.pipeline import Cursor
+from mirrored.errors import InputError
+
+
+class Iterators:
+    """Makes the iterators of a Python iterable, one for each reading.
+
+    Args:
+        make: Makes the iterable.
+        called: For messages.
+    """
+
+    def __init__(self, make: Callable[[], Any], called: str) -> None:
+        self._make, self._called = make, called
+        self._last: Any = None
+
+    def __call__(self) -> Iterator[Any]:
+        """A new iterator.
+
+        Raises:
+            InputError: It is the one of an earlier reading, which is exhausted, or in use.
+        """
+        made: Iterator[Any] = iter(self._make())
+        if made is self._last:
+            raise InputError(
+                self._called,
+                found=f"the same iterator ({type(made).__name__}) for a second reading",
+                rule="a dataset can be read again for every epoch; an iterator gives its elements once, so that the "
+                "next epoch would have no steps",
+                remedy="make a new iterator for each reading: a generator function, or __iter__ that yields",
+            )
+        self._last = made
+        return made
+
+
+class IterableCursor:
+    """Reads a Python iterable. A position is a count: going there reads the elements before it again.
+
+    Args:
+        make: Makes the iterable; called for every reading.
+        convert: From what it yields, and its number, to an element.
+    """
+
+    def __init__(self, make: Callable[[], Any], convert: Callable[[Any, int], Element]) -> None:
+        self._make, self._convert = make, convert
+        self._iterator: Iterator[Any] | None = None
+        self._count = 0
+
+    def __next__(self) -> Element:
+        if self._iterator is None:
+            self._iterator = iter(self._make())
+        value = next(self._iterator)
+        self._count += 1
+        return self._convert(value, self._count - 1)
+
+    def get_state(self) -> Any:
+        return {"count": self._count}
+
+    def set_state(self, state: Any) -> None:
+        self.close()
+        self._count = 0
+        if state["count"]:
+            self._iterator = iter(self._make())
+            for _ in range(state["count"]):
+                next(self._iterator)
+            self._count = state["count"]
+
+    def close(self) -> None:
+        close = getattr(self._iterator, "close", None)
+        self._iterator = None
+        if close is not None:
+            close()
+
+
+class SequenceCursor:
+    """Reads several cursors one after the other: concatenate, repeat, several files.
+
+    Args:
+        open_part: Opens part i, or returns None after the last one.
+        needs_elements: Stop after a part without elements, since all others would be empty too (an endless repeat).
+    """
+
+    def __init__(self, open_part: Callable[[int], Cursor | None], needs_elements: bool = False) -> None:
+        self._open_part, self._needs_elements = open_part, needs_elements
+        self._part = 0
+        self._seen = 0
+        self._cursor: Cursor | None = None
+
+    def __next__(self) -> Element:
+        while True:
+            if self._cursor is None:
+                self._cursor = self._open_part(self._part)
+                if self._cursor is None:
+                    raise StopIteration
+            try:
+                element = next(self._cursor)
+            except StopIteration:
+                if self._needs_elements and self._seen == 0:
+                    raise
+                self._cursor.close()
+                self._cursor, self._part, self._seen = None, self._part + 1, 0
+                continue
+            self._seen += 1
+            return element
+
+    def get_state(self) -> Any:
+        inner = None if self._cursor is None else self._cursor.get_state()
+        return {"part": self._part, "seen": self._seen, "inner": inner}
+
+    def set_state(self, state: Any) -> None:
+        self.close()
+        self._part, self._seen = state["part"], state["seen"]
+        if state["inner"] is not None:
+            self._cursor = self._open_part(self._part)
+            if self._cursor is not None:
+                self._cursor.set_state(state["inner"])
+
+    def close(self) -> None:
+        if self._cursor is not None:
+            self._cursor.close()
+        self._cursor = None
+
+
+class StrideCursor:
+    """Every `step`-th element, from `start` on: skip and shard."""
+
+    def __init__(self, parent: Cursor, start: int, step: int) -> None:
+        self._parent, self._step = parent, step
+        self._leave_out = start
+
+    def __next__(self) -> Element:
+        while self._leave_out:
+            next(self._parent)
+            self._leave_out -= 1
+        element = next(self._parent)
+        self._leave_out = self._step - 1
+        return element
+
+    def get_state(self) -> Any:
+        return {"leave_out": self._leave_out, "parent": self._parent.get_state()}
+
+    def set_state(self, state: Any) -> None:
+        self._leave_out = state["leave_out"]
+        self._parent.set_state(state["parent"])
+
+    def close(self) -> None:
+        self._parent.close()
+
+
+class InterleaveCursor:
+    """Elements of several streams in turn, `block` of each, from `cycle` of them at a time.
+
+    Args:
+        inputs: Gives what to open.
+        open_input: Opens the stream of one input; its second argument is the input's number.
+        cycle: How many are open at a time.
+        block: How many elements are taken from one before it is the next one's turn.
+
+    Source: the order of `tf.data.Dataset.interleave`: a stream that ends gives its place to the next input.
+    """
+
+    def __init__(self, inputs: Cursor, open_input: Callable[[Element, int], Cursor], cycle: int, block: int) -> None:
+        self._inputs, self._open_input, self._block = inputs, open_input, block
+        self._start = inputs.get_state()
+        self._slots: list[tuple[Element, int, Cursor] | None] = [None] * cycle
+        self._opened = self._turn = self._taken = 0
+        self._ended = False
+
+    def __next__(self) -> Element:
+        while True:
+            slot = self._slots[self._turn] or self._refill()
+            if slot is None:
+                if self._ended and not any(self._slots):
+                    raise StopIteration
+                self._advance()
+                continue
+            try:
+                element = next(slot[2])
+            except StopIteration:
+                slot[2].close()
+                self._slots[self._turn] = None
+                self._advance()
+                continue
+            self._taken += 1
+            if self._taken == self._block:
+                self._advance()
+            return element
+
+    def _advance(self) -> None:
+        self._turn, self._taken = (self._turn + 1) % len(self._slots), 0
+
+    def _refill(self) -> tuple[Element, int, Cursor] | None:
+        if self._ended:
+            return None
+        try:
+            value = next(self._inputs)
+        except StopIteration:
+            self._ended = True
+            return None
+        slot = (value, self._opened, self._open_input(value, self._opened))
+        self._slots[self._turn] = slot
+        self._opened += 1
+        return slot
+
+    def get_state(self) -> Any:
+        slots = [None if slot is None else {"number": slot[1], "inner": slot[2].get_state()} for slot in self._slots]
+        return {"slots": slots, "opened": self._opened, "turn": self._turn, "taken": self._taken, "ended": self._ended}
+
+    def set_state(self, state: Any) -> None:
+        self._close_slots()
+        # Inputs may be anything, so a position holds their numbers, and they are read again.
+        self._inputs.set_state(self._start)
+        wanted = {slot["number"]: place for place, slot in enumerate(state["slots"]) if slot is not None}
+        for number in range(state["opened"]):
+            value = next(self._inputs)
+            if number in wanted:
+                place = wanted[number]
+                cursor = self._open_input(value, number)
+                cursor.set_state(state["slots"][place]["inner"])
+                self._slots[place] = (value, number, cursor)
+        self._opened, self._turn, self._taken = state["opened"], state["turn"], state["taken"]
+        self._ended = state["ended"]
+
+    def _close_slots(self) -> None:
+        for slot in self._slots:
+            if slot is not None:
+                slot[2].close()
+        self._slots = [None] * len(self._slots)
+
+    def close(self) -> None:
+        self._close_slots()
+        self._inputs.close()
+
+
+class WindowCursor:
+    """Lists of `size` elements, each beginning `shift` after the one before, of every `stride`-th element."""
+
+    def __init__(self, parent: Cursor, size: int, shift: int, stride: int, drop_remainder: bool) -> None:
+        self._parent, self._start = parent, parent.get_state()
+        self._size, self._shift, self._stride, self._drop = size, shift, stride, drop_remainder
+        self._overlaps = shift < (size - 1) * stride + 1
+        self._ahead: list[Element] = []
+        self._ended = False
+        self._windows = 0
+
+    def __next__(self) -> Sequence[Element]:
+        reach = (self._size - 1) * self._stride + 1
+        self._read_ahead(reach)
+        window = self._ahead[: reach : self._stride]
+        if not window or (self._drop and len(window) < self._size):
+            raise StopIteration
+        self._windows += 1
+        self._leave(self._shift)
+        return window
+
+    def _read_ahead(self, count: int) -> None:
+        while len(self._ahead) < count and not self._ended:
+            try:
+                element = next(self._parent)
+                # What several windows hold must not be changed by a function that gets it from one of them.
+                self._ahead.append(jax.tree.map(frozen, element) if self._overlaps else element)
+            except StopIteration:
+                self._ended = True
+
+    def _leave(self, count: int) -> None:
+        self._read_ahead(count)
+        del self._ahead[:count]
+
+    def get_state(self) -> Any:
+        return {"windows": self._windows}
+
+    def set_state(self, state: Any) -> None:
+        self._parent.set_state(self._start)
+        self._ahead, self._ended, self._windows = [], False, state["windows"]
+        for _ in range(self._windows):
+            self._leave(self._shift)
+
+    def close(self) -> None:
+        self._parent.close()

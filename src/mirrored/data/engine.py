@@ -1,0 +1,123 @@
+"""Grain, as the rest of `mirrored.data` uses it. Imported through `mirrored.data.extra.engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grain
+from grain import experimental
+
+from mirrored.data.pipeline import Cursor
+
+_MAX_THREADS = 16
+_QUIET = experimental.DatasetOptions(filter_warn_threshold_ratio=None)
+
+
+class CursorIterator(grain.DatasetIterator):  # type: ignore[misc]  # grain ships no types
+    """A cursor of ours as a Grain iterator."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        super().__init__()
+        self._cursor = cursor
+
+    def __next__(self) -> Any:
+        self._assert_not_closed()
+        return next(self._cursor)
+
+    def get_state(self) -> Any:
+        """The cursor's position."""
+        return self._cursor.get_state()
+
+    def set_state(self, state: Any) -> None:
+        """Moves the cursor."""
+        self._cursor.set_state(state)
+
+    def close(self) -> None:
+        """Closes the cursor."""
+        # Grain calls close from __del__, also when __init__ has not finished.
+        if not getattr(self, "_closed", True):
+            self._closed = True
+            self._cursor.close()
+
+
+class CursorDataset(grain.IterDataset):  # type: ignore[misc]
+    """Makes a new cursor for every iteration."""
+
+    def __init__(self, make: Callable[[], Cursor], name: str) -> None:
+        super().__init__()
+        self._make = make
+        self._name = name
+
+    def __iter__(self) -> CursorIterator:
+        return CursorIterator(self._make())
+
+    def __str__(self) -> str:
+        return self._name
+
+
+def by_position(item: Callable[[int], Any], length: int, threads: int) -> Any:
+    """A dataset whose element i is `item(i)`, read by `threads` threads (0: by the caller)."""
+    threads = min(threads, _MAX_THREADS)
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
+    return grain.MapDataset.range(length).map(item).to_iter_dataset(options)
+
+
+def by_cursor(make: Callable[[], Cursor], name: str) -> Any:
+    """A dataset read by a cursor of ours."""
+    return CursorDataset(make, name)
+
+
+def map_with_index(parent: Any, function: Callable[[int, Any], Any]) -> Any:
+    """`function(i, element)` for every element."""
+    return parent.map_with_index(function)
+
+
+def filter_elements(parent: Any, predicate: Callable[[Any], bool]) -> Any:
+    """The elements that `predicate` wants, however few they are."""
+    return experimental.WithOptionsIterDataset(parent.filter(predicate), _QUIET)
+
+
+def batch(parent: Any, size: int, drop_remainder: bool, make_batch: Callable[[Sequence[Any]], Any]) -> Any:
+    """Groups of `size` elements."""
+    return parent.batch(size, drop_remainder=drop_remainder, batch_fn=make_batch)
+
+
+def rebatch(parent: Any, size: int, drop_remainder: bool) -> Any:
+    """Batches cut anew."""
+    return experimental.RebatchIterDataset(parent, size, drop_remainder)
+
+
+def unbatch(parent: Any, rows: Callable[[Any], list[Any]]) -> Any:
+    """The rows of every element."""
+
+    class Rows(experimental.FlatMapTransform):  # type: ignore[misc]
+        def flat_map(self, element: Any) -> list[Any]:
+            return rows(element)
+
+    return experimental.FlatMapIterDataset(parent, Rows())
+
+
+def limit(parent: Any, count: int) -> Any:
+    """The first `count` elements, at least one."""
+    return experimental.LimitIterDataset(parent, count)
+
+
+def zip_shortest(parents: Sequence[Any]) -> Any:
+    """Tuples of elements, until the first parent ends."""
+    return experimental.ZipIterDataset(parents, strict=False)
+
+
+def thread_prefetch(parent: Any, size: int) -> Any:
+    """Reads ahead by a thread."""
+    return experimental.ThreadPrefetchIterDataset(parent, prefetch_buffer_size=size)
+
+
+def is_grain_dataset(source: Any) -> bool:
+    """Whether `source` is a dataset of Grain's own."""
+    return isinstance(source, grain.MapDataset | grain.IterDataset)
+
+
+def is_grain_loader(source: Any) -> bool:
+    """Whether `source` is Grain's DataLoader."""
+    return isinstance(source, grain.DataLoader)

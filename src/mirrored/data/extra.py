@@ -1,0 +1,33 @@
+"""The optional extra "data": Grain and CRC32C, loaded on first use."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from mirrored.extras import load
+
+
+@functools.cache
+def engine() -> Any:
+    """`mirrored.data.engine`, which needs Grain.
+
+    Raises:
+        MissingExtraError: Grain is not installed.
+    """
+    return _load("mirrored.data.engine", "grain", "mirrored.data.Dataset")
+
+
+@functools.cache
+def crc32c() -> Any:
+    """The CRC of TFRecord files.
+
+    Raises:
+        MissingExtraError: google-crc32c is not installed.
+    """
+    return _load("google_crc32c", "google-crc32c", "mirrored.data.TFRecordDataset")
+
+
+def _load(module: str, package: str, called: str) -> Any:
+    otherwise = "distribute NumPy batches or a PyTorch loader, which need nothing more"
+    return load(module, called=called, extra="data", package=package, otherwise=otherwise)

@@ -1,0 +1,194 @@
+"""Reading files: lines of text, TFRecords."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from typing import IO, Any, Final
+
+import numpy as np
+
+from mirrored.data.cursors import SequenceCursor
+from mirrored.data.elements import Element
+from mirrored.data.extra import crc32c, engine
+from mirrored.data.options import UNKNOWN_CARDINALITY
+from mirrored.data.pipeline import Cursor, Node, Run, StreamNode
+from mirrored.data.specs import ArraySpec
+from mirrored.errors import ArgumentError, DataFileError, MirroredError
+
+_COMPRESSIONS: Final = ("", "GZIP", "ZLIB")
+_HEADER: Final = struct.Struct("<QI")
+_FOOTER: Final = struct.Struct("<I")
+_MASK_DELTA: Final = 0xA282EAD8
+RECORD_OVERHEAD_BYTES: Final = _HEADER.size + _FOOTER.size
+"""What a TFRecord takes besides its data."""
+
+
+def file_names(files: Any, called: str) -> tuple[str, ...]:
+    """Paths as text, from one path or many.
+
+    Raises:
+        ArgumentError: Something is no path.
+    """
+    many = [files] if isinstance(files, str | bytes | os.PathLike) else np.ravel(np.asarray(files, object))
+    try:
+        return tuple(os.fsdecode(name) for name in many)
+    except TypeError:
+        raise ArgumentError(
+            called,
+            found=f"the file names {files!r}",
+            rule="a file name is a str, bytes or a path object",
+            remedy="pass a path, a list of paths, or a dataset of paths through .flat_map",
+        ) from None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FileSource(StreamNode):
+    """The records of files, one file after the other.
+
+    Attributes:
+        files: Their paths.
+        read: Reads one record of an open file; None at its end.
+        compression: "", "GZIP" or "ZLIB".
+        called: For messages.
+    """
+
+    files: tuple[str, ...]
+    read: Callable[[IO[bytes], str, int], bytes | None]
+    compression: str
+    called: str
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        return ()
+
+    @property
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    @property
+    def spec(self) -> Any:
+        return ArraySpec((), np.dtype(object))
+
+    def stream(self, run: Run) -> Any:
+        return engine().by_cursor(lambda: SequenceCursor(self._open), self.called)
+
+    def _open(self, number: int) -> Cursor | None:
+        return _FileCursor(self, self.files[number]) if number < len(self.files) else None
+
+
+class _FileCursor:
+    def __init__(self, source: FileSource, path: str) -> None:
+        self._source, self._path = source, path
+        self._file = open_file(path, source.compression, source.called)
+        self._records = 0
+
+    def __next__(self) -> Element:
+        try:
+            record = self._source.read(self._file, self._path, self._records)
+        except (OSError, EOFError, zlib.error) as error:
+            if isinstance(error, MirroredError):
+                raise
+            raise _damaged(self._source.called, self._path, self._records, f"it cannot be read: {error}") from error
+        if record is None:
+            raise StopIteration
+        self._records += 1
+        return record
+
+    def get_state(self) -> Any:
+        return {"offset": self._file.tell(), "records": self._records}
+
+    def set_state(self, state: Any) -> None:
+        self._file.seek(state["offset"])
+        self._records = state["records"]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def open_file(path: str, compression: str, called: str) -> Any:
+    """Opens a file for reading.
+
+    Raises:
+        DataFileError: It cannot be opened.
+    """
+    try:
+        if compression == "GZIP":
+            return gzip.open(path, "rb")
+        if compression == "ZLIB":
+            with open(path, "rb") as packed:
+                return io.BytesIO(zlib.decompress(packed.read()))
+        return open(path, "rb")
+    except (OSError, zlib.error) as error:
+        raise DataFileError(
+            called,
+            found=f"the file {path} cannot be opened: {error}",
+            rule="every file of a dataset exists and can be read when its turn comes",
+            remedy="check the path, and that nothing removes files while they are being read",
+        ) from error
+
+
+def check_compression(compression: str | None, called: str) -> str:
+    """The compression, or an error if there is no such.
+
+    Raises:
+        ArgumentError: It is none of "", "GZIP", "ZLIB".
+    """
+    if (compression or "") not in _COMPRESSIONS:
+        raise ArgumentError(
+            called,
+            found=f"compression_type={compression!r}",
+            rule=f"compression_type is one of {_COMPRESSIONS}",
+            remedy="unpack the files, or name their compression",
+        )
+    return compression or ""
+
+
+def read_line(file: IO[bytes], path: str, record: int) -> bytes | None:
+    r"""The next line without its end (``\n`` or ``\r\n``)."""
+    line = file.readline()
+    if not line:
+        return None
+    return line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
+
+
+def read_tfrecord(file: IO[bytes], path: str, record: int) -> bytes | None:
+    """The next record of a TFRecord file, both its CRCs checked.
+
+    Source: the TFRecord format: length u64, masked CRC32C of it u32, data, masked CRC32C of them u32.
+    """
+    header = file.read(_HEADER.size)
+    if not header:
+        return None
+    if len(header) < _HEADER.size:
+        raise _damaged("TFRecordDataset", path, record, f"its header has {len(header)} of {_HEADER.size} bytes")
+    length, length_crc = _HEADER.unpack(header)
+    if masked_crc(header[:8]) != length_crc:
+        raise _damaged("TFRecordDataset", path, record, "the CRC of its length is wrong")
+    data = file.read(length)
+    footer = file.read(_FOOTER.size)
+    if len(data) < length or len(footer) < _FOOTER.size:
+        raise _damaged("TFRecordDataset", path, record, f"the file ends after {len(data)} of its {length} bytes")
+    if masked_crc(data) != _FOOTER.unpack(footer)[0]:
+        raise _damaged("TFRecordDataset", path, record, "the CRC of its data is wrong")
+    return data
+
+
+def masked_crc(data: bytes) -> int:
+    """The CRC32C of `data`, masked as in TFRecord files."""
+    crc = int(crc32c().value(data))
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def _damaged(called: str, path: str, record: int, found: str) -> DataFileError:
+    return DataFileError(
+        called,
+        found=f"record {record} of {path}: {found}",
+        rule="every record of a file is whole",
+        remedy="write the file again, or leave it out of the dataset",
+    )

@@ -1,0 +1,334 @@
+"""Steps that remember what they have seen: scan, unique, take_while, groups by key.
+
+A position of theirs is a count: going there reads the elements before it again, since what is remembered may be
+anything. Only `take_while` goes by its parent's position.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirrored.data import specs
+from mirrored.data.calling import call, naming_element
+from mirrored.data.cursors import IterableCursor
+from mirrored.data.elements import Element, handed_out, own_element
+from mirrored.data.extra import engine
+from mirrored.data.options import UNKNOWN_CARDINALITY
+from mirrored.data.pipeline import Cursor, Node, Run, first_element
+from mirrored.data.streams import StreamStep
+from mirrored.errors import ArgumentError, InputError, StructureError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Remembering(StreamStep):
+    """A step written as a generator over its parent's elements."""
+
+    @abc.abstractmethod
+    def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
+        """What it makes of the parent's elements."""
+
+    @property
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def stream(self, run: Run) -> Any:
+        def make() -> Iterator[Element]:
+            return self.over(_elements(self.parent, run), run)
+
+        return engine().by_cursor(lambda: IterableCursor(make, lambda element, _: element), type(self).__name__)
+
+
+def _elements(node: Node, run: Run) -> Iterator[Element]:
+    cursor = node.cursor(run)
+    try:
+        while True:
+            try:
+                element = next(cursor)
+            except StopIteration:
+                return
+            yield element
+    finally:
+        cursor.close()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scanned(Remembering):
+    """`function(state, element)` gives the next state and what comes out."""
+
+    initial_state: Element
+    function: Callable[[Any, Any], Any]
+
+    @property
+    def cardinality(self) -> int:
+        return int(self.parent.cardinality)
+
+    @property
+    def spec(self) -> Any:
+        return specs.after_map(self.parent.spec, first_element(self.parent), first_element(self))
+
+    def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
+        state, called = jax.tree.map(_copied, self.initial_state), "Dataset.scan"
+        for index, element in enumerate(elements):
+            handed_out(state)
+            pair = call(_Given(self.function, state, element), element, called, index)
+            with naming_element(called, index):
+                state, out = self._checked(pair, state)
+            yield out
+
+    def _checked(self, pair: Any, old: Element) -> tuple[Element, Element]:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise StructureError(
+                "Dataset.scan",
+                found=f"scan_func returned {type(pair).__name__}",
+                rule="it returns a pair: the next state, and the element that comes out",
+                remedy="return (state, element)",
+            )
+        return _like(old, own_element(pair[0], "Dataset.scan")), own_element(pair[1], "Dataset.scan")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """Called with an element's parts, a function of (state, element)."""
+
+    function: Callable[[Any, Any], Any]
+    state: Element
+    element: Element
+
+    def __call__(self, *_: Any) -> Any:
+        return self.function(self.state, self.element)
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
+def _like(old: Element, new: Element) -> Element:
+    """The next state, with the structure and dtypes of the one before; shapes may change."""
+    before: Any = jax.tree.structure(old)
+    after: Any = jax.tree.structure(new)
+    leaves = list(zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=False))
+    if before != after or not all(np.can_cast(_dtype(b), _dtype(a), "same_kind") for a, b in leaves):
+        raise StructureError(
+            "Dataset.scan",
+            found=f"scan_func made the state {specs.spec_of(old)} into {specs.spec_of(new)}",
+            rule="the state keeps its structure and dtypes",
+            remedy="cast the next state, or begin with initial_state of that dtype",
+        )
+    return jax.tree.map(lambda a, b: b if _dtype(a) == _dtype(b) else b.astype(_dtype(a)), old, new)
+
+
+def _dtype(leaf: Any) -> np.dtype[Any]:
+    return np.dtype(getattr(leaf, "dtype", object))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unique(Remembering):
+    """Elements that did not come before."""
+
+    def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
+        seen = set()
+        for index, element in enumerate(elements):
+            with naming_element("Dataset.unique", index):
+                key = _identity(element)
+            if key not in seen:
+                seen.add(key)
+                yield element
+
+
+def _identity(element: Element) -> Any:
+    if isinstance(element, bytes):
+        return element
+    if not isinstance(element, np.ndarray | np.generic) or element.dtype.kind not in "iubO":
+        raise StructureError(
+            "Dataset.unique",
+            found=f"the element {specs.spec_of(element)}",
+            rule="elements of unique are single arrays of integers, booleans or bytes",
+            remedy="map them to such a key; floating-point numbers are rarely equal",
+        )
+    return element.shape, tuple(element.ravel()) if element.dtype.hasobject else element.tobytes()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Grouped(Remembering):
+    """Elements of the datasets that `reduce` makes of windows with equal keys.
+
+    Attributes:
+        key: From an element to an integer.
+        size: From a key to the size of its windows.
+        reduce: From a key and the elements of a window to the node of a dataset.
+    """
+
+    key: Callable[..., Any]
+    size: Callable[[Any], Any]
+    reduce: Callable[[Any, list[Element], int], Node]
+
+    @property
+    def spec(self) -> Any:
+        first = first_element(self.parent)
+        key = self._key_of(first, 0)
+        return specs.map_specs(_open_batch, self.reduce(np.int64(key), [first], 0).spec)
+
+    def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
+        groups: dict[int, list[Element]] = {}
+        windows = 0
+        for index, element in enumerate(elements):
+            key = self._key_of(element, index)
+            group = groups.setdefault(key, [])
+            group.append(element)
+            if len(group) >= self._size_of(key):
+                yield from _elements(self.reduce(np.int64(key), groups.pop(key), windows), run.epoch(windows))
+                windows += 1
+        for number, key in enumerate(sorted(groups), windows):
+            yield from _elements(self.reduce(np.int64(key), groups[key], number), run.epoch(number))
+
+    def _key_of(self, element: Element, index: int) -> int:
+        found = call(self.key, element, "Dataset.group_by_window", index)
+        return _integer(found, "key_func", "a scalar integer")
+
+    def _size_of(self, key: int) -> int:
+        size = _integer(self.size(np.int64(key)), "window_size_func", "a scalar integer of at least 1")
+        if size < 1:
+            raise ArgumentError(
+                "Dataset.group_by_window",
+                found=f"a window of {size} elements for the key {key}",
+                rule="a window has at least one element",
+                remedy="give a larger window_size",
+            )
+        return size
+
+
+def _open_batch(spec: specs.ArraySpec) -> specs.ArraySpec:
+    """How many elements a window has is not known, hence the size of a batch made of it neither."""
+    return specs.ArraySpec((None, *spec.shape[1:]), spec.dtype) if spec.shape else spec
+
+
+def _integer(value: Any, name: str, rule: str) -> int:
+    array = np.asarray(value)
+    if array.shape != () or array.dtype.kind not in "iub":
+        raise StructureError(
+            "Dataset.group_by_window",
+            found=f"{name} returned {value!r}",
+            rule=f"it returns {rule}",
+            remedy="cast it to an integer",
+        )
+    return int(array)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Resampled(Remembering):
+    """Pairs (class, element) of the elements that stay; the parent gives (element, number in [0, 1)).
+
+    Attributes:
+        class_of: From an element to its class.
+        target: How often each class shall come.
+        initial: How often each comes, or None to count.
+
+    Source: rejection sampling; the streaming count begins at 10 for every class, as TensorFlow's.
+    """
+
+    class_of: Callable[..., Any]
+    target: np.ndarray
+    initial: np.ndarray | None
+
+    @property
+    def spec(self) -> Any:
+        element = first_element(self.parent)[0]
+        return specs.spec_of(np.int32(0)), specs.after_map(self.parent.spec[0], element, element)
+
+    def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
+        counts = np.full(self.target.shape, 10.0)
+        for index, (element, uniform) in enumerate(elements):
+            found = self._checked(call(self.class_of, element, "Dataset.rejection_resample", index), index)
+            counts[found] += 1
+            wanted: np.ndarray = self.target / np.maximum(
+                counts / counts.sum() if self.initial is None else self.initial, 1e-30
+            )
+            if uniform * wanted.max() < wanted[found]:
+                yield np.int32(found), element
+
+    def _checked(self, value: Any, index: int) -> int:
+        array = np.asarray(value)
+        if array.shape != () or array.dtype.kind not in "iub" or not 0 <= array < len(self.target):
+            raise StructureError(
+                "Dataset.rejection_resample",
+                found=f"class_func returned {value!r} for element {index}",
+                rule=f"a class is an integer in [0, {len(self.target)}), the classes of target_dist",
+                remedy="map the labels to such numbers",
+            )
+        return int(array)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TakenWhile(StreamStep):
+    """The elements before the first for which `function` does not hold."""
+
+    function: Callable[..., Any]
+
+    @property
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def stream(self, run: Run) -> Any:
+        return engine().by_cursor(lambda: _WhileCursor(self.parent.cursor(run), self.function), "take_while")
+
+
+class _WhileCursor:
+    def __init__(self, parent: Cursor, function: Callable[..., Any]) -> None:
+        self._parent, self._function = parent, function
+        self._count, self._ended = 0, False
+
+    def __next__(self) -> Element:
+        if self._ended:
+            raise StopIteration
+        element = next(self._parent)
+        self._count += 1
+        if not bool(call(self._function, element, "Dataset.take_while", self._count - 1)):
+            self._ended = True
+            raise StopIteration
+        return element
+
+    def get_state(self) -> Any:
+        return {"count": self._count, "ended": self._ended, "parent": self._parent.get_state()}
+
+    def set_state(self, state: Any) -> None:
+        self._count, self._ended = state["count"], state["ended"]
+        self._parent.set_state(state["parent"])
+
+    def close(self) -> None:
+        self._parent.close()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Promised(Remembering):
+    """The parent's elements, of which there are `count`, or an error."""
+
+    count: int
+
+    @property
+    def cardinality(self) -> int:
+        return self.count
+
+    def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
+        seen = 0
+        for element in elements:
+            seen += 1
+            if 0 <= self.count < seen:
+                raise _broken_promise(self.count, "more")
+            yield element
+        if seen != self.count:
+            raise _broken_promise(self.count, str(seen))
+
+
+def _broken_promise(promised: int, found: str) -> InputError:
+    return InputError(
+        "assert_cardinality",
+        found=f"the dataset has {found} elements, {promised} were promised",
+        rule="the promised number of elements comes",
+        remedy="promise the number that there is, or leave the promise out",
+    )

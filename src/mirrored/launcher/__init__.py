@@ -1,0 +1,8 @@
+"""Starting a program on several processes and machines: what `mirrored run` does."""
+
+from mirrored.launcher.detection import Place as Place
+from mirrored.launcher.detection import detect as detect
+from mirrored.launcher.job import Job as Job
+from mirrored.launcher.running import run_job as run_job
+
+__all__ = ["Job", "Place", "detect", "run_job"]

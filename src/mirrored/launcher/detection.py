@@ -1,0 +1,117 @@
+"""Which machine of a job this is, where a scheduler says so: Slurm, Kubernetes and Open MPI."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import socket
+from collections.abc import Mapping
+from typing import Final
+
+from mirrored import settings
+from mirrored._jax import clusters
+from mirrored.cluster.slurm import expand_hostlist
+from mirrored.errors import AllocationError
+from mirrored.topology.independent_processes import evidence_of_several
+
+_PORT: Final = 8476
+# Several steps of one allocation, and several jobs on one machine, meet at different ports.
+_PORTS: Final = 20_000
+_DETECTION_SECONDS: Final = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """What a scheduler says of this launcher.
+
+    Attributes:
+        scheduler: Its name.
+        nodes: How many launchers it has started.
+        node_rank: Which of them this is.
+        coordinator: ``host:port`` where they meet.
+    """
+
+    scheduler: str
+    nodes: int
+    node_rank: int
+    coordinator: str
+
+
+def detect(environment: Mapping[str, str], hostname: str | None = None) -> Place | None:
+    """The place of this launcher in a Slurm step, a Kubernetes job or under `mpirun`; None if it is alone.
+
+    Raises:
+        AllocationError: The environment says that there are other launchers, but not how to reach them.
+    """
+    found = _in_slurm(environment) or _in_kubernetes(environment, hostname or socket.getfqdn())
+    return found or _in_mpi(environment)
+
+
+def _in_slurm(environment: Mapping[str, str]) -> Place | None:
+    """`srun` has started one launcher per task; a shell of `salloc` or `sbatch` is none of them."""
+    tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS")
+    rank, hosts = environment.get("SLURM_PROCID"), environment.get("SLURM_STEP_NODELIST")
+    if not (tasks and rank and hosts):
+        return None
+    count = _number("SLURM_STEP_NUM_TASKS" if environment.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS", tasks)
+    if count == 1:
+        return None
+    job, step = (_number(name, environment.get(name) or "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    port = 10_000 + (job * 31 + step) % _PORTS
+    return Place("Slurm", count, _number("SLURM_PROCID", rank), f"{expand_hostlist(hosts)[0]}:{port}")
+
+
+def _in_kubernetes(environment: Mapping[str, str], hostname: str) -> Place | None:
+    """An indexed job with a headless service: pod i of job "train" is the host train-i."""
+    index = environment.get("JOB_COMPLETION_INDEX")
+    if not environment.get("KUBERNETES_SERVICE_HOST") or index is None:
+        return None
+    pods = settings.NODES.read(environment)
+    if pods is None:
+        raise AllocationError(
+            "mirrored run in Kubernetes",
+            found="JOB_COMPLETION_INDEX without MIRRORED_NODES",
+            rule="a pod of an indexed job is told its index, but not how many there are",
+            remedy="set MIRRORED_NODES in the container's env to the job's completions, or give --nodes, --node-rank "
+            "and --coordinator",
+        )
+    if pods == 1:
+        return None
+    first, _, domain = hostname.partition(".")
+    name = re.sub(rf"-{re.escape(index)}$", "-0", first)
+    rank = _number("JOB_COMPLETION_INDEX", index)
+    return Place("Kubernetes", pods, rank, f"{name}{'.' * bool(domain)}{domain}:{_PORT}")
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise AllocationError(
+            f"{name}={text}",
+            found=f"the value {text!r}",
+            rule=f"{name} is an int, 0 or more, that the scheduler sets",
+            remedy="leave the variable to the scheduler, or give --nodes, --node-rank and --coordinator",
+        )
+    return int(text)
+
+
+def _in_mpi(environment: Mapping[str, str]) -> Place | None:
+    """One launcher per process of `mpirun`. Open MPI 4 says where they meet, others only how many there are."""
+    evidence = evidence_of_several({name: text for name, text in environment.items() if name != "TF_CONFIG"})
+    if evidence is None or evidence.source in ("Slurm", "Kubernetes"):
+        return None
+    try:
+        found = clusters.detect(_DETECTION_SECONDS) if evidence.source == "Open MPI" else None
+    except clusters.DetectionError as error:
+        raise _unreachable(f"{evidence.text}, and JAX's detection fails ({error})") from error
+    if found is None:
+        raise _unreachable(evidence.text)
+    return Place("Open MPI", found.num_processes, found.process_id, found.coordinator)
+
+
+def _unreachable(found: str) -> AllocationError:
+    return AllocationError(
+        "mirrored run",
+        found=f"this launcher is one of several ({found}), and was not told how to reach the others",
+        rule="the launchers of a job meet at one address; without it each would start a job of its own",
+        remedy="give --nodes, --node-rank and --coordinator; to start independent jobs unset these variables",
+    )

@@ -1,0 +1,85 @@
+"""The environment of each worker: its place in the cluster, its devices, the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mirrored import settings
+from mirrored.errors import DeviceError
+from mirrored.launcher.caching import cache_environment
+from mirrored.launcher.job import Job
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def worker_environment(
+    job: Job,
+    rank: int,
+    addresses: Sequence[str],
+    *,
+    secret: str | None = None,
+    restart: int = 0,
+    base: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The environment of one worker.
+
+    Args:
+        job: What is run.
+        rank: Which worker.
+        addresses: Of all workers, ``host:port``; the first is JAX's coordinator.
+        secret: By which the workers of the job authenticate each other.
+        restart: How often the workers were started before.
+        base: What it builds upon, default `os.environ`.
+
+    Raises:
+        DeviceError: This machine has accelerators, but fewer than the workers are to have.
+    """
+    base = os.environ if base is None else base
+    chosen = dict(base)
+    chosen["PYTHONUNBUFFERED"] = "1"
+    chosen[settings.RESTART.name] = str(restart)
+    if job.compile_cache:
+        chosen.update(cache_environment(base))
+    if len(addresses) > 1:
+        task = {"type": "worker", "index": rank}
+        chosen["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
+    if secret is not None:
+        chosen[settings.SECRET.name] = secret
+        chosen.pop(settings.SECRET_FILE.name, None)
+    chosen.update(_devices(job, rank - job.ranks.start, base))
+    return chosen
+
+
+def _devices(job: Job, local_rank: int, base: Mapping[str, str]) -> dict[str, str]:
+    """What limits a worker to its devices."""
+    gpus = visible_gpus(base)
+    count = job.replicas_per_worker
+    if not gpus:
+        return {} if count is None else {settings.VIRTUAL_DEVICES.name: str(count)}
+    if count is None:
+        if job.workers == 1:
+            return {}
+        count = len(gpus) // job.workers
+    if not count or count * job.workers > len(gpus):
+        raise DeviceError(
+            "mirrored run",
+            found=f"{len(gpus)} GPUs ({', '.join(gpus)}) for {job.workers} workers"
+            + (f" with {count} replicas each" if count else ""),
+            rule="every replica of a worker has a GPU of its own, where there are any",
+            remedy="start fewer workers or replicas, or say JAX_PLATFORMS=cpu to simulate the devices",
+        )
+    return {_VISIBLE: ",".join(gpus[local_rank * count : (local_rank + 1) * count])}
+
+
+def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
+    """The names by which this machine's NVIDIA GPUs can be made visible, without starting JAX."""
+    platforms = environment.get("JAX_PLATFORMS", "")
+    if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
+        return []
+    if _VISIBLE in environment:
+        return [name for name in environment[_VISIBLE].split(",") if name not in ("", "-1")]
+    numbers = (path.name.removeprefix("nvidia") for path in devices.glob("nvidia*"))
+    return sorted((number for number in numbers if number.isdecimal()), key=int)

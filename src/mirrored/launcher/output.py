@@ -1,0 +1,163 @@
+"""The output of all workers on one screen: whole lines, each with the name of its worker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from mirrored.errors import ArgumentError
+from mirrored.launcher.sink import Sink, write_all
+
+_COLORS: Final = (36, 33, 32, 35, 34, 31)
+_CHUNK_BYTES: Final = 1 << 16
+_READ_BYTES: Final = 1 << 20
+# A line may be long, but must not fill the launcher's memory.
+_LINE_BYTES: Final = 1 << 26
+# What JAX's collectives on CPUs print when they connect: a line for each device, in threads that interrupt each other.
+# The logs keep it.
+_GLOO: Final = re.compile(
+    rb"\[Gloo\] Rank "
+    rb"(?:\[Gloo\] Rank |\d+| is connected to | peer ranks\. |Expected number of connected peer ranks is : )*"
+    rb"(?:\r?\n)+"
+)
+
+
+class Output:
+    """Where the lines of the workers go. A stream or log that fails or stands still does not end or stop the training.
+
+    Args:
+        screen: The launcher's own standard output; None if it is closed.
+        errors: Its standard error, where messages of its own go as well; None if it is closed.
+        color: Whether names are coloured.
+        directory: Where each worker's output goes as well, as ``worker-<rank>.log``.
+
+    Raises:
+        ArgumentError: The folder cannot be created.
+    """
+
+    def __init__(
+        self,
+        screen: BinaryIO | None,
+        errors: BinaryIO | None,
+        *,
+        color: bool = False,
+        directory: Path | None = None,
+    ) -> None:
+        self._errors = Sink(errors, lambda reason: None)
+        self._screen = Sink(screen, lambda reason: self._report("standard output", reason))
+        self._color = color
+        self._directory = directory
+        self._files: dict[int, BinaryIO | None] = {}
+        self._has_reported_logs = False
+        if directory is not None:
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ArgumentError(
+                    "mirrored run",
+                    found=f"--log-dir {directory} cannot be created ({error.strerror})",
+                    rule="the logs of the workers are written into a folder",
+                    remedy="give a folder that can be written",
+                ) from error
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the readers keep up; otherwise the workers' output waits in their pipes."""
+        return self._screen.has_room and self._errors.has_room
+
+    def write(self, rank: int, lines: bytes, *, is_error: bool = False) -> None:
+        """Shows some whole lines of one worker."""
+        shown = _GLOO.sub(b"", lines)
+        name = self._name(f"[worker {rank}] ", _COLORS[rank % len(_COLORS)])
+        sink = self._errors if is_error else self._screen
+        sink.put(b"".join([name + line for line in shown.splitlines(keepends=True)]))
+        if self._directory is not None:
+            self._log(rank, lines)
+
+    def say(self, message: str) -> None:
+        """Shows a message of the launcher, and writes it into every log."""
+        lines = [line.encode(errors="replace") + b"\n" for line in message.splitlines()]
+        self._errors.put(b"".join([self._name("[mirrored] ", 1) + line for line in lines]))
+        for rank in list(self._files):
+            self._log(rank, b"".join(b"[mirrored] " + line for line in lines))
+
+    def close(self, patience_seconds: float | None = None) -> None:
+        """Closes the logs, and waits until all is shown.
+
+        Args:
+            patience_seconds: How long to wait for a reader that stands still. Default: until it reads or goes.
+        """
+        self._screen.close(patience_seconds)
+        self._errors.close(patience_seconds)
+        for file in self._files.values():
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    file.close()
+        self._files.clear()
+
+    def _log(self, rank: int, lines: bytes) -> None:
+        assert self._directory is not None
+        try:
+            file = self._files.get(rank)
+            if file is None:
+                self._files[rank] = None  # it is known to `say`, also if it cannot be opened
+                file = self._files[rank] = open(self._directory / f"worker-{rank}.log", "ab", buffering=0)
+            write_all(file, lines)
+        except OSError as error:
+            if not self._has_reported_logs:
+                self._has_reported_logs = True
+                self._report(f"the log of worker {rank} in {self._directory}", error.strerror or str(error))
+
+    def _report(self, what: str, reason: str) -> None:
+        message = f"[mirrored] {what} cannot be written ({reason}): lines are lost, the workers go on\n"
+        self._errors.put(message.encode(errors="replace"))
+
+    def _name(self, name: str, color: int) -> bytes:
+        return (f"\x1b[{color}m{name}\x1b[0m" if self._color else name).encode()
+
+
+class Lines:
+    """Cuts what comes out of a pipe into whole lines.
+
+    Args:
+        descriptor: Read without blocking.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self.descriptor = descriptor
+        self.open = True
+        self._rest: list[bytes] = []  # pieces of an incomplete line; joined once
+        self._rest_bytes = 0
+
+    def read(self) -> bytes:
+        """All whole lines that there are; at the end of the pipe also a last one without an end."""
+        whole: list[bytes] = []
+        read = 0
+        while read <= _READ_BYTES:
+            try:
+                piece = os.read(self.descriptor, _CHUNK_BYTES)
+            except BlockingIOError:
+                break
+            if not piece:
+                self.open = False
+                break
+            read += len(piece)
+            # A progress bar returns to the start of its line: each of its states is a line here.
+            cut = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
+            if cut:
+                whole += (*self._taken(), piece[:cut])
+            self._rest.append(piece[cut:])
+            self._rest_bytes += len(piece) - cut
+            if self._rest_bytes > _LINE_BYTES:
+                whole += (*self._taken(), b"\n")
+        if not self.open and self._rest_bytes:
+            whole += (*self._taken(), b"\n")
+        return b"".join(whole)
+
+    def _taken(self) -> list[bytes]:
+        rest, self._rest, self._rest_bytes = self._rest, [], 0
+        return rest

@@ -1,0 +1,109 @@
+"""Worker side of `mirrored run`: ``python -m mirrored.launcher.program train.py`` runs ``python train.py``.
+
+Beyond that it ties the process to its launcher: it goes when the launcher goes, and when the program fails it says so
+before it prints its error, so that this error comes first, and leaves without waiting for the other workers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import io
+import os
+import signal
+import sys
+import types
+from typing import Any, Final
+
+from mirrored._jax.compile_cache import write_on_every_process
+from mirrored.errors import ArgumentError
+from mirrored.settings import LAUNCHER_FD
+from mirrored.watchdog.fail_fast_exit import connect, leave, leave_by_exception
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def main() -> None:
+    """Runs the program of the command line."""
+    launcher = LAUNCHER_FD.read()
+    os.environ.pop(LAUNCHER_FD.name, None)
+    if launcher is not None:
+        _die_with_the_launcher()
+        connect(launcher)
+    write_on_every_process()
+    arguments = sys.argv[1:]
+    is_module = arguments[:1] == ["-m"]
+    try:
+        code, main_module = _loaded_module(arguments[1:]) if is_module else _loaded_file(arguments)
+        sys.modules["__main__"] = main_module
+        exec(code, main_module.__dict__)
+    except SystemExit as error:
+        _exit(error)
+    except BaseException as error:
+        trace = _beyond_this_file(error)
+        leave_by_exception(type(error), error.with_traceback(trace), trace)
+
+
+def _exit(error: SystemExit) -> None:
+    """Ends as `sys.exit` says: well, with Python's farewell; otherwise at once."""
+    if error.code is None or error.code == 0:
+        raise error
+    is_number = isinstance(error.code, int)
+    # The system keeps 8 bits of it: sys.exit(256) must not count as success.
+    code = int(error.code) & 0xFF or 1 if is_number else 1
+    text = f"exited with code {int(error.code)}" if is_number else f"exited: {str(error.code)[:300]}"
+    leave("exit", code, text, lambda: None if is_number else print(error.code, file=sys.stderr))
+
+
+def _die_with_the_launcher() -> None:
+    """Asks the kernel to kill this process when its launcher ends. Linux only; elsewhere the channel tells."""
+    if sys.platform != "linux":
+        return
+    launcher = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != launcher:
+        os._exit(1)
+
+
+def _loaded_file(arguments: list[str]) -> tuple[types.CodeType, types.ModuleType]:
+    path = arguments[0]
+    sys.argv = arguments
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    with io.open_code(os.path.abspath(path)) as file:
+        code: Any = compile(file.read(), path, "exec")
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    return code, module
+
+
+def _loaded_module(arguments: list[str]) -> tuple[types.CodeType, types.ModuleType]:
+    name = arguments[0]
+    sys.path[0] = os.getcwd()
+    found = importlib.util.find_spec(name)
+    if found is not None and found.submodule_search_locations is not None:
+        found = importlib.util.find_spec(f"{name}.__main__")
+    code: Any = found.loader.get_code(found.name) if found is not None and found.loader is not None else None  # type: ignore[attr-defined]
+    if found is None or code is None:
+        raise ArgumentError(
+            "mirrored run -m",
+            found=f"there is no module {name!r} that can be run",
+            rule="-m takes what python -m takes",
+            remedy="look at its name, and at PYTHONPATH",
+        )
+    module = types.ModuleType("__main__")
+    module.__file__, module.__spec__, module.__package__ = found.origin, found, found.parent
+    sys.argv = [found.origin or name, *arguments[1:]]
+    return code, module
+
+
+def _beyond_this_file(error: BaseException) -> types.TracebackType | None:
+    """The traceback from the program on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""The rendezvous of the launchers of several machines, at an address of machine 0.
+
+Every launcher, that of machine 0 included, keeps one authenticated connection to the hub there. A start begins when all
+have said hello; a failure of one is passed on to all; a connection that breaks is a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from mirrored import settings
+from mirrored.errors import RendezvousError
+from mirrored.launcher.coordination import Meeting
+from mirrored.launcher.hub import Hub
+from mirrored.launcher.job import Job
+from mirrored.launcher.ports import free_ports
+from mirrored.transport import Channel, RefusedError, load_secret
+
+_PAUSE_SECONDS: Final = 0.05
+_CONNECT_SECONDS: Final = 5.0
+_KEEP_ALIVE_SECONDS: Final = 60.0
+# Another program may have the port for a moment; who refuses for longer has another secret.
+_MOST_REFUSALS: Final = 40
+
+
+class Machines(Meeting):
+    """One launcher's part in the meeting.
+
+    Args:
+        job: What is run; its `coordinator` is where they meet.
+
+    Raises:
+        ArgumentError: There is no secret by which the launchers authenticate each other.
+        RendezvousError: On machine 0: the port is taken.
+    """
+
+    def __init__(self, job: Job) -> None:
+        assert job.coordinator is not None
+        self._job = job
+        host, _, port = job.coordinator.rpartition(":")
+        self._host, self._port = host.strip("[]"), int(port)
+        self._secret = load_secret()
+        self._hub = Hub(self._host, self._port, job.nodes, self._secret) if job.node_rank == 0 else None
+        self._channel: Channel | None = None
+        self._refusals = 0
+        self._news: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    @property
+    def secret(self) -> str:
+        """The one of the launchers."""
+        return os.fsdecode(self._secret)
+
+    def meet(self, restart: int, is_interrupted: Callable[[], bool]) -> list[str] | None:
+        """Says hello and waits for all others.
+
+        Raises:
+            RendezvousError: Some did not come in time: they are named. Or the secret of machine 0 is another one.
+        """
+        self._hang_up()  # each start has connections of its own
+        end = time.monotonic() + self._job.meeting_seconds
+        with free_ports(self._job.workers) as ports:
+            hello: dict[str, Any] = {
+                "hello": self._job.node_rank,
+                "nodes": self._job.nodes,
+                "workers": self._job.workers,
+            }
+            hello |= {"ports": ports, "name": socket.gethostname(), "restart": restart}
+            waiting: list[int] = []
+            while time.monotonic() < end:
+                if is_interrupted():
+                    return None
+                if self._channel is None and not self._connect(hello):
+                    time.sleep(_PAUSE_SECONDS)
+                    continue
+                message = self._next()
+                if "start" in message:
+                    return self._addresses(message["start"])
+                if "refused" in message:
+                    raise self._error(str(message["refused"]), "all launchers are started with the same numbers")
+                waiting = message.get("waiting", waiting)
+        raise self._missing(waiting)
+
+    def news(self) -> str | None:
+        """Why another machine's workers were ended, if they were."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                message = self._news.get_nowait()
+                if "stop" in message:
+                    return str(message["stop"])
+        return None
+
+    def tell(self, reason: str) -> None:
+        """Has all others end their workers."""
+        self._send({"stop": f"machine {self._job.node_rank} ({socket.gethostname()}): {reason}"})
+        self._hang_up()
+
+    def wait_for_the_others(self, is_interrupted: Callable[[], bool]) -> str | None:
+        """Waits for the machines whose workers are not yet done."""
+        self._send({"done": self._job.node_rank})
+        while not is_interrupted():
+            message = self._next()
+            if "all_done" in message:
+                return None
+            if "stop" in message:
+                self._hang_up()
+                return str(message["stop"])
+        return "interrupted"
+
+    def close(self) -> None:
+        """Closes the connection, and the hub on machine 0."""
+        self._hang_up()
+        if self._hub is not None:
+            self._hub.close()
+
+    def _next(self) -> dict[str, Any]:
+        try:
+            return self._news.get(timeout=_PAUSE_SECONDS)
+        except queue.Empty:
+            return {}
+
+    def _connect(self, hello: dict[str, Any]) -> bool:
+        try:
+            channel = Channel.connect((self._host, self._port), self._secret, _CONNECT_SECONDS)
+        except RefusedError as error:  # perhaps another program, that has the port for a moment
+            self._refusals += 1
+            if self._refusals >= _MOST_REFUSALS:
+                raise self._unauthenticated(error) from None
+            return False
+        except OSError:
+            self._refusals = 0
+            return False
+        self._refusals = 0
+        channel.keep_alive(_KEEP_ALIVE_SECONDS)
+        self._channel, self._news = channel, queue.Queue()
+        threading.Thread(target=self._read, args=(channel, self._news), daemon=True).start()
+        self._send(hello)
+        return True
+
+    def _read(self, channel: Channel, news: queue.Queue[dict[str, Any]]) -> None:
+        for message in channel.receive():
+            news.put(message)
+        channel.close()  # the reader may be the last one to hold it
+        news.put({"stop": f"the launcher of machine 0 ({self._job.coordinator}) is gone"})
+        if self._channel is channel:
+            self._channel = None
+
+    def _send(self, message: dict[str, Any]) -> None:
+        channel = self._channel
+        if channel is not None:
+            channel.send(message)
+
+    def _hang_up(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+    def _addresses(self, machines: list[dict[str, Any]]) -> list[str]:
+        """Machine 0 by the name that all reached it by, the others as machine 0 sees them."""
+        hosts = [self._host if rank == 0 else str(machine["host"]) for rank, machine in enumerate(machines)]
+        named = [f"[{host}]" if ":" in host else host for host in hosts]
+        return [f"{host}:{port}" for host, machine in zip(named, machines, strict=True) for port in machine["ports"]]
+
+    def _missing(self, waiting: list[int]) -> RendezvousError:
+        if self._channel is None:
+            who = f"nobody answers at {self._job.coordinator}"
+        else:
+            who = f"machines {', '.join(map(str, waiting))} have not come"
+        return self._error(
+            f"{who} after {self._job.meeting_seconds:g} s",
+            f"all {self._job.nodes} launchers meet at the coordinator before the workers start",
+        )
+
+    def _error(self, found: str, rule: str) -> RendezvousError:
+        return RendezvousError(
+            f"mirrored run on machine {self._job.node_rank}",
+            found=found,
+            rule=rule,
+            remedy="start `mirrored run` on every machine with the same --nodes, --workers and --coordinator and its "
+            "own --node-rank; see that the port of machine 0 can be reached from the others",
+        )
+
+    def _unauthenticated(self, refusal: RefusedError) -> RendezvousError:
+        return RendezvousError(
+            f"mirrored run on machine {self._job.node_rank}",
+            found=f"{refusal} ({self._job.coordinator})",
+            rule="all launchers of a job know the same secret",
+            remedy=f"set {settings.SECRET.name} on every machine to the output of one `openssl rand -hex 32`, or "
+            f"{settings.SECRET_FILE.name} to a file with it; the default is a generated file in the home folder, which "
+            "the machines may not share",
+        )

@@ -1,0 +1,110 @@
+"""What replicas exchange in one step, read from the program, and how long a network takes for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from mirrored._jax.jaxprs import is_collective, jaxprs_in
+from mirrored.topology.device_assignment import AXIS
+
+_PASSES = {"psum": 2, "psum_invariant": 2, "pmax": 2, "pmin": 2, "all_gather": 1, "all_gather_invariant": 1,
+           "reduce_scatter": 1, "all_to_all": 1}  # fmt: skip
+"""How often each byte of the whole crosses the ring. A sum is scattered, then gathered."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """What lies between the replicas' devices.
+
+    Attributes:
+        bandwidth_bytes_per_second: What one device sends to the next.
+        latency_seconds: Until the first byte is there.
+    """
+
+    bandwidth_bytes_per_second: float
+    latency_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """Collectives of one kind that the compiler merges into one.
+
+    Attributes:
+        kind: The operation, as JAX calls it.
+        group_size: How many devices take part together.
+        payload_bytes: The size of the whole: of the summed arrays, or of all gathered parts.
+        merged: How many operations of the program were merged.
+        times: How often it happens in a step (more than once inside a loop).
+    """
+
+    kind: str
+    group_size: int
+    payload_bytes: int
+    merged: int = 1
+    times: int = 1
+
+    @property
+    def counted_bytes(self) -> float:
+        """What XLA counts as read and written by it: its operands and its results."""
+        whole = 2.0 if _PASSES.get(self.kind, 1) == 2 else 1.0 + 1.0 / self.group_size
+        return whole * self.times * self.payload_bytes
+
+    def seconds(self, network: Network) -> float:
+        """How long it takes.
+
+        The shorter of two ways: a ring, where each device sends every byte on once or twice in pieces, and a tree,
+        which sends the whole at each level but has few levels.
+
+        Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH",
+        Int. J. High Perf. Comp. Appl. 19 (2005).
+        """
+        if self.group_size < 2:
+            return 0.0
+        passes, size = _PASSES.get(self.kind, 1), self.group_size
+        through = self.payload_bytes / network.bandwidth_bytes_per_second
+        ring = passes * ((size - 1) / size * through + (size - 1) * network.latency_seconds)
+        tree = passes * math.ceil(math.log2(size)) * (through + network.latency_seconds)
+        return self.times * min(ring, tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    kind: str
+    groups: Any
+    payload_bytes: int
+    group_size: int
+    times: int
+
+
+def exchanges_in(jaxpr: Any, devices: int) -> tuple[Exchange, ...]:
+    """The collectives of a traced program over `devices`, those of one kind and the same groups merged."""
+    merged: dict[Any, list[_Found]] = {}
+    for found in _walk(jaxpr, devices, 1):
+        merged.setdefault((found.kind, found.groups, found.times), []).append(found)
+    return tuple(
+        Exchange(kind, same[0].group_size, sum(one.payload_bytes for one in same), len(same), times)
+        for (kind, _, times), same in merged.items()
+    )
+
+
+def _walk(jaxpr: Any, devices: int, times: int) -> Iterator[_Found]:
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        if is_collective(equation, AXIS):
+            yield _found(equation, devices, times)
+            continue
+        inner_times = times * int(equation.params.get("length", 1)) if equation.primitive.name == "scan" else times
+        for value in equation.params.values():
+            for inner in jaxprs_in(value):
+                yield from _walk(inner, devices, inner_times)
+
+
+def _found(equation: Any, devices: int, times: int) -> _Found:
+    groups = equation.params.get("axis_index_groups")
+    size = devices if groups is None else len(groups[0])
+    kind = equation.primitive.name
+    arrays = equation.outvars if kind.startswith("all_gather") else equation.invars
+    payload = sum(math.prod(one.aval.shape) * one.aval.dtype.itemsize for one in arrays)
+    return _Found(kind, None if groups is None else tuple(map(tuple, groups)), payload, size, times)

@@ -1,0 +1,144 @@
+"""Watching a training program: which compiled function is its step, with which arguments, and how long it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from mirrored.compilation.function import Function
+from mirrored.errors import ArgumentError
+from mirrored.perf_model.timing import lower_quartile
+from mirrored.runtime.ambient import ambient
+
+_WARM_UP = 2
+
+
+class _SeenEnough(BaseException):
+    """Ends the program that is watched. No `Exception`, so that the program does not take it for one of its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """A program's training step.
+
+    Attributes:
+        function: The compiled function that was called most.
+        args: Its arguments, at the last call.
+        kwargs: Likewise.
+        strategies: The strategies in whose scope it was called.
+        step_seconds: Until a call's result was there: the median.
+        dispatch_seconds: Python's and JAX's own part of a call, before the devices have anything to do, as
+            `mirrored.perf_model.timing.Timing` has it.
+        between_seconds: Between the end of one step and the next call: input, and whatever the loop does.
+    """
+
+    function: Function
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    strategies: tuple[Any, ...]
+    step_seconds: float
+    dispatch_seconds: float
+    between_seconds: float
+
+
+@dataclasses.dataclass
+class _Record:
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    strategies: tuple[Any, ...] = ()
+    step: list[float] = dataclasses.field(default_factory=list)
+    dispatch: list[float] = dataclasses.field(default_factory=list)
+    between: list[float] = dataclasses.field(default_factory=list)
+    ended: float | None = None
+
+
+class _Watch:
+    def __init__(self, steps: int, seconds: float) -> None:
+        self.records: dict[int, tuple[Function, _Record]] = {}
+        self._steps = steps
+        self._seconds = seconds
+        self._call = Function.__call__
+
+    def __call__(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        here = ambient()
+        if here.frame is not None or here.runner is not None:
+            return self._call(function, *args, **kwargs)
+        record = self.records.setdefault(id(function), (function, _Record()))[1]
+        start, busy = time.perf_counter(), time.thread_time()
+        if record.ended is not None:
+            record.between.append(start - record.ended)
+        result = self._call(function, *args, **kwargs)
+        record.dispatch.append(time.thread_time() - busy)
+        jax.block_until_ready([leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)])
+        record.ended = time.perf_counter()
+        record.step.append(record.ended - start)
+        record.args, record.kwargs, record.strategies = args, kwargs, here.strategies
+        if len(record.step) >= self._steps + _WARM_UP and sum(record.step[_WARM_UP:]) >= self._seconds:
+            raise _SeenEnough
+        return result
+
+
+def observe(
+    program: Callable[[], Any], *, steps: int = 10, seconds: float = 0.0, called: str = "mirrored.perf_model.observe"
+) -> Observation:
+    """Runs `program` until one of its compiled functions has been called often enough.
+
+    Context: cross-replica, with no other program in the process.
+
+    Args:
+        program: Trains; it is ended from inside after the last step that is needed.
+        steps: Steps to time at least, after two that compile and warm up.
+        seconds: Go on until they have taken so long together: short steps differ much among themselves.
+        called: For messages.
+
+    Returns:
+        The function that was called most often. If the program ends earlier by itself, of fewer steps.
+
+    Raises:
+        ArgumentError: It calls no compiled function three times.
+    """
+    watch = _Watch(steps, seconds)
+    original = Function.__call__
+
+    def call(self: Function, *args: Any, **kwargs: Any) -> Any:
+        return watch(self, args, kwargs)
+
+    # Every call of a compiled function comes through here. A hook in `Function` itself would cost every step of every
+    # program a look.
+    Function.__call__ = call  # type: ignore[method-assign]
+    try:
+        program()
+    except _SeenEnough:
+        pass
+    finally:
+        Function.__call__ = original  # type: ignore[method-assign]
+    return _chosen(watch, called)
+
+
+def _chosen(watch: _Watch, called: str) -> Observation:
+    found = max(watch.records.values(), key=lambda one: (len(one[1].step), sum(one[1].step)), default=None)
+    if found is None or len(found[1].step) <= _WARM_UP:
+        most = 0 if found is None else len(found[1].step)
+        raise ArgumentError(
+            called,
+            found=f"a program that calls no compiled function more than {most} times"
+            if most
+            else "a program that calls no compiled function",
+            rule=f"its training step is a mirrored.function that is called at least {_WARM_UP + 1} times",
+            remedy="put strategy.run and what belongs to the step into a function decorated with mirrored.function",
+        )
+    function, record = found
+    return Observation(
+        function,
+        record.args,
+        record.kwargs,
+        record.strategies,
+        step_seconds=statistics.median(record.step[_WARM_UP:]),
+        dispatch_seconds=lower_quartile(record.dispatch[_WARM_UP:]),
+        between_seconds=statistics.median(record.between[_WARM_UP - 1 :]),
+    )

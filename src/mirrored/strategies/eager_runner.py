@@ -1,0 +1,407 @@
+"""Running a function on every replica at once, for real: each replica in turn, on its own device.
+
+Print, pdb, Python branches and shapes that differ between replicas all work here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax import jit_key
+from mirrored._jax.boxes import has_payload, payload_of
+from mirrored._jax.keys import key_data
+from mirrored._jax.traces import current_trace, is_differentiated, is_tracer, put_trace
+from mirrored.collectives.group import Group
+from mirrored.collectives.host_allgather import agree, check_equal
+from mirrored.collectives.stacked import on_all_devices, reduce_stacked
+from mirrored.errors import ContextError, TransformError
+from mirrored.runtime.ambient import ambient, thread, within
+from mirrored.runtime.listeners import is_tracked
+from mirrored.runtime.lockstep import LockStep, carry
+from mirrored.runtime.merging import Merge, Session
+from mirrored.runtime.variable_store import ReplicaFrame, Staged
+from mirrored.strategies.context import ReplicaContext
+from mirrored.strategies.differing import would_differ
+from mirrored.strategies.gathering import gather_across
+from mirrored.strategies.out_specs import OutSpecs, as_array, checked_components, label_of
+from mirrored.strategies.recorded import all_reduce_recorded, gather_recorded
+from mirrored.values import structures
+from mirrored.values.distributed_values import Mirrored, PerReplica, stack_components
+from mirrored.variables.placement import placed, uncommitted
+from mirrored.variables.state_lock import excuse, or_undone, store_all, turn
+
+if TYPE_CHECKING:
+    from mirrored.strategies.strategy import Strategy
+
+
+_DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
+
+
+carry(lambda: excuse)
+
+
+class EagerSession(Session):
+    """All replicas of a strategy on this process, run one after another between merges.
+
+    Of several processes each runs its own replicas; a merge is a compiled collective that all of them issue in the same
+    order.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        assert strategy.layout is not None
+        self.strategy = strategy
+        self.layout = strategy.layout
+        self.num_local = len(self.layout.addressable_replicas)
+        self.stands_for_others = False
+        self.in_place = False
+        self.base_trace = current_trace()
+        self.letters: dict[int, Any] = {}
+        self.reply: Any = None
+        self.created: dict[tuple[str, int], Any] = {}
+        self.creations: dict[tuple[int, str], int] = {}
+        self.frame = ReplicaFrame(
+            self.num_local,
+            captures=False,
+            base=self._before,
+            whole_base=lambda variable: variable.stored(),
+            join=self._join,
+            split=self.reduced_component,
+        )
+        self._lockstep = LockStep("Strategy.run")
+        # Components of plain values that were handed to replicas, with the value: handed back by all, it is that value
+        # again.
+        self._handed: dict[int, tuple[Any, Any]] = {}
+        # Replicas' own components, though replicas of one device may hold the very same array.
+        self._separated: dict[int, Any] = {}
+        # Of several processes: values that came from outside, and so are the same on all of them.
+        self._outer: dict[int, Any] = {}
+        self._spans = self.layout.spans_processes
+        self._uneven = False
+
+    def run_replicas(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, specs: OutSpecs | None = None
+    ) -> Any:
+        """Runs ``fn`` once per replica, in lock-step; results regrouped."""
+
+        def body(replica: int) -> Callable[[], Any]:
+            def call() -> Any:
+                mine = structures.map_leaves(lambda leaf: self.component(leaf, replica), (tuple(args), kwargs))
+                with jax.default_device(self._device_of(replica)), jit_key.for_replica(self.trace_key(replica)):
+                    return fn(*mine[0], **mine[1])
+
+            return call
+
+        self._uneven = any(_is_uneven(leaf) for leaf in structures.flatten((tuple(args), kwargs))[0])
+        replicas = range(self.num_local)
+        is_outermost = ambient().runner is None
+        with within(frame=self.frame, runner=self, replica=None) as here:
+            ids = self.layout.addressable_replicas
+            contexts = [here.fork(replica=ReplicaContext(self.strategy, ids[local], local)) for local in replicas]
+            previous, self._lockstep = self._lockstep, LockStep("Strategy.run")
+            try:
+                results = self._lockstep.run([body(replica) for replica in replicas], contexts)
+            finally:
+                self._lockstep = previous
+        # Inside a merge the tracers are those of a replica's tape, which differentiates the merge as one operation.
+        if is_outermost and len(self.layout.devices) > 1:
+            _refuse_differentiated(results)
+        if specs is not None and specs.is_given:
+            return self._declared(results, specs)
+        return structures.regroup(results, "Strategy.run", self.group, is_shared=self.is_shared)
+
+    def _declared(self, results: Sequence[Any], specs: OutSpecs) -> Any:
+        """One structure from one result per replica; what is declared replicated is compared, and one array."""
+        columns, treedef = structures.transpose(results, "Strategy.run")
+        leaves: list[Any] = []
+        for place, (components, equal) in enumerate(zip(columns, specs.replicated(results[0]), strict=True)):
+            if self.is_shared(components):
+                leaves.append(as_array(components[0]) if equal else components[0])
+            elif equal:
+                leaves.append(self._replicated(components, label_of(treedef, place)))
+            else:
+                leaves.append(self.group(components))
+        return structures.unflatten(treedef, leaves)
+
+    def _replicated(self, components: Sequence[Any], label: str) -> Any:
+        values = [payload_of(component) for component in components]
+        if not structures.identical(components):
+            checked_components(values, lambda value: _bits(value), label)
+        if not isinstance(values[0], _DATA) or isinstance(values[0], (bool, int, float, complex)):
+            return as_array(components[0])
+        if self._spans:
+            rule = "PartitionSpec() in out_specs declares a result that is equal on all replicas of all workers"
+            remedy = "average the gradients over replicas before they are used"
+            check_equal("Strategy.run", {label: jnp.asarray(values[0])}, rule=rule, remedy=remedy)
+        if _is_recorded(components[0]):
+            return components[0]
+        return self._whole([jnp.asarray(value) for value in values])
+
+    def commit(self) -> None:
+        """Moves what the replicas assigned into the variables: all of it, or nothing."""
+        entries = list(self.frame.staged.values())
+        wholes = [self.frame.whole(entry.variable) for entry in entries]
+        if self._spans:
+            self._check_workers(entries)
+        values = [self._stored(entry.variable, whole) for entry, whole in zip(entries, wholes, strict=True)]
+        for entry in entries:
+            entry.variable.mark_shared()  # the replicas may have handed the new values out
+        store_all([entry.variable for entry in entries], values)
+
+    def _stored(self, variable: Any, whole: Any) -> Any:
+        """A whole value in the form in which the variable stores it."""
+        if variable.layout is None:
+            return uncommitted(whole)
+        if variable.per_replica:
+            return jax.device_put(whole, self.layout.sharded)
+        return placed(whole, self.layout, per_replica=False)
+
+    # Session
+
+    def trace_key(self, local: int) -> Hashable:
+        return self.layout.num_replicas, self.layout.addressable_replicas[local]
+
+    def meet(self, merge: Merge, payload: Any) -> Any:
+        result = self._lockstep.meet(merge, payload)
+        jit_key.resume_replica(self.trace_key(ambient().replica.local_index))
+        return result
+
+    def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
+        algorithm = self.strategy.cross_device_ops
+        if _has_recorded(arrays):
+            if self._spans:
+                return [parts[0] for parts in all_reduce_recorded(self._reduce_apart, op, arrays)]
+            # A tape outside `run` records the reduction: one device, ordinary operations.
+            near = [[self._near(component) for component in components] for components in arrays]
+            reduced = algorithm.reduce_arrays(op, near, Group(axis=None, devices=1, local=self.num_local))
+            return [on_all_devices(whole, self.layout) for whole in reduced]
+        if self._spans:
+            # All workers bring the same shapes, or none of them starts a collective.
+            self._agree(f"reduce {op!r} of {', '.join(_described(components[0]) for components in arrays)}")
+        stacked = [stack_components(components, self.layout) for components in arrays]
+        return reduce_stacked(algorithm, op, stacked, self.layout)
+
+    def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        if not _has_recorded(arrays):
+            results = [[whole] * self.num_local for whole in self.reduce(op, arrays)]
+        elif self._spans:
+            results = all_reduce_recorded(self._reduce_apart, op, arrays)
+        else:
+            near = [[self._near(component) for component in components] for components in arrays]
+            alone = Group(axis=None, devices=1, local=self.num_local)
+            results = self.strategy.cross_device_ops.all_reduce(op, near, alone)
+        return [[self.reduced_component(part, k) for k, part in enumerate(parts)] for parts in results]
+
+    def _reduce_apart(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """The results of concrete arrays, on each local replica's device."""
+        wholes = self.reduce(op, arrays)
+        return [[_own_view(whole, self._device_of(k)) for k in range(self.num_local)] for whole in wholes]
+
+    def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
+        if not self._spans:
+            wholes = [jnp.concatenate([self._near(component) for component in parts], axis) for parts in arrays]
+            return [on_all_devices(whole, self.layout) for whole in wholes]
+        if _has_recorded(arrays):
+            return [gather_recorded(self._reduce_apart, components, axis, self.layout) for components in arrays]
+        return [gather_across(components, axis, self.layout) for components in arrays]
+
+    def group(self, components: Sequence[Any]) -> Any:
+        wholes = [self._handed.get(id(component), (None, None))[1] for component in components]
+        if wholes[0] is not None and structures.identical(wholes) and id(components[0]) not in self._separated:
+            return wholes[0]
+        value = PerReplica(components, self.layout)
+        value.of_uneven_batch = self._uneven
+        return value
+
+    def is_shared(self, components: Sequence[Any]) -> bool:
+        if not structures.identical(components) or id(components[0]) in self._separated:
+            return False
+        # What the replicas of this process share need not be what those of the others have.
+        return not self._spans or not isinstance(components[0], _DATA) or id(components[0]) in self._outer
+
+    def component(self, value: Any, local: int) -> Any:
+        if isinstance(value, PerReplica):
+            if value.is_stacked and is_tracked(value.first()):
+                # The components are buffers of the array, which a tape that watches it does not know.
+                return jax.device_put(value.first()[local], self._device_of(local))
+            return value.values[local]
+        if isinstance(value, Mirrored):
+            value = value.value
+        if self._spans and isinstance(value, _DATA):
+            self._outer[id(value)] = value
+        if not isinstance(value, jax.Array) or len(self.layout.devices) == 1:
+            return value
+        moved = self._moved(value, self._device_of(local))
+        if moved is not value:
+            self._handed[id(moved)] = (moved, value)
+        return moved
+
+    def reduced_component(self, value: Any, local: int) -> Any:
+        device = self._device_of(local)
+        return self._separate(self._moved(value, device) if _is_recorded(value) else _own_view(value, device))
+
+    def _before(self, variable: Any, local: int) -> Any:
+        """A replica's component of a variable as it was before the run; all of a plain one."""
+        if variable.layout is None:
+            return self.component(variable.stored(), local)
+        return self._separate(variable.stored_component(local))
+
+    def _separate(self, component: Any) -> Any:
+        self._separated[id(component)] = component
+        return component
+
+    def _device_of(self, local: int) -> jax.Device:
+        return self.layout.device_of(self.layout.addressable_replicas[local])
+
+    def _agree(self, question: str) -> None:
+        agree("Strategy.run", f"{question} (in an eager run)")
+
+    def _check_workers(self, entries: Sequence[Staged]) -> None:
+        """Refuses mirrored variables that would differ between processes."""
+        mirrored = [entry.variable for entry in entries if not entry.variable.per_replica]
+        check_equal(
+            "Strategy.run",
+            {f"mirrored variable {v.name!r}": _own_view(self.frame.whole(v), self._device_of(0)) for v in mirrored},
+            rule="a mirrored variable is equal on all replicas of all workers at all times",
+            remedy="reduce the value first (get_replica_context().all_reduce(ReduceOp.MEAN, value)), or create the "
+            "variable with aggregation=",
+        )
+
+    def _near(self, component: Any) -> Any:
+        return component if len(self.layout.devices) == 1 else self._moved(component, self.layout.devices[0])
+
+    def _moved(self, value: Any, device: jax.Device) -> Any:
+        if _is_recorded(value):
+            return jax.device_put(value, device)
+        if len(value.sharding.device_set) > 1 and value.is_fully_replicated:
+            return _own_view(value, device)
+        return value if not value.committed or value.device == device else jax.device_put(value, device)
+
+    def _join(self, variable: Any, components: Sequence[Any], where: Sequence[str]) -> Any:
+        components = [payload_of(component) for component in components]
+        if variable.per_replica:
+            return stack_components(components, self.layout)
+        if not structures.identical(components):
+            _check_equal(variable, components, where)
+        return self._whole(components)
+
+    def _whole(self, components: Sequence[Any]) -> Any:
+        """The replicated array of equal components, each on its replica's device."""
+        firsts = components[:: self.layout.local]
+        mine = self.layout.addressable_devices
+        placed = [jax.device_put(one, device) for one, device in zip(firsts, mine, strict=True)]
+        return jax.make_array_from_single_device_arrays(np.shape(firsts[0]), self.layout.replicated, placed)
+
+
+def _refuse_differentiated(results: Sequence[Any]) -> None:
+    """Refuses `jax.grad` around an eager run: JAX would add up cotangents that lie on different devices.
+
+    Raises:
+        TransformError: A result is a tracer of such a transform.
+    """
+    if any(is_differentiated(leaf) for result in results for leaf in structures.flatten(result)[0]):
+        raise TransformError(
+            "Strategy.run",
+            found="jax.grad, jax.vjp or jax.jvp around an eager run on several devices",
+            rule="the replicas of an eager run compute on devices of their own, and JAX adds up no cotangents of "
+            "different devices",
+            remedy="record with mirrored.GradientTape, compile the whole step with mirrored.function, or call jax.grad "
+            "inside the function given to run",
+        )
+
+
+def _described(component: Any) -> str:
+    array = jnp.asarray(component)
+    return f"{array.dtype}{list(array.shape)}"
+
+
+def _own_view(value: jax.Array, device: jax.Device) -> jax.Array:
+    """The copy of a replicated array on one device."""
+    if len(value.sharding.device_set) == 1:
+        return value.addressable_data(0) if value.device == device else jax.device_put(value, device)
+    return next((shard.data for shard in value.addressable_shards if shard.device == device), value)
+
+
+def _has_recorded(arrays: Sequence[Sequence[Any]]) -> bool:
+    return any(_is_recorded(component) for components in arrays for component in components)
+
+
+def _is_recorded(value: Any) -> bool:
+    return is_tracer(value) or has_payload(value)
+
+
+def _bits(value: Any) -> bytes:
+    array = np.asarray(key_data(value))
+    return f"{array.dtype}{array.shape}".encode() + array.tobytes()
+
+
+def _check_equal(variable: Any, components: Sequence[Any], where: Sequence[str]) -> None:
+    components = [key_data(component) for component in components]
+    bits = [np.asarray(component).tobytes() for component in components]
+    if all(one == bits[0] for one in bits):
+        return
+    found = ", ".join(
+        f"replica {i}: {np.array2string(np.asarray(c), threshold=4)}" for i, c in enumerate(components[:4])
+    )
+    missing = [i for i, line in enumerate(where) if not line]
+    unassigned = f"; replicas {missing} did not assign it" if missing else ""
+    raise would_differ(variable, where, f": {found}{unassigned}")
+
+
+def _is_uneven(leaf: Any) -> bool:
+    """Whether replicas get different numbers of rows."""
+    if not isinstance(leaf, PerReplica) or leaf.is_stacked:
+        return False
+    return leaf.component_shape is None and len({np.shape(one)[:1] for one in leaf.values}) > 1
+
+
+def run_eager(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, specs: OutSpecs) -> Any:
+    """One eager run: all that the replicas assign is kept if it ends well, and dropped otherwise."""
+    session = EagerSession(strategy)
+    here, trace = ambient(), current_trace()
+    try:
+        with turn():
+            if session.layout.spans_processes:
+                agree("Strategy.run", f"run {getattr(fn, '__qualname__', type(fn).__name__)} eagerly")
+            result = session.run_replicas(fn, args, kwargs, specs)
+            with within(runner=session):
+                session.commit()
+    finally:
+        # An exception that a signal handler raises may leave context managers open.
+        thread.current = here
+        put_trace(trace)
+    return result
+
+
+def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+    """One eager run of one replica, on the variables' storage: what it assigned is undone if it does not end well."""
+    here, trace = ambient(), current_trace()
+    try:
+        with turn():
+            return or_undone(lambda: fn(*args, **kwargs))
+    finally:
+        # An exception that a signal handler raises may leave context managers open.
+        thread.current = here
+        put_trace(trace)
+
+
+def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+    """One replica as a part of what surrounds it: of a trace, of another run, or of no strategy."""
+    return fn(*args, **kwargs)
+
+
+def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, specs: OutSpecs) -> Any:
+    """A run inside a merge of another: the same replicas, the same staged values."""
+    if specs.is_given:
+        raise ContextError(
+            "Strategy.run",
+            found="out_specs in a run inside merge_call",
+            rule="what is equal on all replicas is declared where the results leave the outermost run",
+            remedy="omit out_specs here, or reduce the result: strategy.reduce(ReduceOp.MEAN, result, axis=None)",
+        )
+    session: Any = ambient().runner
+    return session.run_replicas(fn, args, kwargs)

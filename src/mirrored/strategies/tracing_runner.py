@@ -1,0 +1,191 @@
+"""The local replicas of one device inside a compiled run: how they meet, and how variables reach them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from mirrored._jax import jit_key
+from mirrored._jax.capture import CaptureTracer
+from mirrored._jax.traces import belongs_to, is_staging_above, is_tracer, recording_parent
+from mirrored.collectives.stacked import group_of
+from mirrored.runtime.ambient import ambient, within
+from mirrored.runtime.lockstep import LockStep
+from mirrored.runtime.merging import Merge, Session
+from mirrored.runtime.variable_store import Bookkeeping, ReplicaFrame
+from mirrored.strategies.context import ReplicaContext
+from mirrored.topology.device_assignment import AXIS
+from mirrored.values import structures
+from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica
+
+if TYPE_CHECKING:
+    from mirrored.strategies.strategy import Strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class Captured(Bookkeeping):
+    """What a capture tracer of the body stands for: a variable, or one local replica's component of it."""
+
+    variable: Any
+    local: int | None
+
+    def __str__(self) -> str:
+        return f"variable {self.variable.name!r}"
+
+
+class BodySession(Session):
+    """The local replicas of one device, traced together; the program stands for all devices."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        assert strategy.layout is not None
+        self.strategy = strategy
+        self.layout = strategy.layout
+        self.num_local = self.layout.local
+        self.stands_for_others = len(self.layout.devices) > 1
+        self.in_place = self.num_local == 1
+        self.writes_halves = strategy.cross_device_ops.as_written
+        self.base_trace: Any = None
+        self.letters: dict[int, Any] = {}
+        self.reply: Any = None
+        self.created: dict[tuple[str, int], Any] = {}
+        self.creations: dict[tuple[int, str], int] = {}
+        self.group_info = group_of(self.layout)
+        self.summed: list[tuple[str, list[Any]]] = []
+        self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
+        self._lockstep = LockStep("Strategy.run")
+        self.frame = ReplicaFrame(
+            self.num_local,
+            captures=True,
+            base=self._base,
+            whole_base=self._whole_base,
+            join=self._join,
+            split=self.component,
+        )
+
+    def run_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+        """Traces ``fn`` once per local replica, in lock-step; results regrouped."""
+        return structures.regroup(
+            self.trace_replicas(fn, args, kwargs), "Strategy.run", self.group, is_shared=self.is_shared
+        )
+
+    def trace_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> list[Any]:
+        """Traces ``fn`` once per local replica, in lock-step; one result per local replica."""
+
+        def body(local: int) -> Callable[[], Any]:
+            def call() -> Any:
+                mine = structures.map_leaves(lambda leaf: self.component(leaf, local), (tuple(args), kwargs))
+                with jit_key.for_replica(self.trace_key(local)):
+                    return fn(*mine[0], **mine[1])
+
+            return call
+
+        with within(frame=self.frame, runner=self, replica=None) as here:
+            contexts = [here.fork(replica=self._context(local)) for local in range(self.num_local)]
+            if self.in_place:
+                with within(replica=contexts[0].replica):
+                    return [body(0)()]
+            previous, self._lockstep = self._lockstep, LockStep("Strategy.run")
+            try:
+                return self._lockstep.run([body(local) for local in range(self.num_local)], contexts)
+            finally:
+                self._lockstep = previous
+                jit_key.moved()
+
+    def _context(self, local: int) -> ReplicaContext:
+        def replica_id() -> Any:
+            return lax.axis_index(AXIS) * self.num_local + local
+
+        return ReplicaContext(self.strategy, replica_id, local)
+
+    # Session
+
+    def note_summed(self, called: str, gradients: Sequence[Any]) -> None:
+        mine = [gradient for gradient in gradients if belongs_to(gradient, self.base_trace)]
+        self.summed.append((called, mine))
+
+    def meet(self, merge: Merge, payload: Any) -> Any:
+        if not self.in_place:
+            result = self._lockstep.meet(merge, payload)
+            jit_key.resume_replica(self.trace_key(ambient().replica.local_index))
+            return result
+        with within(replica=None):
+            return merge.run([payload])[0]
+
+    def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
+        return list(self.strategy.cross_device_ops.reduce_arrays(op, arrays, self.group_info))
+
+    def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        return self.strategy.cross_device_ops.all_reduce(op, arrays, self.group_info)
+
+    def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
+        return [jnp.concatenate(self.all_components(components), axis) for components in arrays]
+
+    def group(self, components: Sequence[Any]) -> Any:
+        return LocalPerReplica(components, lambda: self.all_components(components), self.layout)
+
+    def is_shared(self, components: Sequence[Any]) -> bool:
+        first = components[0]
+        if not structures.identical(components):
+            return (
+                not is_tracer(first) and isinstance(first, (bool, int, float, complex, str)) and _all_equal(components)
+            )
+        # The local replicas stand for those of all devices: what was computed here is theirs, what came from outside is
+        # shared.
+        return not (is_tracer(first) and (self._is_inside(first) or self._is_component(first)))
+
+    def component(self, value: Any, local: int) -> Any:
+        if isinstance(value, LocalPerReplica):
+            return value.local[local]
+        if isinstance(value, Mirrored):
+            return value.value
+        if isinstance(value, PerReplica):
+            return lax.dynamic_index_in_dim(
+                value.stacked(self.layout), lax.axis_index(AXIS) * self.num_local + local, keepdims=False
+            )
+        return value
+
+    def reduced_component(self, value: Any, local: int) -> Any:
+        return value
+
+    def _is_inside(self, tracer: Any) -> bool:
+        # Also what a branch or a loop body inside the run has computed.
+        return is_staging_above(recording_parent(tracer._trace), self.base_trace) is not None
+
+    def _is_component(self, tracer: Any) -> bool:
+        return isinstance(tracer, CaptureTracer) and isinstance(tracer.source, Captured)
+
+    def all_components(self, components: Sequence[Any]) -> list[Any]:
+        """The components of all replicas, in replica order, from this device's."""
+        stacked = jnp.stack([jnp.asarray(component) for component in components])
+        if len(self.layout.devices) > 1:
+            stacked = lax.all_gather(stacked, AXIS, axis=0, tiled=True)
+        return [stacked[i] for i in range(self.layout.num_replicas)]
+
+    # Variables
+
+    def _base(self, variable: Any, local: int) -> Any:
+        return self._capture(variable, local if variable.per_replica else None)
+
+    def _whole_base(self, variable: Any) -> Any:
+        if not variable.per_replica:
+            return self._capture(variable, None)
+        return jnp.stack(self.all_components([self._capture(variable, k) for k in range(self.num_local)]))
+
+    def _capture(self, variable: Any, local: int | None) -> CaptureTracer:
+        key = (id(variable), local)
+        if key not in self._captured:
+            self._captured[key] = CaptureTracer(variable.shape, variable.dtype, Captured(variable, local))
+        return self._captured[key]
+
+    def _join(self, variable: Any, components: Sequence[Any], where: Sequence[str]) -> Any:
+        if variable.per_replica:
+            return jnp.stack(self.all_components(components))
+        return components[0]
+
+
+def _all_equal(components: Sequence[Any]) -> bool:
+    return all(type(one) is type(components[0]) and one == components[0] for one in components)

@@ -1,0 +1,288 @@
+"""Functions with a gradient of their own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.boxes import Array, Box
+from mirrored._jax.programs import aval_of, is_inexact
+from mirrored._jax.traces import current_trace, is_eval
+from mirrored.errors import ArgumentError, ArgumentTypeError
+from mirrored.runtime.listeners import listen, unlisten
+from mirrored.tape.record import Key, Pulled, Record, Runner, closed_over, completed
+from mirrored.tape.structure import is_variable
+from mirrored.tape.trace import TapeTrace
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def stop_gradient(value: T) -> T:
+    """`value` as a constant: no gradient goes back through it.
+
+    Args:
+        value: An array, a variable, or a structure of them.
+
+    Example:
+        >>> from mirrored.tape import GradientTape
+        >>> x = jnp.array(3.0)
+        >>> with GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     y = stop_gradient(x) * x
+        >>> float(tape.gradient(y, x))
+        3.0
+
+    TensorFlow: `tf.stop_gradient`.
+    """
+    stopped: T = jax.tree.map(
+        lambda leaf: jax.lax.stop_gradient(leaf.read_value() if is_variable(leaf) else leaf), value, is_leaf=is_variable
+    )
+    return stopped
+
+
+def custom_gradient(function: F) -> F:
+    """Gives a function a gradient of its own.
+
+    Args:
+        function: Takes arrays (keyword arguments are not differentiated), returns a pair: the result, an array or a
+            structure of them, and a function of the results' gradients that returns one gradient for each positional
+            argument. If `function` reads trainable variables, the gradient function must accept ``variables=``, a list
+            of them, and return a pair: the arguments' gradients, and a list of the variables' gradients.
+
+    Returns:
+        The function of the same arguments that returns the result.
+
+    Example:
+        >>> from mirrored.tape import GradientTape
+        >>> @custom_gradient
+        ... def clipped(x):
+        ...     return x, lambda upstream: jnp.clip(upstream, -1.0, 1.0)
+        >>> x = jnp.array(2.0)
+        >>> with GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     y = 5.0 * clipped(x)
+        >>> float(tape.gradient(y, x))
+        1.0
+
+    TensorFlow: `tf.custom_gradient`. Under `jax.grad` and inside a nested `jit` or `lax.scan` the gradient is honoured
+    too, for functions that read no variables.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        trace = current_trace()
+        if is_eval(trace):
+            return function(*args, **kwargs)[0]
+        call = _Call(function, args, kwargs)
+        return call.on_tapes(trace) if isinstance(trace, TapeTrace) else call.under_transform()
+
+    return wrapped  # type: ignore[return-value]
+
+
+class _Call:
+    """One call of a function with a gradient of its own."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._function = function
+        self._kwargs = kwargs
+        self._tree: Any
+        leaves, self._tree = jax.tree.flatten(args, is_leaf=is_variable)
+        self._leaves = [_as_array(leaf) for leaf in leaves]
+        self._arrays = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, jax.Array)]
+
+    def on_tapes(self, innermost: TapeTrace) -> Any:
+        """Runs the function unrecorded, then records the call as one operation of every tape around."""
+        tapes = list(_tapes_from(innermost))
+        operands = [self._leaves[i] for i in self._arrays]
+        sorted_operands = [tape.sort(operands) for tape in tapes]
+        with _touching(tapes) as touched, _collected_reads() as read:
+            result, gradient = self._function(*self._tree.unflatten(self._leaves), **self._kwargs)
+            tree: Any
+            leaves, tree = jax.tree.flatten(result, is_leaf=is_variable)
+            outputs = [_untracked(_as_array(leaf), tapes) for leaf in leaves]
+        variables = list(read.variables.values())
+        takes_variables = _takes_variables(gradient)
+        if variables and not takes_variables:
+            raise _needs_variables(self._function, variables)
+        avals = [aval_of(output) for output in outputs]
+        tracked = [is_inexact(aval) for aval in avals]
+        for tape, (_, keys, watched) in reversed(list(zip(tapes, sorted_operands, strict=True))):
+            record = CustomRecord(keys, watched, gradient, avals, len(operands))
+            record.reach(tape, variables)
+            beside = touched[id(tape)].keys() - set(keys) - read.keys_of(tape)
+            if beside:
+                record.loss = closed_over(list(beside), getattr(self._function, "__name__", "custom_gradient"))
+            outputs = tape.add(record, outputs, tracked, operands) if record.in_keys or beside else outputs
+        return tree.unflatten(outputs)
+
+    def under_transform(self) -> Any:
+        """Hands the call to JAX, which knows such functions too."""
+        structure: list[Any] = []
+
+        @jax.custom_gradient  # type: ignore[untyped-decorator]
+        def of_arrays(*arrays: Any) -> Any:
+            leaves = list(self._leaves)
+            for position, array in zip(self._arrays, arrays, strict=True):
+                leaves[position] = array
+            result, gradient = self._function(*self._tree.unflatten(leaves), **self._kwargs)
+            outputs, tree = jax.tree.flatten(result)
+            structure[:] = [tree]
+            return outputs, lambda cotangents: tuple(_listed(gradient(*cotangents), len(arrays)))
+
+        outputs = of_arrays(*[self._leaves[i] for i in self._arrays])
+        return structure[0].unflatten(outputs)
+
+
+class CustomRecord(Record):
+    """Goes back by the user's gradient function."""
+
+    __slots__ = ("avals", "gradient", "loss", "num_operands", "reached_variables", "variables")
+
+    def __init__(
+        self,
+        in_keys: Sequence[Key],
+        watched: tuple[int, ...],
+        gradient: Callable[..., Any],
+        avals: list[Any],
+        num_operands: int,
+    ) -> None:
+        super().__init__(in_keys, watched)
+        self.gradient = gradient
+        self.avals = avals
+        self.num_operands = num_operands
+        self.loss = None
+        self.variables: list[Any] = []
+        self.reached_variables: list[int] = []
+
+    def reach(self, tape: TapeTrace, variables: list[Any]) -> None:
+        """Adds the variables that the function read and `tape` watches to what a gradient can reach."""
+        assert tape.recorder is not None
+        self.variables = variables
+        self.reached_variables = [i for i, variable in enumerate(variables) if tape.recorder.watches(variable)]
+        self.in_keys = [*self.in_keys, *(tape.recorder.variable_key(variables[i]) for i in self.reached_variables)]
+
+    def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
+        full = completed(cotangents, self.avals)
+        of_variables: Sequence[Any] = ()
+        if self.variables:
+            given, of_variables = self.gradient(*full, variables=self.variables)
+        else:
+            given = self.gradient(*full)
+        gradients = _listed(given, self.num_operands)
+        pulled = [gradients[i] for i in self.watched]
+        if self.reached_variables:
+            listed = _listed(of_variables, len(self.variables))
+            pulled += [listed[i] for i in self.reached_variables]
+        return [(i, gradient) for i, gradient in enumerate(pulled) if gradient is not None]
+
+
+def _tapes_from(innermost: TapeTrace) -> Iterator[TapeTrace]:
+    trace: Any = innermost
+    while isinstance(trace, TapeTrace):
+        if trace.recorder is not None and trace.touched is None:
+            yield trace
+        trace = trace.parent
+
+
+@contextmanager
+def _touching(tapes: Sequence[TapeTrace]) -> Iterator[dict[int, dict[Key, None]]]:
+    """Runs the block unrecorded, noting for each tape which of the values that it tracks are used."""
+    with ExitStack() as stack:
+        yield {id(tape): stack.enter_context(tape.touching()) for tape in reversed(tapes)}
+
+
+class _Collector:
+    """A listener that remembers which trainable variables are read, and what the readers got."""
+
+    def __init__(self) -> None:
+        self.variables: dict[int, Any] = {}
+        self._values: list[Any] = []
+
+    def on_read(self, variable: Any, value: Any) -> Any:
+        if variable.trainable:
+            self.variables[id(variable)] = variable
+            self._values.append(value)
+        return value
+
+    def keys_of(self, tape: TapeTrace) -> set[Key]:
+        """The keys under which `tape` tracks what was read."""
+        keys: set[Key] = set()
+        for value in self._values:
+            while True:
+                _, found, _ = tape.sort([value])
+                keys.update(found)
+                if type(value) is not Box:
+                    break
+                value = value.payload
+        return keys
+
+    def tracks(self, value: Any) -> bool:
+        """It records no operations."""
+        return False
+
+    def on_write(self, variable: Any) -> None:
+        pass
+
+
+@contextmanager
+def _collected_reads() -> Iterator[_Collector]:
+    collector = _Collector()
+    listen(collector)
+    try:
+        yield collector
+    finally:
+        unlisten(collector)
+
+
+def _untracked(value: Any, tapes: Sequence[TapeTrace]) -> Any:
+    for tape in tapes:
+        if type(value) is Box and value.owner is tape:
+            value = value.payload
+    return value if type(value) is Array or not tapes else tapes[-1].copied(value)
+
+
+def _as_array(leaf: Any) -> Any:
+    if is_variable(leaf):
+        return leaf.read_value()
+    if isinstance(leaf, (bool, int, float, complex, np.ndarray, np.generic)):
+        return jnp.asarray(leaf)
+    return leaf
+
+
+def _takes_variables(gradient: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(gradient).parameters.values()
+    return any(one.name == "variables" or one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+
+
+def _listed(given: Any, expected: int) -> list[Any]:
+    gradients = (
+        jax.tree.leaves(given, is_leaf=lambda x: x is None) if isinstance(given, (list, tuple, dict)) else [given]
+    )
+    if len(gradients) != expected:
+        raise ArgumentError(
+            "custom_gradient",
+            found=f"custom_gradient function expected to return {expected} gradients, "
+            f"but returned {len(gradients)} instead.",
+            rule="the gradient function returns one gradient for each positional argument",
+            remedy="return a list with a gradient (or None) for each of them",
+        )
+    return gradients
+
+
+def _needs_variables(function: Callable[..., Any], variables: Sequence[Any]) -> ArgumentTypeError:
+    names = ", ".join(repr(getattr(variable, "name", "a variable")) for variable in variables)
+    return ArgumentTypeError(
+        "custom_gradient",
+        found=f"{getattr(function, '__name__', function)!r} reads the variables {names}, "
+        "and its gradient function does not accept 'variables'",
+        rule="grad_fn must accept a keyword argument 'variables' if the function reads trainable variables",
+        remedy="def grad(*upstream, variables=None): return argument_gradients, [gradient for each variable]",
+    )

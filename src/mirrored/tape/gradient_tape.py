@@ -1,0 +1,497 @@
+"""`GradientTape`: what the user opens, asks for gradients and closes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax import jit_key
+from mirrored._jax.boxes import STAND_INS, Array, ReadTracer, payload_of
+from mirrored._jax.programs import aval_of, is_inexact
+from mirrored._jax.traces import current_trace, is_cut_off, is_staging_above, put_trace
+from mirrored.errors import ArgumentError, StructureError, TapeError
+from mirrored.runtime.listeners import listen, unlisten
+from mirrored.tape import jacobian as jacobians
+from mirrored.tape.backward import Walk
+from mirrored.tape.operation import is_deriving
+from mirrored.tape.record import Key
+from mirrored.tape.recorder import Recorder
+from mirrored.tape.structure import (
+    UnconnectedGradients,
+    flatten_sources,
+    flatten_targets,
+    is_array,
+    is_variable,
+    zeros_like_source,
+)
+from mirrored.tape.trace import TapeTrace
+
+_log = logging.getLogger("mirrored.tape")
+
+
+class GradientTape:
+    """Records what is computed in its block, to differentiate it afterwards.
+
+    Trainable variables that are read in the block are watched by themselves, arrays when `watch` says so. Everything
+    that JAX can differentiate can be recorded: `jax.numpy`, `lax.scan`, `cond`, `jit`, `checkpoint`, libraries built on
+    them; at once or inside a compiled function; tapes inside tapes. Beyond what JAX can: `lax.while_loop`, outside
+    compiled code.
+
+    Context: any. Inside `Strategy.run` each replica has its own tape. A tape opened around `run` records through it.
+
+    Args:
+        persistent: Whether several gradients may be taken. The records are kept until the tape is dropped; otherwise
+            they are freed by the first gradient.
+        watch_accessed_variables: Whether reading a trainable variable watches it.
+
+    Example:
+        >>> x = jnp.array(3.0)
+        >>> with GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     y = x * x
+        >>> float(tape.gradient(y, x))
+        6.0
+
+    TensorFlow: `tf.GradientTape`. Gradients of complex values follow JAX (TensorFlow gives the conjugate); gradients
+    are always dense; at a tie `maximum` gives each side half.
+    """
+
+    def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
+        self._persistent = persistent
+        self._trace = TapeTrace()
+        self._recorder = Recorder(persistent, watch_accessed_variables)
+        self._entered = False
+        self._used = False
+
+    # The block
+
+    def __enter__(self) -> GradientTape:
+        """Starts recording, or goes on where the last block of the same tape ended.
+
+        Raises:
+            ArgumentError: The tape is recording.
+        """
+        if self._entered:
+            raise ArgumentError(
+                "GradientTape.__enter__",
+                found="Tape is still recording, This can happen if you try to re-enter an already-active tape.",
+                rule="a tape is entered by one `with` at a time; it may be entered again after that block has ended",
+                remedy="use a second GradientTape for the inner block",
+            )
+        self._entered = True
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """Stops recording. What was recorded stays, whether or not the block ended by an exception."""
+        self._entered = False
+        if self._trace.recorder is not None:
+            self._stop()
+
+    def _start(self) -> None:
+        self._trace.enter(current_trace(), jit_key.current(), self._recorder)
+        put_trace(self._trace)
+        if self._trace.eager and self._trace.outer_token is None:
+            jit_key.put(jit_key.TAPE)
+        jit_key.moved()
+        listen(self)
+
+    def _stop(self) -> None:
+        unlisten(self)
+        self._trace.leave()
+        if current_trace() is self._trace:
+            parent, token = self._trace.parent, self._trace.outer_token
+            while isinstance(parent, TapeTrace) and parent.recorder is None:
+                parent, token = parent.parent, parent.outer_token
+            put_trace(parent)
+            jit_key.leave_tape(token)
+
+    @contextmanager
+    def stop_recording(self) -> Iterator[None]:
+        """Pauses the tape for the block: nothing computed in it has a gradient.
+
+        Raises:
+            TapeError: The tape is not recording.
+
+        Example:
+            >>> x = jnp.array(3.0)
+            >>> with GradientTape() as tape:
+            ...     tape.watch(x)
+            ...     y = x * x
+            ...     with tape.stop_recording():
+            ...         scale = 1.0 / y
+            ...     z = y * scale
+            >>> round(float(tape.gradient(z, x)), 4)
+            0.6667
+
+        TensorFlow: the same.
+        """
+        if self._trace.recorder is None:
+            raise TapeError(
+                "GradientTape.stop_recording",
+                found="Trying to stop recording a tape which is not recording.",
+                rule="stop_recording pauses a tape inside its block",
+                remedy="drop the call: outside its block a tape does not record",
+            )
+        self._stop()
+        try:
+            yield
+        finally:
+            if self._entered:
+                self._start()
+
+    def reset(self) -> None:
+        """Forgets everything recorded and watched so far, and goes on recording.
+
+        Raises:
+            ArgumentError: The tape is not recording.
+
+        TensorFlow: the same.
+        """
+        if self._trace.recorder is None:
+            raise ArgumentError(
+                "GradientTape.reset",
+                found="Tape is not recording.",
+                rule="reset is called inside the tape's block",
+                remedy="make a new tape, or call reset() before the block ends",
+            )
+        self._recorder = self._trace.recorder = Recorder(self._persistent, self._recorder.watch_accessed_variables)
+        jit_key.moved()
+
+    # Watching
+
+    def watch(self, tensor: Any) -> None:
+        """Tracks arrays or variables from here on.
+
+        The object itself is tracked: go on using it, also where a function given to `jit` or `lax.scan` closes over it.
+
+        Args:
+            tensor: A `jax.Array`, a variable, or a structure of them. Integers and bools are accepted with a warning;
+                they have no gradient.
+
+        Raises:
+            ArgumentError: A leaf is something else (a NumPy array or a number has no identity that JAX would keep).
+
+        TensorFlow: the same.
+        """
+        for leaf in jax.tree.leaves(tensor, is_leaf=lambda x: x is None or is_variable(x)):
+            if not (is_variable(leaf) or is_array(leaf)):
+                raise ArgumentError(
+                    "GradientTape.watch",
+                    found=f"Passed in object {leaf!r} of type {type(leaf).__name__!r}",
+                    rule="a tape watches jax.Array objects and variables",
+                    remedy="make it an array with jnp.asarray first, and compute with that array",
+                )
+            self._watch(leaf)
+
+    def _watch(self, leaf: Any) -> None:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            _log.warning("The dtype of the watched tensor must be floating (e.g. float32), got %s", leaf.dtype)
+        elif is_variable(leaf):
+            self._recorder.watch_variable(leaf)
+            jit_key.moved()
+        else:
+            self._recorder.watch(leaf, self._trace)
+
+    def watched_variables(self) -> tuple[Any, ...]:
+        """The variables watched since the tape was made or reset, in the order in which they were first seen.
+
+        TensorFlow: the same.
+        """
+        return tuple(variable for _, variable in self._recorder.variables.values())
+
+    # What variables announce (replicas.reads.ReadListener)
+
+    def on_read(self, variable: Any, value: Any) -> Any:
+        """Called by a variable that is read in the block: the value to hand on."""
+        if type(value) in STAND_INS:
+            return value
+        recorder = self._trace.recorder
+        staging = is_staging_above(current_trace(), self._trace)
+        if staging is None and recorder is not None:
+            staging = self._is_traced_for_later()
+        if staging and self._trace.eager:
+            return ReadTracer(variable, aval_of(value))
+        if recorder is None or staging is None:
+            return value
+        if recorder.watches(variable):
+            return recorder.read(variable, value, self._trace)
+        return recorder.untracked(value, self._trace)
+
+    def _is_traced_for_later(self) -> bool | None:
+        """Whether JAX is tracing a function under this tape, though the trace does not say what it rests on.
+
+        So it is with the bodies of `shard_map` and `custom_vjp`, and with derivative rules, which JAX traces when the
+        call is differentiated, and keeps.
+        """
+        if is_deriving():
+            return True if self._trace.eager else None
+        # Where the tape is set aside on purpose, its token is too.
+        return True if jit_key.current() is not None and is_cut_off(current_trace()) else None
+
+    def on_write(self, variable: Any) -> None:
+        """Called by a variable that is about to change: what was recorded keeps the old value."""
+
+    def tracks(self, value: Any) -> bool:
+        """Called before a per-replica value is split into its components: whether the tape records operations on it."""
+        return self._trace.recorder is not None and self._recorder.key_of(value, self._trace) is not None
+
+    # Gradients
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
+    ) -> Any:
+        """The gradient of a target, summed over its elements, with respect to each source.
+
+        Args:
+            target: An array computed in the block, or a structure of arrays, whose gradients are added.
+            sources: Watched arrays, variables, or arrays computed in the block; or a structure of them.
+            output_gradients: For each target what its gradient is multiplied by: arrays of the targets' shapes, in the
+                targets' structure. None stands for ones.
+            unconnected_gradients: What to give for a source that the target does not depend on.
+
+        Returns:
+            The gradients, in the structure of `sources`; None for unconnected sources, unless zeros are asked for.
+
+        Raises:
+            TapeError: A second gradient of a tape that is not persistent, or one through something without a
+                derivative.
+            ArgumentTypeError: A target or source is not an array or a variable.
+            StructureError: `output_gradients` does not fit the targets.
+
+        Example:
+            >>> x, y = jnp.array(2.0), jnp.array(5.0)
+            >>> with GradientTape() as tape:
+            ...     tape.watch((x, y))
+            ...     z = x * x * y
+            >>> {name: float(value) for name, value in tape.gradient(z, {"x": x, "y": y}).items()}
+            {'x': 20.0, 'y': 4.0}
+
+        TensorFlow: the same, but that fewer output gradients than targets are an error.
+        """
+        unconnected = UnconnectedGradients.of(unconnected_gradients)
+        self._check_unused("GradientTape.gradient")
+        targets = flatten_targets(target, "GradientTape.gradient")
+        leaves, rebuild = flatten_sources(sources, "GradientTape.gradient")
+        weights = _weights(targets, target, output_gradients)
+        with self._differentiating() as walk:
+            gradients = self._pull(walk, targets, weights, leaves)
+        return rebuild(
+            [_finished(gradient, leaf, unconnected) for gradient, leaf in zip(gradients, leaves, strict=True)]
+        )
+
+    def jacobian(
+        self,
+        target: Any,
+        sources: Any,
+        unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
+        parallel_iterations: int | None = None,
+        experimental_use_pfor: bool = True,
+    ) -> Any:
+        """The derivative of each element of a target with respect to each element of the sources.
+
+        Args:
+            target: One array computed in the block.
+            sources: As in `gradient`.
+            unconnected_gradients: As in `gradient`.
+            parallel_iterations: Accepted, without effect: all rows are computed together.
+            experimental_use_pfor: False computes row after row, with less memory.
+
+        Returns:
+            Arrays of shape ``target.shape + source.shape``, in the structure of `sources`.
+
+        Raises:
+            TapeError: The tape has been used up.
+            ArgumentTypeError: The target is not one array.
+
+        Example:
+            >>> x = jnp.array([1.0, 2.0])
+            >>> with GradientTape() as tape:
+            ...     tape.watch(x)
+            ...     y = x * x
+            >>> tape.jacobian(y, x).tolist()
+            [[2.0, 0.0], [0.0, 4.0]]
+
+        TensorFlow: the same, and `experimental_use_pfor=False` does not need a persistent tape.
+        """
+        called = "GradientTape.jacobian"
+        unconnected = UnconnectedGradients.of(unconnected_gradients)
+        self._check_unused(called)
+        jacobians.check_single(target, called)
+        leaves, rebuild = flatten_sources(sources, called)
+        rows = jacobians.rows(target.shape, target.dtype)
+        results = self._pull_rows(target, rows, leaves, vectorized=experimental_use_pfor)
+        shaped = [
+            None if result is None else jnp.reshape(result, (*target.shape, *leaf.shape))
+            for result, leaf in zip(results, leaves, strict=True)
+        ]
+        if unconnected is UnconnectedGradients.ZERO:
+            shaped = [
+                jnp.zeros((*target.shape, *leaf.shape), leaf.dtype) if result is None else result
+                for result, leaf in zip(shaped, leaves, strict=True)
+            ]
+        return rebuild(shaped)
+
+    def batch_jacobian(
+        self,
+        target: Any,
+        source: Any,
+        unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
+        parallel_iterations: int | None = None,
+        experimental_use_pfor: bool = True,
+    ) -> jax.Array:
+        """For each example of a batch the derivative of its target with respect to its source.
+
+        Args:
+            target: One array of shape ``[batch, ...]``, whose row i depends on row i of the source only.
+            source: One array of shape ``[batch, ...]``.
+            unconnected_gradients: Checked; an unconnected source gives zeros in either case.
+            parallel_iterations: Accepted, without effect.
+            experimental_use_pfor: As in `jacobian`.
+
+        Returns:
+            An array of shape ``[batch, *target.shape[1:], *source.shape[1:]]``.
+
+        Raises:
+            TapeError: The tape has been used up.
+            ArgumentError: A shape has fewer than two dimensions, or the first ones differ.
+
+        Example:
+            >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+            >>> with GradientTape() as tape:
+            ...     tape.watch(x)
+            ...     y = x * x
+            >>> tape.batch_jacobian(y, x).tolist()
+            [[[2.0, 0.0], [0.0, 4.0]], [[6.0, 0.0], [0.0, 8.0]]]
+
+        TensorFlow: the same.
+        """
+        called = "GradientTape.batch_jacobian"
+        UnconnectedGradients.of(unconnected_gradients)
+        self._check_unused(called)
+        jacobians.check_single(target, called)
+        jacobians.check_batched(target, source, called)
+        rows = jacobians.batched_rows(target.shape, target.dtype)
+        (result,) = self._pull_rows(target, rows, [source], vectorized=experimental_use_pfor)
+        shape = (target.shape[0], *target.shape[1:], *source.shape[1:])
+        if result is None:
+            return jnp.zeros(shape, source.dtype)
+        return jnp.reshape(jnp.moveaxis(result, 1, 0), shape)
+
+    # How
+
+    def _check_unused(self, called: str) -> None:
+        if self._used:
+            raise TapeError(
+                called,
+                found="a second set of gradients is asked of a tape that is not persistent",
+                rule="A non-persistent GradientTape can only be used to compute one set of gradients (or jacobians)",
+                remedy="ask for all sources in one call, or make the tape with GradientTape(persistent=True)",
+            )
+
+    @contextmanager
+    def _differentiating(self) -> Iterator[Walk]:
+        """Ends recording for good if the tape is not persistent; else the way back is recorded where it is taken."""
+        recording = self._trace.recorder is not None
+        if not self._persistent:
+            self._used = True
+            if recording:
+                self._stop()
+        recorded = self._persistent and recording and is_staging_above(current_trace(), self._trace) is not None
+        yield Walk(self._trace, self._recorder, recorded=recorded, forget=not self._persistent)
+        if not self._persistent:
+            self._recorder.forget()
+
+    def _pull(self, walk: Walk, targets: Sequence[Any], weights: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+        seeds: dict[Key, Any] = {}
+        for target, weight in zip(targets, weights, strict=True):
+            key = self._key_of(target)
+            if key is not None:
+                seed = jnp.ones_like(payload_of(target_value(target))) if weight is None else weight
+                seeds[key] = seeds[key] + seed if key in seeds else payload_of(seed)
+        keys = [self._key_of(source) for source in sources]
+        found = walk.pull(seeds, [key for key in keys if key is not None])
+        return [None if key is None else found.get(key) for key in keys]
+
+    def _pull_rows(self, target: Any, rows: Any, sources: Sequence[Any], *, vectorized: bool) -> list[Any]:
+        meets = any(record.meets for record in self._recorder.records)
+        with self._differentiating() as walk:
+            key = self._key_of(target)
+            keys = [self._key_of(source) for source in sources]
+            if key is None or not is_inexact(aval_of(target_value(target))):
+                return [None] * len(sources)
+            wanted = [key for key in keys if key is not None]
+
+            def pull_row(row: Any) -> dict[Key, Any]:
+                return walk.again().pull({key: row}, wanted)
+
+            found = jacobians.over_rows(pull_row, rows, vectorized=vectorized and not meets)
+            return [None if key is None else found.get(key) for key in keys]
+
+    def _key_of(self, value: Any) -> Key | None:
+        if is_variable(value):
+            # A framework's view of a variable of ours is read as that variable.
+            entry = self._recorder.variables.get(id(getattr(value, "announced", value)))
+            return None if entry is None else entry[0]
+        return self._recorder.key_of(value, self._trace)
+
+
+def target_value(target: Any) -> Any:
+    """A target as an array."""
+    return target.read_value() if is_variable(target) else target
+
+
+def _weights(targets: Sequence[Any], structure: Any, output_gradients: Any) -> list[Any]:
+    if output_gradients is None:
+        return [None] * len(targets)
+    weights = jax.tree.leaves(output_gradients, is_leaf=lambda x: x is None or is_variable(x))
+    if len(targets) == 1 and not isinstance(structure, (list, tuple, dict)) and not _is_leaf(output_gradients):
+        weights = [output_gradients]
+    if len(weights) != len(targets):
+        raise StructureError(
+            "GradientTape.gradient",
+            found=f"{len(weights)} output_gradients for {len(targets)} targets",
+            rule="there is one output gradient for each target, in the same structure; None stands for ones",
+            remedy="pass as many output gradients as targets",
+        )
+    return [
+        None if weight is None else _weight(weight, target) for weight, target in zip(weights, targets, strict=True)
+    ]
+
+
+def _is_leaf(value: Any) -> bool:
+    return not isinstance(value, (list, tuple))
+
+
+def _weight(weight: Any, target: Any) -> Any:
+    if np.shape(weight) != tuple(target.shape):
+        raise StructureError(
+            "GradientTape.gradient",
+            found=f"an output gradient has shape {np.shape(weight)}, its target {tuple(target.shape)}",
+            rule="an output gradient has the shape of its target",
+            remedy="broadcast it with jnp.broadcast_to, or give one per target",
+        )
+    return jnp.asarray(target_value(weight), target.dtype)
+
+
+def _finished(gradient: Any, source: Any, unconnected: UnconnectedGradients) -> Any:
+    if gradient is None:
+        return zeros_like_source(source) if unconnected is UnconnectedGradients.ZERO else None
+    if type(gradient) is Array and is_variable(source) and jax.local_device_count() > 1:
+        home = payload_of(source.read_value())
+        if type(home) is Array and home.sharding.device_set != gradient.sharding.device_set:
+            return jax.device_put(gradient, home.sharding)
+    return gradient

@@ -1,0 +1,465 @@
+"""The tape as a JAX trace: every primitive applied in a tape's block arrives here.
+
+If no operand is watched, the primitive runs under the parent trace and is forgotten. Otherwise its operation runs under
+the parent by its rule, which also leaves what the way back needs, and a record is made.
+
+Under a parent that runs at once, results are boxed. Under any other parent (a compiled function, a surrounding tape,
+`vmap`) results are the parent's own values, and identity says which of them are tracked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mirrored._jax import evicting, jit_key
+from mirrored._jax.boxes import STAND_INS, Array, Box, payload_of
+from mirrored._jax.closures import custom_calls
+from mirrored._jax.custom_calls import binder, is_from_jax, reset_stores, with_stores_filled
+from mirrored._jax.embedded import Lifted, embedded_arrays
+from mirrored._jax.programs import aval_of, context_key, program_of
+from mirrored._jax.structured import device_put_p, stop_gradient_p
+from mirrored._jax.traces import Trace, is_eval, is_eval_below, is_tracer, put_trace, share_identity, swap_trace
+from mirrored.tape import calls, catalogue, loops, merging
+from mirrored.tape.operation import Operation
+from mirrored.tape.quick_rules import QuickRules
+from mirrored.tape.record import AliasRecord, Key, Record, RuleRecord, new_key, partial_record
+
+if TYPE_CHECKING:
+    from mirrored.runtime.merging import Merge
+    from mirrored.tape.recorder import Recorder
+
+
+_FIRST: tuple[int, ...] = (0,)
+_BOTH: tuple[int, ...] = (0, 1)
+
+_quick_rules = QuickRules()
+
+
+class TapeTrace(Trace):  # type: ignore[misc]
+    """The trace of one tape, kept when the tape is entered again.
+
+    Attributes:
+        parent: The trace that was current when the tape was entered.
+        outer_token: The token of `jit_key` that was in force then.
+        recorder: Where to record; None while the tape is not recording: then everything passes through.
+        touched: The keys of the tracked values that have been used, while a function with a derivative of its own runs;
+            none of what it computes is recorded. None at all other times.
+    """
+
+    __slots__ = ("_stale", "eager", "outer_token", "parent", "recorder", "touched")
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        share_identity(self)
+        self.parent: Any = None
+        self.outer_token: Any = None
+        self.recorder: Recorder | None = None
+        self.touched: dict[Key, None] | None = None
+        self.eager = False
+        self._stale: list[Any] = []
+
+    # Life
+
+    def enter(self, parent: Any, outer_token: Any, recorder: Recorder) -> None:
+        """Starts recording on top of `parent`."""
+        self.parent = parent
+        self.outer_token = outer_token
+        self.eager = is_eval(parent)
+        self.recorder = recorder
+
+    def leave(self) -> None:
+        """Stops recording."""
+        self.recorder = None
+        self._forget_stale()
+
+    def captured(self, functions: list[Any]) -> None:
+        """A box was closed over by functions that JAX is tracing: those traces must not be reused."""
+        self._stale += functions
+
+    def _forget_stale(self) -> None:
+        if self._stale:
+            stale, self._stale = self._stale, []
+            evicting.forget_traces(stale)
+
+    # What JAX calls
+
+    def stage_value(self, value: Any) -> Any:
+        """NumPy arrays become device arrays here, as they do without a tape."""
+        with self.under_parent():
+            return self.parent.stage_value(_owned(value))
+
+    def process_primitive(self, primitive: Any, args: Sequence[Any], params: dict[str, Any], /) -> Any:
+        """Runs `primitive`, recorded if an operand is watched."""
+        if self._stale:
+            self._forget_stale()
+        if self.touched is not None and primitive is stop_gradient_p:
+            return self._cut_off(primitive, args, params)
+        values, keys, watched = self.sort(args)
+        if self.recorder is not None and self.recorder.known:
+            lifted = self._watched_inside(params)
+            if lifted and self.touched is None:
+                return self._process_lifted(primitive, values, keys, watched, params, lifted)
+            if lifted:
+                self.sort(lifted)
+        if not watched:
+            with self.under_parent():
+                return primitive.bind(*values, **params)
+        if primitive is device_put_p:
+            moved = {**params, "srcs": tuple(map(_place, values, params["srcs"]))}
+            move = lambda *arrays: list(primitive.bind(*arrays, **moved))  # noqa: E731
+            return calls.process(self, move, None, values, keys, watched, str(primitive))
+        unrolled = loops.UNROLLED.get(primitive)
+        if unrolled is not None and self.eager:
+            return unrolled(self, args, params)
+        operation = catalogue.of_primitive(primitive, params)
+        results = self.perform(operation, values, keys, watched)
+        if operation.custom_calls:
+            results = calls.without_embedded(self, results, params, operation.name)
+        return results if primitive.multiple_results else results[0]
+
+    def _cut_off(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        """`stop_gradient` does not count as a use."""
+        touched, self.touched = self.touched, {}
+        try:
+            values, _, _ = self.sort(args)
+        finally:
+            self.touched = touched
+        with self.under_parent():
+            return primitive.bind(*values, **params)
+
+    def process_custom_jvp_call(
+        self, primitive: Any, function: Any, jvp: Any, args: Sequence[Any], /, *, symbolic_zeros: bool
+    ) -> Any:
+        """A function with a forward rule of its own."""
+        params = {"symbolic_zeros": symbolic_zeros}
+        values, keys, watched = self.sort(args)
+        bind = binder(primitive, (function, jvp), params)
+        is_library = is_from_jax(function)
+        if watched and is_library and not any(is_tracer(value) for value in values):
+            known = self._library_call((primitive, function, symbolic_zeros), function, bind, values)
+            if known is not None:
+                results = self.perform(known, values, keys, watched)
+                reset_stores(jvp)
+                return results
+        return calls.process(self, bind, None if is_library else function, values, keys, watched, str(primitive))
+
+    def process_custom_vjp_call(
+        self,
+        primitive: Any,
+        function: Any,
+        forward: Any,
+        backward: Any,
+        args: Sequence[Any],
+        /,
+        *,
+        out_trees: Any,
+        symbolic_zeros: bool,
+    ) -> Any:
+        """A function with a gradient of its own."""
+        params = {"out_trees": out_trees, "symbolic_zeros": symbolic_zeros}
+        values, keys, watched = self.sort(args)
+        bind = binder(primitive, (function, forward, backward), params)
+        return calls.process(self, bind, function, values, keys, watched, str(primitive))
+
+    def process_shard_map(self, primitive: Any, function: Any, args: Sequence[Any], **params: Any) -> Any:
+        """`jax.shard_map` outside `jit`: traced first, so that what its function closes over becomes an operand."""
+        result: list[Any] = []
+
+        def bind(*arrays: Any) -> list[Any]:
+            result[:] = [primitive.bind(*arrays, subfuns=(function,), **params)]
+            return list(result[0])
+
+        values, _, _ = self.sort(args)
+        with self.as_current():
+            program = program_of(bind, [aval_of(value) for value in values])
+        operation = Operation(program.of_constants, str(primitive), custom_calls({"": program.jaxpr}))
+        return result[0].update(self.apply(operation, [*program.constants, *args]))
+
+    def process_call(self, primitive: Any, function: Any, args: Sequence[Any], params: Any, /) -> Any:
+        """A call primitive of older JAX: its body is ordinary code."""
+        with self.as_current():
+            return function.call_wrapped(*args)
+
+    def process_merge(self, merge: Merge, payload: list[Any]) -> list[Any]:
+        """A merge of local replicas, recorded as one operation of all their tapes."""
+        return merging.process(self, merge, payload)
+
+    # Recording
+
+    def apply(self, operation: Operation, args: Sequence[Any]) -> list[Any]:
+        """Runs `operation` on values of this tape."""
+        values, keys, watched = self.sort(args)
+        if not watched:
+            return run_under(self.parent, operation, values)
+        return self.perform(operation, values, keys, watched)
+
+    def perform(self, operation: Operation, values: list[Any], keys: list[Key], watched: tuple[int, ...]) -> list[Any]:
+        """Runs `operation` by its rule and records it."""
+        previous, token = swap_trace(self.parent), None
+        if self.eager:
+            token = jit_key.swap(None)
+        try:
+            rule = operation.rule(tuple([aval_of(value) for value in values]), watched)
+            if not rule.any_tracked:
+                return run_under(self.parent, operation, values)
+            results = run_under(self.parent, rule.forward, values)
+        finally:
+            put_trace(previous)
+            if self.eager:
+                jit_key.put(token)
+        if rule.passes:
+            record: Record = AliasRecord(keys, watched)
+        elif rule.lost:
+            record = partial_record(operation, rule, dict(zip(watched, keys, strict=True)), values, results)
+        else:
+            record = RuleRecord(keys, watched, operation, rule, rule.residuals(values, results))
+        return self.add(record, results[: rule.num_results], rule.tracked, values)
+
+    def add(self, record: Record, results: list[Any], tracked: Sequence[bool], inputs: Sequence[Any] = ()) -> list[Any]:
+        """Adds a record; the results as the tape's user sees them."""
+        recorder = self.recorder
+        if recorder is None:
+            return results
+        out_keys: list[Key | None] = [None] * len(results)
+        for position, is_tracked in enumerate(tracked):
+            if is_tracked:
+                key = new_key()
+                out_keys[position] = key
+                results[position] = self._tracked(results[position], key, recorder)
+        record.out_keys = out_keys
+        if recorder.persistent:
+            record.inputs = self._rewrapped(inputs, record)
+        recorder.records.append(record)
+        return results
+
+    def operate(self, name: str, left: Box, right: Any) -> Any:
+        """Applies a binary operator to a box of this tape and a box, an array or a number."""
+        recorder = self.recorder
+        operation = catalogue.OPERATORS[name]
+        kind = type(right)
+        if not self.eager or recorder is None or self.touched is not None or (kind is Box and right.owner is not self):
+            return self.apply(operation, (left, right))[0]
+        if kind is Box:
+            return self._perform_quickly(operation, (left.payload, right.payload), (left.key, right.key), _BOTH)
+        if kind is Array and id(right) in recorder.known:
+            keys = left.key, recorder.known[id(right)][0]
+            return self._perform_quickly(operation, (left.payload, right), keys, _BOTH)
+        return self._perform_quickly(operation, (left.payload, _owned(right)), (left.key,), _FIRST)
+
+    def operate_alone(self, operation: Operation, box: Box) -> Any:
+        """Applies an operation with one result to one box of this tape."""
+        if not self.eager or self.recorder is None or self.touched is not None:
+            return self.apply(operation, (box,))[0]
+        return self._perform_quickly(operation, (box.payload,), (box.key,), _FIRST)
+
+    def negated(self, box: Box) -> Any:
+        """Minus a box of this tape."""
+        return self.operate_alone(catalogue.NEGATIVE, box)
+
+    def _perform_quickly(
+        self, operation: Operation, values: tuple[Any, ...], keys: tuple[Key, ...], watched: tuple[int, ...]
+    ) -> Any:
+        """`perform`, made short for an eager tape that records and an operation with one result."""
+        put_trace(self.parent)
+        token = jit_key.swap(None)
+        try:
+            rule = _quick_rules.find(operation, values, watched)
+            results: Sequence[Any] = rule.forward.jitted(*values) if rule.is_plain else ()
+        finally:
+            put_trace(self)
+            jit_key.put(token)
+        if not results:
+            return self.perform(operation, list(values), list(keys), watched)[0]
+        record: Record = (
+            AliasRecord(keys, watched)
+            if rule.passes
+            else RuleRecord(keys, watched, operation, rule, rule.residuals(values, results))
+        )
+        key = new_key()
+        record.out_keys = (key,)
+        recorder = self.recorder
+        assert recorder is not None
+        if recorder.persistent:
+            record.inputs = self._rewrapped(values, record)
+        recorder.records.append(record)
+        return Box(self, results[0], key)
+
+    def _tracked(self, value: Any, key: Key, recorder: Recorder) -> Any:
+        if type(value) is Array:
+            return Box(self, value, key)
+        if id(value) in recorder.known:
+            value = self.copied(value)
+        recorder.known[id(value)] = (key, value)
+        return value
+
+    def _rewrapped(self, values: Sequence[Any], record: Record) -> list[Any]:
+        inputs = list(values)
+        for position, key in zip(record.watched, record.in_keys, strict=False):
+            if type(inputs[position]) is Array:
+                inputs[position] = Box(self, inputs[position], key)
+        return inputs
+
+    def copied(self, value: Any) -> Any:
+        """The same value of the parent as another object."""
+        if type(value) is Box:
+            return Box(value.owner, value.payload, value.key)
+        return run_under(self.parent, catalogue.COPY, [value])[0]
+
+    def has_concrete_parent(self, value: Any) -> bool:
+        """Whether `value` is a concrete array that nothing around this tape tracks."""
+        return type(value) is Array
+
+    # Operands
+
+    def sort(self, args: Sequence[Any]) -> tuple[list[Any], list[Key], tuple[int, ...]]:
+        """The operands without this tape's boxes, the keys of those that are tracked, and their positions."""
+        recorder = self.recorder
+        known = recorder.known if recorder is not None else {}
+        values: list[Any] = []
+        keys: list[Key] = []
+        watched: list[int] = []
+        for position, value in enumerate(args):
+            if type(value) in STAND_INS:
+                value = self._resolved(value)
+            if type(value) is Box and value.owner is self:
+                keys.append(value.key)
+                watched.append(position)
+                value = value.payload
+            else:
+                entry = known.get(id(value))
+                if entry is not None:
+                    keys.append(entry[0])
+                    watched.append(position)
+                if type(value) is Box and self.eager:
+                    value = value.payload
+            values.append(value)
+        if recorder is None:
+            return values, [], ()
+        if self.touched is not None:
+            self.touched.update(dict.fromkeys(keys))
+            return values, [], ()
+        if watched:
+            values = [_owned(value) for value in values]
+        return values, keys, tuple(watched)
+
+    def _resolved(self, stand_in: Any) -> Any:
+        with self.as_current():
+            return stand_in.resolved()
+
+    @contextmanager
+    def under_parent(self) -> Iterator[None]:
+        """Runs the block under the parent, and, if that runs at once, as if there were no tape."""
+        previous = swap_trace(self.parent)
+        token = jit_key.swap(None) if self.eager else None
+        try:
+            yield
+        finally:
+            put_trace(previous)
+            if self.eager:
+                jit_key.put(token)
+
+    @contextmanager
+    def as_current(self) -> Iterator[None]:
+        """Runs the block with this trace current."""
+        previous = swap_trace(self)
+        try:
+            yield
+        finally:
+            put_trace(previous)
+
+    @contextmanager
+    def touching(self) -> Iterator[dict[Key, None]]:
+        """Runs the block with this trace current, recording nothing but which tracked values are used."""
+        before = self.touched
+        touched: dict[Key, None] = {}
+        self.touched = touched
+        try:
+            with self.as_current():
+                yield touched
+        finally:
+            self.touched = before
+            if before is not None:
+                before.update(touched)
+
+    # Arrays that the user watches and a traced function closes over
+
+    def _watched_inside(self, params: dict[str, Any]) -> list[Any]:
+        recorder = self.recorder
+        if recorder is None:
+            return []
+        return [array for array in embedded_arrays(params) if id(array) in recorder.known]
+
+    def _process_lifted(
+        self,
+        primitive: Any,
+        values: list[Any],
+        keys: list[Key],
+        watched: tuple[int, ...],
+        params: dict[str, Any],
+        arrays: list[Any],
+    ) -> Any:
+        assert self.recorder is not None
+        lifted = Lifted(primitive, params, arrays)
+        key = (primitive, *params.items(), tuple(map(id, arrays)), "lifted")
+        operation = catalogue.of_program(key, lambda: Operation(lifted, str(primitive), custom_calls(params)))
+        count = len(arrays)
+        results = self.perform(
+            operation,
+            [*arrays, *values],
+            [*(self.recorder.known[id(array)][0] for array in arrays), *keys],
+            (*range(count), *(position + count for position in watched)),
+        )
+        return results if primitive.multiple_results else results[0]
+
+    # Functions with derivatives of their own
+
+    def _library_call(
+        self, key: tuple[Any, ...], function: Any, bind: Callable[..., list[Any]], values: list[Any]
+    ) -> Operation | None:
+        avals = tuple([aval_of(value) for value in values])
+
+        def make() -> catalogue.LibraryCall:
+            program = program_of(bind, avals)
+            return catalogue.LibraryCall(Operation(program, str(key[0])), program.captured, function)
+
+        with self.under_parent(), jit_key.using(None):
+            call = catalogue.of_library_call((*key, avals, context_key()), make)
+        if call is None or call.captured:
+            return None
+        with_stores_filled(function, call.function)
+        return call.operation
+
+
+def _owned(operand: Any) -> Any:
+    """A copy of a NumPy array, anything else as it is.
+
+    A record keeps its operands as residuals until the backward pass, and JAX may alias NumPy memory. The caller may
+    refill the array in between, for instance with the next batch. TensorFlow copies as well.
+    """
+    return operand.copy() if isinstance(operand, np.ndarray) else operand
+
+
+def _place(value: Any, source: Any) -> Any:
+    """Where a cotangent of `value` belongs: where `value` lies (JAX would leave it on the other device)."""
+    return value.sharding if source is None and type(value) in (Array, Box) else source
+
+
+def run_under(trace: Any, operation: Operation, values: Sequence[Any]) -> list[Any]:
+    """Runs `operation` under `trace`: compiled where values are at hand, recorded by a tape, inlined in a program."""
+    if is_eval(trace):
+        previous = swap_trace(trace)
+        try:
+            return operation.jitted(*[payload_of(value) for value in values])
+        finally:
+            put_trace(previous)
+    if isinstance(trace, TapeTrace):
+        return trace.apply(operation, values)
+    previous = swap_trace(trace)
+    try:
+        return list((operation.jitted if is_eval_below(trace) else operation.function)(*values))
+    finally:
+        put_trace(previous)

@@ -1,0 +1,28 @@
+"""Computing as if no tape were open."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from mirrored._jax.traces import current_trace
+from mirrored.tape.trace import TapeTrace
+
+
+def unrecorded() -> ExitStack:
+    """A context in which no tape records: for an update of variables, which is no part of what a tape is to follow.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from mirrored.tape import GradientTape, unrecorded
+        >>> x = jnp.array(3.0)
+        >>> with GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     with unrecorded():
+        ...         y = x * x
+        >>> print(tape.gradient(y, x))
+        None
+    """
+    stack = ExitStack()
+    while isinstance(trace := current_trace(), TapeTrace):
+        stack.enter_context(trace.under_parent())
+    return stack

@@ -1,0 +1,1 @@
+"""Topology: devices by name, and the assignment of replicas to devices."""

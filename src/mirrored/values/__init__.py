@@ -1,0 +1,1 @@
+"""Distributed values: `PerReplica`, `Mirrored`, and pytrees of them."""

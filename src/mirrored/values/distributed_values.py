@@ -1,0 +1,455 @@
+"""Values that are different on each replica, and values that are the same on all.
+
+A `PerReplica` has one component per replica. It is held in one of three ways:
+
+- *stacked*: one array ``[replicas, ...]`` laid over the devices (what compiled steps take and give);
+- *components*: one object per replica (what eager runs give; shapes may differ);
+- *local*: inside a compiled run, the components of the replicas that share a device, the same program standing for all
+  devices.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.array_protocol import register_array_like
+from mirrored._jax.boxes import Array, is_live_box, payload_of
+from mirrored._jax.putting import as_array
+from mirrored._jax.traces import ShapedArray, eager, is_tracer
+from mirrored.errors import ValuesError
+from mirrored.values.operators import ArrayOperators
+
+if TYPE_CHECKING:
+    from mirrored.topology.device_assignment import Layout
+
+
+class DistributedValues(abc.ABC):
+    """A value with one component per replica. The base of `PerReplica`, `Mirrored` and distributed variables."""
+
+    @property
+    @abc.abstractmethod
+    def values(self) -> tuple[Any, ...]:
+        """The components, in replica order."""
+
+    def __repr__(self) -> str:
+        return distributed_repr(type(self).__name__, self.values)
+
+
+def traced_repr(name: str, replicas: int, outlines: Sequence[str]) -> str:
+    """``<Name of 2 replicas: float32[3] (traced)>``: what is known while tracing, and after it."""
+    told = ", ".join(dict.fromkeys(outlines))  # of one shape and dtype nearly always
+    return f"<{name} of {replicas} replica{'s' * (replicas != 1)}: {told} (traced)>"
+
+
+def outline_of(value: Any) -> str:
+    """``float32[3]``, or what Python prints for a value that is no array."""
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    return repr(value) if dtype is None or shape is None else f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def distributed_repr(name: str, components: Sequence[Any]) -> str:
+    """``Name:{`` one line per replica ``}``."""
+    lines = ",\n".join(f"  {i}: {component!r}" for i, component in enumerate(components))
+    return f"{name}:{{\n{lines}\n}}"
+
+
+def _refuse(operation: str) -> Callable[..., NoReturn]:
+    def method(self: Any, *_args: object, **_kwargs: object) -> NoReturn:
+        raise ValuesError(
+            f"{type(self).__name__}.{operation}",
+            found=f"a value with {len(self)} components was used as if it were one array",
+            rule="a per-replica value has no arithmetic: it is several arrays",
+            remedy="reduce it (strategy.reduce(ReduceOp.SUM, value, axis=None)), take its components "
+            "(strategy.experimental_local_results(value) or value.values), or compute inside strategy.run",
+        )
+
+    return method
+
+
+class _NotAnArray(DistributedValues):
+    """Refuses, with an explanation, what only an array can do."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    for _operation in (
+        *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod"),
+        *("pow", "rpow", "matmul", "rmatmul", "neg", "pos", "abs", "lt", "le", "gt", "ge", "invert"),
+        *("and", "rand", "or", "ror", "xor", "rxor", "float", "int", "bool", "complex", "index"),
+        *("array", "iter", "getitem", "contains", "round"),
+    ):
+        locals()[f"__{_operation}__"] = _refuse(f"__{_operation}__")
+    del _operation
+
+    def __format__(self, spec: str) -> str:
+        return str(self) if not spec else _refuse(f"__format__ ({spec!r})")(self)
+
+    def __copy__(self) -> Any:
+        return self  # components are arrays, which do not change
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ValuesError(
+            f"pickle of {type(self).__name__}",
+            found=f"a value with {len(self)} components on devices of this process",
+            rule="devices have no meaning in another process, so such a value is not pickled",
+            remedy="send its components, [np.asarray(part) for part in value.values], or what strategy.reduce or "
+            "strategy.gather makes of it",
+        )
+
+
+class Makers:
+    """The functions given to `run` that a per-replica value comes from.
+
+    It travels with the value through pytrees, as a part of the structure, and all makers are equal: where a value comes
+    from makes no other structure of it.
+    """
+
+    __slots__ = ("functions",)
+
+    def __init__(self, functions: frozenset[Any] = frozenset()) -> None:
+        self.functions = functions
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Makers)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+_NOBODY: Final = Makers()
+
+
+class PerReplica(_NotAnArray):
+    """One component per replica; components may differ, also in shape.
+
+    Args:
+        values: The components, in replica order; of a job of several processes, those of this one.
+        layout: Which replica lives on which device, where that is known.
+        is_ragged: Components of other processes have other shapes.
+
+    Example:
+        >>> PerReplica((1.0, 2.0))
+        PerReplica:{
+          0: 1.0,
+          1: 2.0
+        }
+
+    Attributes:
+        made_by: The functions given to `run` that it comes from, if its maker has not declared it in `out_specs`.
+        of_uneven_batch: Whether it comes from a run whose replicas had different numbers of examples.
+
+    TensorFlow: `tf.distribute.DistributedValues` with `.values`. The same outline is printed.
+    """
+
+    __slots__ = ("_components", "_layout", "_ragged", "_stacked", "_unstack", "made_by", "of_uneven_batch")
+
+    def __init__(self, values: Sequence[Any], layout: Layout | None = None, *, is_ragged: bool = False) -> None:
+        self._components: tuple[Any, ...] | None = tuple(values)
+        self._stacked: jax.Array | None = None
+        self._layout = layout
+        self._ragged = is_ragged
+        self._unstack: Callable[[], Sequence[Any]] | None = None
+        self.made_by = _NOBODY
+        self.of_uneven_batch = False
+
+    @classmethod
+    def from_stacked(cls, stacked: jax.Array, layout: Layout, made_by: Makers = _NOBODY) -> PerReplica:
+        """A value held as one array ``[replicas, ...]``, laid over `layout`'s devices."""
+        value = cls.__new__(cls)
+        value._components, value._stacked, value._layout, value._unstack = None, stacked, layout, None
+        value._ragged, value.made_by, value.of_uneven_batch = False, made_by, False
+        return value
+
+    @property
+    def layout(self) -> Layout | None:
+        """Which replica lives on which device, where that is known."""
+        return self._layout
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether it is held as one array over all devices."""
+        return self._stacked is not None
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components, each on its replica's device; of a job of several processes, those of this one."""
+        if self._components is None:
+            assert self._stacked is not None
+            self._components = _unstacked(self._stacked, self._layout)
+        return self._components
+
+    def first(self) -> Any:
+        """A component, or the stacked array: something of the components' dtype; None without components."""
+        return self._stacked if self._stacked is not None else next(iter(self.values), None)
+
+    def __len__(self) -> int:
+        if self._components is not None:
+            return len(self._components)
+        assert self._stacked is not None
+        if self._layout is not None and self._layout.spans_processes and not is_tracer(self._stacked):
+            return len(self._layout.addressable_replicas)
+        return int(self._stacked.shape[0])
+
+    @property
+    def component_shape(self) -> tuple[int, ...] | None:
+        """The shape that all components share, None if they differ or are no arrays."""
+        if self._stacked is not None:
+            return tuple(self._stacked.shape[1:])
+        if self._ragged:
+            return None
+        shapes = {_shape_of(component) for component in self.values}
+        return shapes.pop() if len(shapes) == 1 else None
+
+    def __repr__(self) -> str:
+        # Looking at a tracer's components is an operation: it would be recorded, or fail once the trace is over.
+        stacked = self._stacked
+        if stacked is not None and is_tracer(stacked):
+            count, *shape = stacked.shape
+            return traced_repr("PerReplica", count, [f"{stacked.dtype}[{','.join(map(str, shape))}]"])
+        if stacked is None and any(is_tracer(component) for component in self.values):
+            return traced_repr("PerReplica", len(self), [outline_of(component) for component in self.values])
+        return DistributedValues.__repr__(self)
+
+    def stacked(self, layout: Layout) -> jax.Array:
+        """The components as one array ``[replicas, ...]`` laid over `layout`'s devices.
+
+        Raises:
+            ValuesError: The components are no arrays, or their shapes or dtypes differ.
+        """
+        if self._stacked is None:
+            if self._ragged:
+                raise _unequal("components that have other shapes on other workers")
+            self._stacked = stack_components(self.values, layout)
+            self._layout = layout
+        return self._stacked
+
+
+def _shape_of(component: Any) -> tuple[int, ...] | None:
+    return () if isinstance(component, (bool, int, float, complex)) else getattr(component, "shape", None)
+
+
+def stack_components(components: Sequence[Any], layout: Layout) -> Any:
+    """One array ``[replicas, ...]`` over `layout`'s devices from one component per replica (of this process)."""
+    shapes = {np.shape(component) for component in components}
+    if len(shapes) > 1:
+        raise _unequal(f"components of shapes {', '.join(str(np.shape(component)) for component in components)}")
+    if any(is_live_box(component) for component in components):
+        if layout.spans_processes:
+            raise _recorded()
+        # A tape outside `run` records: ordinary operations, on one device.
+        return jnp.stack([jax.device_put(component, layout.devices[0]) for component in components])
+    components = [payload_of(component) for component in components]
+    if any(is_tracer(component) for component in components):
+        return jnp.stack([as_array(component) for component in components])
+    with eager():
+        return _laid_out(components, layout)
+
+
+def _unequal(found: str) -> ValuesError:
+    return ValuesError(
+        "PerReplica.stacked",
+        found=found,
+        rule="only components of one shape can be laid out as one array",
+        remedy="use them in eager code, or pad them to one shape (last_batch='pad')",
+    )
+
+
+def _recorded() -> ValuesError:
+    return ValuesError(
+        "PerReplica.stacked",
+        found="a tape outside run records components of replicas on several workers, in eager code",
+        rule="what other workers compute is out of reach of this worker's tape",
+        remedy="open the tape inside the function given to run, or compile the whole step with mirrored.function",
+    )
+
+
+def _laid_out(components: Sequence[Any], layout: Layout) -> Any:
+    if not layout.spans_processes and _are_on_host(components):
+        # Where devices read the host's memory nothing has to be compiled for it.
+        return jax.device_put(np.stack([np.asarray(component) for component in components]), layout.sharded)
+    if len(layout.devices) == 1:
+        return jax.device_put(jnp.stack([as_array(component) for component in components]), layout.sharded)
+    on_devices = [
+        [jax.device_put(as_array(component), device) for component in components[start : start + layout.local]]
+        for start, device in zip(itertools.count(0, layout.local), layout.addressable_devices, strict=False)
+    ]
+    first = on_devices[0][0]
+    if layout.local == 1 and first.ndim and first.size and not layout.spans_processes:
+        return _by_replica(_one_array([mine[0] for mine in on_devices], layout), layout.num_replicas, layout.sharded)
+    return _one_array([mine[0][None] if len(mine) == 1 else jnp.stack(mine) for mine in on_devices], layout)
+
+
+def _are_on_host(components: Sequence[Any]) -> bool:
+    """Whether they are arrays of one dtype in this host's memory that NumPy takes for what they are."""
+    return (
+        all(type(component) is Array and not component.weak_type for component in components)
+        and len({component.dtype for component in components}) == 1
+        and all(device.platform == "cpu" for component in components for device in component.devices())
+    )
+
+
+def _one_array(per_device: Sequence[jax.Array], layout: Layout) -> jax.Array:
+    """An array whose leading dimension goes over the devices, of one part on each."""
+    rows = len(layout.devices) * per_device[0].shape[0]
+    return jax.make_array_from_single_device_arrays((rows, *per_device[0].shape[1:]), layout.sharded, list(per_device))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _by_replica(rows: jax.Array, num_replicas: int, sharding: jax.sharding.Sharding) -> jax.Array:
+    """All replicas' rows, one replica's under those of another, as ``[replicas, rows, ...]``.
+
+    One program for all devices: a new dimension on each device would be compiled for each (0.5 s for 64).
+    """
+    apart: jax.Array = jax.lax.with_sharding_constraint(rows.reshape(num_replicas, -1, *rows.shape[1:]), sharding)
+    return apart
+
+
+def _unstacked(stacked: Any, layout: Layout | None) -> tuple[Any, ...]:
+    # A callback of a compiled program is handed a NumPy array.
+    if layout is not None and isinstance(stacked, jax.Array) and not is_tracer(stacked) and not stacked.size:
+        # XLA puts an empty array on every device as a whole, whatever its sharding is.
+        empty = np.zeros(stacked.shape[1:], stacked.dtype)
+        return tuple(jax.device_put(empty, layout.device_of(replica)) for replica in layout.addressable_replicas)
+    if layout is None or not isinstance(stacked, jax.Array) or is_tracer(stacked):
+        return tuple(stacked[i] for i in range(stacked.shape[0]))
+    if len(stacked.addressable_shards) != len(layout.addressable_devices):
+        return tuple(stacked[i] for i in range(stacked.shape[0]))
+    if stacked.is_fully_replicated and len(layout.devices) > 1:  # a gradient
+        stacked = jax.device_put(stacked, layout.sharded)
+    shards = sorted(stacked.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    return tuple(shard.data[k] for shard in shards for k in range(shard.data.shape[0]))
+
+
+class LocalPerReplica(PerReplica):
+    """Inside a compiled run: the components of one device's replicas, standing for those of every device.
+
+    Args:
+        local: This device's components.
+        unstack: Gathers the components of all replicas, when somebody asks for them one by one.
+        layout: Which replica lives on which device.
+    """
+
+    __slots__ = ("local",)
+
+    def __init__(self, local: Sequence[Any], unstack: Callable[[], Sequence[Any]], layout: Layout) -> None:
+        self.local = tuple(local)
+        self._components, self._stacked, self._layout, self._unstack = None, None, layout, unstack
+        self._ragged, self.made_by = False, _NOBODY
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components of all replicas (gathered on first use)."""
+        if self._components is None:
+            assert self._unstack is not None
+            self._components = tuple(self._unstack())
+        return self._components
+
+    def __len__(self) -> int:
+        assert self._layout is not None
+        return self._layout.num_replicas
+
+    def __repr__(self) -> str:
+        # Without `values`, which gathers the components of all devices.
+        return traced_repr("PerReplica", len(self), [outline_of(component) for component in self.local])
+
+    @property
+    def component_shape(self) -> tuple[int, ...] | None:
+        """The shape that all components share."""
+        shapes = {getattr(component, "shape", None) for component in self.local}
+        return shapes.pop() if len(shapes) == 1 else None
+
+
+class Mirrored(ArrayOperators, DistributedValues):
+    """One value that is equal on every replica. In expressions it is that value.
+
+    Args:
+        value: The value.
+        num_replicas: On how many replicas it is.
+
+    Example:
+        >>> Mirrored(jnp.asarray(3.0), num_replicas=2) + 1
+        Array(4., dtype=float32, weak_type=True)
+
+    TensorFlow: what `reduce_to` and `broadcast_to` give.
+    """
+
+    __slots__ = ("_value", "_num_replicas")
+
+    def __init__(self, value: Any, num_replicas: int) -> None:
+        self._value = value
+        self._num_replicas = num_replicas
+
+    @property
+    def value(self) -> Any:
+        """The value itself."""
+        return self._value
+
+    @property
+    def num_replicas(self) -> int:
+        """On how many replicas it is."""
+        return self._num_replicas
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The value, once per replica."""
+        return (self._value,) * self._num_replicas
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The value's shape."""
+        return tuple(np.shape(self._value))
+
+    @property
+    def dtype(self) -> Any:
+        """The value's dtype."""
+        return jnp.asarray(self._value).dtype
+
+    def read_value(self) -> Any:
+        """The value itself."""
+        return self._value
+
+
+_How = tuple[str, "Layout | None", Makers]
+
+
+def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], _How]:
+    if isinstance(value, LocalPerReplica):
+        return value.values, ("components", value.layout, value.made_by)
+    if value.is_stacked:
+        return (value._stacked,), ("stacked", value.layout, value.made_by)
+    return value.values, ("ragged" if value._ragged else "components", value.layout, value.made_by)
+
+
+def _unflatten(how: _How, children: Any) -> Any:
+    kind, layout, made_by = how
+    if kind == "stacked":
+        made = PerReplica.__new__(PerReplica)
+        made._components, made._stacked, made._layout, made._unstack = None, children[0], layout, None
+        made._ragged, made.made_by = False, made_by
+        return made
+    made = PerReplica(children, layout, is_ragged=kind == "ragged")
+    made.made_by = made_by
+    return made
+
+
+jax.tree_util.register_pytree_node(PerReplica, _flatten, _unflatten)
+jax.tree_util.register_pytree_node(LocalPerReplica, _flatten, _unflatten)
+jax.tree_util.register_pytree_node(
+    Mirrored, lambda m: ((m.value,), m.num_replicas), lambda count, children: Mirrored(children[0], count)
+)
+register_array_like(
+    Mirrored,
+    read=lambda mirrored: jnp.asarray(mirrored.value),
+    shape_of=lambda mirrored: ShapedArray(mirrored.shape, mirrored.dtype),
+)

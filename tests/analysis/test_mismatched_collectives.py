@@ -1,0 +1,85 @@
+"""Collectives that not all replicas would come to are refused while tracing, instead of waiting for good."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import mirrored as mr
+
+
+def context():
+    return mr.get_replica_context()
+
+
+def total(x):
+    return context().all_reduce("SUM", x)
+
+
+def own():
+    return jnp.asarray(context().replica_id_in_sync_group, jnp.float32)
+
+
+def in_cond(chooses):
+    return lambda: lax.cond(chooses() > 0.0, lambda: total(own() + 1.0), lambda: 0.0)
+
+
+def in_while(bound):
+    return lambda: lax.while_loop(lambda state: state[0] < bound(), lambda s: (s[0] + 1, total(s[1])), (0.0, 1.0))[1]
+
+
+def in_scan(inner):
+    return lambda: lax.scan(lambda carry, x: (carry + inner()(), None), 0.0, jnp.arange(2.0))[0]
+
+
+def in_jit(inner):
+    return lambda: jax.jit(inner())()
+
+
+@pytest.fixture
+def strategy():
+    return mr.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.mark.parametrize(
+    "program",
+    [in_cond(own), in_while(own), in_scan(lambda: in_cond(own)), in_jit(lambda: in_cond(own)),
+     in_cond(lambda: lax.cond(own() > 0, lambda: 1.0, lambda: 2.0))],
+    ids=["cond", "while", "cond in scan", "cond in jit", "a condition that came to differ in a cond"],
+)  # fmt: skip
+def test_under_a_condition_that_differs_they_are_refused(strategy, program):
+    with pytest.raises(mr.errors.MergeError, match=r"psum, test_mismatched_collectives.*whose condition differs"):
+        strategy.run(mr.function(program))
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (in_cond(lambda: total(own())), 3.0),
+        (in_cond(lambda: jnp.float32(1.0)), 3.0),
+        (in_while(lambda: jnp.float32(3.0)), 8.0),
+        (in_while(lambda: total(own())), 2.0),
+        (in_scan(lambda: in_cond(lambda: total(own()))), 6.0),
+        (lambda: lax.cond(own() > 0.0, lambda: 5.0, lambda: 7.0) + total(1.0), [9.0, 7.0]),
+    ],
+    ids=["cond", "constant cond", "while", "while up to a sum", "cond in scan", "no collective in the branch"],
+)
+def test_under_a_condition_that_is_equal_they_work(strategy, program, expected):
+    results = strategy.local_results(strategy.run(mr.function(program)))
+    np.testing.assert_array_equal(np.asarray(results), np.broadcast_to(expected, 2))
+
+
+def test_a_loop_that_becomes_uneven_is_refused(strategy):
+    def program():
+        return lax.while_loop(lambda s: s[0] < 5.0, lambda s: (s[0] + 1.0 + own(), total(s[1])), (0.0, 1.0))[1]
+
+    with pytest.raises(mr.errors.MergeError, match="in a loop"):
+        strategy.run(mr.function(program))
+
+
+def test_on_one_device_nothing_waits():
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=1)
+    assert float(strategy.run(mr.function(in_cond(lambda: own() + 1.0)))) == 1.0

@@ -1,0 +1,101 @@
+"""Which values of one jaxpr are one value, through calls, branches and loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from mirrored.analysis.replication_check import Origin, analyse
+
+
+def same(function: Callable[..., Any], *values: Any) -> bool:
+    """Whether the two results of `function` are one value, on one device."""
+    closed = jax.make_jaxpr(function)(*values)
+    return analyse(closed, [Origin("operand", varies=False) for _ in values], axis=None).same(closed.jaxpr.outvars)
+
+
+@jax.custom_vjp
+def doubled(x):
+    total = x + x
+    return [total, total]
+
+
+doubled.defvjp(lambda x: (doubled(x), None), lambda _, cotangents: (sum(cotangents),))
+
+
+@jax.jit
+def noisy(x):
+    return jax.pure_callback(lambda x: np.random.rand(*x.shape).astype(x.dtype), x, x)
+
+
+def counted(step, start):
+    def run(x):
+        _, one, other = lax.fori_loop(0, 5, lambda i, c: (c[0] + 1.0, *step(i, *c[1:])), (0.0, *start(x)))
+        return one, other
+
+    return run
+
+
+EQUAL = {
+    "two outputs of one custom_vjp call": lambda x: tuple(doubled(x)),
+    "two outputs of one jitted call": lambda x: jax.jit(lambda x: (x * 2.0, x * 2.0))(x),
+    "equal operands of one call": lambda x: jax.jit(lambda x, y: (x + 1.0, y + 1.0))(x, x),
+    "a call and its body": lambda x: (jax.jit(lambda x: x * 2.0)(x), x * 2.0),
+    "two outputs of one cond": lambda x: lax.cond(x > 0, lambda x: (x, x), lambda x: (-x, -x), x),
+    "a cond whose branches agree": lambda x: (lax.cond(x > 0, lambda x: x + 1.0, lambda x: x + 1.0, x), x + 1.0),
+    "two carries of one loop": counted(lambda i, a, b: (a * 2.0, b * 2.0), lambda x: (x, x)),
+    "carries that exchange": counted(lambda i, a, b: (b * 2.0, a * 2.0), lambda x: (x, x)),
+    "a carry that stays": counted(lambda i, a, b: (a, b), lambda x: (x, x + 0.0 * 1.0)[:1] * 2),
+    "carries of a while": lambda x: lax.while_loop(lambda c: c[0] < 9.0, lambda c: (c[0] + 1.0, c[1] + 1.0), (x, x)),
+    "stacked results of one scan": lambda x: lax.scan(lambda c, y: (c, (c + y, c + y)), x, jnp.arange(3.0))[1],
+    "a checkpointed function": lambda x: jax.checkpoint(lambda x: (jnp.sin(x), jnp.sin(x)))(x),
+}
+UNEQUAL = {
+    "outputs of one call": lambda x: jax.jit(lambda x: (x * 2.0, x * 3.0))(x),
+    "one call of unequal operands": lambda x: jax.jit(lambda x, y: (x + 1.0, y + 1.0))(x, x * 2.0),
+    "two calls of a callback": lambda x: (noisy(x), noisy(x)),
+    "a callback in one call": lambda x: jax.jit(lambda x: (noisy(x), noisy(x)))(x),
+    "a cond in one branch": lambda x: lax.cond(x > 0, lambda x: (x, x), lambda x: (x, -x), x),
+    "carries that start apart": counted(lambda i, a, b: (a * 2.0, b * 2.0), lambda x: (x, x + 1.0)),
+    "carries told apart by the first turn": counted(lambda i, a, b: (a * 2.0, b * 3.0), lambda x: (x, x)),
+    "stacked results": lambda x: lax.scan(lambda c, y: (c, (c + y, c - y)), x, jnp.arange(3.0))[1],
+    "carries of a while": lambda x: lax.while_loop(lambda c: c[0] < 9.0, lambda c: (c[0] + 1.0, c[1] + 2.0), (x, x)),
+}
+
+
+def chain(x):
+    """Four carries that are equal at first; the turns tell them apart one after the other."""
+
+    def turn(carry, _):
+        a, b, c, d = carry
+        return (a + 1.0, a + 1.0, b + 1.0, c + d * 0.5), None
+
+    (_, _, one, other), _ = lax.scan(turn, (x, x, x, x), length=4)
+    return one, other
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_equal_values_get_one_number(name):
+    assert same(EQUAL[name], 1.0)
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_unequal_values_get_different_numbers(name):
+    assert not same(UNEQUAL[name], 1.0)
+
+
+def test_carries_told_apart_in_a_later_turn():
+    assert not same(chain, 1.0)
+
+
+def test_calls_of_one_jitted_function_that_differ_by_a_nested_operand():
+    inner = jax.jit(lambda x, y: x * y)
+    outer = jax.jit(lambda x, y: inner(x, y) + 1.0)
+    assert same(lambda x, y: (outer(x, y), outer(x, y)), 1.0, 2.0)
+    assert not same(lambda x, y: (outer(x, y), outer(x, x)), 1.0, 2.0)

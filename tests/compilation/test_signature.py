@@ -1,0 +1,74 @@
+"""The keys that a compiled function finds its programs by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mirrored as mr
+from mirrored.compilation.signature import quick_key, take_apart
+
+LEAVES = st.one_of(
+    st.sampled_from([None, True, 1, 1.0, "a", np.float32(1), np.ones(2, "i4")]),
+    st.builds(
+        lambda shape, dtype: jnp.zeros(shape, dtype),
+        st.sampled_from([(), (2,), (2, 1)]),
+        st.sampled_from(["f4", "i4", "bool"]),
+    ),
+    st.just(jnp.asarray(1.0)),
+    st.builds(lambda: jax.random.key(0)),
+)
+STRUCTURES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.tuples(inner, inner),
+        st.dictionaries(st.sampled_from(["b", "a", "c"]), inner, max_size=3),
+    ),
+    max_leaves=5,
+)
+
+
+@given(one=STRUCTURES, other=STRUCTURES)
+def test_equal_quick_keys_are_equal_keys_and_the_same_arrays(one: Any, other: Any) -> None:
+    arrays: list[Any] = []
+    quick = quick_key((one,), arrays)
+    if quick is None:
+        return
+    full = take_apart((one,), {}, None)
+    assert [id(array) for array in arrays] == [id(array) for array in full.arrays]
+    if quick == quick_key((other,), []):
+        assert full.key == take_apart((other,), {}, None).key
+
+
+def test_what_is_not_plain_has_no_quick_key(strategy_of_two: mr.MirroredStrategy) -> None:
+    unstacked = mr.PerReplica((1.0, 2.0))
+    for value in (np.ones(2), 1.0, mr.Variable(1.0), unstacked, {1: jnp.ones(2)}, object()):
+        assert quick_key((value,), []) is None
+    stacked = strategy_of_two.distribute_values_from_function(lambda context: np.ones(3, "f4"))
+    array = stacked.stacked(stacked.layout)
+    assert quick_key(([stacked],), []) not in (None, quick_key(([array],), []))
+
+
+@pytest.fixture
+def strategy_of_two() -> mr.MirroredStrategy:
+    return mr.MirroredStrategy(jax.devices()[:2])
+
+
+def test_a_program_is_found_again_for_equal_structures_only() -> None:
+    @mr.function
+    def total(batch: dict[str, Any], flag: bool) -> Any:
+        return batch["x"] + batch["y"] if flag else batch["x"]
+
+    x, y = jnp.float32(1.0), jnp.float32(2.0)
+    assert [float(total({"x": x, "y": y}, flag)) for flag in (True, False, True)] == [3.0, 1.0, 3.0]
+    assert float(total({"y": y, "x": x}, True)) == 3.0
+    assert total.trace_count == 2
+    assert float(total({"x": jnp.int32(1), "y": y}, True)) == 3.0
+    assert total.trace_count == 3

@@ -1,0 +1,114 @@
+"""Keys of static arguments: a program depends on what they are when it is called."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.compilation.static_keys import static_key
+
+
+@dataclasses.dataclass
+class Config:
+    scale: float
+    layers: list[int]
+
+
+class Comparable:
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return self.value == other.value
+
+    __hash__ = None
+
+
+class Uncopied(Comparable):
+    def __deepcopy__(self, memo):
+        raise TypeError("not to be copied")
+
+
+class Undecided(Comparable):
+    def __eq__(self, other):
+        raise ValueError("neither equal nor different")
+
+    __hash__ = None
+
+
+def _mutate_set(value):
+    value.add(7)
+
+
+def _mutate_config(value):
+    value.layers.append(7)
+
+
+def _mutate_array(value):
+    value.layers[0] = 7
+
+
+def _mutate_attribute(value):
+    value.value = 7
+
+
+@pytest.mark.parametrize(
+    ("make", "mutate"),
+    [
+        (lambda: {1, 2}, _mutate_set),
+        (lambda: bytearray(b"ab"), lambda value: value.append(7)),
+        (lambda: Config(1.0, [1]), _mutate_config),
+        (lambda: Config(1.0, {"a": 1}), lambda value: value.layers.update(b=2)),
+        (lambda: Config(1.0, np.zeros(2)), _mutate_array),
+        (lambda: Comparable(1), _mutate_attribute),
+        (lambda: Config(Comparable(1), [{1}]), lambda value: value.layers[0].add(7)),
+    ],
+)
+def test_what_has_been_mutated_is_another_argument(make, mutate):
+    seen = []
+    step = mr.function(lambda x, static: seen.append(1) or x)
+    value = make()
+    step(jnp.ones(2), value)
+    step(jnp.ones(2), value)
+    step(jnp.ones(2), make())
+    assert len(seen) == 1
+    mutate(value)
+    step(jnp.ones(2), value)
+    assert len(seen) == step.trace_count == 2
+    assert static_key(value) != static_key(make())
+
+
+def test_numbers_are_compared_by_their_bits():
+    step = mr.function(lambda x, number: x * math.copysign(1.0, number.real if isinstance(number, complex) else number))
+    assert [float(step(jnp.float32(1.0), one)) for one in (0.0, -0.0, 0.0, -0.0)] == [1.0, -1.0, 1.0, -1.0]
+    assert [float(step(jnp.float32(1.0), one)) for one in (0j, complex(-0.0, 0.0))] == [1.0, -1.0]
+    before = step.trace_count
+    for _ in range(3):
+        step(jnp.float32(1.0), float("nan"))
+        step(jnp.float32(1.0), float("-nan"))
+    assert step.trace_count == before + 1
+    assert static_key(Config(0.0, [])) != static_key(Config(-0.0, []))
+    assert static_key(Config(math.nan, [])) == static_key(Config(float("nan"), []))
+    assert static_key(1.0) != static_key(1)
+    assert repr(static_key(0.5)[1]) == "0.5"
+
+
+def test_what_cannot_be_copied_or_compared():
+    uncopied, undecided = Uncopied(1), Undecided(1)
+    assert static_key(uncopied) == static_key(uncopied) != static_key(Uncopied(1))
+    assert static_key(undecided) != static_key(undecided)
+    assert "Uncopied" in repr(static_key(uncopied)[1])
+    assert "Undecided" in repr(static_key(undecided)[1])
+    assert static_key(Comparable) == static_key(Comparable) != static_key(Uncopied)
+
+
+def test_variables_and_arrays_inside_are_themselves():
+    v, x = mr.Variable(1.0), jnp.ones(2)
+    assert static_key(Config(v, [x])) == static_key(Config(v, [x]))
+    assert static_key(Config(v, [x])) != static_key(Config(mr.Variable(1.0), [x]))
+    assert static_key(Config(v, [x])) != static_key(Config(v, [jnp.ones(2)]))

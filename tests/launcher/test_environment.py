@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mirrored.errors import ArgumentError, DeviceError
+from mirrored.launcher.environment import visible_gpus, worker_environment
+from mirrored.launcher.job import Job
+
+ADDRESSES = ["127.0.0.1:1001", "127.0.0.1:1002"]
+CPU = {"JAX_PLATFORMS": "cpu", "HOME": "/home/me"}
+
+
+def test_a_worker_learns_its_place_and_its_devices():
+    job = Job(program="train.py", workers=2, replicas_per_worker=3)
+    environment = worker_environment(job, 1, ADDRESSES, restart=4, base=CPU)
+    assert json.loads(environment["TF_CONFIG"]) == {
+        "cluster": {"worker": ADDRESSES},
+        "task": {"type": "worker", "index": 1},
+    }
+    assert environment["MIRRORED_VIRTUAL_DEVICES"] == "3"
+    assert environment["MIRRORED_RESTART"] == "4"
+    assert environment["JAX_COMPILATION_CACHE_DIR"].startswith("/home/me/.cache/mirrored/compiled/")
+    assert environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] == "0"
+
+
+def test_one_worker_has_no_cluster_and_what_the_user_set_stays():
+    base = {**CPU, "JAX_COMPILATION_CACHE_DIR": "/mine"}
+    environment = worker_environment(Job(program="train.py"), 0, ADDRESSES[:1], base=base)
+    assert "TF_CONFIG" not in environment
+    assert "MIRRORED_VIRTUAL_DEVICES" not in environment
+    assert environment["JAX_COMPILATION_CACHE_DIR"] == "/mine"
+    assert "JAX_COMPILATION_CACHE_DIR" not in worker_environment(
+        Job(program="train.py", compile_cache=False), 0, [], base=CPU
+    )
+
+
+def test_gpus_are_dealt_out():
+    job = Job(program="train.py", workers=2)
+    base = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    assert [worker_environment(job, r, ADDRESSES, base=base)["CUDA_VISIBLE_DEVICES"] for r in (0, 1)] == ["4,5", "6,7"]
+    second = Job(program="train.py", workers=2, nodes=2, node_rank=1, coordinator="h:1", replicas_per_worker=1)
+    assert worker_environment(second, 3, ADDRESSES * 2, base=base)["CUDA_VISIBLE_DEVICES"] == "5"
+    assert "CUDA_VISIBLE_DEVICES" not in worker_environment(job, 0, ADDRESSES, base={**CPU, "JAX_PLATFORMS": "cpu"})
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_too_few_gpus(workers):
+    job = Job(program="train.py", workers=workers, replicas_per_worker=3)
+    with pytest.raises(DeviceError, match=rf"2 GPUs \(0, 1\) for {workers} workers with 3 replicas each"):
+        worker_environment(job, 0, ADDRESSES, base={"CUDA_VISIBLE_DEVICES": "0,1"})
+
+
+def test_gpus_are_found_without_starting_jax(tmp_path):
+    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert visible_gpus({}, tmp_path) == ["0", "2", "10"]
+    assert visible_gpus({"JAX_PLATFORMS": "cpu"}, tmp_path) == []
+    assert visible_gpus({"JAX_PLATFORMS": "cuda,cpu"}, tmp_path) == ["0", "2", "10"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"program": "nonesuch.py"}, "there is no file 'nonesuch.py'"),
+        ({"nodes": 2, "node_rank": 2, "coordinator": "h:1"}, "--node-rank 2 of --nodes 2"),
+        ({"nodes": 2}, "--nodes 2 without --coordinator"),
+        ({"nodes": 2, "coordinator": "host0"}, "--coordinator 'host0'"),
+    ],
+)
+def test_jobs_that_do_not_hold_together(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        Job(**{"program": __file__, **options}).check()

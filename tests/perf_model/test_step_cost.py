@@ -1,0 +1,69 @@
+"""What a replica has to do, for numbers of replicas that there are no devices for."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+import mirrored as mr
+from mirrored.errors import ArgumentError
+from mirrored.perf_model import Step, observe
+from perf_model.steps import PARAMETERS_BYTES, WIDTH, program
+
+
+@pytest.fixture(scope="module", params=[1, 4])
+def step(request):
+    return Step(observe(program(request.param), steps=1))
+
+
+def test_share_and_replicas_are_found(step):
+    assert (step.replicas in (1, 4), step.share) == (True, 8)
+
+
+@pytest.mark.parametrize("replicas", [8, 4096])
+def test_work_of_one_replica_does_not_grow_with_their_number(step, replicas):
+    here, there = step.work(step.replicas, 8), step.work(replicas, 8)
+    assert there.flops == pytest.approx(here.flops, rel=0.05)
+    (exchange,) = there.exchanges
+    assert (exchange.kind.startswith("psum"), exchange.group_size) == (True, replicas)
+    assert exchange.payload_bytes == PARAMETERS_BYTES
+    assert exchange.merged == 2
+
+
+def test_more_replicas_move_more_bytes_by_what_they_exchange(step):
+    alone, there = step.work(1, 8), step.work(64, 8)
+    (exchange,) = there.exchanges
+    assert exchange.counted_bytes == 2 * PARAMETERS_BYTES
+    assert there.moved_bytes - alone.moved_bytes == pytest.approx(exchange.counted_bytes, rel=0.05)
+
+
+def test_work_follows_the_share(step):
+    products = 2 * 2 * WIDTH * WIDTH  # forward, and the weights' gradient, for one example
+    grown = step.work(8, 16).flops - step.work(8, 8).flops
+    assert grown == pytest.approx(8 * products, rel=0.1)
+
+
+def test_the_strategy_is_left_as_it_was(step):
+    (strategy,) = step._strategies
+    before = strategy.layout
+    step.work(64, 8)
+    step.part(4, 2)
+    assert strategy.layout is before
+
+
+def test_ordered_sums_climb_a_tree():
+    found = Step(observe(program(2, deterministic=True), steps=1)).work(64, 8)
+    assert [one.group_size for one in found.exchanges] == [2] * 6
+
+
+def test_a_step_without_replicas_has_work_alone_only():
+    v = mr.Variable(jnp.ones(4))
+
+    @mr.function
+    def step():
+        v.assign(v * 0.5)
+
+    found = Step(observe(lambda: [step() for _ in range(5)], steps=1))
+    assert found.work(1, 1).flops > 0
+    with pytest.raises(ArgumentError, match=r"a step without a strategy.*\n.*rule.*\n.*strategy\.run"):
+        found.work(2, 1)

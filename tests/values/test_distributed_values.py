@@ -1,0 +1,166 @@
+"""Per-replica and mirrored values: their components, their outline, and what they refuse."""
+
+from __future__ import annotations
+
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.errors import StructureError, ValuesError
+from mirrored.topology.device_assignment import make_layout
+from mirrored.values import structures
+from mirrored.values.distributed_values import stack_components
+
+LAYOUTS = {
+    "one device": (["CPU:0"], 4),
+    "two devices": (["CPU:0", "CPU:1"], 4),
+    "four devices": (["CPU:0", "CPU:1", "CPU:2", "CPU:3"], 4),
+}
+
+
+@pytest.fixture(params=LAYOUTS, ids=list(LAYOUTS))
+def layout(request):
+    return make_layout(*LAYOUTS[request.param])
+
+
+def components():
+    return [np.full((2, 3), float(i), np.float32) for i in range(4)]
+
+
+def test_components_and_stacked_form_are_the_same_value(layout):
+    value = mr.PerReplica(components())
+    assert not value.is_stacked
+    stacked = value.stacked(layout)
+    assert value.is_stacked
+    assert (stacked.shape, stacked.sharding) == ((4, 2, 3), layout.sharded)
+    again = mr.PerReplica.from_stacked(stacked, layout)
+    assert (len(again), again.component_shape) == (4, (2, 3))
+    for replica, component in enumerate(again.values):
+        assert component.tolist() == components()[replica].tolist()
+        assert component.devices() == {layout.device_of(replica)}
+
+
+def test_stacking_moves_components_to_their_devices(layout):
+    on_last = [jax.device_put(one, jax.devices()[-1]) for one in components()]
+    stacked = stack_components(on_last, layout)
+    np.testing.assert_array_equal(stacked, np.stack(components()))
+
+
+def test_arrays_in_the_hosts_memory_are_stacked_without_compiling(layout, caplog):
+    arrays = [
+        jax.device_put(np.full((3, 5, 7), replica, np.int16), layout.device_of(replica))
+        for replica in range(layout.num_replicas)
+    ]
+    with jax.log_compiles():
+        stacked = stack_components(arrays, layout)
+    assert [record.getMessage() for record in caplog.records if "ompil" in record.getMessage()] == []
+    assert (stacked.dtype, stacked.sharding) == (np.dtype(np.int16), layout.sharded)
+    assert stacked[:, 0, 0, 0].tolist() == list(range(layout.num_replicas))
+
+
+def test_stacking_keys_of_random_numbers_and_plain_numbers(layout):
+    each = jax.random.split(jax.random.key(0), 4)
+    keys = stack_components(list(each), layout)
+    assert jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    np.testing.assert_array_equal(jax.random.key_data(keys), jax.random.key_data(each))
+    numbers = stack_components([jnp.asarray(float(i)) for i in range(4)], layout)
+    assert (numbers.tolist(), numbers.dtype) == ([0.0, 1.0, 2.0, 3.0], np.float32)
+
+
+def test_stacking_refuses_different_shapes(layout):
+    value = mr.PerReplica([np.zeros(i) for i in range(4)])
+    assert value.component_shape is None
+    with pytest.raises(ValuesError, match=r"components of shapes \(0,\), \(1,\), \(2,\), \(3,\)"):
+        value.stacked(layout)
+
+
+def test_outline():
+    assert repr(mr.PerReplica((1.0, "a"))) == "PerReplica:{\n  0: 1.0,\n  1: 'a'\n}"
+    assert repr(mr.Mirrored(2, num_replicas=2)) == "Mirrored:{\n  0: 2,\n  1: 2\n}"
+
+
+MISUSES = {
+    "+": lambda v: v + 1,
+    "reflected +": lambda v: 1 + v,
+    "-": lambda v: v - v,
+    "*": lambda v: 2.0 * v,
+    "/": lambda v: v / 2,
+    "//": lambda v: v // 2,
+    "**": lambda v: v**2,
+    "@": lambda v: v @ v,
+    "neg": operator.neg,
+    "abs": abs,
+    "<": lambda v: v < 1,
+    "float": float,
+    "int": int,
+    "bool": bool,
+    "index": operator.index,
+    "iter": list,
+    "getitem": lambda v: v[0],
+    "in": lambda v: 1 in v,
+    "round": round,
+    "np.asarray": np.asarray,
+    "np.add": lambda v: np.asarray(v) + 1,
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES.values(), ids=MISUSES)
+def test_use_as_an_array_is_refused_with_the_alternatives(misuse):
+    value = mr.PerReplica((jnp.float32(1.0), jnp.float32(2.0)))
+    with pytest.raises(ValuesError, match=r"a value with 2 components[\s\S]*strategy\.reduce[\s\S]*value\.values"):
+        misuse(value)
+
+
+def test_jax_refuses_it_too():
+    value = mr.PerReplica((jnp.float32(1.0), jnp.float32(2.0)))
+    with pytest.raises((TypeError, ValuesError), match="PerReplica|a value with 2 components"):
+        jnp.add(value, 1)
+
+
+def test_values_are_pytrees(layout):
+    for value in (mr.PerReplica(components()), mr.PerReplica.from_stacked(jnp.ones((4, 2)), layout)):
+        doubled = jax.tree.map(lambda x: x * 2, {"v": value})["v"]
+        assert isinstance(doubled, mr.PerReplica)
+        assert len(doubled) == 4
+        for one, two in zip(value.values, doubled.values, strict=True):
+            np.testing.assert_array_equal(2 * np.asarray(one), two)
+    mirrored = jax.tree.map(lambda x: x * 2, mr.Mirrored(jnp.float32(2.0), 3))
+    assert (float(mirrored.value), mirrored.num_replicas) == (4.0, 3)
+
+
+def test_they_pass_through_jit(layout):
+    value = mr.PerReplica.from_stacked(jax.device_put(jnp.ones((4, 2)), layout.sharded), layout)
+    result = jax.jit(lambda v: v)(value)
+    assert isinstance(result, mr.PerReplica)
+    assert result.component_shape == (2,)
+
+
+# Structures
+
+
+def test_select_and_regroup_are_inverse():
+    structure = {"a": mr.PerReplica((1, 2)), "b": [mr.Mirrored(5, 2), None], "c": "same"}
+    seen = [structures.select(structure, replica) for replica in range(2)]
+    assert seen == [{"a": 1, "b": [5, None], "c": "same"}, {"a": 2, "b": [5, None], "c": "same"}]
+    grouped = structures.regroup(seen, "test", mr.PerReplica)
+    assert grouped["a"].values == (1, 2)
+    assert grouped["b"][1] is None
+    assert grouped["c"] == "same"
+
+
+def test_variables_are_leaves():
+    v = mr.Variable([1.0, 2.0])
+    leaves, treedef = structures.flatten({"v": v, "n": None})
+    assert len(leaves) == 2
+    assert structures.unflatten(treedef, leaves)["v"] is v
+    assert structures.regroup([v, v], "test", mr.PerReplica) is v
+
+
+@pytest.mark.parametrize("other", [{"b": 1}, [1], None, {"a": (1,)}, {"a": 1, "b": 2}], ids=str)
+def test_structures_that_differ_are_refused(other):
+    with pytest.raises(StructureError, match="replica 0 returned [\\s\\S]* and replica 1 returned"):
+        structures.regroup([{"a": 1}, other], "test", mr.PerReplica)
