@@ -80,7 +80,7 @@ def drain(batches: Iterator[Any]) -> Callable[[], None]:
 def contests(strategy: Any) -> list[Contest]:
     """All pipelines."""
     rows = np.random.default_rng(0).standard_normal((BATCHES * BATCH, WIDTH), np.float32)
-    sharding, source = strategy.layout.sharded, aligned(rows)
+    sharding, source = strategy.device_assignment.sharded, aligned(rows)
     askew = aligned(rows, offset=16)
     dataset, shifted = Dataset.from_tensor_slices(rows), Dataset.from_tensor_slices(askew)
 
@@ -115,7 +115,7 @@ def contests(strategy: Any) -> list[Contest]:
 
 def copying_contests(strategy: Any, dataset: Dataset, sources: dict[str, np.ndarray]) -> list[Contest]:
     """Pipelines whose arrays user code may write to again, so they are copied; the hand-written loops copy, too."""
-    sharding = strategy.layout.sharded
+    sharding = strategy.device_assignment.sharded
 
     def put(batches: Iterator[np.ndarray], work: Callable[[np.ndarray], np.ndarray]) -> Callable[[], None]:
         return drain(jax.device_put(work(batch), sharding) for batch in batches)

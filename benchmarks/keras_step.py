@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     mr.config.set_virtual_devices(options.devices)
-    devices = mr.MirroredStrategy().layout.devices[: options.devices]
+    devices = mr.MirroredStrategy().device_assignment.devices[: options.devices]
     table = Table("model", "way", "devices", "ours ms/step", "DataParallel ms/step", "ratio", "95 %", "at most 1")
     results = []
     for name in options.models:

@@ -193,7 +193,7 @@ def test_upward_imports_are_seen():
     assert upward("tape", "mirrored.variables.Variable")
     assert upward("runtime", "mirrored.strategies.MirroredStrategy")
     assert upward("data", "mirrored.Variable")
-    assert not upward("strategies", "mirrored.topology.device_assignment.Layout")
+    assert not upward("strategies", "mirrored.topology.device_assignment.DeviceAssignment")
     assert not upward("tape", "mirrored.tape.records")
     assert not upward("runtime", "jax.numpy")
 

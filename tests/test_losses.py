@@ -19,8 +19,10 @@ WEIGHTS = np.linspace(0.0, 2.0, 13, dtype=np.float32)
 
 def _shares(way: Any, array: np.ndarray, sizes: list[int]) -> PerReplica:
     parts = np.split(array, np.cumsum(sizes)[:-1])
-    devices = [way.strategy.layout.device_of(r) for r in range(way.num_replicas)]
-    return PerReplica([jax.device_put(p, d) for p, d in zip(parts, devices, strict=True)], way.strategy.layout)
+    devices = [way.strategy.device_assignment.device_of(r) for r in range(way.num_replicas)]
+    return PerReplica(
+        [jax.device_put(p, d) for p, d in zip(parts, devices, strict=True)], way.strategy.device_assignment
+    )
 
 
 def _sizes(total: int, replicas: int) -> list[int]:

@@ -96,7 +96,7 @@ class ArgumentTypeError(MirroredError, TypeError):
     """An argument of a kind that cannot be used there."""
 
 
-class SynchronyError(MirroredError, ValueError):
+class ReplicaDivergenceError(MirroredError, ValueError):
     """A mirrored value that would differ between replicas."""
 
 

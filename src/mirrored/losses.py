@@ -175,8 +175,8 @@ def _weighted(losses: jax.Array, weights: jax.Array) -> jax.Array:
 
 def _over_replicas(count: Any, context: Any) -> Any:
     """The count of all replicas. In a compiled run all shares have one shape: a plain number is the same everywhere."""
-    session = ambient().runner
-    compiled = session is not None and not is_eval(recording_parent(session.base_trace))
+    runner = ambient().runner
+    compiled = runner is not None and not is_eval(recording_parent(runner.base_trace))
     if compiled and isinstance(count, int):
         return count * context.num_replicas_in_sync
     local = jnp.asarray(count, jnp.result_type(float)) if isinstance(count, int) else count

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.equal import equal_on_all_devices
-from mirrored.analysis.replication_check import Origin, analyse
+from mirrored.analysis.replication_check import Origin, check_replication
 
 
 def test_it_computes_nothing() -> None:
@@ -29,4 +29,4 @@ def test_it_is_linear_and_batches() -> None:
 def test_the_proof_believes_it_for_its_axis_only() -> None:
     for axis, varies in (("replica", False), ("model", True)):
         closed = jax.make_jaxpr(lambda x, axis=axis: equal_on_all_devices(x, axis))(1.0)
-        assert analyse(closed, [Origin("x", True)]).varies(closed.jaxpr.outvars[0]) is varies
+        assert check_replication(closed, [Origin("x", True)]).varies(closed.jaxpr.outvars[0]) is varies

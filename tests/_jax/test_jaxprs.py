@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mirrored._jax.jaxprs import Branch, Call, Equalising, Kind, Plain, Scan, Source, While, constants_of, kind_of
+from mirrored._jax.jaxprs import Branch, Call, Equalising, Kind, Plain, Scan, ValueSource, While, constants_of, kind_of
 from mirrored._jax.sources import source_line
 
 AXIS = "replica"
@@ -79,7 +79,7 @@ def test_collectives_that_make_equal(collective: Any) -> None:
     ids=["axis_index", "ppermute", "psum_scatter", "all_to_all", "groups", "callback"],
 )
 def test_sources_of_difference(fn: Any) -> None:
-    assert isinstance(kinds(fn, np.ones(4, "f4"))[0], Source)
+    assert isinstance(kinds(fn, np.ones(4, "f4"))[0], ValueSource)
 
 
 def test_ordinary_operations_are_plain() -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mirrored._jax.putting import put_rows
-from mirrored.topology.device_assignment import make_layout
+from mirrored.topology.device_assignment import make_device_assignment
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from mirrored.topology.device_assignment import make_layout
 )
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_it_does_what_device_put_does(dtype: type, devices: int) -> None:
-    layout = make_layout([f"CPU:{i}" for i in range(devices)])
+    layout = make_device_assignment([f"CPU:{i}" for i in range(devices)])
     rows = np.arange(24).reshape(8, 3).astype(dtype)
     for values in (rows, rows[:, ::2], np.asfortranarray(rows), rows.reshape(4, 2, 3), rows[:, :0]):
         ours, theirs = put_rows(values, layout.sharded, layout.devices), jax.device_put(values, layout.sharded)
@@ -26,7 +26,7 @@ def test_it_does_what_device_put_does(dtype: type, devices: int) -> None:
 
 
 def test_the_result_is_an_ordinary_array() -> None:
-    layout = make_layout(["CPU:0", "CPU:1"])
+    layout = make_device_assignment(["CPU:0", "CPU:1"])
     placed = put_rows(np.arange(6.0, dtype=np.float32).reshape(2, 3), layout.sharded, layout.devices)
     assert jax.jit(lambda x: x.sum())(placed) == 15.0
     assert jax.jit(lambda x: x * 2, donate_argnums=0)(placed).tolist() == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mirrored.analysis.replication_check import Analysis, Origin, analyse
+from mirrored.analysis.replication_check import Origin, ReplicationCheck, check_replication
 
 AXIS = "replica"
 WEIGHTS, BATCH, NUMBER = "variable 'w'", "the batch (argument 0, 'x')", "replica_id_in_sync_group"
@@ -22,9 +22,9 @@ W = np.ones((3, 2), np.float32)
 X = np.ones((4, 3), np.float32)
 
 
-def study(body: Body, devices: int = 4) -> tuple[Analysis, list[Any]]:
+def study(body: Body, devices: int = 4) -> tuple[ReplicationCheck, list[Any]]:
     closed = jax.make_jaxpr(body, axis_env=[(AXIS, devices)])(W, X)
-    return analyse(closed, [Origin(WEIGHTS, False), Origin(BATCH, True)]), list(closed.jaxpr.outvars)
+    return check_replication(closed, [Origin(WEIGHTS, False), Origin(BATCH, True)]), list(closed.jaxpr.outvars)
 
 
 def loss(w: Any, x: Any) -> Any:
@@ -346,7 +346,7 @@ def test_long_path_is_cut_in_the_middle() -> None:
 
 def test_literal_and_passed_through_inputs() -> None:
     closed = jax.make_jaxpr(lambda w, x: (1.0, w, x), axis_env=[(AXIS, 4)])(W, X)
-    analysis = analyse(closed, [Origin(WEIGHTS, False), Origin(BATCH, True)])
+    analysis = check_replication(closed, [Origin(WEIGHTS, False), Origin(BATCH, True)])
     assert [analysis.varies(out) for out in closed.jaxpr.outvars] == [False, False, True]
     assert [step.what for step in analysis.path(closed.jaxpr.outvars[2])] == [BATCH]
 
@@ -359,7 +359,7 @@ def test_constants_are_the_same_everywhere() -> None:
 
 def test_one_device_without_an_axis_never_varies() -> None:
     closed = jax.make_jaxpr(unreduced_gradient)(W, X)
-    analysis = analyse(closed, [Origin(WEIGHTS, False), Origin(BATCH, True)], axis=None)
+    analysis = check_replication(closed, [Origin(WEIGHTS, False), Origin(BATCH, True)], axis=None)
     assert analysis.same(closed.jaxpr.outvars)
 
 
@@ -368,7 +368,7 @@ def test_other_axes_do_not_make_a_value_equal() -> None:
         return w + lax.psum(jnp.sum(x), "model"), w + lax.axis_index("model"), w + lax.psum(jnp.sum(x), (AXIS, "model"))
 
     closed = jax.make_jaxpr(body, axis_env=[(AXIS, 4), ("model", 2)])(W, X)
-    analysis = analyse(closed, [Origin(WEIGHTS, False), Origin(BATCH, True)])
+    analysis = check_replication(closed, [Origin(WEIGHTS, False), Origin(BATCH, True)])
     assert [analysis.varies(out) for out in closed.jaxpr.outvars] == [True, False, False]
 
 
@@ -404,7 +404,7 @@ def test_the_proof_of_a_transformer_step_is_quick_beside_its_trace() -> None:
     seconds = []
     for _ in range(5):
         start = time.perf_counter()
-        analysis = analyse(closed, [Origin(WEIGHTS, False), Origin(BATCH, True)])
+        analysis = check_replication(closed, [Origin(WEIGHTS, False), Origin(BATCH, True)])
         assert analysis.same([closed.jaxpr.outvars[0]])
         seconds.append(time.perf_counter() - start)
     # About a thirtieth of it on a quiet machine.
@@ -414,7 +414,9 @@ def test_the_proof_of_a_transformer_step_is_quick_beside_its_trace() -> None:
 # Several local replicas, traced one after another into one body.
 
 
-def study_locals(replica: Callable[[Any, Any, int], Any], local: int = 2, devices: int = 4) -> tuple[Analysis, Any]:
+def study_locals(
+    replica: Callable[[Any, Any, int], Any], local: int = 2, devices: int = 4
+) -> tuple[ReplicationCheck, Any]:
     """Each local replica has its own share of the batch; `replica` returns what it brings to the merge and a finish."""
 
     def body(w: Any, *shares: Any) -> Any:
@@ -426,7 +428,7 @@ def study_locals(replica: Callable[[Any, Any, int], Any], local: int = 2, device
     closed = jax.make_jaxpr(body, axis_env=axes)(W, *[X] * local)
     shares = [Origin(f"the batch, share of local replica {k}", devices > 1) for k in range(local)]
     inputs = [Origin(WEIGHTS, False), *shares]
-    return analyse(closed, inputs, axis=AXIS if devices > 1 else None), closed.jaxpr.outvars
+    return check_replication(closed, inputs, axis=AXIS if devices > 1 else None), closed.jaxpr.outvars
 
 
 def plain_update(w: Any, x: Any, k: int) -> Any:
@@ -542,7 +544,7 @@ def test_replica_that_reduced_only_over_devices_is_refused() -> None:
         return [w - lax.psum(jnp.sum(x), AXIS) for x in (x0, x1)]
 
     closed = jax.make_jaxpr(body, axis_env=[(AXIS, 4)])(W, X, X)
-    analysis = analyse(closed, [Origin(WEIGHTS, False), Origin("own share", True), Origin("own share", True)])
+    analysis = check_replication(closed, [Origin(WEIGHTS, False), Origin("own share", True), Origin("own share", True)])
     results = closed.jaxpr.outvars
     assert not any(map(analysis.varies, results))
     assert not analysis.same(results)
@@ -561,6 +563,6 @@ def test_inputs_of_equal_identity_are_one_value() -> None:
     closed = jax.make_jaxpr(lambda a, b, c: (a + 1, b + 1, c + 1))(1.0, 1.0, 1.0)
     inputs = [Origin("a", False, "w"), Origin("b", False, "w"), Origin("c", False)]
     a, b, c = closed.jaxpr.outvars
-    analysis = analyse(closed, inputs)
+    analysis = check_replication(closed, inputs)
     assert analysis.same([a, b])
     assert not analysis.same([a, c])

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from mirrored.analysis.replication_check import Origin, analyse
+from mirrored.analysis.replication_check import Origin, check_replication
 
 AXIS, DEVICES, SIZE = "replica", 4, 4
 Operation = Callable[[Any, Any], Any]
@@ -75,7 +75,7 @@ def test_what_is_proven_equal_is_equal_on_all_devices(seed: int) -> None:
     shared, own = PartitionSpec(), PartitionSpec(AXIS)
     run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(shared, own), out_specs=own, check_vma=False))
     closed = jax.make_jaxpr(body, axis_env=[(AXIS, DEVICES)])(w, x[:1])
-    analysis = analyse(closed, [Origin("w", False), Origin("x", True)])
+    analysis = check_replication(closed, [Origin("w", False), Origin("x", True)])
     proven = [not analysis.varies(out) for out in closed.jaxpr.outvars]
     equal = [len({row.tobytes() for row in np.asarray(value)}) == 1 for value in run(w, x)]
     assert [claim for claim, fact in zip(proven, equal, strict=True) if claim and not fact] == []

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mirrored.analysis.replication_check import Origin, analyse
+from mirrored.analysis.replication_check import Origin, check_replication
 
 
 def same(function: Callable[..., Any], *values: Any) -> bool:
     """Whether the two results of `function` are one value, on one device."""
     closed = jax.make_jaxpr(function)(*values)
-    return analyse(closed, [Origin("operand", varies=False) for _ in values], axis=None).same(closed.jaxpr.outvars)
+    return check_replication(closed, [Origin("operand", varies=False) for _ in values], axis=None).same(
+        closed.jaxpr.outvars
+    )
 
 
 @jax.custom_vjp

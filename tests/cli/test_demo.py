@@ -16,7 +16,7 @@ from mirrored.cli.demo.history import History
 from mirrored.cli.demo.report import Findings, write_report
 from mirrored.cli.demo.training import Trainer
 from mirrored.strategies import MirroredStrategy
-from mirrored.topology.device_assignment import make_layout
+from mirrored.topology.device_assignment import make_device_assignment
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def findings():
     test = Examples(np.random.default_rng(0).random((20, 8, 8, 1), np.float32), digits)
     history = History(images_per_epoch=128, losses=[2.0, 1.0, 0.5, 0.25], epoch_seconds=[4.0, 2.0])
     copies = [Copies("dense/kernel", (3, 2), ("aa", "aa"))]
-    return Findings(make_layout(["CPU:0"], 2), history, test, digits, copies, {1: "0f", 2: "0f"}, 3.0)
+    return Findings(make_device_assignment(["CPU:0"], 2), history, test, digits, copies, {1: "0f", 2: "0f"}, 3.0)
 
 
 def spoilt(findings: Findings, **changes: object) -> Findings:

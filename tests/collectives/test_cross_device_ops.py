@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from collectives.spmd import collectives_in, group_of, over_devices, reduction, same_bits
-from mirrored.analysis.replication_check import Origin, analyse
+from mirrored.analysis.replication_check import Origin, check_replication
 from mirrored.collectives import (
     AllReduce,
     CrossDeviceOps,
@@ -114,7 +114,7 @@ def test_result_is_proven_synchronous(algorithm: CrossDeviceOps, devices: int, r
         return algorithm.reduce_arrays(ReduceOp.MEAN, [list(components)], group)
 
     closed = jax.make_jaxpr(body, axis_env=[(group.axis, devices)])(*[np.ones((6, 2), "f4")] * group.local)
-    assert analyse(closed, [Origin("batch", True)] * group.local).same(closed.jaxpr.outvars)
+    assert check_replication(closed, [Origin("batch", True)] * group.local).same(closed.jaxpr.outvars)
 
 
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN], ids=repr)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mirrored.compilation.container_snapshot import Contents, is_container
+from mirrored.compilation.container_snapshot import ContainerSnapshot, is_container
 
 
 class Row:
@@ -76,7 +76,7 @@ def test_elements_that_are_taken_are_noticed_and_put_back(name: str) -> None:
     make, take = TAKEN[name]
     made = make()
     held = contents(made)
-    before = Contents(made)
+    before = ContainerSnapshot(made)
     take(made)
     assert is_container(made)
     assert before.are_taken()
@@ -89,7 +89,7 @@ def test_elements_that_are_taken_are_noticed_and_put_back(name: str) -> None:
 def test_what_is_added_or_replaced_is_nothing_taken(name: str) -> None:
     make, change = KEPT[name]
     made = make()
-    before = Contents(made)
+    before = ContainerSnapshot(made)
     change(made)
     held = contents(made)
     assert not before.are_taken()

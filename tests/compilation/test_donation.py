@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored._jax.dispatch import Dispatch, Job
-from mirrored.compilation.donation import Step
+from mirrored._jax.dispatch import Dispatch, DispatchJob
+from mirrored.compilation.donation import DonatingStep
 from mirrored.variables import state_lock
 
 _PROGRAM = pathlib.Path(__file__).with_name("interrupted.py")
@@ -153,16 +153,16 @@ def test_an_interrupted_compilation_is_completed_and_its_step_stored():
     step = mr.function(lambda: v.assign_add(jnp.ones(3)))
 
     def interrupt_the_wait(self):
-        Job.settle = settle
+        DispatchJob.settle = settle
         settle(self)
         raise Interrupt
 
-    settle, Job.settle = Job.settle, interrupt_the_wait
+    settle, DispatchJob.settle = DispatchJob.settle, interrupt_the_wait
     try:
         with pytest.raises(Interrupt):
             step()
     finally:
-        Job.settle = settle
+        DispatchJob.settle = settle
     assert v.tolist() == [1.0, 1.0, 1.0]
     step()
     assert v.tolist() == [2.0, 2.0, 2.0]
@@ -180,7 +180,7 @@ def test_a_step_that_was_cut_short_is_finished_by_the_next_access(monkeypatch):
         raise error
 
     real = Dispatch._miss
-    monkeypatch.setattr(Step, "fail", fail)
+    monkeypatch.setattr(DonatingStep, "fail", fail)
     monkeypatch.setattr(Dispatch, "_miss", lambda self, *args, **kwargs: _lose_the_result(real(self, *args, **kwargs)))
     with pytest.raises(Interrupt):
         step()

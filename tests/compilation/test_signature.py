@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mirrored as mr
-from mirrored.compilation.signature import quick_key, take_apart
+from mirrored.compilation.signature import flatten_arguments, quick_key
 
 LEAVES = st.one_of(
     st.sampled_from([None, True, 1, 1.0, "a", np.float32(1), np.ones(2, "i4")]),
@@ -41,10 +41,10 @@ def test_equal_quick_keys_are_equal_keys_and_the_same_arrays(one: Any, other: An
     quick = quick_key((one,), arrays)
     if quick is None:
         return
-    full = take_apart((one,), {}, None)
+    full = flatten_arguments((one,), {}, None)
     assert [id(array) for array in arrays] == [id(array) for array in full.arrays]
     if quick == quick_key((other,), []):
-        assert full.key == take_apart((other,), {}, None).key
+        assert full.key == flatten_arguments((other,), {}, None).key
 
 
 def test_what_is_not_plain_has_no_quick_key(strategy_of_two: mr.MirroredStrategy) -> None:
@@ -52,7 +52,7 @@ def test_what_is_not_plain_has_no_quick_key(strategy_of_two: mr.MirroredStrategy
     for value in (np.ones(2), 1.0, mr.Variable(1.0), unstacked, {1: jnp.ones(2)}, object()):
         assert quick_key((value,), []) is None
     stacked = strategy_of_two.distribute_values_from_function(lambda context: np.ones(3, "f4"))
-    array = stacked.stacked(stacked.layout)
+    array = stacked.stacked(stacked.device_assignment)
     assert quick_key(([stacked],), []) not in (None, quick_key(([array],), []))
 
 

@@ -54,15 +54,15 @@ class TestShares:
         for batch in (8, 6):
             element = next(iter(strategy.experimental_distribute_dataset(Dataset.range(batch).batch(batch))))
             places = [next(iter(share.devices())) for share in element.values]
-            assert places == [strategy.layout.device_of(replica) for replica in range(4)]
+            assert places == [strategy.device_assignment.device_of(replica) for replica in range(4)]
 
     def test_equal_shares_are_one_array_over_all_devices(self) -> None:
         strategy = strategy_of(4, devices=2)
         element = next(iter(strategy.experimental_distribute_dataset(Dataset.range(8).batch(8))))
-        stacked = element.stacked(strategy.layout)
+        stacked = element.stacked(strategy.device_assignment)
         assert element.is_stacked
         assert stacked.shape == (4, 2)
-        assert stacked.sharding == strategy.layout.sharded
+        assert stacked.sharding == strategy.device_assignment.sharded
 
     def test_one_replica_gets_plain_arrays(self) -> None:
         elements = list(strategy_of(1).experimental_distribute_dataset(Dataset.range(5).batch(2)))

@@ -23,15 +23,15 @@ jax.distributed.initialize(f"localhost:{sys.argv[1]}", 2, int(sys.argv[2]))
 import numpy as np
 from mirrored.data import AutoShardPolicy, Dataset, Options, distribute_dataset, distribute_from_function
 from mirrored.errors import ArgumentError
-from mirrored.topology.device_assignment import Layout
+from mirrored.topology.device_assignment import DeviceAssignment
 
 class Strategy:
-    layout = Layout(tuple(jax.devices()), 2)
+    device_assignment = DeviceAssignment(tuple(jax.devices()), 2)
 
 def mine(distributed):
     def local(value):
         if value.is_stacked:
-            (shard,) = value.stacked(Strategy.layout).addressable_shards
+            (shard,) = value.stacked(Strategy.device_assignment).addressable_shards
             return np.asarray(shard.data)[0].tolist()
         (share,) = value.values
         return np.asarray(share).tolist()

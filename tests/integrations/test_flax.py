@@ -350,7 +350,7 @@ def test_an_optimizer_made_outside_the_scope_joins_its_model() -> None:
 
     mr.function(lambda: strategy.run(replica))()
     assert int(optimizer.step[...]) == 1
-    assert optimizer.step._raw_value.layout is not None
+    assert optimizer.step._raw_value.device_assignment is not None
 
 
 def test_a_value_of_another_kind_is_refused() -> None:
@@ -368,7 +368,7 @@ def test_a_gradient_that_was_not_summed_is_refused() -> None:
     def replica() -> None:
         param[...] = param[...] * mr.get_replica_context().replica_id_in_sync_group
 
-    with pytest.raises(mr.errors.SynchronyError, match="Param"):
+    with pytest.raises(mr.errors.ReplicaDivergenceError, match="Param"):
         mr.function(lambda: strategy.run(replica))()
 
 
@@ -500,7 +500,7 @@ def test_variables_are_named_by_their_paths() -> None:
         kernel[...] = kernel[...] * mr.get_replica_context().replica_id_in_sync_group
 
     for run in (strategy.run, lambda call: mr.function(lambda: strategy.run(call))()):
-        with pytest.raises(mr.errors.SynchronyError, match="layers/1/kernel"):
+        with pytest.raises(mr.errors.ReplicaDivergenceError, match="layers/1/kernel"):
             run(replica)
     assert "layers/1/kernel" in repr(held(model.layers[1].kernel))
 

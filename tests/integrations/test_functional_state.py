@@ -21,7 +21,7 @@ from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec as P
 
 import mirrored as mr
-from mirrored.errors import ArgumentError, DivergingStateWarning, StructureError, SynchronyError
+from mirrored.errors import ArgumentError, DivergingStateWarning, ReplicaDivergenceError, StructureError
 
 BATCH, STEPS, REPLICAS = 8, 3, 4
 DEVICES = pytest.mark.parametrize("devices", [2, 4], ids=["2x2", "4x1"])
@@ -203,7 +203,7 @@ def test_a_declaration_that_does_not_hold_is_refused(name, devices, compiled):
 
     train = mr.function(train) if compiled else train
     x, y = next(iter(strategy.experimental_distribute_dataset(batches())))
-    with pytest.raises(SynchronyError, match=r"result\[0\].*declared equal on all replicas by out_specs"):
+    with pytest.raises(ReplicaDivergenceError, match=r"result\[0\].*declared equal on all replicas by out_specs"):
         train(x, y)
 
 
@@ -304,7 +304,7 @@ def test_a_function_given_to_run_takes_out_specs(devices):
     x = strategy.distribute_values_from_function(lambda c: jnp.float32(c.replica_id_in_sync_group))
     assert isinstance(strategy.run(average, args=(x,)), mr.PerReplica)
     assert float(strategy.run(average, args=(x,), out_specs=P())) == 1.5
-    with pytest.raises(SynchronyError):
+    with pytest.raises(ReplicaDivergenceError):
         strategy.run(mr.function(lambda x: x * 2), args=(x,), out_specs=P())
 
 

@@ -81,7 +81,7 @@ def test_leaves_become_variables_of_their_names() -> None:
 
 
 def test_without_a_strategy_variables_are_plain() -> None:
-    assert mr.mirror({"w": jnp.ones(2)})["w"].layout is None
+    assert mr.mirror({"w": jnp.ones(2)})["w"].device_assignment is None
 
 
 def test_mirroring_again_moves_to_the_strategy_in_force() -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from mirrored.launcher import Job
-from mirrored.launcher.coordination import Alone
+from mirrored.launcher.coordination import SingleMachine
 from mirrored.launcher.output import Output
-from mirrored.launcher.rendezvous import Machines
+from mirrored.launcher.rendezvous import LauncherRendezvous
 from mirrored.launcher.supervisor import Supervisor
 
 # What every program here begins with.
@@ -57,7 +57,7 @@ class Ran:
         helper = threading.Thread(target=meanwhile) if meanwhile is not None else None
         if helper is not None:
             helper.start()
-        meeting = Alone(job.workers) if job.nodes == 1 else Machines(job)
+        meeting = SingleMachine(job.workers) if job.nodes == 1 else LauncherRendezvous(job)
         try:
             self.code = Supervisor(job, Output(out, errors, directory=job.log_directory), meeting).run()
         finally:

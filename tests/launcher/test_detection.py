@@ -5,7 +5,7 @@ import os
 import pytest
 
 from mirrored.errors import AllocationError, ArgumentError
-from mirrored.launcher import Place, detect
+from mirrored.launcher import MachinePlace, detect
 
 SLURM = {
     "SLURM_JOB_ID": "100",
@@ -19,7 +19,7 @@ PODS = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "2", "MIR
 
 def test_a_task_of_slurm():
     place = detect(SLURM)
-    assert place == Place("Slurm", 4, 3, "node07:13102")
+    assert place == MachinePlace("Slurm", 4, 3, "node07:13102")
     other = detect({**SLURM, "SLURM_STEP_ID": "3"})
     assert other is not None
     assert other.coordinator != place.coordinator, "steps of one job meet at different ports"
@@ -38,8 +38,8 @@ def test_one_task_is_alone():
 
 def test_a_pod_of_an_indexed_job():
     place = detect(PODS, "train-2.workers.team.svc.cluster.local")
-    assert place == Place("Kubernetes", 3, 2, "train-0.workers.team.svc.cluster.local:8476")
-    assert detect(PODS, "train-2") == Place("Kubernetes", 3, 2, "train-0:8476")
+    assert place == MachinePlace("Kubernetes", 3, 2, "train-0.workers.team.svc.cluster.local:8476")
+    assert detect(PODS, "train-2") == MachinePlace("Kubernetes", 3, 2, "train-0:8476")
 
 
 def test_a_pod_that_does_not_know_how_many_there_are():
@@ -71,7 +71,7 @@ def test_a_process_of_open_mpi(monkeypatch):
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("JAX_COORDINATOR_PORT", "4711")
-    assert detect(os.environ) == Place("Open MPI", 2, 1, "10.0.0.7:4711")
+    assert detect(os.environ) == MachinePlace("Open MPI", 2, 1, "10.0.0.7:4711")
 
 
 @pytest.mark.parametrize("environment", [{"PMI_SIZE": "2", "PMI_RANK": "0"}, {"WORLD_SIZE": "2", "RANK": "0"}])

@@ -13,7 +13,7 @@ import pytest
 from mirrored.errors import RendezvousError
 from mirrored.launcher.job import Job
 from mirrored.launcher.ports import free_ports
-from mirrored.launcher.rendezvous import Machines
+from mirrored.launcher.rendezvous import LauncherRendezvous
 from mirrored.transport import Channel
 from transport.attacks import COUNT, MALFORMED, attack, idle
 
@@ -36,10 +36,10 @@ def job(rank: int, port: int, **options: object) -> Job:
 
 
 @contextlib.contextmanager
-def machines(count: int = 3, **options: object) -> Iterator[list[Machines]]:
+def machines(count: int = 3, **options: object) -> Iterator[list[LauncherRendezvous]]:
     with free_ports(1) as (port,):
         pass
-    made = [Machines(job(rank, port, nodes=count, **options)) for rank in range(count)]
+    made = [LauncherRendezvous(job(rank, port, nodes=count, **options)) for rank in range(count)]
     try:
         yield made
     finally:
@@ -47,12 +47,12 @@ def machines(count: int = 3, **options: object) -> Iterator[list[Machines]]:
             one.close()
 
 
-def meet(made: list[Machines], restart: int = 0) -> list[list[str] | None]:
+def meet(made: list[LauncherRendezvous], restart: int = 0) -> list[list[str] | None]:
     with ThreadPoolExecutor(len(made)) as pool:
         return list(pool.map(lambda one: one.meet(restart, never), made))
 
 
-def wait_for_news(one: Machines) -> str:
+def wait_for_news(one: LauncherRendezvous) -> str:
     end = time.monotonic() + 5
     while time.monotonic() < end:
         if (news := one.news()) is not None:
@@ -120,12 +120,12 @@ def test_nobody_answers():
     with free_ports(1) as (port,):
         pass
     with pytest.raises(RendezvousError, match=f"nobody answers at localhost:{port} after 0.3 s"):
-        Machines(job(1, port, meeting_seconds=0.3)).meet(0, never)
+        LauncherRendezvous(job(1, port, meeting_seconds=0.3)).meet(0, never)
 
 
 def test_numbers_that_differ_are_refused():
     with machines(2) as made:
-        wrong = Machines(job(1, made[0]._port, nodes=3))
+        wrong = LauncherRendezvous(job(1, made[0]._port, nodes=3))
         with pytest.raises(RendezvousError, match="machine 1 says --nodes 3, machine 0 says 2"):
             wrong.meet(0, never)
         wrong.close()
@@ -133,7 +133,7 @@ def test_numbers_that_differ_are_refused():
 
 def test_a_port_that_is_taken():
     with machines(1, workers=1) as made, pytest.raises(RendezvousError, match=f"port {made[0]._port} of the coordin"):
-        Machines(job(0, made[0]._port))
+        LauncherRendezvous(job(0, made[0]._port))
 
 
 def test_an_interrupt_ends_the_waiting():
@@ -161,7 +161,7 @@ def test_strangers_and_malformed_messages_have_no_effect():
 def test_a_launcher_with_another_secret_is_not_one_of_the_job(monkeypatch):
     with machines(2) as made:
         monkeypatch.setenv("MIRRORED_SECRET", SECRET + "!")
-        stranger = Machines(job(1, made[0]._port, nodes=2))
+        stranger = LauncherRendezvous(job(1, made[0]._port, nodes=2))
         with pytest.raises(RendezvousError, match="the secrets differ.*\n.*know the same secret\n.*MIRRORED_SECRET"):
             stranger.meet(0, never)
         stranger.close()
@@ -176,7 +176,7 @@ def test_a_port_on_the_loopback_interface_is_not_open_to_the_network():
 
 def test_two_launchers_with_one_rank():
     with machines(2) as made:
-        second = Machines(job(1, made[0]._port, nodes=2))
+        second = LauncherRendezvous(job(1, made[0]._port, nodes=2))
         made[1]._connect({"hello": 1, "nodes": 2, "ports": [1, 2], "name": "first"})
         time.sleep(0.1)
         with pytest.raises(RendezvousError, match="machine 1 .* is there already"):

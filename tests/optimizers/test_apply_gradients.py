@@ -14,7 +14,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.compilation import function
-from mirrored.errors import ArgumentError, StructureError, SynchronyError, VariableError
+from mirrored.errors import ArgumentError, ReplicaDivergenceError, StructureError, VariableError
 from mirrored.optimizers import SGD, Adam, Optimizer
 
 
@@ -122,7 +122,7 @@ def test_gradients_that_differ_are_refused_when_aggregation_is_skipped(way):
     def replica_step() -> None:
         optimizer.apply_gradients([(_replica_number(), variable)], skip_gradients_aggregation=True)
 
-    with pytest.raises(SynchronyError, match="would differ between replicas"):
+    with pytest.raises(ReplicaDivergenceError, match="would differ between replicas"):
         way.compile(lambda: way.strategy.run(replica_step))()
     assert float(variable.numpy()) == 1.0
     assert int(optimizer.iterations.numpy()) == 0

@@ -13,7 +13,7 @@ import pytest
 from mirrored.optimizers import rules
 from mirrored.optimizers.clipping import Clipping
 from mirrored.optimizers.rules import Decay
-from mirrored.optimizers.update import Plan, Rule, slot_key
+from mirrored.optimizers.update import UpdatePlan, UpdateRule, slot_key
 from mirrored.testing.parity import assert_close_by_norm
 
 Arrays = dict[str, jax.Array]
@@ -22,7 +22,7 @@ Arrays = dict[str, jax.Array]
 class _Loop:
     """A rule driven by hand: slots in a dict, cohorts as given."""
 
-    def __init__(self, rule: Rule, rate: float = 0.1) -> None:
+    def __init__(self, rule: UpdateRule, rate: float = 0.1) -> None:
         self.rule, self.rate = rule, jnp.float32(rate)
         self.slots: dict[Any, jax.Array] = {}
         self.cohorts: dict[str, int] = {}
@@ -32,14 +32,18 @@ class _Loop:
         if new:
             cohort = len(set(self.cohorts.values()))
             state = self.rule.initial_state(new, self.rate)
-            for leaf, value in zip(self.rule.layout(new).leaves, state, strict=True):
+            for leaf, value in zip(self.rule.device_assignment(new).leaves, state, strict=True):
                 self.slots[slot_key(leaf.address, leaf.variable, cohort)] = value
             self.cohorts.update(dict.fromkeys(new, cohort))
         names = tuple(gradients)
         cohorts = tuple(self.cohorts[name] for name in names)
         used = {name: parameters[name] for name in names}
-        keys = {slot_key(leaf.address, leaf.variable, c) for leaf in self.rule.layout(used).leaves for c in cohorts}
-        plan = Plan(names, cohorts, tuple(sorted(keys)))
+        keys = {
+            slot_key(leaf.address, leaf.variable, c)
+            for leaf in self.rule.device_assignment(used).leaves
+            for c in cohorts
+        }
+        plan = UpdatePlan(names, cohorts, tuple(sorted(keys)))
         out, state = self.rule(
             plan, self.rate, list(gradients.values()), list(used.values()), [self.slots[key] for key in plan.slots], {}
         )
@@ -88,7 +92,7 @@ RULES = {
 @pytest.mark.parametrize("name", RULES)
 def test_ten_steps_are_those_of_optax(name):
     factory, transform = RULES[name]
-    loop, parameters = _Loop(Rule(factory, Clipping())), _tree(0)
+    loop, parameters = _Loop(UpdateRule(factory, Clipping())), _tree(0)
     gradients = [_tree(1 + step) for step in range(10)]
     for gradient in gradients:
         parameters = loop.step(parameters, gradient)
@@ -98,7 +102,7 @@ def test_ten_steps_are_those_of_optax(name):
 @pytest.mark.parametrize("name", RULES)
 def test_bfloat16_stays_bfloat16_and_close_to_optax(name):
     factory, transform = RULES[name]
-    loop, parameters = _Loop(Rule(factory, Clipping())), _tree(0, jnp.bfloat16)
+    loop, parameters = _Loop(UpdateRule(factory, Clipping())), _tree(0, jnp.bfloat16)
     gradients = [_tree(1 + step, jnp.bfloat16) for step in range(3)]
     for gradient in gradients:
         parameters = loop.step(parameters, gradient)
@@ -111,14 +115,14 @@ def test_dtypes_may_be_mixed_under_strict_promotion(name):
     factory, _ = RULES[name]
     parameters = {"half": jnp.ones(3, jnp.bfloat16), "single": jnp.ones(2)}
     with jax.numpy_dtype_promotion("strict"):
-        loop = _Loop(Rule(factory, Clipping(global_clipnorm=1.0)))
+        loop = _Loop(UpdateRule(factory, Clipping(global_clipnorm=1.0)))
         new = loop.step(parameters, {"half": jnp.ones(3), "single": jnp.ones(2, jnp.bfloat16)})
     assert {name: array.dtype for name, array in new.items()} == {name: a.dtype for name, a in parameters.items()}
     assert all(bool((array < 1).all()) for array in new.values())
 
 
 def test_variables_that_join_later_start_at_step_0():
-    rule = Rule(rules.adam(0.9, 0.999, 1e-7, False, Decay()), Clipping())
+    rule = UpdateRule(rules.adam(0.9, 0.999, 1e-7, False, Decay()), Clipping())
     loop, parameters = _Loop(rule), _tree(0)
     gradients = [_tree(1 + step) for step in range(6)]
     for step, gradient in enumerate(gradients):
@@ -131,7 +135,7 @@ def test_variables_that_join_later_start_at_step_0():
 
 
 def test_separate_calls_are_separate_optimizers():
-    rule = Rule(rules.adam(0.9, 0.999, 1e-7, False, Decay()), Clipping())
+    rule = UpdateRule(rules.adam(0.9, 0.999, 1e-7, False, Decay()), Clipping())
     loop, parameters = _Loop(rule), _tree(0)
     gradients = [_tree(1 + step) for step in range(4)]
     for gradient in gradients:
@@ -142,7 +146,7 @@ def test_separate_calls_are_separate_optimizers():
 
 def test_a_norm_inside_the_transform_is_over_all_variables_of_the_call():
     transform = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.1))
-    loop, parameters = _Loop(Rule(lambda _: transform, Clipping())), _tree(0)
+    loop, parameters = _Loop(UpdateRule(lambda _: transform, Clipping())), _tree(0)
     first, second = _tree(1), _tree(2)
     parameters = loop.step(parameters, {"w": first["w"]})
     parameters = loop.step(parameters, second)
@@ -154,7 +158,7 @@ def test_a_norm_inside_the_transform_is_over_all_variables_of_the_call():
 
 def test_a_mask_by_name_sees_the_names_of_the_variables():
     decay = Decay(0.5, lambda tree: {name: name != "b" for name in tree})
-    loop = _Loop(Rule(rules.sgd(0.0, False, decay), Clipping()))
+    loop = _Loop(UpdateRule(rules.sgd(0.0, False, decay), Clipping()))
     zeros = jax.tree.map(jnp.zeros_like, _tree(0))
     new = loop.step(_tree(0), zeros)
     assert_close_by_norm(new, {n: a if n == "b" else a * 0.95 for n, a in _tree(0).items()}, 1e-6)
@@ -162,7 +166,7 @@ def test_a_mask_by_name_sees_the_names_of_the_variables():
 
 def test_a_random_key_in_the_state_moves_on():
     transform = optax.add_noise(1.0, 0.0, key=jax.random.key(0))
-    loop = _Loop(Rule(lambda _: optax.chain(transform, optax.sgd(0.1)), Clipping()))
+    loop = _Loop(UpdateRule(lambda _: optax.chain(transform, optax.sgd(0.1)), Clipping()))
     zeros = jax.tree.map(jnp.zeros_like, _tree(0))
     first = loop.step(zeros, zeros)
     second = loop.step(zeros, zeros)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.perf_model import Network, Plan, Prediction, make_plan, observe
+from mirrored.perf_model import Network, Prediction, ScalingPlan, detect_step, make_plan
 from mirrored.perf_model.bottleneck import bottleneck, breakdown, explanation, summary
 
 FAST, SLOW = Network(1e13, 1e-9), Network(1e6, 1e-3)
@@ -66,7 +66,7 @@ def test_bottlenecks_are_named_and_explained(compute, fixed, exchange, dispatch,
     prediction = Prediction(8, 8, *milliseconds)
     assert bottleneck(prediction) == word
     text = explanation(
-        Plan(prediction, prediction, 0.01, (prediction,), "replica-batch", FAST, "as given", (2, 1)), prediction
+        ScalingPlan(prediction, prediction, 0.01, (prediction,), "replica-batch", FAST, "as given", (2, 1)), prediction
     )
     assert re.search(told, text), text
 
@@ -114,7 +114,7 @@ def training(width, share, waits_seconds=0.0, is_squeezed=False):
     ],
 )
 def test_programs_that_have_each_are_found_out(case, network, word):
-    plan = make_plan(observe(training(**case), steps=10), [64], network=network)
+    plan = make_plan(detect_step(training(**case), steps=10), [64], network=network)
     found = plan.predictions[0]
     assert bottleneck(found) == word, found
     assert explanation(plan, found)

@@ -7,18 +7,25 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.perf_model import Exchange, Step, Sums, measure_sums, observe, rehearse
+from mirrored.perf_model import (
+    AllReduceBenchmark,
+    Exchange,
+    TracedStep,
+    benchmark_allreduce,
+    benchmark_compute,
+    detect_step,
+)
 from perf_model.steps import WIDTH, program
 
 
 @pytest.fixture(scope="module", params=[1, 4])
 def step(request):
-    return Step(observe(program(request.param), steps=1))
+    return TracedStep(detect_step(program(request.param), steps=1))
 
 
 def test_a_share_is_run_on_several_devices_and_the_variables_stay(step):
     before = [variable.numpy() for variable in step.part(8, 1).pure.reads]
-    found = rehearse(step, 4, 2)
+    found = benchmark_compute(step, 4, 2)
     assert 0 < found.dispatch_seconds < found.seconds
     assert found.compute_seconds == pytest.approx(found.seconds - found.dispatch_seconds)
     for variable, old in zip(step.part(8, 1).pure.reads, before, strict=True):
@@ -51,23 +58,23 @@ def test_per_replica_state_and_steps_without_a_strategy_are_rehearsed():
 
     x = strategy.distribute_values_from_function(lambda c: np.ones((4, 3), np.float32))
     for function, value in ((counts, x), (doubles, np.ones((4, 3), np.float32))):
-        step = Step(observe(lambda f=function, v=value: [f(v) for _ in range(5)], steps=1))
+        step = TracedStep(detect_step(lambda f=function, v=value: [f(v) for _ in range(5)], steps=1))
         assert step.share == 4
-        assert rehearse(step, 2, 2).seconds > 0
+        assert benchmark_compute(step, 2, 2).seconds > 0
 
 
 def test_sums_are_measured_and_lie_on_a_line():
-    found = measure_sums(jax.local_devices()[:2], 2**20, 3)
+    found = benchmark_allreduce(jax.local_devices()[:2], 2**20, 3)
     assert found.devices == 2
     assert 2**20 <= found.large_bytes < 2**20 + 16
     assert 0 < found.tiny_seconds < 1
-    sums = Sums(4, 1e-3, 3e-3, 1000)
+    sums = AllReduceBenchmark(4, 1e-3, 3e-3, 1000)
     assert sums.seconds(Exchange("psum", 4, 1000)) == pytest.approx(3e-3)
     assert sums.seconds(Exchange("psum", 4, 2000, times=2)) == pytest.approx(10e-3)
     assert sums.seconds(Exchange("psum", 1, 2000)) == 0.0
 
 
 def test_the_network_of_sums_takes_as_long_as_they_do():
-    sums = Sums(4, 1e-3, 101e-3, 10_000_000)
+    sums = AllReduceBenchmark(4, 1e-3, 101e-3, 10_000_000)
     assert Exchange("psum", 4, 4).seconds(sums.network) == pytest.approx(1e-3, rel=0.01)
     assert Exchange("psum", 4, 10_000_000).seconds(sums.network) == pytest.approx(101e-3, rel=0.02)

@@ -8,7 +8,15 @@ import pytest
 
 from mirrored.compilation.function import Function
 from mirrored.errors import ArgumentError
-from mirrored.perf_model import Instruments, Machine, Network, Rehearsal, Sums, make_plan, observe
+from mirrored.perf_model import (
+    AllReduceBenchmark,
+    ComputeBenchmark,
+    Instruments,
+    Machine,
+    Network,
+    detect_step,
+    make_plan,
+)
 from mirrored.perf_model.bottleneck import bottleneck
 from mirrored.perf_model.prediction import ASSUMED
 from perf_model.steps import PARAMETERS_BYTES, program
@@ -26,23 +34,23 @@ class Bench:
     rehearsed: list = dataclasses.field(default_factory=list)
     summed: list = dataclasses.field(default_factory=list)
 
-    def rehearse(self, step, share, devices):
+    def benchmark_compute(self, step, share, devices):
         self.rehearsed.append((devices, share))
         compute = (2 + share) * (1 + (devices - 1) / 2)
-        return Rehearsal((compute + 0.5 * devices) * MILLI, 0.5 * devices * MILLI)
+        return ComputeBenchmark((compute + 0.5 * devices) * MILLI, 0.5 * devices * MILLI)
 
-    def measure_sums(self, devices, payload_bytes, arrays):
+    def benchmark_allreduce(self, devices, payload_bytes, arrays):
         self.summed.append((len(devices), payload_bytes, arrays))
-        return Sums(len(devices), len(devices) * MILLI, 3 * len(devices) * MILLI, payload_bytes)
+        return AllReduceBenchmark(len(devices), len(devices) * MILLI, 3 * len(devices) * MILLI, payload_bytes)
 
     @property
     def instruments(self):
-        return Instruments(self.rehearse, self.measure_sums, lambda: Machine(1e11, 1e10))
+        return Instruments(self.benchmark_compute, self.benchmark_allreduce, lambda: Machine(1e11, 1e10))
 
 
 @pytest.fixture(scope="module")
 def observation():
-    found = observe(program(1), steps=2)
+    found = detect_step(program(1), steps=2)
     return dataclasses.replace(found, step_seconds=0.011, dispatch_seconds=0.001, between_seconds=0.0)
 
 
@@ -135,7 +143,7 @@ def test_a_network_that_nobody_gave_is_assumed_and_said_to_be(observation, bench
 
 
 def test_a_step_observed_on_several_devices_is_checked_there(bench):
-    found = dataclasses.replace(observe(program(2), steps=2), dispatch_seconds=0.0)
+    found = dataclasses.replace(detect_step(program(2), steps=2), dispatch_seconds=0.0)
     made = plan(found, [64], bench)
     assert bench.summed == [(2, PARAMETERS_BYTES, 2)]
     assert made.check.exchange_seconds == pytest.approx(6 * MILLI)

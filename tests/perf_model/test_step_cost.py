@@ -7,13 +7,13 @@ import pytest
 
 import mirrored as mr
 from mirrored.errors import ArgumentError
-from mirrored.perf_model import Step, observe
+from mirrored.perf_model import TracedStep, detect_step
 from perf_model.steps import PARAMETERS_BYTES, WIDTH, program
 
 
 @pytest.fixture(scope="module", params=[1, 4])
 def step(request):
-    return Step(observe(program(request.param), steps=1))
+    return TracedStep(detect_step(program(request.param), steps=1))
 
 
 def test_share_and_replicas_are_found(step):
@@ -45,14 +45,14 @@ def test_work_follows_the_share(step):
 
 def test_the_strategy_is_left_as_it_was(step):
     (strategy,) = step._strategies
-    before = strategy.layout
+    before = strategy.device_assignment
     step.work(64, 8)
     step.part(4, 2)
-    assert strategy.layout is before
+    assert strategy.device_assignment is before
 
 
 def test_ordered_sums_climb_a_tree():
-    found = Step(observe(program(2, deterministic=True), steps=1)).work(64, 8)
+    found = TracedStep(detect_step(program(2, deterministic=True), steps=1)).work(64, 8)
     assert [one.group_size for one in found.exchanges] == [2] * 6
 
 
@@ -63,7 +63,7 @@ def test_a_step_without_replicas_has_work_alone_only():
     def step():
         v.assign(v * 0.5)
 
-    found = Step(observe(lambda: [step() for _ in range(5)], steps=1))
+    found = TracedStep(detect_step(lambda: [step() for _ in range(5)], steps=1))
     assert found.work(1, 1).flops > 0
     with pytest.raises(ArgumentError, match=r"a step without a strategy.*\n.*rule.*\n.*strategy\.run"):
         found.work(2, 1)

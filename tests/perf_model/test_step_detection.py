@@ -8,7 +8,7 @@ import pytest
 import mirrored as mr
 from mirrored.compilation.function import Function
 from mirrored.errors import ArgumentError
-from mirrored.perf_model import observe
+from mirrored.perf_model import detect_step
 from perf_model.steps import program
 
 
@@ -30,7 +30,7 @@ def test_the_function_called_most_is_the_step_and_the_program_ends_early():
             step(jnp.ones(3))
 
     before = Function.__call__
-    found = observe(train, steps=4)
+    found = detect_step(train, steps=4)
     assert Function.__call__ is before
     assert found.function is step
     assert len(calls) == 6  # two that warm up, four that are timed
@@ -57,12 +57,12 @@ def watched(seconds):
             calls.append(i)
             step(jnp.ones(3))
 
-    observe(train, steps=3, seconds=seconds)
+    detect_step(train, steps=3, seconds=seconds)
     return calls
 
 
 def test_a_program_that_ends_by_itself_has_been_seen_as_far_as_it_went():
-    assert observe(program(2, calls=4), steps=50).step_seconds > 0
+    assert detect_step(program(2, calls=4), steps=50).step_seconds > 0
 
 
 def test_errors_of_the_program_come_through():
@@ -71,7 +71,7 @@ def test_errors_of_the_program_come_through():
 
     before = Function.__call__
     with pytest.raises(ZeroDivisionError, match="mine"):
-        observe(train)
+        detect_step(train)
     assert Function.__call__ is before
 
 
@@ -80,4 +80,4 @@ def test_errors_of_the_program_come_through():
 )
 def test_a_program_without_a_step_is_refused(calls, found):
     with pytest.raises(ArgumentError, match=f"{found}.*\n.*rule.*at least 3 times"):
-        observe(program(1, calls=calls))
+        detect_step(program(1, calls=calls))

@@ -31,7 +31,7 @@ def meeting(index, log=None, rounds=1):
             for _ in range(rounds):
                 if log is not None:
                     log.append(f"before {index}")
-                total = lockstep.meet(SUM, total)
+                total = lockstep.run_merge(SUM, total)
                 if log is not None:
                     log.append(f"after {index}")
             return total + index
@@ -69,7 +69,7 @@ def test_the_merge_runs_once_in_the_starting_thread():
         threads.append(threading.current_thread())
         return payloads[::-1]
 
-    bodies = [lambda lockstep, i=i: lambda: lockstep.meet(Merge("swap", merge), i) for i in range(2)]
+    bodies = [lambda lockstep, i=i: lambda: lockstep.run_merge(Merge("swap", merge), i) for i in range(2)]
     assert run(bodies)[1] == [1, 0]
     assert threads == [threading.current_thread()]
 
@@ -85,10 +85,10 @@ def test_an_exception_unwinds_and_joins_all(error, when, who):
             def call():
                 try:
                     if when == "after a merge":
-                        lockstep.meet(SUM, 1)
+                        lockstep.run_merge(SUM, 1)
                     if index == who:
                         raise error
-                    lockstep.meet(SUM, 1)
+                    lockstep.run_merge(SUM, 1)
                 except Exception as seen_by_user:
                     seen.append(seen_by_user)
                     raise
@@ -113,14 +113,14 @@ def test_an_exception_in_the_merge_reaches_the_starter():
         raise ZeroDivisionError("in the merge")
 
     with pytest.raises(ZeroDivisionError, match="in the merge"):
-        run([lambda lockstep: lambda: lockstep.meet(Merge("bad", merge), 1)] * 2)
+        run([lambda lockstep: lambda: lockstep.run_merge(Merge("bad", merge), 1)] * 2)
 
 
 def test_an_exception_in_the_cleanup_of_an_unwound_replica_does_not_hide_the_first():
     def first(lockstep):
         def call():
             try:
-                lockstep.meet(SUM, 1)
+                lockstep.run_merge(SUM, 1)
             finally:
                 raise ValueError("in the cleanup")
 
@@ -140,9 +140,9 @@ def test_a_replica_that_meets_again_while_unwinding_ends_too():
     def stubborn(lockstep):
         def call():
             try:
-                lockstep.meet(SUM, 1)
+                lockstep.run_merge(SUM, 1)
             finally:
-                lockstep.meet(SUM, 2)
+                lockstep.run_merge(SUM, 2)
 
         return call
 
@@ -164,7 +164,7 @@ def test_unequal_numbers_of_merges():
 def test_different_merges():
     other = Merge("product", lambda payloads: payloads)
     with pytest.raises(MergeError, match="replica 0 called sum while replica 1 called product"):
-        run([meeting(0), lambda lockstep: lambda: lockstep.meet(other, 1)])
+        run([meeting(0), lambda lockstep: lambda: lockstep.run_merge(other, 1)])
 
 
 def test_a_merge_from_a_foreign_thread():
@@ -174,7 +174,7 @@ def test_a_merge_from_a_foreign_thread():
 
             def foreign():
                 try:
-                    lockstep.meet(SUM, 1)
+                    lockstep.run_merge(SUM, 1)
                 except MergeError as error:
                     caught.append(error)
 
@@ -196,7 +196,7 @@ def test_ambient_context_and_context_variables_go_along():
     def body(lockstep):
         def call():
             with within(replica="inner"):
-                lockstep.meet(SUM, 1)
+                lockstep.run_merge(SUM, 1)
             return ambient().replica, label.get()
 
         return call
@@ -241,7 +241,7 @@ def test_jax_state_of_the_starting_thread_reaches_every_replica(name):
     def body(lockstep):
         def call():
             first = look()
-            lockstep.meet(SUM, 1)
+            lockstep.run_merge(SUM, 1)
             return first, look()
 
         return call
@@ -255,14 +255,14 @@ def test_settings_changed_by_a_replica_stay_its_own():
     def body(lockstep):
         def call():
             with jax.default_matmul_precision("float32"):
-                lockstep.meet(SUM, 1)
+                lockstep.run_merge(SUM, 1)
                 return jax.config.jax_default_matmul_precision
 
         return call
 
     def other(lockstep):
         def call():
-            lockstep.meet(SUM, 1)
+            lockstep.run_merge(SUM, 1)
             return jax.config.jax_default_matmul_precision
 
         return call
@@ -274,7 +274,7 @@ def test_settings_changed_by_a_replica_stay_its_own():
 
 def test_replicas_are_traced_into_one_program():
     def program(x):
-        bodies = [lambda lockstep, i=i: lambda: lockstep.meet(SUM, x * i) for i in range(3)]
+        bodies = [lambda lockstep, i=i: lambda: lockstep.run_merge(SUM, x * i) for i in range(3)]
         return run(bodies)[1][0]
 
     assert float(jax.jit(program)(2.0)) == 6.0
@@ -335,7 +335,7 @@ def test_an_interrupt_while_a_replica_runs_or_is_unwound_ends_the_run(monkeypatc
                 interrupts.append(1)
                 signal.pthread_kill(main.ident, signal.SIGUSR1)
                 time.sleep(0.05)
-            return lockstep.meet(SUM, 1)
+            return lockstep.run_merge(SUM, 1)
 
         return call
 

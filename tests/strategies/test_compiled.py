@@ -63,7 +63,7 @@ def test_a_step_has_as_many_all_reduces_as_one_written_by_hand(way):
     step = mr.function(lambda a, b: strategy.run(replica, args=(a, b)))
     shares = [strategy.distribute_values_from_function(lambda c, z=z: z[c.replica_id_in_sync_group]) for z in (x, y)]
 
-    reference = by_hand(strategy.layout.mesh)
+    reference = by_hand(strategy.device_assignment.mesh)
     flat = [jnp.asarray(z.reshape(-1, *z.shape[2:])) for z in (x, y)]
     expected = reference.lower(layers(), *flat).compile().as_text()
     actual = step.lower(*shares).compile().as_text()
@@ -122,7 +122,7 @@ def test_results_and_state_stay_where_they_are(way):
 
     step = mr.function(lambda y: way.strategy.run(replica, args=(y,)))
     result = step(way.strategy.run(lambda: jnp.ones(4)))
-    layout = way.strategy.layout
+    layout = way.strategy.device_assignment
     assert v._array.sharding == layout.replicated
     assert c._array.sharding == layout.sharded
     assert result.is_stacked

@@ -210,7 +210,7 @@ def test_properties(two):
     assert two.num_replicas_in_sync == 2
     assert two.cluster_resolver is None
     assert isinstance(two, mr.Strategy)
-    assert repr(two) == "MirroredStrategy(Layout(2 replicas on 2 devices: CPU:0 {0}, CPU:1 {1}))"
+    assert repr(two) == "MirroredStrategy(DeviceAssignment(2 replicas on 2 devices: CPU:0 {0}, CPU:1 {1}))"
     assert copy.deepcopy({"strategy": two})["strategy"] is two
 
 

@@ -128,9 +128,9 @@ def test_values_from_a_function(strategy):
 
 
 def test_values_from_a_function_lie_on_their_replicas_devices(strategy):
-    made = [jax.device_put(jnp.float32(1.0), device) for device in strategy.layout.devices]
+    made = [jax.device_put(jnp.float32(1.0), device) for device in strategy.device_assignment.devices]
     result = strategy.experimental_distribute_values_from_function(lambda c: made[c.replica_id_in_sync_group])
-    assert [value.devices() for value in result.values] == [{device} for device in strategy.layout.devices]
+    assert [value.devices() for value in result.values] == [{device} for device in strategy.device_assignment.devices]
 
 
 def test_values_from_a_function_are_per_replica_also_with_one_replica():

@@ -143,7 +143,9 @@ def test_eager_replicas_run_in_order_each_on_its_own_device(way):
     given, made = way.strategy.run(replica, args=(jnp.ones(2),))
     assert seen == [(r, False) for r in range(4)]
     for result in (given, made):
-        assert [c.devices() for c in way.strategy.local_results(result)] == [{d} for d in way.strategy.layout.devices]
+        assert [c.devices() for c in way.strategy.local_results(result)] == [
+            {d} for d in way.strategy.device_assignment.devices
+        ]
 
 
 @pytest.mark.ways(modes=("eager",), replicas=(4,))
@@ -190,7 +192,7 @@ def test_an_exception_keeps_its_type_and_leaves_no_thread(way):
     with pytest.raises(ZeroDivisionError, match="from the replica"):
         way.compile(lambda: way.strategy.run(replica))()
     assert threading.active_count() == before
-    assert mr.get_strategy().layout is None
+    assert mr.get_strategy().device_assignment is None
     assert not mr.in_cross_replica_context()
     assert parts(way.strategy, way.strategy.run(fid)) == [1.0 * r for r in range(way.num_replicas)]
 

@@ -11,7 +11,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.errors import StructureError, ValuesError
-from mirrored.topology.device_assignment import make_layout
+from mirrored.topology.device_assignment import make_device_assignment
 from mirrored.values import structures
 from mirrored.values.distributed_values import stack_components
 
@@ -24,7 +24,7 @@ LAYOUTS = {
 
 @pytest.fixture(params=LAYOUTS, ids=list(LAYOUTS))
 def layout(request):
-    return make_layout(*LAYOUTS[request.param])
+    return make_device_assignment(*LAYOUTS[request.param])
 
 
 def components():

@@ -29,7 +29,7 @@ def test_an_empty_result_has_one_component_per_replica(strategy, compiled):
     assert len(result) == strategy.num_replicas_in_sync
     parts = strategy.local_results(result)
     assert [part.shape for part in parts] == [(0, 3)] * strategy.num_replicas_in_sync
-    assert [part.device for part in parts] == [strategy.layout.device_of(r) for r in range(len(parts))]
+    assert [part.device for part in parts] == [strategy.device_assignment.device_of(r) for r in range(len(parts))]
     assert strategy.gather(result, 0).shape == (0, 3)
 
 

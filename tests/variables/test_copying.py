@@ -42,7 +42,16 @@ def test_a_deep_copy_has_the_same_value_and_strategy_and_state_of_its_own(layout
     mr.function(lambda: twin.assign([7.0, 8.0]))()
     assert (twin.tolist(), v.tolist()) == ([7.0, 8.0], [2.0, 3.0])
     assert type(twin) is type(v)
-    for name in ("name", "shape", "dtype", "trainable", "aggregation", "synchronization", "strategy", "layout"):
+    for name in (
+        "name",
+        "shape",
+        "dtype",
+        "trainable",
+        "aggregation",
+        "synchronization",
+        "strategy",
+        "device_assignment",
+    ):
         assert getattr(twin, name) == getattr(v, name), name
     if layout is not None:
         assert [one.device for one in twin.values] == [one.device for one in v.values]

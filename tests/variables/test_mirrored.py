@@ -11,7 +11,7 @@ import pytest
 
 import mirrored as mr
 from mirrored import ReduceOp, VariableAggregation
-from mirrored.errors import ArgumentError, ContextError, OutOfScopeWarning, SynchronyError, VariableError
+from mirrored.errors import ArgumentError, ContextError, OutOfScopeWarning, ReplicaDivergenceError, VariableError
 from mirrored.testing import assert_same_bits
 
 AGGREGATIONS = list(VariableAggregation)
@@ -54,7 +54,7 @@ def test_copies_are_equal_and_lie_on_their_replicas_devices(way):
     assert isinstance(v, mr.DistributedValues)
     assert isinstance(v, mr.Variable)
     assert components(way, v) == [[1.0, 2.0]] * way.num_replicas
-    layout = way.strategy.layout
+    layout = way.strategy.device_assignment
     assert [copy.read_value().devices() for copy in v.values] == [
         {layout.device_of(replica)} for replica in range(way.num_replicas)
     ]
@@ -192,7 +192,7 @@ def test_drift_is_refused_and_leaves_the_value(way):
         w.assign_add(1.0)
         v.assign(v * x)
 
-    with pytest.raises(SynchronyError, match=r"mirrored variable 'v'[\s\S]*test_mirrored\.py:\d+"):
+    with pytest.raises(ReplicaDivergenceError, match=r"mirrored variable 'v'[\s\S]*test_mirrored\.py:\d+"):
         way.compile(lambda x: way.strategy.run(replica, args=(x,)))(ranks(way))
     assert components(way, v) == [1.0] * way.num_replicas
     assert float(w) == 0.0
@@ -206,7 +206,7 @@ def test_drift_is_explained_by_the_path_from_its_origin(way):
         loss = jnp.tanh(x)
         v.assign(v - loss)
 
-    with pytest.raises(SynchronyError) as caught:
+    with pytest.raises(ReplicaDivergenceError) as caught:
         way.compile(lambda x: way.strategy.run(replica, args=(x,)))(ranks(way))
     message = str(caught.value)
     places = [message.index(word) for word in ("the per-replica argument 0 of run", "tanh", "sub")]
@@ -225,7 +225,7 @@ def test_assigning_on_one_replica_only_is_refused(way):
 
     flags = mr.PerReplica([index == 0 for index in range(way.num_replicas)])
     if way.is_eager:
-        with pytest.raises(SynchronyError, match=r"replicas \[1.*\] did not assign it"):
+        with pytest.raises(ReplicaDivergenceError, match=r"replicas \[1.*\] did not assign it"):
             way.strategy.run(replica, args=(flags,))
     else:
         with pytest.raises(jax.errors.TracerBoolConversionError, match="Python decided"):
@@ -384,7 +384,9 @@ def test_a_variable_made_out_of_scope_is_shared_by_eager_replicas_and_equal_on_c
         assert components(way, step(ranks(way))) == np.cumsum(np.arange(1.0, way.num_replicas + 1)).tolist()
         assert float(v) == way.num_replicas * (way.num_replicas + 1) / 2
         return
-    with pytest.raises(SynchronyError, match=r"variable \(made outside of strategy.scope\(\)\) 'v'.*") as caught:
+    with pytest.raises(
+        ReplicaDivergenceError, match=r"variable \(made outside of strategy.scope\(\)\) 'v'.*"
+    ) as caught:
         step(ranks(way))
     assert "make the variable (or the metric, layer or optimizer that it belongs to) inside" in str(caught.value)
     assert float(v) == 0.0

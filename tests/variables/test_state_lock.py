@@ -58,7 +58,7 @@ def optimized(model: Model) -> None:
     model.optimizer.apply_gradients([(jnp.float32(-1.0), model.v)])
     count = model.strategy.num_replicas_in_sync
     shares = [jnp.float32(1.0 / count)] * count
-    model.total.assign_add(mr.PerReplica(shares, model.strategy.layout))
+    model.total.assign_add(mr.PerReplica(shares, model.strategy.device_assignment))
 
 
 OTHERS: dict[str, Callable[[Model], Callable[[], Any]]] = {

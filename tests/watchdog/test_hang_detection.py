@@ -6,25 +6,25 @@ import jax.numpy as jnp
 import pytest
 
 from mirrored.watchdog import hang_detection
-from mirrored.watchdog.collective_log import Roll
-from mirrored.watchdog.worker_progress import Standing
+from mirrored.watchdog.collective_log import CollectiveLog
+from mirrored.watchdog.worker_progress import WorkerProgress
 
 
-def standing(*labels: str, inside: bool = False, ended: bool = False, name: str = "host, process 1") -> Standing:
+def standing(*labels: str, inside: bool = False, ended: bool = False, name: str = "host, process 1") -> WorkerProgress:
     """Of a worker that has come to these operations; ``step@7`` is one called in line 7."""
-    roll = Roll()
+    roll = CollectiveLog()
     for label in labels:
         operation, _, line = label.partition("@")
         roll.arrive(operation, line and f"train.py:{line} in main")
     roll.inside = inside
     made = roll.standing(beat=1, has_ended=ended, name=name)
-    assert Standing.from_json(json.loads(json.dumps(made.to_json()))) == made
+    assert WorkerProgress.from_json(json.loads(json.dumps(made.to_json()))) == made
     return made
 
 
 def test_the_roll_counts_every_operation_and_every_call_of_one():
-    roll = Roll()
-    assert roll.standing(beat=1, has_ended=False, name="n") == Standing(beat=1, name="n")
+    roll = CollectiveLog()
+    assert roll.standing(beat=1, has_ended=False, name="n") == WorkerProgress(beat=1, name="n")
     with roll.at("call step", "train.py:3 in main"):
         assert roll.standing(beat=2, has_ended=False, name="n").inside
     roll.arrive("reduce")
@@ -45,7 +45,7 @@ def test_the_roll_remembers_many_calls_of_few_operations_and_forgets_the_oldest_
     assert (told.oldest, told.called(1968), told.called(1969)) == (1969, None, "step (time 985)")
     assert told.described(7) == "one that is forgotten"
     assert len(told.to_json()["places"]) == 2
-    many = Roll()
+    many = CollectiveLog()
     for number in range(5000):
         many.arrive(f"step {number}")
     assert len(many._places) == len(many._times) == 1000, "the memory does not grow for ever"
@@ -62,7 +62,7 @@ def test_what_the_devices_have_not_computed_is_not_over():
         def is_ready(self) -> bool:
             return self.ready
 
-    roll, token = Roll(), Token()
+    roll, token = CollectiveLog(), Token()
     roll.arrive("step")
     roll.depart(token)
     assert roll.standing(beat=1, has_ended=False, name="").inside

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from mirrored.watchdog.collective_log import Roll
+from mirrored.watchdog.collective_log import CollectiveLog
 from mirrored.watchdog.lost_peer import FOLLOWS, lost_worker
 
 
 def test_the_worker_is_named_with_where_and_when_it_was_last_seen():
-    roll = Roll()
+    roll = CollectiveLog()
     roll.arrive("call step", "train.py:7 in main")
     standing = roll.standing(beat=1, has_ended=False, name="host1, process 7")
     told = str(lost_worker(1, standing, "", 0.42))

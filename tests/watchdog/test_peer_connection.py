@@ -11,7 +11,7 @@ import time
 import pytest
 
 from mirrored.transport import Channel
-from mirrored.watchdog.peer_connection import Address, Lifeline
+from mirrored.watchdog.peer_connection import Address, PeerConnection
 from transport.attacks import COUNT, MALFORMED, attack, idle
 
 
@@ -21,7 +21,7 @@ class Worker:
     def __init__(self, worker: int) -> None:
         self.address = Address(0, "")
         self.heard: queue.Queue[tuple[int, str]] = queue.Queue()
-        self.line = Lifeline(worker, 30.0, lambda other, text: self.heard.put((other, text)))
+        self.line = PeerConnection(worker, 30.0, lambda other, text: self.heard.put((other, text)))
 
     def hears(self) -> tuple[int, str]:
         return self.heard.get(timeout=10)

@@ -33,7 +33,7 @@ class CellTimeoutError(Exception):
     """The cell ran past its time limit."""
 
 
-class Session:
+class ReplicaRunner:
     """The cells of one notebook, run in one namespace.
 
     Args:
@@ -148,7 +148,7 @@ def main() -> None:
     sys.argv = [path.name]
     sys.path.insert(0, os.getcwd())  # for the modules that cells write
     with os.fdopen(int(os.environ.pop("NOTEBOOK_RESULTS")), "w", buffering=1) as results:
-        session = Session(seconds)
+        session = ReplicaRunner(seconds)
         for cell in cells:
             print(f"--- cell {cell.number}", flush=True)
             results.write(json.dumps(dataclasses.asdict(session.run(cell))) + "\n")

@@ -20,7 +20,7 @@ import jax
 from jax.extend.core import Literal, primitives
 
 from mirrored._jax.embedded import scan_split
-from mirrored._jax.programs import Program, is_inexact
+from mirrored._jax.programs import JaxprProgram, is_inexact
 from mirrored._jax.structured import stop_gradient_p
 
 _CUSTOM = (primitives.custom_jvp_call_p, primitives.custom_vjp_call_p)
@@ -57,14 +57,14 @@ def _custom_calls_of(equation: Any) -> CustomCalls:
     return max(inside, CustomCalls.CLOSING_OVER if equation.params["num_consts"] else CustomCalls.PLAIN)
 
 
-def closed_over_inputs(program: Program) -> list[int]:
+def closed_over_inputs(program: JaxprProgram) -> list[int]:
     """The inputs of `program` on which the closed-over operands of such calls depend."""
     jaxpr = program.jaxpr
     _, lost = _flow(jaxpr, [1 << position for position in range(len(jaxpr.invars))])
     return [position for position in range(len(jaxpr.invars)) if lost >> position & 1]
 
 
-def used_constants(program: Program) -> list[Any]:
+def used_constants(program: JaxprProgram) -> list[Any]:
     """The constants of `program` on which its results depend by other ways than `stop_gradient`."""
     jaxpr = program.jaxpr
     bits = [1 << position for position in range(len(jaxpr.constvars))]
@@ -73,7 +73,7 @@ def used_constants(program: Program) -> list[Any]:
     return [constant for position, constant in enumerate(program.constants) if used >> position & 1]
 
 
-def embedded_tracers(program: Program) -> list[Any]:
+def embedded_tracers(program: JaxprProgram) -> list[Any]:
     """What stands for values of the moment inside `program`, however deep, besides its own constants."""
     return list(_tracers_in(program.jaxpr.eqns))
 

@@ -30,7 +30,7 @@ def consume(iterator: Iterable[Any]) -> None:
     deque(iterator, 0)
 
 
-class Job:
+class DispatchJob:
     """A call that runs in a thread of its own.
 
     Attributes:
@@ -99,7 +99,7 @@ class Dispatch:
     """
 
     def __init__(self, jitted: Any, compiling: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
-        self.job: Job | None = None
+        self.job: DispatchJob | None = None
         self._compiling = compiling
         state = dict(jitted.__getstate__())
         self._missed = state["cache_miss"]
@@ -113,7 +113,7 @@ class Dispatch:
         self.function._clear_cache()
 
     def _miss(self, *args: Any, **kwargs: Any) -> Any:
-        job = self.job = Job(self._compiled, args, kwargs)
+        job = self.job = DispatchJob(self._compiled, args, kwargs)
         job.run()
         if job.error is not None:
             raise job.error

@@ -66,7 +66,7 @@ class Equalising:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class ValueSource:
     """An equation whose result differs between devices whatever its operands are.
 
     Attributes:
@@ -89,7 +89,7 @@ class Plain:
     jaxprs: tuple[Any, ...] = ()
 
 
-Kind = Call | Scan | While | Branch | Equalising | Source | Plain
+Kind = Call | Scan | While | Branch | Equalising | ValueSource | Plain
 
 _CALLS: Final = {
     "checkpoint": "jaxpr",
@@ -160,10 +160,10 @@ def _collective(eqn: Any, axis: str | None) -> Kind | None:
     if name in _EQUALISING:
         if params.get("axis_index_groups") is None:
             return Equalising()
-        return Source(f"{name} over axis_index_groups", repeatable=True)
+        return ValueSource(f"{name} over axis_index_groups", repeatable=True)
     if name == "axis_index":
-        return Source("replica_id_in_sync_group", repeatable=True)
-    return Source(f"{name} gives every device its own part", repeatable=True)
+        return ValueSource("replica_id_in_sync_group", repeatable=True)
+    return ValueSource(f"{name} gives every device its own part", repeatable=True)
 
 
 def is_collective(eqn: Any, axis: str | None) -> bool:
@@ -181,14 +181,14 @@ def _mentions(params: dict[str, Any], axis: str) -> bool:
     return False
 
 
-def _host(eqn: Any) -> Source | None:
+def _host(eqn: Any) -> ValueSource | None:
     name = eqn.primitive.name
     if name in _HOST:
-        return Source(f"{name}, of which nothing is known", repeatable=False)
+        return ValueSource(f"{name}, of which nothing is known", repeatable=False)
     if any(not isinstance(effect, (_NamedAxisEffect, _DebugEffect)) for effect in eqn.effects):
-        return Source(f"{name} with a side effect", repeatable=False)
+        return ValueSource(f"{name} with a side effect", repeatable=False)
     if any(isinstance(operand.aval, _AbstractRef) for operand in (*eqn.invars, *eqn.outvars)):
-        return Source(f"{name} of a mutable reference", repeatable=False)
+        return ValueSource(f"{name} of a mutable reference", repeatable=False)
     return None
 
 

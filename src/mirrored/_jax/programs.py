@@ -25,7 +25,7 @@ _trace: Any = getattr(_partial_eval, "trace_to_jaxpr_dynamic", None)
 _WHAT = _core.DebugInfo("mirrored", "an operation's rule", None, None)
 
 
-class Program:
+class JaxprProgram:
     """A traced flat function: `jaxpr` with `constants` for its leading constvars."""
 
     __slots__ = ("__name__", "__weakref__", "constants", "jaxpr")
@@ -49,10 +49,10 @@ class Program:
         """The abstract values of its results."""
         return [atom.aval for atom in self.jaxpr.outvars]
 
-    def keeping(self, positions: Sequence[int]) -> Program:
+    def keeping(self, positions: Sequence[int]) -> JaxprProgram:
         """The same program with only these results."""
         outvars = [self.jaxpr.outvars[i] for i in positions]
-        return Program(_used_part(self.jaxpr, outvars), self.constants, self.__name__)
+        return JaxprProgram(_used_part(self.jaxpr, outvars), self.constants, self.__name__)
 
     def source_of(self, atom: Any) -> tuple[str, Any] | None:
         """Where a result comes from, if no equation computes it: an input's position, or a constant."""
@@ -96,7 +96,7 @@ def _used_part(jaxpr: Any, outvars: Sequence[Any]) -> Any:
     return jaxpr.replace(outvars=list(outvars), eqns=equations[::-1])
 
 
-def program_of(function: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Program:
+def program_of(function: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> JaxprProgram:
     """Traces `function(*arrays) -> sequence of arrays` at these abstract values.
 
     As `jax.make_jaxpr`, of which the arguments' structure and signature are the longer part for a function of a few
@@ -108,11 +108,11 @@ def program_of(function: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> 
 
     if _trace is None:
         closed: ClosedJaxpr = jax.make_jaxpr(flat)(*avals)
-        return Program(closed.jaxpr, closed.consts)
+        return JaxprProgram(closed.jaxpr, closed.consts)
     jaxpr, _, constants = _trace(_linear_util.wrap_init(flat, debug_info=_WHAT), list(avals))
     if hasattr(jaxpr, "with_consts"):  # from JAX 0.12 on a jaxpr holds its constants itself
         jaxpr = jaxpr.with_consts(constants)
-    return Program(jaxpr, constants)
+    return JaxprProgram(jaxpr, constants)
 
 
 def as_function(closed: Any) -> Callable[..., list[Any]]:

@@ -10,14 +10,14 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from mirrored._jax.jaxprs import Branch, Call, Equalising, Kind, Literal, Plain, Scan, Source, Var, While, kind_of
+from mirrored._jax.jaxprs import Branch, Call, Equalising, Kind, Literal, Plain, Scan, ValueSource, Var, While, kind_of
 
 ALWAYS: Final = 1
 """The lowest bit of a mask: by itself, whatever the operands are. Operand `i` is the bit ``i + 1``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Flow:
+class EquationDataflow:
     """How one output depends on the operands.
 
     Attributes:
@@ -29,10 +29,10 @@ class Flow:
     depends: int
 
 
-NOTHING: Final = Flow(0, 0)
+NOTHING: Final = EquationDataflow(0, 0)
 
 
-class Flows:
+class DataflowRules:
     """The flows of equations and jaxprs, seen from one mesh axis; each jaxpr is summarised once.
 
     Args:
@@ -42,8 +42,8 @@ class Flows:
     def __init__(self, axis: str | None) -> None:
         self.axis = axis
         self._kinds: dict[int, Kind] = {}
-        self._summaries: dict[int, tuple[Flow, ...]] = {}
-        self._sources: dict[int, Flow] = {}
+        self._summaries: dict[int, tuple[EquationDataflow, ...]] = {}
+        self._sources: dict[int, EquationDataflow] = {}
         self._kept: list[Any] = []  # an id is a key only as long as its object lives
 
     def kind(self, eqn: Any) -> Kind:
@@ -54,7 +54,7 @@ class Flows:
             self._kept.append(eqn)
         return found
 
-    def of(self, eqn: Any) -> tuple[Flow, ...]:
+    def of(self, eqn: Any) -> tuple[EquationDataflow, ...]:
         """One flow per output of `eqn`, over its operands."""
         kind, outputs = self.kind(eqn), len(eqn.outvars)
         every = (1 << len(eqn.invars)) - 1 << 1
@@ -68,14 +68,14 @@ class Flows:
             case Branch(branches):
                 return self._branch(branches)
             case Equalising():
-                return (Flow(0, every),) * outputs
-            case Source(_, repeatable):
-                return (Flow(ALWAYS | every, every | (not repeatable)),) * outputs
+                return (EquationDataflow(0, every),) * outputs
+            case ValueSource(_, repeatable):
+                return (EquationDataflow(ALWAYS | every, every | (not repeatable)),) * outputs
             case Plain(jaxprs):
                 inner = union(map(self._sources_in, jaxprs))
-                return (Flow(every | inner.varies, every | inner.depends),) * outputs
+                return (EquationDataflow(every | inner.varies, every | inner.depends),) * outputs
 
-    def of_jaxpr(self, jaxpr: Any) -> tuple[Flow, ...]:
+    def of_jaxpr(self, jaxpr: Any) -> tuple[EquationDataflow, ...]:
         """One flow per output of `jaxpr`, over its inputs (its constants are the same everywhere)."""
         found = self._summaries.get(id(jaxpr))
         if found is None:
@@ -83,10 +83,10 @@ class Flows:
             self._kept.append(jaxpr)
         return found
 
-    def _summarise(self, jaxpr: Any) -> tuple[Flow, ...]:
-        known: dict[Var, Flow] = dict(zip(jaxpr.invars, identity(len(jaxpr.invars)), strict=True))
+    def _summarise(self, jaxpr: Any) -> tuple[EquationDataflow, ...]:
+        known: dict[Var, EquationDataflow] = dict(zip(jaxpr.invars, identity(len(jaxpr.invars)), strict=True))
 
-        def read(atom: Any) -> Flow:
+        def read(atom: Any) -> EquationDataflow:
             return NOTHING if isinstance(atom, Literal) else known.get(atom, NOTHING)
 
         for eqn in jaxpr.eqns:
@@ -98,23 +98,23 @@ class Flows:
                 known.update(zip(eqn.outvars, compose(self.of(eqn), operands), strict=True))
         return tuple(read(atom) for atom in jaxpr.outvars)
 
-    def _scan(self, scan: Scan) -> tuple[Flow, ...]:
+    def _scan(self, scan: Scan) -> tuple[EquationDataflow, ...]:
         return close(self.of_jaxpr(scan.jaxpr), len(scan.jaxpr.invars), scan.num_consts, scan.num_carries)
 
-    def _while(self, loop: While) -> tuple[Flow, ...]:
+    def _while(self, loop: While) -> tuple[EquationDataflow, ...]:
         inputs, consts = len(loop.body.invars), loop.num_body_consts
         inside = close(self.of_jaxpr(loop.body), inputs, consts, inputs - consts)
         results = compose(inside, identity(inputs, first=loop.num_cond_consts))
         (goes_on,) = compose(self.of_jaxpr(loop.cond), [*identity(loop.num_cond_consts), *results])
         return tuple(union((result, goes_on)) for result in results)
 
-    def _branch(self, branches: Sequence[Any]) -> tuple[Flow, ...]:
+    def _branch(self, branches: Sequence[Any]) -> tuple[EquationDataflow, ...]:
         others = identity(len(branches[0].invars), first=1)
         outputs = zip(*(compose(self.of_jaxpr(branch), others) for branch in branches), strict=True)
         (chooses,) = identity(1)
         return tuple(union((chooses, *output)) for output in outputs)
 
-    def _sources_in(self, jaxpr: Any) -> Flow:
+    def _sources_in(self, jaxpr: Any) -> EquationDataflow:
         """What a jaxpr of unknown use brings in by itself."""
         found = self._sources.get(id(jaxpr))
         if found is None:
@@ -122,10 +122,10 @@ class Flows:
             self._kept.append(jaxpr)
         return found
 
-    def _source(self, eqn: Any) -> Iterator[Flow]:
+    def _source(self, eqn: Any) -> Iterator[EquationDataflow]:
         kind = self.kind(eqn)
-        if isinstance(kind, Source):
-            yield Flow(ALWAYS, int(not kind.repeatable))
+        if isinstance(kind, ValueSource):
+            yield EquationDataflow(ALWAYS, int(not kind.repeatable))
         for inner in inner_jaxprs(kind):
             yield self._sources_in(inner)
 
@@ -152,22 +152,22 @@ def operands_in(mask: int) -> Iterator[int]:
         rest ^= lowest
 
 
-def union(flows: Iterable[Flow]) -> Flow:
+def union(flows: Iterable[EquationDataflow]) -> EquationDataflow:
     """What depends on all of `flows`."""
     varies = depends = 0
     for flow in flows:
         varies |= flow.varies
         depends |= flow.depends
-    return Flow(varies, depends)
+    return EquationDataflow(varies, depends)
 
 
-def compose(flows: Sequence[Flow], operands: Sequence[Flow]) -> tuple[Flow, ...]:
+def compose(flows: Sequence[EquationDataflow], operands: Sequence[EquationDataflow]) -> tuple[EquationDataflow, ...]:
     """`flows` over operands that themselves are `operands` over something else."""
     varies, depends = [flow.varies for flow in operands], [flow.depends for flow in operands]
-    return tuple(Flow(_through(flow.varies, varies), _through(flow.depends, depends)) for flow in flows)
+    return tuple(EquationDataflow(_through(flow.varies, varies), _through(flow.depends, depends)) for flow in flows)
 
 
-def close(body: Sequence[Flow], inputs: int, consts: int, carries: int) -> tuple[Flow, ...]:
+def close(body: Sequence[EquationDataflow], inputs: int, consts: int, carries: int) -> tuple[EquationDataflow, ...]:
     """The flows of a loop from those of its body: (constants, carries, others) -> (carries, others)."""
     entering = identity(inputs)
     while True:
@@ -179,9 +179,9 @@ def close(body: Sequence[Flow], inputs: int, consts: int, carries: int) -> tuple
         entering[carried] = grown
 
 
-def identity(count: int, first: int = 0) -> list[Flow]:
+def identity(count: int, first: int = 0) -> list[EquationDataflow]:
     """The flows of `count` operands, numbered from `first`, into themselves."""
-    return [Flow(2 << i, 2 << i) for i in range(first, first + count)]
+    return [EquationDataflow(2 << i, 2 << i) for i in range(first, first + count)]
 
 
 def _through(mask: int, operands: Sequence[int]) -> int:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mirrored._jax.jaxprs import Literal
-from mirrored.analysis.dataflow import Flows, operands_in
-from mirrored.analysis.value_numbering import Numbers
-from mirrored.analysis.varying import Step, step_of
+from mirrored.analysis.dataflow import DataflowRules, operands_in
+from mirrored.analysis.value_numbering import ValueNumbering
+from mirrored.analysis.varying import PathStep, path_step_of
 
 _Pair = tuple[Any, Any]
 
@@ -24,22 +24,22 @@ class Divergence:
         label: What to call an input, or a constant.
     """
 
-    def __init__(self, jaxpr: Any, numbers: Numbers, flows: Flows, label: Callable[[Any], str]) -> None:
+    def __init__(self, jaxpr: Any, numbers: ValueNumbering, flows: DataflowRules, label: Callable[[Any], str]) -> None:
         self._numbers = numbers
         self._flows = flows
         self._label = label
         self._producers = {var: (eqn, j) for eqn in jaxpr.eqns for j, var in enumerate(eqn.outvars)}
 
-    def trail(self, one: Any, other: Any) -> list[Step]:
+    def trail(self, one: Any, other: Any) -> list[PathStep]:
         """The shortest path from the origin of the difference to `one`."""
-        came_from: dict[tuple[int, int], tuple[_Pair, Step] | None] = {self._key((one, other)): None}
+        came_from: dict[tuple[int, int], tuple[_Pair, PathStep] | None] = {self._key((one, other)): None}
         waiting = deque([(one, other)])
         while waiting:
             pair = waiting.popleft()
             operands = list(self._differing_operands(pair))
             if not operands:
                 return [self._origin(pair), *self._steps(pair, came_from)]
-            step = step_of(*self._producers[pair[0]])
+            step = path_step_of(*self._producers[pair[0]])
             for operand in operands:
                 if self._key(operand) not in came_from:
                     came_from[self._key(operand)] = (pair, step)
@@ -49,7 +49,9 @@ class Divergence:
     def _key(self, pair: _Pair) -> tuple[int, int]:
         return self._numbers[pair[0]], self._numbers[pair[1]]
 
-    def _steps(self, pair: _Pair, came_from: dict[tuple[int, int], tuple[_Pair, Step] | None]) -> Iterator[Step]:
+    def _steps(
+        self, pair: _Pair, came_from: dict[tuple[int, int], tuple[_Pair, PathStep] | None]
+    ) -> Iterator[PathStep]:
         while (way := came_from[self._key(pair)]) is not None:
             pair, step = way
             yield step
@@ -66,13 +68,13 @@ class Divergence:
             if self._numbers[operands[0]] != self._numbers[operands[1]]:
                 yield operands
 
-    def _origin(self, pair: _Pair) -> Step:
+    def _origin(self, pair: _Pair) -> PathStep:
         one, other = map(self._describe, pair)
         if one == other:
-            return Step(f"{one}, which every replica has its own of")
-        return Step(f"{one} in one replica, {other} in another of the same device")
+            return PathStep(f"{one}, which every replica has its own of")
+        return PathStep(f"{one} in one replica, {other} in another of the same device")
 
     def _describe(self, atom: Any) -> str:
         if not isinstance(atom, Literal) and atom in self._producers:
-            return str(step_of(*self._producers[atom]))
+            return str(path_step_of(*self._producers[atom]))
         return self._label(atom)

@@ -77,7 +77,7 @@ class _Value:
 _UNKNOWN: Final = _Value()
 
 
-class LossScale:
+class LossScaling:
     """The scales of the losses of one body.
 
     Args:

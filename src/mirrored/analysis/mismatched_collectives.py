@@ -11,20 +11,20 @@ from typing import Any
 
 from mirrored._jax.jaxprs import Branch, Call, Literal, Plain, Scan, While, is_collective
 from mirrored._jax.sources import source_line
-from mirrored.analysis.dataflow import ALWAYS, Flows, inner_jaxprs, operands_in
+from mirrored.analysis.dataflow import ALWAYS, DataflowRules, inner_jaxprs, operands_in
 from mirrored.errors import MergeError
 
 _Differs = Callable[[Any], bool]
 
 
-class MeetingPlaces:
+class CollectiveSites:
     """Looks for collectives under a condition that differs between devices.
 
     Args:
         flows: The flows of the body's equations.
     """
 
-    def __init__(self, flows: Flows) -> None:
+    def __init__(self, flows: DataflowRules) -> None:
         self._flows = flows
         self._with_collective: dict[int, Any] = {}
         self._kept: list[Any] = []  # an id is a key only as long as its object lives

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from mirrored._jax.jaxprs import Literal, constants_of, jaxprs_in
 from mirrored._jax.local_collectives import SAME
-from mirrored.analysis.dataflow import Flows
+from mirrored.analysis.dataflow import DataflowRules
 from mirrored.analysis.divergence import Divergence
-from mirrored.analysis.mismatched_collectives import MeetingPlaces, mismatched
-from mirrored.analysis.value_numbering import Numbers, constant_key
-from mirrored.analysis.varying import Spread, Step, shape_of
+from mirrored.analysis.mismatched_collectives import CollectiveSites, mismatched
+from mirrored.analysis.value_numbering import ValueNumbering, constant_key
+from mirrored.analysis.varying import PathStep, VaryingAnalysis, shape_of
 from mirrored.topology.device_assignment import AXIS
 
 _LONGEST_PATH: Final = 8
@@ -50,8 +50,8 @@ class Origin:
         )
 
 
-class Analysis:
-    """What is known of the values of one body. Made by `analyse`.
+class ReplicationCheck:
+    """What is known of the values of one body. Made by `check_replication`.
 
     Args:
         jaxpr: The body.
@@ -63,18 +63,18 @@ class Analysis:
         self._jaxpr = jaxpr
         self._variables = (*jaxpr.constvars, *jaxpr.invars)
         self._inputs = inputs
-        self._flows = Flows(axis)
+        self._flows = DataflowRules(axis)
         self._by_variable = dict(zip(self._variables, inputs, strict=True))
 
     @functools.cached_property
-    def _spread(self) -> Spread:
+    def _spread(self) -> VaryingAnalysis:
         entering = [0 if origin.varies else None for origin in self._inputs]
-        return Spread(self._jaxpr, entering, self._flows, self._variables)
+        return VaryingAnalysis(self._jaxpr, entering, self._flows, self._variables)
 
     @functools.cached_property
-    def _numbers(self) -> Numbers:
+    def _numbers(self) -> ValueNumbering:
         keys = [(i, None) if origin.identity is None else origin.identity for i, origin in enumerate(self._inputs)]
-        return Numbers(self._jaxpr, keys, self._flows)
+        return ValueNumbering(self._jaxpr, keys, self._flows)
 
     def check_meetings(self) -> None:
         """Refuses a body in which not all devices would come to a collective.
@@ -83,7 +83,7 @@ class Analysis:
             MergeError: A collective sits under a condition that differs between devices.
         """
         if self._flows.axis is not None:
-            MeetingPlaces(self._flows).check(self._jaxpr, [origin.varies for origin in self._inputs])
+            CollectiveSites(self._flows).check(self._jaxpr, [origin.varies for origin in self._inputs])
         if any(_contains(eqn, SAME) for eqn in self._jaxpr.eqns) and self._numbers.unequal:
             raise mismatched("a reduction over replicas", "a loop or branch", self._numbers.unequal[0])
 
@@ -99,16 +99,16 @@ class Analysis:
             return False
         return len(atoms) == 1 or len({self._numbers[atom] for atom in atoms}) == 1
 
-    def path(self, atom: Any) -> list[Step]:
+    def path(self, atom: Any) -> list[PathStep]:
         """How a value that differs between devices came to do so, from its origin; long paths are cut in the middle."""
         trail = self._spread.trail(atom)
         steps = trail.steps
         if trail.start is not None:
             label, variable = self._inputs[trail.start].label, self._variables[trail.start]
-            steps = (Step(label, shape=shape_of(variable)), *steps)
+            steps = (PathStep(label, shape=shape_of(variable)), *steps)
         return shorten(steps)
 
-    def divergence(self, atoms: Sequence[Any]) -> list[Step]:
+    def divergence(self, atoms: Sequence[Any]) -> list[PathStep]:
         """How values that are equal across devices came to differ between the local replicas of a device."""
         first = self._numbers[atoms[0]]
         other = next(atom for atom in atoms if self._numbers[atom] != first)
@@ -127,7 +127,7 @@ class Analysis:
         return f"the constant {atom.val}" if isinstance(atom, Literal) else self._by_variable[atom].label
 
 
-def analyse(jaxpr: Any, inputs: Sequence[Origin], *, axis: str | None = AXIS) -> Analysis:
+def check_replication(jaxpr: Any, inputs: Sequence[Origin], *, axis: str | None = AXIS) -> ReplicationCheck:
     """Analyses which values of a replica body are the same on all replicas.
 
     Args:
@@ -151,7 +151,7 @@ def analyse(jaxpr: Any, inputs: Sequence[Origin], *, axis: str | None = AXIS) ->
     """
     missing = len(jaxpr.constvars) + len(jaxpr.invars) - len(inputs)
     constants = map(Origin.constant, constants_of(jaxpr)) if missing else ()
-    return Analysis(jaxpr, (*constants, *inputs), axis)
+    return ReplicationCheck(jaxpr, (*constants, *inputs), axis)
 
 
 def _contains(eqn: Any, name: str) -> bool:
@@ -162,17 +162,17 @@ def _contains(eqn: Any, name: str) -> bool:
     return any(_contains(one, name) for jaxpr in inner for one in jaxpr.eqns)
 
 
-def shorten(steps: Sequence[Step]) -> list[Step]:
+def shorten(steps: Sequence[PathStep]) -> list[PathStep]:
     """Joins neighbouring steps of one line of code, and cuts a long path in the middle."""
     joined = [_join(list(group)) for _, group in groupby(steps, key=lambda step: step.where or id(step))]
     if len(joined) <= _LONGEST_PATH:
         return joined
     head, tail = _LONGEST_PATH // 2, _LONGEST_PATH // 2 - 1
-    cut = Step(f"... {len(joined) - head - tail} more ...")
+    cut = PathStep(f"... {len(joined) - head - tail} more ...")
     return [*joined[:head], cut, *joined[-tail:]]
 
 
-def _join(steps: Sequence[Step]) -> Step:
+def _join(steps: Sequence[PathStep]) -> PathStep:
     names = list(dict.fromkeys(step.what for step in reversed(steps)))[::-1]
     if len(names) > _NAMES_PER_LINE:
         names = [names[0], "...", names[-1]]

@@ -27,20 +27,20 @@ from mirrored._jax.jaxprs import (
     Literal,
     Plain,
     Scan,
-    Source,
+    ValueSource,
     Var,
     While,
     constants_of,
 )
 from mirrored._jax.local_collectives import SAME
 from mirrored._jax.traces import Tracer
-from mirrored.analysis.dataflow import ALWAYS, Flow, Flows, operands_in
+from mirrored.analysis.dataflow import ALWAYS, DataflowRules, EquationDataflow, operands_in
 
 _Numbered = dict[Var, int]
 _Site = tuple[int, ...]
 
 
-class Numbers:
+class ValueNumbering:
     """The value numbers of one jaxpr's variables.
 
     Calls and branches are numbered inside, with the numbers of their operands: two outputs of one call that the call
@@ -55,7 +55,7 @@ class Numbers:
         unequal: The conditions of fused loops and branches that the local replicas may not agree on.
     """
 
-    def __init__(self, jaxpr: Any, inputs: Sequence[Hashable], flows: Flows) -> None:
+    def __init__(self, jaxpr: Any, inputs: Sequence[Hashable], flows: DataflowRules) -> None:
         self._flows = flows
         self._interned: dict[Hashable, int] = {}
         self._structures: dict[int, int] = {}
@@ -114,12 +114,12 @@ class Numbers:
             case Scan(jaxpr, consts, carries):
                 scanned = [self._intern(("element", operand)) for operand in operands[consts + carries :]]
                 entering = [*operands[: consts + carries], *scanned]
-                return self._loop(eqn, operands, _Loop(jaxpr, entering, consts, carries), here)
+                return self._loop(eqn, operands, _LoopNumbering(jaxpr, entering, consts, carries), here)
             case While(cond, first, jaxpr, consts):
                 entering = operands[first:]
-                loop = _Loop(jaxpr, entering, consts, len(entering) - consts, cond, operands[:first])
+                loop = _LoopNumbering(jaxpr, entering, consts, len(entering) - consts, cond, operands[:first])
                 return self._loop(eqn, operands, loop, here)
-            case Source(_, repeatable) if not repeatable:
+            case ValueSource(_, repeatable) if not repeatable:
                 return [self._intern((here, j)) for j in range(len(eqn.outvars))]
             case Plain(jaxprs) if not jaxprs:
                 operation = self.operation(eqn)
@@ -127,7 +127,7 @@ class Numbers:
         flows = self._flows.of(eqn)
         return [self._opaque(eqn, j, flow, operands, here) for j, flow in enumerate(flows)]
 
-    def _opaque(self, eqn: Any, j: int, flow: Flow, operands: Sequence[int], here: _Site) -> int:
+    def _opaque(self, eqn: Any, j: int, flow: EquationDataflow, operands: Sequence[int], here: _Site) -> int:
         """The number of result `j` of an equation, from its operands alone."""
         if flow.depends & ALWAYS:
             return self._intern((here, j))
@@ -157,7 +157,7 @@ class Numbers:
         """What a branch gives: the one value that all branches give, or one by the index."""
         return results[0] if len(set(results)) == 1 else self._intern(("chosen", index, *results))
 
-    def _loop(self, eqn: Any, operands: Sequence[int], loop: _Loop, here: _Site) -> list[int]:
+    def _loop(self, eqn: Any, operands: Sequence[int], loop: _LoopNumbering, here: _Site) -> list[int]:
         """The numbers of a loop's outputs.
 
         Carries that start equal are taken for equal until a turn tells them apart. What no turn tells apart is equal
@@ -221,7 +221,7 @@ class Numbers:
 def constant_key(value: Any) -> Hashable:
     """A key of a constant: equal for equal bits of equal type; unknown objects are equal to themselves only."""
     if not isinstance(value, Tracer) and isinstance(value, (np.ndarray, np.generic, jax.Array)) and _is_plain(value):
-        return Contents(value)
+        return ArrayContents(value)
     if isinstance(value, (bool, int, float, complex)):
         return type(value).__name__, repr(value)  # keeps -0.0 apart from 0.0
     try:
@@ -233,7 +233,7 @@ def constant_key(value: Any) -> Hashable:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Loop:
+class _LoopNumbering:
     """The body of a loop, and the numbers of what enters it: constants, carries, elements of scanned arrays.
 
     Attributes:
@@ -254,7 +254,7 @@ def _classes(keys: Sequence[Hashable]) -> list[int]:
     return [first.setdefault(key, i) for i, key in enumerate(keys)]
 
 
-class Contents:
+class ArrayContents:
     """An array compared by its bits. They are fetched only when another one of its shape and dtype comes up."""
 
     __slots__ = ("_array", "_digest", "_type")
@@ -268,7 +268,7 @@ class Contents:
         return hash(self._type)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Contents) or self._type != other._type:
+        if not isinstance(other, ArrayContents) or self._type != other._type:
             return False
         return self._array is other._array or self.digest() == other.digest()
 

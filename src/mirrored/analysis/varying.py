@@ -10,13 +10,13 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mirrored._jax.jaxprs import Branch, Call, Kind, Literal, Plain, Scan, Source, Var, While
+from mirrored._jax.jaxprs import Branch, Call, Kind, Literal, Plain, Scan, ValueSource, Var, While
 from mirrored._jax.sources import source_line
-from mirrored.analysis.dataflow import ALWAYS, Flows, operands_in
+from mirrored.analysis.dataflow import ALWAYS, DataflowRules, operands_in
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class PathStep:
     """One station on the way of a value.
 
     Attributes:
@@ -36,7 +36,7 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trail:
+class VaryingPath:
     """A path inside one jaxpr.
 
     Attributes:
@@ -44,11 +44,11 @@ class Trail:
         start: The number of the input it starts from; None if an operation in it is the origin.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[PathStep, ...]
     start: int | None
 
 
-class Spread:
+class VaryingAnalysis:
     """Which variables of a jaxpr differ between devices, and how many operations each is away from an origin.
 
     Args:
@@ -59,7 +59,7 @@ class Spread:
     """
 
     def __init__(
-        self, jaxpr: Any, entering: Sequence[int | None], flows: Flows, inputs: Sequence[Any] | None = None
+        self, jaxpr: Any, entering: Sequence[int | None], flows: DataflowRules, inputs: Sequence[Any] | None = None
     ) -> None:
         inputs = jaxpr.invars if inputs is None else inputs
         self._jaxpr = jaxpr
@@ -76,17 +76,17 @@ class Spread:
         """How far a variable or literal is from an origin of difference; None if it is the same everywhere."""
         return None if isinstance(atom, Literal) else self._distance.get(atom)
 
-    def trail(self, atom: Any) -> Trail:
+    def trail(self, atom: Any) -> VaryingPath:
         """The shortest path from an origin to `atom`, which differs."""
-        steps: list[Step] = []
+        steps: list[PathStep] = []
         while atom not in self._inputs:
             eqn, j = self._producer(atom)
             inner, operand = self._enter(eqn, j)
             steps[:0] = inner
             if operand is None:
-                return Trail(tuple(steps), None)
+                return VaryingPath(tuple(steps), None)
             atom = eqn.invars[operand]
-        return Trail(tuple(steps), self._inputs[atom])
+        return VaryingPath(tuple(steps), self._inputs[atom])
 
     def _walk(self, eqn: Any) -> None:
         kind = self._flows.kind(eqn)
@@ -113,15 +113,15 @@ class Spread:
         kind = self._flows.kind(eqn)
         match kind:
             case Call(jaxpr):
-                trail = Spread(jaxpr, distances, self._flows).trail(jaxpr.outvars[j])
+                trail = VaryingAnalysis(jaxpr, distances, self._flows).trail(jaxpr.outvars[j])
                 return _placed(trail, source_line(eqn)), trail.start
             case Scan(jaxpr, consts, carries):
-                steps, start = _Loop(jaxpr, distances, consts, carries, self._flows).way_to(j)
-                return (*steps, step_of(eqn, j)), start
+                steps, start = _LoopVarying(jaxpr, distances, consts, carries, self._flows).way_to(j)
+                return (*steps, path_step_of(eqn, j)), start
             case While():
-                return _enter_while(kind, j, distances, step_of(eqn, j), self._flows)
+                return _enter_while(kind, j, distances, path_step_of(eqn, j), self._flows)
             case Branch(branches):
-                return _enter_branch(branches, j, distances, step_of(eqn, j), self._flows)
+                return _enter_branch(branches, j, distances, path_step_of(eqn, j), self._flows)
             case _:
                 return self._pass(eqn, j, kind, distances)
 
@@ -129,27 +129,29 @@ class Spread:
         operands = operands_in(self._flows.of(eqn)[j].varies)
         differing = [(distance, i) for i in operands if (distance := distances[i]) is not None]
         if differing:
-            return (step_of(eqn, j),), min(differing)[1]
-        label = kind.label if isinstance(kind, Source) else f"something inside {eqn.primitive.name}"
-        return (Step(label), step_of(eqn, j)), None
+            return (path_step_of(eqn, j),), min(differing)[1]
+        label = kind.label if isinstance(kind, ValueSource) else f"something inside {eqn.primitive.name}"
+        return (PathStep(label), path_step_of(eqn, j)), None
 
 
-_Way = tuple[Sequence[Step], int | None]
+_Way = tuple[Sequence[PathStep], int | None]
 """Steps to an output of an equation, and the operand from which they start (None: from inside)."""
 
 
-class _Loop:
+class _LoopVarying:
     """The body of a loop, with the distances that its carries have after any number of turns."""
 
-    def __init__(self, body: Any, distances: Sequence[int | None], consts: int, carries: int, flows: Flows) -> None:
+    def __init__(
+        self, body: Any, distances: Sequence[int | None], consts: int, carries: int, flows: DataflowRules
+    ) -> None:
         self._body = body
         self._initial = distances
         self._carried = range(consts, consts + carries)
         self._entering = list(distances)
-        self._turns: dict[int, Spread] = {}  # by carry: the turn in which it came to differ
+        self._turns: dict[int, VaryingAnalysis] = {}  # by carry: the turn in which it came to differ
         growing = True
         while growing:
-            self._last = Spread(body, self._entering, flows)
+            self._last = VaryingAnalysis(body, self._entering, flows)
             growing = self._turn()
 
     def carries(self) -> list[int | None]:
@@ -158,7 +160,7 @@ class _Loop:
 
     def way_to(self, j: int) -> _Way:
         """The way to output `j` of the loop. It goes back turn by turn, so that it ends."""
-        steps: tuple[Step, ...] = ()
+        steps: tuple[PathStep, ...] = ()
         turn = self._turns.get(j, self._last)
         while turn.distance(self._body.outvars[j]) is not None:
             trail = turn.trail(self._body.outvars[j])
@@ -179,13 +181,13 @@ class _Loop:
         return bool(fresh)
 
 
-def _enter_while(loop: While, j: int, distances: Sequence[int | None], step: Step, flows: Flows) -> _Way:
+def _enter_while(loop: While, j: int, distances: Sequence[int | None], step: PathStep, flows: DataflowRules) -> _Way:
     first, carries = loop.num_cond_consts, len(loop.body.outvars)
-    inside = _Loop(loop.body, distances[first:], loop.num_body_consts, carries, flows)
+    inside = _LoopVarying(loop.body, distances[first:], loop.num_body_consts, carries, flows)
     if inside.carries()[j] is not None:
         steps, start = inside.way_to(j)
         return (*steps, step), None if start is None else start + first
-    goes_on = Spread(loop.cond, [*distances[:first], *inside.carries()], flows).trail(loop.cond.outvars[0])
+    goes_on = VaryingAnalysis(loop.cond, [*distances[:first], *inside.carries()], flows).trail(loop.cond.outvars[0])
     turns = (*goes_on.steps, dataclasses.replace(step, what="while whose number of turns differs"))
     if goes_on.start is None or goes_on.start < first:
         return turns, goes_on.start
@@ -193,29 +195,31 @@ def _enter_while(loop: While, j: int, distances: Sequence[int | None], step: Ste
     return (*steps, *turns), None if start is None else start + first
 
 
-def _enter_branch(branches: Sequence[Any], j: int, distances: Sequence[int | None], step: Step, flows: Flows) -> _Way:
+def _enter_branch(
+    branches: Sequence[Any], j: int, distances: Sequence[int | None], step: PathStep, flows: DataflowRules
+) -> _Way:
     if distances[0] is not None:
         return (dataclasses.replace(step, what="cond whose branch differs"),), 0
     for jaxpr in branches:
-        inside = Spread(jaxpr, distances[1:], flows)
+        inside = VaryingAnalysis(jaxpr, distances[1:], flows)
         if inside.distance(jaxpr.outvars[j]) is not None:
             trail = inside.trail(jaxpr.outvars[j])
             return (*trail.steps, step), None if trail.start is None else trail.start + 1
     raise AssertionError("an output of cond differs only by its index or by a branch")
 
 
-def _placed(trail: Trail, line: str | None) -> Sequence[Step]:
+def _placed(trail: VaryingPath, line: str | None) -> Sequence[PathStep]:
     """The steps of a call, where they know no line with that of the call: JAX's own helpers are traced once for all."""
     origins = 1 if trail.start is None else 0
     placed = (dataclasses.replace(step, where=step.where or line) for step in trail.steps[origins:])
     return *trail.steps[:origins], *placed
 
 
-def step_of(eqn: Any, j: int) -> Step:
+def path_step_of(eqn: Any, j: int) -> PathStep:
     """The step that `eqn` makes on the way to its output `j`."""
     called = eqn.params.get("name")
     what = f"{eqn.primitive.name} {called}" if isinstance(called, str) else eqn.primitive.name
-    return Step(what, source_line(eqn), shape_of(eqn.outvars[j]))
+    return PathStep(what, source_line(eqn), shape_of(eqn.outvars[j]))
 
 
 def shape_of(atom: Any) -> str:

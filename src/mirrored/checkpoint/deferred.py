@@ -178,7 +178,7 @@ def _all_waiting() -> list[tuple[Waiting, int]]:
 
 @contextmanager
 def _outside_of_everything() -> Iterator[None]:
-    with within(strategies=(), listeners=(), creators=(), frame=None, replica=None, runner=None, driver=None), eager():
+    with within(strategies=(), listeners=(), creators=(), store=None, replica=None, runner=None, driver=None), eager():
         yield
 
 

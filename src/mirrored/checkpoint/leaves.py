@@ -114,7 +114,11 @@ class VariableLeaf(Leaf):
         variable = self.variable
         if not variable.per_replica:
             return dataclasses.replace(self.outline(), value=variable.on_host())
-        array = variable.read_value() if not self._by_component else whole_stacked(variable.stored(), variable.layout)
+        array = (
+            variable.read_value()
+            if not self._by_component
+            else whole_stacked(variable.stored(), variable.device_assignment)
+        )
         return dataclasses.replace(self.outline(), value=on_host(array))
 
     def put(self, saved: Saved) -> Undo:
@@ -123,7 +127,7 @@ class VariableLeaf(Leaf):
         undo = self._undo()
         if self._by_component:
             whole = saved.value if saved.kind == "components" else [value] * variable.num_replicas
-            value = PerReplica(self._components(whole), variable.layout)
+            value = PerReplica(self._components(whole), variable.device_assignment)
         variable.assign(value, read_value=False)
         return undo
 
@@ -138,7 +142,7 @@ class VariableLeaf(Leaf):
     def _components(self, saved: Sequence[Any]) -> list[Any]:
         """The saved components for the replicas that had one (of this process); the others keep theirs."""
         variable = self.variable
-        mine = variable.layout.addressable_replicas
+        mine = variable.device_assignment.addressable_replicas
         return [
             saved[replica] if replica < len(saved) else on_host(variable.stored_component(local))
             for local, replica in enumerate(mine)

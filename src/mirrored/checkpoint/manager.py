@@ -22,7 +22,7 @@ from mirrored.checkpoint.series_lock import SeriesLock, claim
 from mirrored.checkpoint.sharing import settled, several_workers, writes_here
 from mirrored.checkpoint.status import RestoreStatus
 from mirrored.checkpoint.writing import REPLACED, Writer, actual, remove_leftovers, unfinished_beside, write
-from mirrored.collectives.host_allgather import agree
+from mirrored.collectives.host_allgather import host_allgather
 from mirrored.errors import ArgumentError, DamagedCheckpointError, MissingCheckpointError
 from mirrored.settings import RESTART
 
@@ -234,14 +234,14 @@ class CheckpointManager:
     def _without_manifest(self, called: str, newer_than: int) -> list[DamagedCheckpointError]:
         paths = without_manifest(self._directory, self._name)
         if several_workers():
-            paths = agree(called, "look for checkpoints without a manifest", paths)[0]
+            paths = host_allgather(called, "look for checkpoints without a manifest", paths)[0]
         newest_first = [Path(path) for path in reversed(paths)]
         return [no_manifest(path) for path in newest_first if (number_of(path.name, self._name) or 0) > newer_than]
 
     def _found(self, called: str) -> list[str]:
         """What worker 0 finds, which has written them."""
         paths: list[str] = settled(called, "wait for the newest checkpoint", lambda: self.checkpoints)
-        return agree(called, "restore the newest checkpoint", paths)[0] if several_workers() else paths
+        return host_allgather(called, "restore the newest checkpoint", paths)[0] if several_workers() else paths
 
     def wait(self) -> None:
         """Waits until all that was saved is on disk.
@@ -290,7 +290,7 @@ def _tell_of_damage(errors: list[DamagedCheckpointError], restored: str) -> None
 def _is_gone(path: str, called: str) -> bool:
     """Whether a checkpoint that was there is gone on all workers: the job that writes them has removed it."""
     gone = not is_checkpoint(actual(Path(path)))
-    return all(agree(called, f"look whether {Path(path).name} is gone", gone)) if several_workers() else gone
+    return all(host_allgather(called, f"look whether {Path(path).name} is gone", gone)) if several_workers() else gone
 
 
 def _is_launched() -> bool:

@@ -57,7 +57,7 @@ class Part:
     place: Place
 
 
-class SlotGroup(Protocol):
+class CheckpointSlotGroup(Protocol):
     """Variables of an optimizer that share state (a step counter)."""
 
     @property
@@ -80,7 +80,7 @@ class OptimizerState(Protocol):
         ...
 
     @property
-    def groups(self) -> tuple[SlotGroup, ...]:
+    def groups(self) -> tuple[CheckpointSlotGroup, ...]:
         """The variables that have slots, in the order in which they came."""
         ...
 

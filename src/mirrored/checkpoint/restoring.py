@@ -16,7 +16,7 @@ from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Saved,
 from mirrored.checkpoint.manifest import ARRAYS, Manifest, marks_of_files, verify_files
 from mirrored.checkpoint.matching import COUNTER, Match, match
 from mirrored.checkpoint.sharing import own_position
-from mirrored.collectives.host_allgather import trusting
+from mirrored.collectives.host_allgather import skipping_comparisons
 from mirrored.errors import CheckpointMismatchError, ContextError, DamagedCheckpointError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.variables.state_lock import together
@@ -32,7 +32,7 @@ def outside_of_steps(called: str) -> Iterator[None]:
         ContextError: Inside `run` or a compiled function.
     """
     here = ambient()
-    if here.replica is not None or here.frame is not None:
+    if here.replica is not None or here.store is not None:
         raise ContextError(
             called,
             found="it was called inside a replica function or a compiled function",
@@ -97,7 +97,7 @@ class Restoration:
             CheckpointMismatchError: Kinds, shapes or dtypes differ.
             DamagedCheckpointError: The files are not as they were written.
         """
-        if ambient().replica is not None or ambient().frame is not None:
+        if ambient().replica is not None or ambient().store is not None:
             self._give_up(wanted)
         elif self._came(wanted):
             self._restore(called, wanted, strict=False, first=False)
@@ -135,7 +135,7 @@ class Restoration:
         todo = [found.pairs[name] for name in found.pairs if name in chosen]
         values = read_leaves(self._directory, self._manifest, [source for source, _ in todo])
         # All workers read the same files, so what they assign need not be compared.
-        with outside_of_steps(called), trusting():
+        with outside_of_steps(called), skipping_comparisons():
             _put([(leaf, own_position(values[source], source, called)) for source, leaf in todo])
         self._done |= chosen
         self._used.update(source for source, _ in todo)

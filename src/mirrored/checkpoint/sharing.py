@@ -15,7 +15,7 @@ from mirrored._jax import coordination
 from mirrored.checkpoint.leaves import Saved, to_json
 from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.writing import actual
-from mirrored.collectives.host_allgather import agree, digest
+from mirrored.collectives.host_allgather import digest, host_allgather
 from mirrored.errors import CheckpointError, CheckpointMismatchError, DamagedCheckpointError, MissingCheckpointError
 
 _WORKERS: Final = "__workers__"
@@ -30,7 +30,7 @@ def writes_here(called: str, path: Path) -> bool:
     """Whether this worker writes the checkpoint: it is the first one that saves under this path."""
     if not several_workers():
         return True
-    paths = agree(called, "save a checkpoint", str(path))
+    paths = host_allgather(called, "save a checkpoint", str(path))
     return bool(paths.index(str(path)) == coordination.this_process())
 
 
@@ -39,7 +39,7 @@ def with_all_positions(manifest: Manifest, called: str) -> Manifest:
     own = {name: saved.value for name, saved in manifest.leaves.items() if saved.kind == "position"}
     if not several_workers() or not own:
         return manifest
-    everyone = agree(called, "collect the positions of all workers in their data", own)
+    everyone = host_allgather(called, "collect the positions of all workers in their data", own)
     leaves = dict(manifest.leaves)
     for name in own:
         values = [theirs.get(name) for theirs in everyone]
@@ -83,7 +83,7 @@ def settled(called: str, question: str, work: Callable[[], Any]) -> Any:
     except CheckpointError as caught:
         error = caught
     mine = None if error is None else [type(error).__name__, error.called, error.found, error.rule, error.remedy]
-    told = agree(called, question, mine)
+    told = host_allgather(called, question, mine)
     for worker, theirs in enumerate(told):
         if theirs is not None:
             # The first error on all workers, so that all go on in the same way.
@@ -105,7 +105,7 @@ def check_same_files(called: str, path: Path) -> None:
     if not several_workers():
         return
     manifest = settled(called, f"look at the checkpoint {path.name}", lambda: read_manifest(actual(path)))
-    marks = agree(called, f"compare the checkpoint {path.name}", digest(to_json(dataclasses.asdict(manifest))))
+    marks = host_allgather(called, f"compare the checkpoint {path.name}", digest(to_json(dataclasses.asdict(manifest))))
     different = [worker for worker, mark in enumerate(marks) if mark != marks[0]]
     if different:
         raise CheckpointError(

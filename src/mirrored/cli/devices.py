@@ -8,7 +8,7 @@ from rich.table import Table
 
 from mirrored.config import set_virtual_devices, virtual_kind
 from mirrored.settings import KINDS
-from mirrored.topology.device_assignment import Layout, make_layout
+from mirrored.topology.device_assignment import DeviceAssignment, make_device_assignment
 from mirrored.topology.devices import devices_of_kind, kind_of, name_device
 
 _GIB = 2**30
@@ -28,33 +28,33 @@ def show_devices(names: list[str], *, num_replicas: int | None, virtual: int | N
     """
     if virtual is not None:
         set_virtual_devices(virtual, kind=kind)
-    layout = make_layout(names, num_replicas, called="mirrored devices")
+    device_assignment = make_device_assignment(names, num_replicas, called="mirrored devices")
     console = Console()
-    console.print(device_table(layout))
-    console.print(layout_sentence(layout), soft_wrap=True)
+    console.print(device_table(device_assignment))
+    console.print(layout_sentence(device_assignment), soft_wrap=True)
 
 
-def device_table(layout: Layout) -> Table:
+def device_table(device_assignment: DeviceAssignment) -> Table:
     """One row per device of this process; those of the layout with their replicas."""
     table = Table(title=f"Devices (JAX {jax.__version__}, process {jax.process_index()} of {jax.process_count()})")
     for column in ("device", "kind", "hardware", "memory", "replicas"):
         table.add_column(column, no_wrap=True)
     for device in _all_devices():
-        taken = device in layout.devices
-        replicas = " ".join(map(str, layout.replicas_on(device))) if taken else "-"
+        taken = device in device_assignment.devices
+        replicas = " ".join(map(str, device_assignment.replicas_on(device))) if taken else "-"
         style = None if taken else "dim"
         name = str(name_device(device))
         table.add_row(name, _kind(device), device.device_kind, _memory(device), replicas, style=style)
     return table
 
 
-def layout_sentence(layout: Layout) -> str:
+def layout_sentence(device_assignment: DeviceAssignment) -> str:
     """What a strategy on this layout is made with, and how many replicas live where."""
-    names = ", ".join(f'"{name_device(device)}"' for device in layout.devices)
-    each = f"{layout.local} on each" if layout.is_folded else "one on each"
-    devices = f"{layout.num_devices} device{'s' * (layout.num_devices != 1)}"
-    folded = f", num_replicas={layout.num_replicas}" if layout.is_folded else ""
-    replicas = f"{layout.num_replicas} replica{'s' * (layout.num_replicas != 1)}"
+    names = ", ".join(f'"{name_device(device)}"' for device in device_assignment.devices)
+    each = f"{device_assignment.local} on each" if device_assignment.is_folded else "one on each"
+    devices = f"{device_assignment.num_devices} device{'s' * (device_assignment.num_devices != 1)}"
+    folded = f", num_replicas={device_assignment.num_replicas}" if device_assignment.is_folded else ""
+    replicas = f"{device_assignment.num_replicas} replica{'s' * (device_assignment.num_replicas != 1)}"
     return f"{replicas} on {devices}, {each}: MirroredStrategy([{names}]{folded})"
 
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from mirrored.errors import ArgumentError
-from mirrored.perf_model import Network, Plan, make_plan, observe
+from mirrored.perf_model import Network, ScalingPlan, detect_step, make_plan
 from mirrored.perf_model.bottleneck import bottleneck, breakdown, explanation
 from mirrored.perf_model.figure import draw
 from mirrored.perf_model.prediction import ASSUMED
@@ -47,7 +47,7 @@ def show_plan(
     network = _network(bandwidth, latency)
     with _Bar() as bar:
         bar.show("the program, until its step has been timed", 0, None)
-        observation = observe(
+        observation = detect_step(
             lambda: _run(program, arguments), steps=steps, seconds=_LONG_ENOUGH_SECONDS, called="mirrored plan"
         )
         plan = make_plan(
@@ -82,7 +82,7 @@ class _Bar:
         self._progress.stop()
 
 
-def as_data(plan: Plan) -> list[dict[str, object]]:
+def as_data(plan: ScalingPlan) -> list[dict[str, object]]:
     """The plan as plain data."""
     return [
         {
@@ -113,7 +113,7 @@ def _run(program: Path, arguments: list[str]) -> None:
         sys.argv, sys.path[:] = before
 
 
-def _print(plan: Plan) -> None:
+def _print(plan: ScalingPlan) -> None:
     console = Console()
     console = Console(width=max(console.width, 120))
     table = Table(title="A step, predicted (milliseconds)")
@@ -141,7 +141,7 @@ def _print(plan: Plan) -> None:
         console.print(f"  {counted}, {bottleneck(one)}: {explanation(plan, one)}", soft_wrap=True)
 
 
-def _of_network(plan: Plan) -> str:
+def _of_network(plan: ScalingPlan) -> str:
     if plan.network is None:
         return "sums as measured between the devices here"
     rate = f"{plan.network.bandwidth_bytes_per_second / 1e9:.3g} GB/s, {1e6 * plan.network.latency_seconds:.3g} us"

@@ -20,7 +20,7 @@ from mirrored.cluster.tasks import Process
 from mirrored.errors import ContextError, RendezvousError
 from mirrored.transport import interface_of
 from mirrored.transport.binding import joined
-from mirrored.watchdog.fail_fast_exit import leave
+from mirrored.watchdog.fail_fast_exit import fail_fast
 from mirrored.watchdog.forked_children import in_forked_children
 
 # A worker that has ended waits for the others, one of which may still be writing the last checkpoint.
@@ -90,7 +90,7 @@ def _left_in_time(process: Process, seconds: float) -> Iterator[None]:
 
     def end() -> None:
         error = _failed(process, seconds, "a worker has gone after all had met")
-        leave("error", 1, f"ended by {error}", lambda: print(error, file=sys.stderr, flush=True))
+        fail_fast("error", 1, f"ended by {error}", lambda: print(error, file=sys.stderr, flush=True))
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True

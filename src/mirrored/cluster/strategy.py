@@ -15,7 +15,7 @@ from mirrored.cluster.joining import heartbeat_seconds, join, rendezvous_seconds
 from mirrored.cluster.resolver import ClusterResolver
 from mirrored.cluster.tasks import Process, process_of
 from mirrored.cluster.tf_config import TFConfigClusterResolver
-from mirrored.collectives.host_allgather import agree
+from mirrored.collectives.host_allgather import host_allgather
 from mirrored.errors import DeviceError
 from mirrored.strategies import MirroredStrategy
 from mirrored.topology.devices import kind_of
@@ -98,11 +98,11 @@ def _together(process: Process) -> list[str | jax.Device]:
     called = "MultiWorkerMirroredStrategy"
     join(process, called)
     job_is_formed()
-    watchdog.leave_on_exceptions()
-    watchdog.watch_workers(heartbeat_seconds())
-    check_fingerprints(called, agree(called, "compare versions and flags", fingerprint()), process.addresses)
+    watchdog.install_fail_fast()
+    watchdog.start_watchdog(heartbeat_seconds())
+    check_fingerprints(called, host_allgather(called, "compare versions and flags", fingerprint()), process.addresses)
     mine = sorted(jax.local_devices(), key=lambda device: device.id)
-    everyone = agree(called, "make a strategy", [kind_of(mine[0]), len(mine), mine[0].device_kind])
+    everyone = host_allgather(called, "make a strategy", [kind_of(mine[0]), len(mine), mine[0].device_kind])
     if len({kind for kind, _, _ in everyone}) > 1:
         found = ", ".join(f"{count} {kind} on worker {worker}" for worker, (kind, count, _) in enumerate(everyone))
         raise DeviceError(

@@ -15,7 +15,7 @@ SMALL_BYTES: Final = 128 * 1024
 processes: 100 x 1 KiB 21 -> 1.3 ms, 32 x 64 KiB 8.1 -> 2.9 ms, but 8 x 1 MiB 10.1 -> 12.2 ms.)"""
 
 
-def over_packs(
+def over_buckets(
     collective: Callable[[Any], Any], arrays: Sequence[Any], *, num_packs: int = 1, multiple: int = 1
 ) -> list[Any]:
     """Applies a collective to `arrays`, packed.
@@ -38,7 +38,7 @@ def over_packs(
     return results
 
 
-def over_small_packs(
+def over_small_buckets(
     collective: Callable[[list[Any]], Sequence[Any]],
     arrays: Sequence[Any],
     *,
@@ -65,7 +65,7 @@ def over_small_packs(
     for i, array in zip(alone, reduced[len(packs) :], strict=True):
         results[i] = array
     for places, buffer in zip(packs, reduced, strict=False):
-        taken_apart = functools.partial(unpack, shapes=[arrays[i].shape for i in places])
+        taken_apart = functools.partial(unpack_buckets, shapes=[arrays[i].shape for i in places])
         for i, array in zip(places, run(taken_apart, [buffer]), strict=True):
             results[i] = array
     return results
@@ -75,7 +75,7 @@ def _pack(arrays: Sequence[Any]) -> list[Any]:
     return [jnp.concatenate([jnp.ravel(array) for array in arrays])]
 
 
-def unpack(buffers: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+def unpack_buckets(buffers: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
     """Arrays of these shapes from the one buffer in which they lie one after another; it may be longer."""
     sizes = [math.prod(shape) for shape in shapes]
     starts = itertools.accumulate(sizes, initial=0)

@@ -23,7 +23,7 @@ from jax import lax
 
 from mirrored.collectives.algorithm import CrossDeviceOps as CrossDeviceOps
 from mirrored.collectives.algorithm import stack_all
-from mirrored.collectives.bucketing import SMALL_BYTES, over_packs, over_small_packs
+from mirrored.collectives.bucketing import SMALL_BYTES, over_buckets, over_small_buckets
 from mirrored.collectives.fixed_order_tree import OrderedTree as OrderedTree
 from mirrored.collectives.group import Group
 from mirrored.collectives.pairwise_sum import tree_sum
@@ -43,7 +43,7 @@ class AllReduce(CrossDeviceOps):
         axis = group.axis
         if axis is not None and totals:
             pack = 0 if not group.spans_processes else SMALL_BYTES
-            totals = over_small_packs(lambda buffers: lax.psum(tuple(buffers), axis), totals, small_bytes=pack)
+            totals = over_small_buckets(lambda buffers: lax.psum(tuple(buffers), axis), totals, small_bytes=pack)
         return _for_each_local(totals, group)
 
 
@@ -67,7 +67,7 @@ class NcclAllReduce(CrossDeviceOps):
         totals = [tree_sum(components) for components in arrays]
         axis = group.axis
         if axis is not None:
-            totals = over_packs(lambda buffer: lax.psum(buffer, axis), totals, num_packs=self.num_packs)
+            totals = over_buckets(lambda buffer: lax.psum(buffer, axis), totals, num_packs=self.num_packs)
         return _for_each_local(totals, group)
 
 
@@ -96,7 +96,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
         totals = [tree_sum(components) for components in arrays]
         if group.axis is not None:
             collective = functools.partial(_two_levels, axis=group.axis, devices=group.devices)
-            totals = over_packs(collective, totals, num_packs=self.num_packs, multiple=group.devices)
+            totals = over_buckets(collective, totals, num_packs=self.num_packs, multiple=group.devices)
         return _for_each_local(totals, group)
 
 

@@ -13,8 +13,8 @@ from jax import lax
 
 from mirrored._jax.equal import equal_on_all_devices
 from mirrored.collectives.algorithm import CrossDeviceOps
-from mirrored.collectives.bucketing import over_small_packs, unpack
-from mirrored.collectives.fusion_boundaries import bordered, walled
+from mirrored.collectives.bucketing import over_small_buckets, unpack_buckets
+from mirrored.collectives.fusion_boundaries import isolate, isolate_lists
 from mirrored.collectives.group import Group
 from mirrored.collectives.pairwise_sum import sum_pairs, tree_sum
 from mirrored.collectives.precision import narrow, widen
@@ -88,9 +88,9 @@ def tree_sums(arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
     if left == 1 and group.devices & (group.devices - 1) == 0:
         pairs = functools.partial(_sum_by_pairs, axis=group.axis, devices=group.devices)
         totals = [values[0] for values in rows]
-        return over_small_packs(pairs, totals, kernel=walled) if group.spans_processes else pairs(totals)
+        return over_small_buckets(pairs, totals, kernel=isolate) if group.spans_processes else pairs(totals)
     exchange = functools.partial(_sum_own_piece, axis=group.axis, devices=group.devices, count=left)
-    return over_packs_of_rows(exchange, rows, group.devices)
+    return over_buckets_of_rows(exchange, rows, group.devices)
 
 
 def _sum_locally(arrays: Sequence[Sequence[Any]], levels: int) -> list[list[Any]]:
@@ -98,7 +98,7 @@ def _sum_locally(arrays: Sequence[Sequence[Any]], levels: int) -> list[list[Any]
     if not levels:
         return [list(components) for components in arrays]
     count = -(-len(arrays[0]) // 2**levels)
-    flat = bordered(_climber(levels), arrays, count)
+    flat = isolate_lists(_climber(levels), arrays, count)
     return [flat[start : start + count] for start in range(0, len(flat), count)]
 
 
@@ -129,7 +129,7 @@ def _sum_by_pairs(totals: list[Any], axis: str, devices: int) -> list[Any]:
     return [equal_on_all_devices(total, axis) for total in totals]
 
 
-def over_packs_of_rows(collective: Any, arrays: Sequence[Sequence[Any]], multiple: int) -> list[Any]:
+def over_buckets_of_rows(collective: Any, arrays: Sequence[Sequence[Any]], multiple: int) -> list[Any]:
     """Applies a collective from ``[rows, n]`` to ``[n]`` to non-empty arrays given by rows, packed by dtype.
 
     The packing is behind borders on both sides: what computes the arrays, and what reads the results, is compiled as
@@ -140,8 +140,8 @@ def over_packs_of_rows(collective: Any, arrays: Sequence[Sequence[Any]], multipl
         places = [i for i, values in enumerate(arrays) if values[0].dtype == dtype]
         shapes = [arrays[i][0].shape for i in places]
         pack = functools.partial(_pack_rows, num_arrays=len(places), multiple=multiple)
-        [rows] = walled(pack, [row for i in places for row in arrays[i]])
-        parts = walled(functools.partial(unpack, shapes=shapes), [collective(rows)])
+        [rows] = isolate(pack, [row for i in places for row in arrays[i]])
+        parts = isolate(functools.partial(unpack_buckets, shapes=shapes), [collective(rows)])
         for i, part in zip(places, parts, strict=True):
             results[i] = part
     return results

@@ -19,13 +19,13 @@ import jax.numpy as jnp
 from jax import lax
 
 
-def never(array: Any) -> Any:
+def opaque_false(array: Any) -> Any:
     """``bool[]``, False whatever `array` holds, which no compiler knows: e to a negative power is not above 2."""
     first = jnp.real(jnp.ravel(array)[0]).astype(jnp.float32)
     return jnp.exp(-jnp.abs(first)) > 2.0
 
 
-def bordered(
+def isolate_lists(
     function: Callable[[Any], Sequence[Any]], operands: Sequence[Sequence[Any]], results_per_list: int
 ) -> list[Any]:
     """`function` of `operands`, compiled for itself.
@@ -37,7 +37,7 @@ def bordered(
         results_per_list: How many results each list has.
     """
     otherwise = _firsts(results_per_list)
-    return list(lax.cond(never(operands[0][0]), otherwise, function, [list(arrays) for arrays in operands]))
+    return list(lax.cond(opaque_false(operands[0][0]), otherwise, function, [list(arrays) for arrays in operands]))
 
 
 @functools.cache
@@ -50,7 +50,7 @@ def _firsts(results_per_list: int) -> Callable[[Sequence[Sequence[Any]]], list[A
     return otherwise
 
 
-def walled(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> list[Any]:
+def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> list[Any]:
     """`function` of a list of arrays to a list of any others, compiled for itself.
 
     Args:
@@ -62,4 +62,4 @@ def walled(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> lis
     def otherwise(_: Any) -> list[Any]:
         return [jnp.zeros(result.shape, result.dtype) for result in results]
 
-    return list(lax.cond(never(operands[0]), otherwise, function, list(operands)))
+    return list(lax.cond(opaque_false(operands[0]), otherwise, function, list(operands)))

@@ -20,17 +20,17 @@ from mirrored._jax.frames import user_lines
 from mirrored._jax.keys import key_data
 from mirrored.errors import AbsentWorkerError, DisagreementError
 from mirrored.settings import AGREEMENT_SECONDS
-from mirrored.watchdog.collective_log import roll
+from mirrored.watchdog.collective_log import collective_log
 
 _ROOT: Final = "mirrored/agreement"
 
 
-class _State:
+class _Allgathers:
     count = 0
     trusted = 0
 
 
-def agree(called: str, question: str, value: Any = None, *, timeout_seconds: float | None = None) -> list[Any]:
+def host_allgather(called: str, question: str, value: Any = None, *, timeout_seconds: float | None = None) -> list[Any]:
     """Tells the other workers a value, and gets that of each.
 
     Context: the main thread of every worker of a job, in the same order everywhere.
@@ -49,19 +49,19 @@ def agree(called: str, question: str, value: Any = None, *, timeout_seconds: flo
         AbsentWorkerError: A worker has not come in time.
     """
     line = user_lines()
-    with roll.at(f"{called}: {question}"[:200], line):
+    with collective_log.at(f"{called}: {question}"[:200], line):
         return _agreed(called, question, value, timeout_seconds, line)
 
 
 def _agreed(called: str, question: str, value: Any, timeout_seconds: float | None, line: str) -> list[Any]:
-    _State.count += 1
-    key, here, count = f"{_ROOT}/{_State.count}", coordination.this_process(), coordination.num_processes()
+    _Allgathers.count += 1
+    key, here, count = f"{_ROOT}/{_Allgathers.count}", coordination.this_process(), coordination.num_processes()
     coordination.put(f"{key}/{here}", json.dumps([question, value, line]))
     limit = AGREEMENT_SECONDS.read() if timeout_seconds is None else timeout_seconds
     answers = _answers(key, count, limit, called, f"{question} (at {line})")
-    if _State.count > 1:
+    if _Allgathers.count > 1:
         # Whoever has answered this question has read all answers to the one before.
-        coordination.forget(f"{_ROOT}/{_State.count - 1}/{here}")
+        coordination.forget(f"{_ROOT}/{_Allgathers.count - 1}/{here}")
     for worker, (other, _, place) in enumerate(answers):
         if other != question:
             raise _apart(called, here, f"{question} (at {line})", worker, f"{other} (at {place})")
@@ -83,9 +83,9 @@ def _answers(key: str, count: int, limit: float, called: str, question: str) -> 
     return [json.loads(found[str(worker)]) for worker in range(count)]
 
 
-def barrier(called: str, question: str) -> None:
+def host_barrier(called: str, question: str) -> None:
     """Waits until all workers have come here."""
-    agree(called, question)
+    host_allgather(called, question)
 
 
 def check_equal(called: str, values: Mapping[str, Any], *, rule: str, remedy: str) -> None:
@@ -100,10 +100,10 @@ def check_equal(called: str, values: Mapping[str, Any], *, rule: str, remedy: st
     Raises:
         DisagreementError: Naming the values and the workers that differ.
     """
-    if _State.trusted or not values:
+    if _Allgathers.trusted or not values:
         return
     mine = {name: digest(value) for name, value in values.items()}
-    everyone = agree(called, f"{called}: are {', '.join(list(values)[:3])} equal", mine)
+    everyone = host_allgather(called, f"{called}: are {', '.join(list(values)[:3])} equal", mine)
     different = {
         name: [worker for worker, theirs in enumerate(everyone) if theirs.get(name) != everyone[0].get(name)]
         for name in mine
@@ -122,13 +122,13 @@ def check_equal(called: str, values: Mapping[str, Any], *, rule: str, remedy: st
 
 
 @contextmanager
-def trusting() -> Iterator[None]:
+def skipping_comparisons() -> Iterator[None]:
     """In the block values need not be compared: they are known to come from one source."""
-    _State.trusted += 1
+    _Allgathers.trusted += 1
     try:
         yield
     finally:
-        _State.trusted -= 1
+        _Allgathers.trusted -= 1
 
 
 def digest(value: Any) -> str:

@@ -16,7 +16,7 @@ _NUMBERS: Final = (bool, int, float, complex, str, bytes, type(None))
 _LONGEST_SHIFT: Final = 4
 
 
-class Contents:
+class ContainerSnapshot:
     """What a container holds at one moment.
 
     Args:

@@ -33,7 +33,7 @@ class DonatingSteps:
         self.assigned = tuple(assigned)
         self.donated = self.assigned[:count]
 
-    def __call__(self, operands: Sequence[Any]) -> Step:
+    def __call__(self, operands: Sequence[Any]) -> DonatingStep:
         """Makes a step: the values of the variables are those after it, or, after an exception, those before it.
 
         Args:
@@ -42,7 +42,7 @@ class DonatingSteps:
         Returns:
             The step, with its results.
         """
-        step = Step(self)
+        step = DonatingStep(self)
         try:
             while not self._attempt(step, operands):
                 pass
@@ -56,7 +56,7 @@ class DonatingSteps:
             self.dispatch.job, step.interruption = None, job.interruption
         return step
 
-    def _attempt(self, step: Step, operands: Sequence[Any]) -> bool:
+    def _attempt(self, step: DonatingStep, operands: Sequence[Any]) -> bool:
         """Makes the step; False if a signal handler has replaced a value since it was taken."""
         version = state.version
         args = [*map(_array_of, self.donated), *operands]
@@ -82,7 +82,7 @@ class DonatingSteps:
                 args[place] = variable.taken()
 
 
-class Step:
+class DonatingStep:
     """One call: what is needed to finish it.
 
     Attributes:

@@ -16,7 +16,7 @@ from mirrored._jax.staging import stage
 from mirrored._jax.traces import current_trace, is_tracer
 from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import within
-from mirrored.runtime.variable_store import FunctionFrame
+from mirrored.runtime.variable_store import FunctionStore
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues
 from mirrored.variables import Variable
@@ -51,30 +51,30 @@ def as_pure(python_function: Callable[..., Any], inputs: Any, called: str) -> Pu
     Raises:
         ArgumentError: It makes variables, returns per-replica values, or uses values of a trace around it.
     """
-    frame = FunctionFrame()
+    store = FunctionStore()
     leaves, treedef = structures.flatten(inputs)
     dynamic = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
     results: list[Any] = []
 
     def flat(*arrays: Any) -> list[Any]:
-        frame.base_trace = current_trace()
+        store.base_trace = current_trace()
         filled = list(leaves)
         for place, array in zip(dynamic, arrays, strict=True):
             filled[place] = array
-        with within(frame=frame, listeners=(frame,)):
+        with within(store=store, listeners=(store,)):
             out = python_function(*structures.unflatten(treedef, filled))
             out_leaves, out_tree = structures.flatten(out)
             # A program has values, not variables: one that is returned is read.
             out_leaves = [leaf.read_value() if isinstance(leaf, Variable) else leaf for leaf in out_leaves]
         results[:] = [out_tree, *out_leaves]
         arrays_out = [jnp.asarray(leaf) for leaf in out_leaves if _is_array(leaf)]
-        return [*(jnp.asarray(value) for _, value in frame.staged.values()), *arrays_out]
+        return [*(jnp.asarray(value) for _, value in store.staged.values()), *arrays_out]
 
     with jit_key.fresh():
         staged = stage(flat, [leaves[place] for place in dynamic])
     out_tree, *out_leaves = results
-    _check(frame, staged.constants, out_leaves, called)
-    reads = tuple(variable for variable, _ in frame.captured.values())
+    _check(store, staged.constants, out_leaves, called)
+    reads = tuple(variable for variable, _ in store.captured.values())
     places = {id(variable): place for place, variable in enumerate(reads)}
     sources = [places[id(one.source)] if isinstance(one, CaptureTracer) else None for one in staged.constants]
 
@@ -84,7 +84,7 @@ def as_pure(python_function: Callable[..., Any], inputs: Any, called: str) -> Pu
         return result
 
     described = [jax.ShapeDtypeStruct(one.shape, one.dtype) if _is_array(one) else one for one in out_leaves]
-    assigns = tuple(variable for variable, _ in frame.staged.values())
+    assigns = tuple(variable for variable, _ in store.staged.values())
     return Pure(call, reads, assigns, structures.unflatten(out_tree, described))
 
 
@@ -92,10 +92,10 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
 
 
-def _check(frame: FunctionFrame, constants: Sequence[Any], out_leaves: Sequence[Any], called: str) -> None:
+def _check(store: FunctionStore, constants: Sequence[Any], out_leaves: Sequence[Any], called: str) -> None:
     found = None
-    if frame.new:
-        found = f"the function makes variables ({', '.join(one.name for one in frame.new)})"
+    if store.new:
+        found = f"the function makes variables ({', '.join(one.name for one in store.new)})"
     elif any(isinstance(leaf, DistributedValues) for leaf in out_leaves):
         found = "the function returns per-replica values"
     elif any(is_tracer(one) and not isinstance(one, CaptureTracer) for one in constants):

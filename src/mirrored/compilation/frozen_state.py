@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from mirrored.compilation.captured_objects import Progress, attributes_of, is_users, names_in, nested, of_user
-from mirrored.compilation.container_snapshot import Contents, is_container
+from mirrored.compilation.container_snapshot import ContainerSnapshot, is_container
 from mirrored.errors import ArgumentError
 
 _MOST_ITEMS: Final = 16
@@ -54,7 +54,7 @@ class PythonState:
             if isinstance(value, types.GeneratorType) and value.gi_frame is not None
         ]
         self._random = [(where, value, _state_of(value)) for where, value in deep if isinstance(value, _RANDOM)]
-        self._containers = [(where, Contents(value)) for where, value in _containers_of(found, deep).values()]
+        self._containers = [(where, ContainerSnapshot(value)) for where, value in _containers_of(found, deep).values()]
         # Another thread may move the generators of the modules at any time.
         self._shared = _shared_states() if threading.active_count() == 1 else None
 

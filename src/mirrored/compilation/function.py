@@ -17,7 +17,7 @@ from mirrored.compilation.concrete import ConcreteFunction
 from mirrored.compilation.created_variables import refuse_created_again
 from mirrored.compilation.frozen_state import PythonState, exhausted
 from mirrored.compilation.program import Program
-from mirrored.compilation.signature import Arguments, Ragged, difference, quick_key, take_apart
+from mirrored.compilation.signature import Arguments, Ragged, difference, flatten_arguments, quick_key
 from mirrored.compilation.specs import check_signature
 from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import Ambient, ambient, thread, within
@@ -103,7 +103,7 @@ class Function(Code):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program for these arguments, tracing and compiling it first if there is none."""
         here = ambient()
-        if here.frame is not None or here.runner is not None or _Mode.eager:
+        if here.store is not None or here.runner is not None or _Mode.eager:
             return self._inline(here, args, kwargs) if self._steps is None else self._steps_eagerly(*args)
         if self._steps is not None:
             return self._call_steps(*args, **kwargs)
@@ -125,7 +125,7 @@ class Function(Code):
         if self._input_signature is not None:
             args, kwargs = check_signature(self.python_function, self._input_signature, args, kwargs)
         try:
-            arguments = take_apart(args, kwargs, strategies[-1].layout if strategies else None)
+            arguments = flatten_arguments(args, kwargs, strategies[-1].device_assignment if strategies else None)
         except Ragged:
             self._notice_ragged()
             return self.python_function(*args, **kwargs)
@@ -140,7 +140,7 @@ class Function(Code):
 
     def _inline(self, here: Ambient, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs it as ordinary code of the caller: converted if the caller is being traced."""
-        traced = here.frame is not None and here.frame.captures and not _Mode.eager
+        traced = here.store is not None and here.store.captures and not _Mode.eager
         return (self._to_trace if traced else self.python_function)(*args, **kwargs)
 
     @property
@@ -156,9 +156,9 @@ class Function(Code):
     def _call_steps(self, batches: Sequence[Any]) -> Any:
         """Makes `steps_per_call` steps in one dispatch."""
         strategies = ambient().strategies
-        layout = strategies[-1].layout if strategies else None
+        device_assignment = strategies[-1].device_assignment if strategies else None
         try:
-            steps = [take_apart(args, {}, layout) for args in self._steps_of(batches)]
+            steps = [flatten_arguments(args, {}, device_assignment) for args in self._steps_of(batches)]
         except Ragged:
             raise ArgumentError(
                 self._name,
@@ -284,7 +284,7 @@ class Function(Code):
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """JAX's lowering of the program for these arguments (`.compile().as_text()` is its HLO). Nothing is run."""
         strategies = ambient().strategies
-        arguments = take_apart(args, kwargs, strategies[-1].layout if strategies else None)
+        arguments = flatten_arguments(args, kwargs, strategies[-1].device_assignment if strategies else None)
         return self._undriven(arguments, strategies).lower(arguments.arrays)
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
@@ -302,9 +302,11 @@ class Function(Code):
             args = tuple(self._input_signature)
         concrete = ConcreteFunction(self, self.python_function, args, kwargs, self._name)
         example = concrete.example()
-        if example is not None and ambient().frame is None and not _Mode.eager:
+        if example is not None and ambient().store is None and not _Mode.eager:
             strategies = ambient().strategies
-            self._undriven(take_apart(*example, strategies[-1].layout if strategies else None), strategies)
+            self._undriven(
+                flatten_arguments(*example, strategies[-1].device_assignment if strategies else None), strategies
+            )
         return concrete
 
     def experimental_get_tracing_count(self) -> int:

@@ -25,11 +25,11 @@ from mirrored.compilation import steps_in_flight
 from mirrored.compilation.created_variables import refuse_forgotten
 from mirrored.compilation.donation import DonatingSteps, first_line
 from mirrored.compilation.signature import Arguments
-from mirrored.compilation.worker_arguments import Meeting
+from mirrored.compilation.worker_arguments import WorkerArguments
 from mirrored.errors import ContextError, DeviceError
 from mirrored.runtime.ambient import within
 from mirrored.runtime.listeners import announce_read
-from mirrored.runtime.variable_store import Bookkeeping, FunctionFrame, announced_components, read_again
+from mirrored.runtime.variable_store import Bookkeeping, FunctionStore, announced_components, read_again
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.variables.awaiting import settle_all, withheld
@@ -65,7 +65,7 @@ class Program:
         donate: Whether the variables' old buffers are reused.
         steps: How many steps one call makes, as one scan; None is one step, without a leading dimension of results.
         owner: The `Function` that it is a program of, which has its Python function as `traced_function`.
-        under_tape: Whether it is made for calls under a tape (see `FunctionFrame`).
+        under_tape: Whether it is made for calls under a tape (see `FunctionStore`).
 
     Attributes:
         created: The variables made while tracing.
@@ -87,26 +87,26 @@ class Program:
         self._arguments = arguments
         self._steps = steps
         self._donate = donate
-        self._frame = FunctionFrame(under_tape=under_tape)
+        self._store = FunctionStore(under_tape=under_tape)
         self._name = str(getattr(function, "__name__", "function"))
         self._results: list[_Result] = []
         self._out_treedef: Any = None
         staged = self._stage(function)
-        refuse_forgotten(self._frame.new, self._name)
-        self.created = self._frame.new
+        refuse_forgotten(self._store.new, self._name)
+        self.created = self._store.new
         self._compile(staged)
         # The commonest result, one array, needs no wrapping.
         self._one_array = jax.tree_util.treedef_is_leaf(self._out_treedef) and self._results == [_Result(True)]
 
     def _stage(self, function: Callable[..., Any]) -> Staged:
         def flat(*arrays: Any) -> list[Any]:
-            self._frame.base_trace = current_trace()
+            self._store.base_trace = current_trace()
             args, kwargs = self._arguments.rebuilt(arrays)
-            with within(frame=self._frame, listeners=(self._frame,)):
+            with within(store=self._store, listeners=(self._store,)):
                 out = function(*args, **kwargs)
             leaves, self._out_treedef = structures.flatten(out)
             flat_out = [array for leaf in leaves if (array := self._take_result(leaf)) is not None]
-            return [*(jnp.asarray(value) for _, value in self._frame.staged.values()), *flat_out]
+            return [*(jnp.asarray(value) for _, value in self._store.staged.values()), *flat_out]
 
         shapes = [
             jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=getattr(array, "weak_type", False))
@@ -117,10 +117,12 @@ class Program:
 
     def _take_result(self, leaf: Any) -> Any:
         """Notes what a leaf of the result is; its array, or None if it is static."""
-        if isinstance(leaf, PerReplica) and leaf.layout is not None:
-            layout, made_by = leaf.layout, leaf.made_by
-            self._results.append(_Result(True, True, lambda array: PerReplica.from_stacked(array, layout, made_by)))
-            return leaf.stacked(layout)
+        if isinstance(leaf, PerReplica) and leaf.device_assignment is not None:
+            device_assignment, made_by = leaf.device_assignment, leaf.made_by
+            self._results.append(
+                _Result(True, True, lambda array: PerReplica.from_stacked(array, device_assignment, made_by))
+            )
+            return leaf.stacked(device_assignment)
         if isinstance(leaf, Mirrored):
             count = leaf.num_replicas
             self._results.append(_Result(is_array=True, wrap=lambda array: Mirrored(array, count)))
@@ -132,7 +134,7 @@ class Program:
         return None
 
     def _compile(self, staged: Staged) -> None:
-        read = [variable for variable, _ in self._frame.captured.values()]
+        read = [variable for variable, _ in self._store.captured.values()]
         staged, assigned = self._in_order_of_reading(staged, read)
         assigned_ids = {id(variable) for variable in assigned}
         # A scan carries every assigned variable; a single step need not be told the old value of one that it only
@@ -169,16 +171,16 @@ class Program:
                 outs = self._scanned(step, carry, state, outer, inputs)
             return [*outs, jnp.zeros((), jnp.int32)] if token else outs
 
-        _check_devices(self._name, self._frame, (*assigned, *read))
+        _check_devices(self._name, self._store, (*assigned, *read))
         shardings = [_sharding(variable) for variable in assigned]
-        self._several = _several_processes(self._frame, (*assigned, *read))
+        self._several = _several_processes(self._store, (*assigned, *read))
         self._digest = "" if self._several is None else digest_of(staged.jaxpr, staged.constants)
         captured = [] if self._several is None else captured_arrays(staged.jaxpr, staged.constants)
-        self._met = Meeting(self._name, captured, (*self._donated, *self._kept))
+        self._met = WorkerArguments(self._name, captured, (*self._donated, *self._kept))
         rest = [_result_sharding(result, self._several) for result in self._results if result.is_array]
         rest += [None] * token
         pinned = [*shardings, *rest] if any(sharding is not None for sharding in shardings) else None
-        compiled = functools.partial(jit, as_written=self._frame.as_written, out_shardings=pinned)
+        compiled = functools.partial(jit, as_written=self._store.as_written, out_shardings=pinned)
         donated = tuple(range(len(self._donated)))
         self._plain = compiled(program)
         self._jitted = compiled(program, donate_argnums=donated) if donated else self._plain
@@ -190,7 +192,7 @@ class Program:
         JAX gives each donated buffer to the first result of its shape. Were that another variable's, XLA would copy
         every one of them in every step.
         """
-        assigned = [variable for variable, _ in self._frame.staged.values()]
+        assigned = [variable for variable, _ in self._store.staged.values()]
         when = {id(variable): place for place, variable in enumerate(read)}
         order = sorted(range(len(assigned)), key=lambda i: when.get(id(assigned[i]), len(read)))
         results = range(len(assigned), len(staged.jaxpr.outvars))
@@ -212,7 +214,7 @@ class Program:
         def body(carried: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             now = list(state)
             for place, value in zip(carry, carried, strict=True):
-                of_variable = self._frame.under_tape and jnp.issubdtype(value.dtype, jnp.inexact)
+                of_variable = self._store.under_tape and jnp.issubdtype(value.dtype, jnp.inexact)
                 now[place] = read_again(value, state[place]) if of_variable else value
             outs = step(now, outer, xs)
             return outs[: len(carry)], outs[len(carry) :]
@@ -292,7 +294,7 @@ class Program:
 
     def _call_recorded(self, arrays: Sequence[Any]) -> Any:
         """Under a tape (or a bare transform): nothing is donated, reads are announced, results recorded."""
-        if self._assigned and not self._frame.under_tape and (self._frame.rereads or self._steps is not None):
+        if self._assigned and not self._store.under_tape and (self._store.rereads or self._steps is not None):
             return self._under_tape()._call_recorded(arrays)
         with turn() if self._assigned else nullcontext():
             values = [_announced(variable) for variable in (*self._donated, *self._kept)]
@@ -344,17 +346,19 @@ def _is_outer(constant: Any) -> bool:
     return isinstance(constant, jax.Array) and not constant.is_fully_addressable
 
 
-def _check_devices(called: str, frame: FunctionFrame, variables: Sequence[Any]) -> None:
+def _check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) -> None:
     """Refuses a program over different sets of devices.
 
     Raises:
         ContextError: Its runs and variables belong to strategies on different devices.
     """
     owners = {
-        tuple(one.layout.devices): f"variable {one.name!r} of {one.strategy!r}" for one in variables if one.layout
+        tuple(one.device_assignment.devices): f"variable {one.name!r} of {one.strategy!r}"
+        for one in variables
+        if one.device_assignment
     }
-    if frame.layout is not None:
-        owners.setdefault(tuple(frame.layout.devices), "a run of another strategy")
+    if store.device_assignment is not None:
+        owners.setdefault(tuple(store.device_assignment.devices), "a run of another strategy")
     if len(owners) > 1:
         raise ContextError(
             called,
@@ -376,17 +380,24 @@ def _explained(called: str, error: ValueError) -> DeviceError | None:
     )
 
 
-def _several_processes(frame: FunctionFrame, variables: Sequence[Any]) -> Any:
+def _several_processes(store: FunctionStore, variables: Sequence[Any]) -> Any:
     """The layout over several processes that the program uses, None if it uses none."""
-    layouts = [frame.layout, *(variable.layout for variable in variables)]
-    return next((layout for layout in layouts if layout is not None and layout.spans_processes), None)
+    device_assignments = [store.device_assignment, *(variable.device_assignment for variable in variables)]
+    return next(
+        (
+            device_assignment
+            for device_assignment in device_assignments
+            if device_assignment is not None and device_assignment.spans_processes
+        ),
+        None,
+    )
 
 
-def _result_sharding(result: _Result, layout: Any) -> Any:
+def _result_sharding(result: _Result, device_assignment: Any) -> Any:
     """Of several processes each has its own components, and all of everything else."""
-    if layout is None:
+    if device_assignment is None:
         return None
-    return layout.sharded if result.is_per_replica else layout.replicated
+    return device_assignment.sharded if result.is_per_replica else device_assignment.replicated
 
 
 def _place(constant: Any, places: dict[int, int]) -> int | None:
@@ -396,9 +407,9 @@ def _place(constant: Any, places: dict[int, int]) -> int | None:
 
 
 def _sharding(variable: Any) -> Any:
-    if variable.layout is None:
+    if variable.device_assignment is None:
         return None
-    return variable.layout.sharded if variable.per_replica else variable.layout.replicated
+    return variable.device_assignment.sharded if variable.per_replica else variable.device_assignment.replicated
 
 
 def _announced(variable: Any) -> Any:

@@ -47,8 +47,8 @@ class Arguments:
         for place, array in zip(self.dynamic, arrays, strict=True):
             old = leaves[place]
             if isinstance(old, PerReplica):
-                assert old.layout is not None
-                leaves[place] = PerReplica.from_stacked(array, old.layout, old.made_by)
+                assert old.device_assignment is not None
+                leaves[place] = PerReplica.from_stacked(array, old.device_assignment, old.made_by)
             elif isinstance(old, Mirrored):
                 leaves[place] = Mirrored(array, old.num_replicas)
             else:
@@ -73,7 +73,7 @@ class Arguments:
         return dataclasses.replace(self, arrays=arrays, leaves=leaves)
 
 
-def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any], layout: Any) -> Arguments:
+def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assignment: Any) -> Arguments:
     """Takes a call's arguments apart.
 
     Raises:
@@ -84,7 +84,7 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any], layout: Any) -> Ar
     arrays: list[Any] = []
     key: list[Hashable] = [treedef]
     for place, leaf in enumerate(leaves):
-        array = _array_of(leaf, layout)
+        array = _array_of(leaf, device_assignment)
         if array is None:
             key.append(_static_key(leaf))
             continue
@@ -109,9 +109,9 @@ def quick_key(value: Any, arrays: list[Any]) -> Hashable:
         aval = value.aval
         return (aval.shape, aval.dtype, aval.weak_type)
     if kind is PerReplica:
-        if not value.is_stacked or value.layout is None:
+        if not value.is_stacked or value.device_assignment is None:
             return None
-        stacked = value.stacked(value.layout)
+        stacked = value.stacked(value.device_assignment)
         inner = quick_key(stacked, arrays)
         return None if inner is None else (PerReplica, inner)
     if kind in _PLAIN:
@@ -135,7 +135,7 @@ def _quick_keys(kind: type, values: Sequence[Any], arrays: list[Any]) -> Hashabl
     return tuple(keys)
 
 
-def _array_of(leaf: Any, layout: Any) -> Any:
+def _array_of(leaf: Any, device_assignment: Any) -> Any:
     """The leaf as an array, None if it is static."""
     if isinstance(leaf, jax.Array):
         return leaf
@@ -143,7 +143,7 @@ def _array_of(leaf: Any, layout: Any) -> Any:
         # JAX would read the caller's buffer after the call has returned.
         return owned(np.asarray(leaf, canonical_dtype(leaf.dtype)))
     if isinstance(leaf, PerReplica):
-        where = leaf.layout or layout
+        where = leaf.device_assignment or device_assignment
         if where is None:
             return None
         if not leaf.is_stacked and leaf.component_shape is None:

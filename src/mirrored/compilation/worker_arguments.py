@@ -8,15 +8,15 @@ from typing import Any, Final
 import jax
 
 from mirrored._jax.frames import user_lines
-from mirrored.collectives.host_allgather import agree, check_equal
+from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.errors import DisagreementError
 from mirrored.variables.placement import placed
-from mirrored.watchdog.collective_log import roll
+from mirrored.watchdog.collective_log import collective_log
 
 _MOST_BETWEEN: Final = 1024
 
 
-class Meeting:
+class WorkerArguments:
     """What the workers make sure of before they run a program together.
 
     At the first call all of them must have come, with arguments of the same shapes, and with the same values where an
@@ -38,14 +38,14 @@ class Meeting:
 
     def passed(self, token: Any) -> None:
         """Notes that the program was handed to the devices; `token` is one of its results."""
-        roll.depart(token)
+        collective_log.depart(token)
 
-    def arguments(self, arrays: Sequence[Any], layout: Any, program: str) -> list[Any]:
+    def arguments(self, arrays: Sequence[Any], device_assignment: Any, program: str) -> list[Any]:
         """The arguments as a program over all devices takes them.
 
         Args:
             arrays: As this worker has them.
-            layout: Of the replicas.
+            device_assignment: Of the replicas.
             program: A digest of what is computed.
 
         Raises:
@@ -53,7 +53,8 @@ class Meeting:
         """
         own = self.arrive(arrays, program)
         return [
-            placed(array, layout, per_replica=False) if place in own else array for place, array in enumerate(arrays)
+            placed(array, device_assignment, per_replica=False) if place in own else array
+            for place, array in enumerate(arrays)
         ]
 
     def arrive(self, arrays: Sequence[Any], program: str) -> dict[int, Any]:
@@ -65,12 +66,12 @@ class Meeting:
             self._captured = ()
         elif self._calls & (self._calls - 1) == 0 or self._calls % _MOST_BETWEEN == 0:
             self._compare(own)
-        roll.arrive(self._place, user_lines())
+        collective_log.arrive(self._place, user_lines())
         return own
 
     def _compare_all(self, arrays: Sequence[Any], own: dict[int, Any], program: str) -> None:
         shapes = [f"{array.dtype}{list(array.shape)}" for array in arrays]
-        told = agree(self._name, f"call {self._name} for the first time", [shapes, program])
+        told = host_allgather(self._name, f"call {self._name} for the first time", [shapes, program])
         everyone = [theirs for theirs, _ in told]
         for worker, theirs in enumerate(everyone):
             if theirs != everyone[0]:
@@ -97,7 +98,7 @@ class Meeting:
     def _compare_captured(self) -> None:
         values = {f"captured array {place}": array for place, array in enumerate(self._captured)}
         for variable in self._variables:
-            if variable.layout is None and _is_own(value := variable.borrowed()):
+            if variable.device_assignment is None and _is_own(value := variable.borrowed()):
                 values[f"variable {variable.name!r}"] = value
         check_equal(
             self._name,

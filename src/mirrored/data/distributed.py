@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from mirrored.data.calling import function_seconds
-from mirrored.data.feed import Feed, Item
+from mirrored.data.feed import Feed, FeedItem
 from mirrored.data.input_options import InputOptions
 from mirrored.data.iterators import close_at_exit, warn_exhausted
 from mirrored.data.optional import Optional
 from mirrored.data.placing import Placer
 from mirrored.data.readers import Reader
 from mirrored.data.stats import InputStats
-from mirrored.data.worker_steps import Meeting, reader_meeting
+from mirrored.data.worker_steps import WorkerSteps, reader_meeting
 from mirrored.errors import ArgumentError, EndOfDataError, InputError, TransformationError
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.driving import note_iteration, stop_iteration
@@ -53,7 +53,7 @@ class DistributedIterator:
         self._examples = 0
         self._started: float | None = None
         self._done: str | None = None
-        self._together: Meeting | None = reader_meeting(self._reader, placer)
+        self._together: WorkerSteps | None = reader_meeting(self._reader, placer)
         self._feed = self._new_feed()
         close_at_exit(self._feed)
 
@@ -61,7 +61,7 @@ class DistributedIterator:
         reader, placer, stats = self._reader, self._placer, self._stats
 
         # A closure over the parts, not over self: the worker must not keep a dropped iterator alive.
-        def produce() -> Item:
+        def produce() -> FeedItem:
             start, in_functions = time.perf_counter(), function_seconds()
             read, examples = reader.read()
             done, mapped = time.perf_counter(), function_seconds() - in_functions
@@ -69,7 +69,7 @@ class DistributedIterator:
             stats.map_seconds += mapped
             stats.read_seconds += done - start - mapped
             stats.transfer_seconds += time.perf_counter() - done
-            return Item(value, examples, reader.get_state())
+            return FeedItem(value, examples, reader.get_state())
 
         ahead = self._options.ahead(placer.num_replicas)
         return Feed(produce, reader.close, ahead, stats, self._options.stall_seconds)
@@ -103,7 +103,7 @@ class DistributedIterator:
         self._stats.examples += item.examples
         return item.value
 
-    def _settled(self, item: Item) -> Item:
+    def _settled(self, item: FeedItem) -> FeedItem:
         """What several workers make of what each of them has read."""
         assert self._together is not None
         try:
@@ -115,7 +115,7 @@ class DistributedIterator:
             return dataclasses.replace(item, value=value)
         # This worker has no more data, and goes on with empty batches.
         self._feed.give_again(item)
-        return Item(value, 0, self._state)
+        return FeedItem(value, 0, self._state)
 
     def get_next(self) -> Any:
         """The next element.

@@ -18,7 +18,7 @@ from mirrored.data.sources import Source, as_source
 from mirrored.data.specs import ArraySpec, map_specs, spec_of
 from mirrored.data.splitting import batch_size
 from mirrored.errors import ArgumentError
-from mirrored.topology.device_assignment import Layout
+from mirrored.topology.device_assignment import DeviceAssignment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +64,12 @@ def distribute_dataset(strategy: Any, dataset: Any, options: InputOptions | None
         )
     source = as_source(dataset, options.batch_size, called)
     policy = _policy(source)
-    several = len(_workers(strategy.layout)) > 1
+    several = len(_workers(strategy.device_assignment)) > 1
     own = several and policy in (AutoShardPolicy.OFF, AutoShardPolicy.FILE)
     if own:
-        source = _own_batches(source, strategy.layout, policy, called)
-    placer = Placer(strategy.layout, options.experimental_fetch_to_device, own)
-    shares = len(strategy.layout.addressable_replicas) if own else placer.num_replicas
+        source = _own_batches(source, strategy.device_assignment, policy, called)
+    placer = Placer(strategy.device_assignment, options.experimental_fetch_to_device, own)
+    shares = len(strategy.device_assignment.addressable_replicas) if own else placer.num_replicas
     return DistributedDataset(
         lambda: GlobalBatches(source, options, shares),
         placer,
@@ -101,9 +101,11 @@ def distribute_from_function(
     """
     called = "Strategy.distribute_datasets_from_function"
     options = _checked(options, called, from_function=True)
-    placer = Placer(strategy.layout, options.experimental_fetch_to_device, len(_workers(strategy.layout)) > 1)
-    mine = 1 if strategy.layout is None else len(strategy.layout.addressable_replicas)
-    contexts = _contexts(strategy.layout, placer.num_replicas, options.experimental_replication_mode)
+    placer = Placer(
+        strategy.device_assignment, options.experimental_fetch_to_device, len(_workers(strategy.device_assignment)) > 1
+    )
+    mine = 1 if strategy.device_assignment is None else len(strategy.device_assignment.addressable_replicas)
+    contexts = _contexts(strategy.device_assignment, placer.num_replicas, options.experimental_replication_mode)
     sources = [as_source(dataset_fn(context), options.batch_size, called) for context in contexts]
     return DistributedDataset(
         lambda: ElementsInTurn(sources, mine),
@@ -115,17 +117,19 @@ def distribute_from_function(
     )
 
 
-def _contexts(layout: Layout | None, replicas: int, mode: InputReplicationMode) -> list[InputContext]:
-    if mode is InputReplicationMode.PER_REPLICA and layout is not None:
-        return [InputContext(replicas, replica, replicas) for replica in layout.addressable_replicas]
-    workers = _workers(layout)
-    here = 0 if layout is None else workers.index(jax.process_index())
+def _contexts(
+    device_assignment: DeviceAssignment | None, replicas: int, mode: InputReplicationMode
+) -> list[InputContext]:
+    if mode is InputReplicationMode.PER_REPLICA and device_assignment is not None:
+        return [InputContext(replicas, replica, replicas) for replica in device_assignment.addressable_replicas]
+    workers = _workers(device_assignment)
+    here = 0 if device_assignment is None else workers.index(jax.process_index())
     return [InputContext(len(workers), here, replicas)]
 
 
-def _workers(layout: Layout | None) -> list[int]:
+def _workers(device_assignment: DeviceAssignment | None) -> list[int]:
     """The processes whose devices hold replicas."""
-    return sorted({0} if layout is None else {device.process_index for device in layout.devices})
+    return sorted({0} if device_assignment is None else {device.process_index for device in device_assignment.devices})
 
 
 def _policy(source: Source) -> AutoShardPolicy:
@@ -133,19 +137,19 @@ def _policy(source: Source) -> AutoShardPolicy:
     return AutoShardPolicy.AUTO if options is None else options.experimental_distribute.auto_shard_policy
 
 
-def _own_batches(source: Source, layout: Layout, policy: AutoShardPolicy, called: str) -> Source:
+def _own_batches(source: Source, device_assignment: DeviceAssignment, policy: AutoShardPolicy, called: str) -> Source:
     """The worker's own files or the whole dataset, in batches of its part of the global batch size."""
     assert source.dataset is not None
     source.refuse_unbatched(called)
     dataset = source.dataset
     first = next(dataset.take(1).as_numpy_iterator(), None)
     if policy is AutoShardPolicy.FILE:
-        workers = _workers(layout)
+        workers = _workers(device_assignment)
         dataset = type(dataset)(files_of_worker(dataset.node, workers.index(jax.process_index()), len(workers), called))
     if first is None:
         return as_source(dataset, None, called)
     # In proportion to its replicas, so that all replicas get as much.
-    part = -(-batch_size(first, called) * len(layout.addressable_replicas) // layout.num_replicas)
+    part = -(-batch_size(first, called) * len(device_assignment.addressable_replicas) // device_assignment.num_replicas)
     empty = jax.tree.map(lambda leaf: leaf[:0], first)
     return dataclasses.replace(as_source(dataset.rebatch(part), None, called), empty=empty)
 

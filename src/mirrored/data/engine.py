@@ -91,11 +91,11 @@ def rebatch(parent: Any, size: int, drop_remainder: bool) -> Any:
 def unbatch(parent: Any, rows: Callable[[Any], list[Any]]) -> Any:
     """The rows of every element."""
 
-    class Rows(experimental.FlatMapTransform):  # type: ignore[misc]
+    class GrainRows(experimental.FlatMapTransform):  # type: ignore[misc]
         def flat_map(self, element: Any) -> list[Any]:
             return rows(element)
 
-    return experimental.FlatMapIterDataset(parent, Rows())
+    return experimental.FlatMapIterDataset(parent, GrainRows())
 
 
 def limit(parent: Any, count: int) -> Any:

@@ -27,7 +27,7 @@ _THREAD_NAME: Final = "mirrored-input"
 
 
 @dataclasses.dataclass(slots=True)
-class Item:
+class FeedItem:
     """A batch that is ready.
 
     Attributes:
@@ -56,7 +56,7 @@ class Feed:
 
     def __init__(
         self,
-        produce: Callable[[], Item],
+        produce: Callable[[], FeedItem],
         close_source: Callable[[], None],
         ahead: int,
         stats: InputStats,
@@ -64,14 +64,14 @@ class Feed:
     ) -> None:
         self._produce, self._close_source, self._ahead = produce, close_source, ahead
         self._stats, self._stall_seconds = stats, stall_seconds
-        self._ready: collections.deque[Item] = collections.deque()
+        self._ready: collections.deque[FeedItem] = collections.deque()
         self._changed = threading.Condition()
         self._worker: threading.Thread | None = None
         self._stopped = self._ended = False
         self._slow = 0
         self._watch = StallWatch(stats)
 
-    def next(self) -> Item:
+    def next(self) -> FeedItem:
         """The next item; the last one holds an error or StopIteration."""
         start = time.perf_counter()
         item = self._from_worker() if self._worker is not None else self._by_hand()
@@ -80,7 +80,7 @@ class Feed:
         self._watch.after_batch(now)
         return item
 
-    def _by_hand(self) -> Item:
+    def _by_hand(self) -> FeedItem:
         # At most two per call: the first batch does not wait for all those ahead of it.
         for _ in range(2):
             if len(self._ready) <= self._ahead and not self._ended:
@@ -100,7 +100,7 @@ class Feed:
                     item = self._produce()
         except BaseException as error:
             self._ended = True
-            item = Item(error=error)
+            item = FeedItem(error=error)
         # Many in a row: the first batches also pay for what is set up once, and any may meet a busy machine.
         # (Processor time would tell, but `time.thread_time` can cost 20 us a call.)
         took = time.perf_counter() - start
@@ -123,7 +123,7 @@ class Feed:
             try:
                 item = self._produce()
             except BaseException as error:  # arrives in the training loop, with its traceback
-                item = Item(error=error)
+                item = FeedItem(error=error)
             with self._changed:
                 self._ready.append(item)
                 self._changed.notify_all()
@@ -131,7 +131,7 @@ class Feed:
                     self._ended = True
                     return
 
-    def _from_worker(self) -> Item:
+    def _from_worker(self) -> FeedItem:
         with self._changed:
             while not self._ready:
                 if not self._changed.wait(self._stall_seconds) and not self._ready:
@@ -140,7 +140,7 @@ class Feed:
             self._changed.notify_all()
             return item
 
-    def give_again(self, item: Item) -> None:
+    def give_again(self, item: FeedItem) -> None:
         """Has `next` give `item`, the last one, once more."""
         with self._changed:
             self._ready.append(item)

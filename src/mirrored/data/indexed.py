@@ -23,7 +23,7 @@ from mirrored.data.elements import Element, concatenated, pad_and_stack, stack
 from mirrored.data.extra import engine
 from mirrored.data.pipeline import (
     ENDLESS,
-    Counted,
+    CountedRows,
     IndexedNode,
     LikeParent,
     Node,
@@ -112,7 +112,7 @@ class _RandomMappedRows(ItemRows):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sliced(Counted, OneParent):
+class Sliced(CountedRows, OneParent):
     """Elements start, start + step, ... before stop: take, skip and shard."""
 
     start: int
@@ -144,7 +144,7 @@ class _SlicedRows:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Repeated(Counted, OneParent):
+class Repeated(CountedRows, OneParent):
     """The parent `count` times, each time as a new epoch."""
 
     count: int
@@ -201,7 +201,7 @@ def joined(parts: list[Element]) -> Element:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Zipped(Counted, IndexedNode):
+class Zipped(CountedRows, IndexedNode):
     """Tuples (or another structure) of elements at the same position, as long as the shortest parent."""
 
     members: tuple[IndexedNode, ...]
@@ -232,7 +232,7 @@ class _ZippedRows:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Concatenated(Counted, IndexedNode):
+class Concatenated(CountedRows, IndexedNode):
     """One parent after the other."""
 
     members: tuple[IndexedNode, ...]
@@ -273,7 +273,7 @@ class _ConcatenatedRows(ItemRows):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Batched(Counted, OneParent):
+class Batched(CountedRows, OneParent):
     """Groups of `size` elements, stacked."""
 
     size: int
@@ -304,7 +304,7 @@ class _BatchedRows(ItemRows):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PaddedBatched(Counted, OneParent):
+class PaddedBatched(CountedRows, OneParent):
     """Groups of `size` elements, padded to one shape and stacked."""
 
     size: int

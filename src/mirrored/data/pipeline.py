@@ -217,7 +217,7 @@ class LikeParent:
         return self.parent.spec
 
 
-class Counted:
+class CountedRows:
     """An indexed step that has as many elements as its rows say."""
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from mirrored.collectives.host_allgather import agree, check_equal
+from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.data.iterators import DatasetIterator
 from mirrored.data.placing import Placer
 from mirrored.data.readers import GlobalBatches, Reader, is_power_of_two
@@ -26,7 +26,7 @@ def settle_seeds(cursor: Any) -> None:
     """
     if not isinstance(cursor, DatasetIterator):
         return
-    everyone = agree("iter(dataset)", f"read the dataset {cursor.outline}", cursor.seeds)
+    everyone = host_allgather("iter(dataset)", f"read the dataset {cursor.outline}", cursor.seeds)
     cursor.take_seeds(everyone[0])
 
 
@@ -51,7 +51,7 @@ def check_same_batch(batch: Any, number: int = 1) -> None:
     )
 
 
-class Meeting(Protocol):
+class WorkerSteps(Protocol):
     """What happens on all workers when each has read its next batch."""
 
     def settled(self, value: Any, has_ended: bool) -> Any:
@@ -63,9 +63,9 @@ class Meeting(Protocol):
         ...
 
 
-def reader_meeting(reader: Reader, placer: Placer) -> Meeting | None:
+def reader_meeting(reader: Reader, placer: Placer) -> WorkerSteps | None:
     """What the workers settle while they read; None in one process. Context: when an iterator is made."""
-    if placer.layout is None or not placer.layout.spans_processes:
+    if placer.device_assignment is None or not placer.device_assignment.spans_processes:
         return None
     if isinstance(reader, GlobalBatches):
         settle_seeds(reader.cursor)
@@ -129,7 +129,7 @@ class OwnBatches:
         if not has_ended:
             self._template = value
         mine = None if has_ended else _shapes(value)
-        everyone = agree(
+        everyone = host_allgather(
             _CALLED, "take the next batch", [has_ended, self._template is not None, mine, self._reader.ends_together]
         )
         ended = [theirs[0] for theirs in everyone]
@@ -166,11 +166,11 @@ def _is_per_replica(value: Any) -> bool:
 
 
 def _empty(value: PerReplica) -> PerReplica:
-    return PerReplica([component[:0] for component in value.values], value.layout)
+    return PerReplica([component[:0] for component in value.values], value.device_assignment)
 
 
 def _ragged(value: PerReplica) -> PerReplica:
-    return PerReplica(value.values, value.layout, is_ragged=True)
+    return PerReplica(value.values, value.device_assignment, is_ragged=True)
 
 
 def _nothing() -> DisagreementError:

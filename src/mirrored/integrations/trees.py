@@ -189,7 +189,7 @@ def named(path: Any, default: str = "parameter") -> str:
 def belongs_here(variable: Variable) -> bool:
     """Whether a variable lives where the strategy in force (or none) would put it."""
     strategies = ambient().strategies
-    return variable.layout is None if not strategies else variable.strategy is strategies[-1]
+    return variable.device_assignment is None if not strategies else variable.strategy is strategies[-1]
 
 
 def _variable_for(leaf: Any, name: str) -> Any:

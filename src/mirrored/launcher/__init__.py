@@ -1,6 +1,6 @@
 """Starting a program on several processes and machines: what `mirrored run` does."""
 
-from mirrored.launcher.detection import Place as Place
+from mirrored.launcher.detection import MachinePlace as MachinePlace
 from mirrored.launcher.detection import detect as detect
 from mirrored.launcher.job import Job as Job
 from mirrored.launcher.running import run_job as run_job

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from mirrored.launcher.ports import free_ports
 
 
-class Meeting(abc.ABC):
+class Coordination(abc.ABC):
     """What the launchers of one job say to each other."""
 
     @property
@@ -45,7 +45,7 @@ class Meeting(abc.ABC):
         """Lets go of connections."""
 
 
-class Alone(Meeting):
+class SingleMachine(Coordination):
     """The meeting of one machine.
 
     Args:

@@ -21,7 +21,7 @@ _DETECTION_SECONDS: Final = 60
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class MachinePlace:
     """What a scheduler says of this launcher.
 
     Attributes:
@@ -37,7 +37,7 @@ class Place:
     coordinator: str
 
 
-def detect(environment: Mapping[str, str], hostname: str | None = None) -> Place | None:
+def detect(environment: Mapping[str, str], hostname: str | None = None) -> MachinePlace | None:
     """The place of this launcher in a Slurm step, a Kubernetes job or under `mpirun`; None if it is alone.
 
     Raises:
@@ -47,7 +47,7 @@ def detect(environment: Mapping[str, str], hostname: str | None = None) -> Place
     return found or _in_mpi(environment)
 
 
-def _in_slurm(environment: Mapping[str, str]) -> Place | None:
+def _in_slurm(environment: Mapping[str, str]) -> MachinePlace | None:
     """`srun` has started one launcher per task; a shell of `salloc` or `sbatch` is none of them."""
     tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS")
     rank, hosts = environment.get("SLURM_PROCID"), environment.get("SLURM_STEP_NODELIST")
@@ -58,10 +58,10 @@ def _in_slurm(environment: Mapping[str, str]) -> Place | None:
         return None
     job, step = (_number(name, environment.get(name) or "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     port = 10_000 + (job * 31 + step) % _PORTS
-    return Place("Slurm", count, _number("SLURM_PROCID", rank), f"{expand_hostlist(hosts)[0]}:{port}")
+    return MachinePlace("Slurm", count, _number("SLURM_PROCID", rank), f"{expand_hostlist(hosts)[0]}:{port}")
 
 
-def _in_kubernetes(environment: Mapping[str, str], hostname: str) -> Place | None:
+def _in_kubernetes(environment: Mapping[str, str], hostname: str) -> MachinePlace | None:
     """An indexed job with a headless service: pod i of job "train" is the host train-i."""
     index = environment.get("JOB_COMPLETION_INDEX")
     if not environment.get("KUBERNETES_SERVICE_HOST") or index is None:
@@ -80,7 +80,7 @@ def _in_kubernetes(environment: Mapping[str, str], hostname: str) -> Place | Non
     first, _, domain = hostname.partition(".")
     name = re.sub(rf"-{re.escape(index)}$", "-0", first)
     rank = _number("JOB_COMPLETION_INDEX", index)
-    return Place("Kubernetes", pods, rank, f"{name}{'.' * bool(domain)}{domain}:{_PORT}")
+    return MachinePlace("Kubernetes", pods, rank, f"{name}{'.' * bool(domain)}{domain}:{_PORT}")
 
 
 def _number(name: str, text: str) -> int:
@@ -94,7 +94,7 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def _in_mpi(environment: Mapping[str, str]) -> Place | None:
+def _in_mpi(environment: Mapping[str, str]) -> MachinePlace | None:
     """One launcher per process of `mpirun`. Open MPI 4 says where they meet, others only how many there are."""
     evidence = evidence_of_several({name: text for name, text in environment.items() if name != "TF_CONFIG"})
     if evidence is None or evidence.source in ("Slurm", "Kubernetes"):
@@ -105,7 +105,7 @@ def _in_mpi(environment: Mapping[str, str]) -> Place | None:
         raise _unreachable(f"{evidence.text}, and JAX's detection fails ({error})") from error
     if found is None:
         raise _unreachable(evidence.text)
-    return Place("Open MPI", found.num_processes, found.process_id, found.coordinator)
+    return MachinePlace("Open MPI", found.num_processes, found.process_id, found.coordinator)
 
 
 def _unreachable(found: str) -> AllocationError:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from mirrored._jax.compile_cache import write_on_every_process
 from mirrored.errors import ArgumentError
 from mirrored.settings import LAUNCHER_FD
-from mirrored.watchdog.fail_fast_exit import connect, leave, leave_by_exception
+from mirrored.watchdog.fail_fast_exit import connect, fail_fast, fail_fast_on_exception
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -41,7 +41,7 @@ def main() -> None:
         _exit(error)
     except BaseException as error:
         trace = _beyond_this_file(error)
-        leave_by_exception(type(error), error.with_traceback(trace), trace)
+        fail_fast_on_exception(type(error), error.with_traceback(trace), trace)
 
 
 def _exit(error: SystemExit) -> None:
@@ -52,7 +52,7 @@ def _exit(error: SystemExit) -> None:
     # The system keeps 8 bits of it: sys.exit(256) must not count as success.
     code = int(error.code) & 0xFF or 1 if is_number else 1
     text = f"exited with code {int(error.code)}" if is_number else f"exited: {str(error.code)[:300]}"
-    leave("exit", code, text, lambda: None if is_number else print(error.code, file=sys.stderr))
+    fail_fast("exit", code, text, lambda: None if is_number else print(error.code, file=sys.stderr))
 
 
 def _die_with_the_launcher() -> None:

@@ -1,6 +1,6 @@
 """Ends what is left when the launcher itself is killed.
 
-Started as a file of its own, without mirrored: ``python -I -S keeper.py``. It reads ``+GROUP`` and ``-GROUP`` from its
+Started as a file of its own, without mirrored: ``python -I -S reaper.py``. It reads ``+GROUP`` and ``-GROUP`` from its
 standard input, and when that ends, as it does whatever becomes of the launcher, it kills the process groups that are
 left. The workers also ask the kernel to go when the launcher goes; this is for what they have started themselves.
 """

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from mirrored import settings
 from mirrored.errors import RendezvousError
-from mirrored.launcher.coordination import Meeting
+from mirrored.launcher.coordination import Coordination
 from mirrored.launcher.hub import Hub
 from mirrored.launcher.job import Job
 from mirrored.launcher.ports import free_ports
@@ -30,7 +30,7 @@ _KEEP_ALIVE_SECONDS: Final = 60.0
 _MOST_REFUSALS: Final = 40
 
 
-class Machines(Meeting):
+class LauncherRendezvous(Coordination):
     """One launcher's part in the meeting.
 
     Args:

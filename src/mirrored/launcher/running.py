@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 from mirrored.launcher.caching import DIRECTORY_VARIABLE, tidy
-from mirrored.launcher.coordination import Alone, Meeting
+from mirrored.launcher.coordination import Coordination, SingleMachine
 from mirrored.launcher.environment import worker_environment
 from mirrored.launcher.job import Job
 from mirrored.launcher.output import Output
-from mirrored.launcher.rendezvous import Machines
+from mirrored.launcher.rendezvous import LauncherRendezvous
 from mirrored.launcher.supervisor import Supervisor
 
 
@@ -36,7 +36,7 @@ def run_job(job: Job) -> int:
         tidy(Path(environment[DIRECTORY_VARIABLE]))
     if job.num_workers == 1 and not job.max_restarts and job.log_directory is None:
         _become(job)
-    meeting: Meeting = Alone(job.workers) if job.nodes == 1 else Machines(job)
+    meeting: Coordination = SingleMachine(job.workers) if job.nodes == 1 else LauncherRendezvous(job)
     # A stream that is closed is None.
     screen, errors = (None if stream is None else stream.buffer for stream in (sys.stdout, sys.stderr))
     color = sys.stdout is not None and sys.stdout.isatty()

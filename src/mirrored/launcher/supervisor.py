@@ -9,11 +9,11 @@ import time
 from types import FrameType
 from typing import Final
 
-from mirrored.launcher.coordination import Meeting
+from mirrored.launcher.coordination import Coordination
 from mirrored.launcher.environment import worker_environment
 from mirrored.launcher.job import Job
 from mirrored.launcher.output import Output
-from mirrored.launcher.reaper_client import Guard
+from mirrored.launcher.reaper_client import ReaperClient
 from mirrored.launcher.worker import HANG, LOST_PEER, Worker, shell_code, words_for
 
 _TICK_SECONDS: Final = 0.05
@@ -49,7 +49,7 @@ class Supervisor:
         meeting: With the launchers of the other machines.
     """
 
-    def __init__(self, job: Job, output: Output, meeting: Meeting) -> None:
+    def __init__(self, job: Job, output: Output, meeting: Coordination) -> None:
         self._job = job
         self._output = output
         self._meeting = meeting
@@ -72,7 +72,7 @@ class Supervisor:
         previous = {number: signal.signal(number, self._note) for number in handled}
         code = 1
         try:
-            with Guard() as guard:
+            with ReaperClient() as guard:
                 code = self._run(guard)
                 return code
         finally:
@@ -83,7 +83,7 @@ class Supervisor:
     def _note(self, number: int, _: FrameType | None) -> None:
         self._signals.append(number)
 
-    def _run(self, guard: Guard) -> int:
+    def _run(self, guard: ReaperClient) -> int:
         restart = 0
         while True:
             failure = self._generation(guard, restart)
@@ -98,7 +98,7 @@ class Supervisor:
                 f"{failure.reason}; starting {every} again (restart {restart} of {self._job.max_restarts})"
             )
 
-    def _generation(self, guard: Guard, restart: int) -> _Failure | None:
+    def _generation(self, guard: ReaperClient, restart: int) -> _Failure | None:
         """Runs all workers once."""
         addresses = self._meeting.meet(restart, self._interrupted)
         if addresses is None:
@@ -226,7 +226,7 @@ class Supervisor:
         reason = self._meeting.news()
         return None if reason is None else _Failure(reason, 1)
 
-    def _end_all(self, guard: Guard) -> None:
+    def _end_all(self, guard: ReaperClient) -> None:
         for worker in self._workers:  # all at once: none must see the end of another
             worker.signal(signal.SIGKILL)
         for worker in self._workers:

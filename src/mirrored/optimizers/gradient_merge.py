@@ -11,12 +11,12 @@ import jax.numpy as jnp
 
 from mirrored._jax import putting
 from mirrored._jax.traces import unboxed
-from mirrored.collectives.host_allgather import agree
+from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError
 from mirrored.optimizers.pairs import Pair, no_gradients, with_gradients
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.merging import Merge, Session, meet
+from mirrored.runtime.merging import Merge, ReplicaRunner, run_merge
 from mirrored.strategies import get_replica_context, get_strategy
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.variables import Variable
@@ -34,18 +34,18 @@ def update_with_sums(gradients: Sequence[Any], update: Update, called: str) -> N
         update(_sums(gradients))
         return
     arrays = [as_array(gradient) for gradient in gradients]
-    session = ambient().runner
-    if session is None:
+    runner = ambient().runner
+    if runner is None:
         update(arrays)
         return
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
-        session.note_summed(called, payloads[0])
+        runner.note_summed(called, payloads[0])
         with within(replica=None):
-            update(session.reduce(ReduceOp.SUM, [list(components) for components in zip(*payloads, strict=True)]))
+            update(runner.reduce(ReduceOp.SUM, [list(components) for components in zip(*payloads, strict=True)]))
         return [[]] * len(payloads)
 
-    meet(Merge(called, run), arrays)
+    run_merge(Merge(called, run), arrays)
 
 
 def update_with_sums_of(
@@ -67,8 +67,8 @@ def update_with_sums_of(
     Raises:
         ArgumentError: No replica has any gradient.
     """
-    session = ambient().runner
-    if get_replica_context() is None or session is None:
+    runner = ambient().runner
+    if get_replica_context() is None or runner is None:
         present, absent = with_gradients(pairs, called)
 
         def with_variables(sums: Sequence[Any]) -> None:
@@ -79,29 +79,31 @@ def update_with_sums_of(
         return absent
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
-        variables, rows, absent = _aligned([own for own, _ in payloads], session, called)
-        session.note_summed(called, [row[0] for row in rows])
+        variables, rows, absent = _aligned([own for own, _ in payloads], runner, called)
+        runner.note_summed(called, [row[0] for row in rows])
         extras = [list(components) for components in zip(*(others for _, others in payloads), strict=True)]
         with within(replica=None):
-            sums = session.reduce(ReduceOp.SUM, [*rows, *extras])
+            sums = runner.reduce(ReduceOp.SUM, [*rows, *extras])
             update(list(zip(sums[: len(rows)], variables, strict=True)), sums[len(rows) :])
         return [absent] * len(payloads)
 
     own = [(None if gradient is None else as_array(gradient), variable) for gradient, variable in pairs]
-    return tuple(meet(Merge(called, run), [own, [as_array(value) for value in extra]]))
+    return tuple(run_merge(Merge(called, run), [own, [as_array(value) for value in extra]]))
 
 
 def _aligned(
-    replicas: Sequence[Sequence[Pair]], session: Session, called: str
+    replicas: Sequence[Sequence[Pair]], runner: ReplicaRunner, called: str
 ) -> tuple[list[Variable], list[list[Any]], tuple[str, ...]]:
     """The variables with a gradient on any replica, all replicas' gradients of each, and the names of the rest."""
     variables = {id(variable): variable for pairs in replicas for _, variable in pairs}
     given = [{id(variable): gradient for gradient, variable in pairs} for pairs in replicas]
     rows = {key: [gradients.get(key) for gradients in given] for key in variables}
     lacking = [key for key, row in rows.items() if all(gradient is None for gradient in row)]
-    if session.layout.spans_processes:
+    if runner.device_assignment.spans_processes:
         names = [variables[key].name for key in rows if key not in lacking]
-        elsewhere = {name for worker in agree(called, "which variables have gradients", names) for name in worker}
+        elsewhere = {
+            name for worker in host_allgather(called, "which variables have gradients", names) for name in worker
+        }
         lacking = [key for key in lacking if variables[key].name not in elsewhere]
     absent = tuple(variables[key].name for key in lacking)
     present = [variable for key, variable in variables.items() if key not in lacking]

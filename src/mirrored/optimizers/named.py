@@ -11,10 +11,10 @@ from mirrored.optimizers.clipping import Clipping
 from mirrored.optimizers.learning_rate import LearningRateLike
 from mirrored.optimizers.optimizer import Optimizer
 from mirrored.optimizers.rules import Decay
-from mirrored.optimizers.update import Rule, TransformFactory
+from mirrored.optimizers.update import TransformFactory, UpdateRule
 
 
-class Options(TypedDict, total=False):
+class OptimizerOptions(TypedDict, total=False):
     """What every optimizer takes besides its own arguments.
 
     Attributes:
@@ -36,16 +36,20 @@ class _Named(Optimizer):
     """An optimizer whose rule is known by name."""
 
     def __init__(
-        self, factory: TransformFactory, learning_rate: LearningRateLike, settings: Mapping[str, Any], options: Options
+        self,
+        factory: TransformFactory,
+        learning_rate: LearningRateLike,
+        settings: Mapping[str, Any],
+        options: OptimizerOptions,
     ) -> None:
         _check_settings(type(self).__name__, settings)
         bounds: dict[str, Any] = {key: options.get(key) for key in ("clipnorm", "global_clipnorm", "clipvalue")}
-        unknown = set(options) - set(Options.__annotations__)
+        unknown = set(options) - set(OptimizerOptions.__annotations__)
         if unknown:
             raise TypeError(f"{type(self).__name__}() got unexpected keyword arguments: {', '.join(sorted(unknown))}")
         shown = {key: value for key, value in {**settings, **bounds}.items() if value not in (None, False)}
         name = options.get("name") or type(self).__name__.lower()
-        self._set_up(Rule(factory, Clipping(**bounds)), learning_rate, name, shown)
+        self._set_up(UpdateRule(factory, Clipping(**bounds)), learning_rate, name, shown)
 
 
 def _check_settings(called: str, settings: Mapping[str, Any]) -> None:
@@ -69,7 +73,7 @@ class SGD(_Named):
         momentum: 0 for none.
         nesterov: Whether momentum is Nesterov's.
         weight_decay: Decoupled; None for none.
-        **options: See `Options`.
+        **options: See `OptimizerOptions`.
 
     Example:
         >>> import mirrored as mr
@@ -88,7 +92,7 @@ class SGD(_Named):
         momentum: float = 0.0,
         nesterov: bool = False,
         weight_decay: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         settings = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
         factory = rules.sgd(momentum, nesterov, Decay(weight_decay, options.get("weight_decay_mask")))
@@ -103,7 +107,7 @@ class Momentum(_Named):
         momentum: How much of the last step is kept.
         nesterov: Whether momentum is Nesterov's.
         weight_decay: Decoupled; None for none.
-        **options: See `Options`.
+        **options: See `OptimizerOptions`.
 
     TensorFlow: `tf.compat.v1.train.MomentumOptimizer`, or `tf.keras.optimizers.SGD` with momentum.
     """
@@ -114,7 +118,7 @@ class Momentum(_Named):
         momentum: float = 0.9,
         nesterov: bool = False,
         weight_decay: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         settings = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
         factory = rules.sgd(momentum, nesterov, Decay(weight_decay, options.get("weight_decay_mask")))
@@ -131,7 +135,7 @@ class Adam(_Named):
         epsilon: Added to the root of the corrected mean of squares.
         amsgrad: Whether the mean of squares never falls (Reddi et al. 2018).
         weight_decay: Decoupled; None for none.
-        **options: See `Options`.
+        **options: See `OptimizerOptions`.
 
     TensorFlow: `tf.keras.optimizers.Adam`, which adds epsilon before the bias is corrected ("epsilon hat").
     """
@@ -144,7 +148,7 @@ class Adam(_Named):
         epsilon: float = 1e-7,
         amsgrad: bool = False,
         weight_decay: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         settings = {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon, "amsgrad": amsgrad}
         decay = Decay(weight_decay, options.get("weight_decay_mask"))
@@ -162,7 +166,7 @@ class AdamW(_Named):
         beta_2: Decay of the mean of their squares.
         epsilon: Added to the root of the corrected mean of squares.
         amsgrad: Whether the mean of squares never falls.
-        **options: See `Options`.
+        **options: See `OptimizerOptions`.
 
     TensorFlow: `tf.keras.optimizers.AdamW`; the variables left out of the decay are named by `weight_decay_mask`.
     """
@@ -175,7 +179,7 @@ class AdamW(_Named):
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
         amsgrad: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         settings = {"weight_decay": weight_decay, "beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon}
         decay = Decay(weight_decay, options.get("weight_decay_mask"))
@@ -191,7 +195,7 @@ class Adagrad(_Named):
         initial_accumulator_value: Where the sums of squares start.
         epsilon: Added under the root.
         weight_decay: Decoupled; None for none.
-        **options: See `Options`.
+        **options: See `OptimizerOptions`.
 
     TensorFlow: `tf.keras.optimizers.Adagrad`.
     """
@@ -202,7 +206,7 @@ class Adagrad(_Named):
         initial_accumulator_value: float = 0.1,
         epsilon: float = 1e-7,
         weight_decay: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         settings = {"initial_accumulator_value": initial_accumulator_value, "epsilon": epsilon}
         decay = Decay(weight_decay, options.get("weight_decay_mask"))
@@ -220,7 +224,7 @@ class RMSprop(_Named):
         epsilon: Added under the root.
         centered: Whether the variance is taken instead of the mean square (Graves 2013).
         weight_decay: Decoupled; None for none.
-        **options: See `Options`.
+        **options: See `OptimizerOptions`.
 
     TensorFlow: `tf.keras.optimizers.RMSprop`.
     """
@@ -233,7 +237,7 @@ class RMSprop(_Named):
         epsilon: float = 1e-7,
         centered: bool = False,
         weight_decay: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         settings = {"rho": rho, "momentum": momentum, "epsilon": epsilon, "centered": centered}
         decay = Decay(weight_decay, options.get("weight_decay_mask"))
@@ -249,7 +253,7 @@ class Lion(_Named):
         beta_1: How much momentum is in a step.
         beta_2: How much momentum is kept.
         weight_decay: Decoupled; None for none.
-        **options: See `Options`.
+        **options: See `OptimizerOptions`.
 
     TensorFlow: `tf.keras.optimizers.Lion`.
     """
@@ -260,7 +264,7 @@ class Lion(_Named):
         beta_1: float = 0.9,
         beta_2: float = 0.99,
         weight_decay: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         settings = {"beta_1": beta_1, "beta_2": beta_2, "weight_decay": weight_decay}
         factory = rules.lion(beta_1, beta_2, Decay(weight_decay, options.get("weight_decay_mask")))
@@ -276,7 +280,7 @@ class Lamb(_Named):
         beta_2: Decay of the mean of their squares.
         epsilon: Added to the root of the corrected mean of squares.
         weight_decay: Decoupled, and part of the trust ratio; None for none.
-        **options: See `Options`.
+        **options: See `OptimizerOptions`.
 
     TensorFlow: `tf.keras.optimizers.Lamb`, which leaves the decay out of the trust ratio.
     """
@@ -288,7 +292,7 @@ class Lamb(_Named):
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
         weight_decay: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         settings = {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon, "weight_decay": weight_decay}
         factory = rules.lamb(beta_1, beta_2, epsilon, Decay(weight_decay, options.get("weight_decay_mask")))

@@ -17,7 +17,7 @@ from mirrored.optimizers.gradient_merge import as_they_are, once, scope_of, upda
 from mirrored.optimizers.learning_rate import LearningRate, LearningRateLike
 from mirrored.optimizers.pairs import Pair, as_pairs, as_variables, check_gradients, warn_of_missing, with_gradients
 from mirrored.optimizers.slots import Made, Slots
-from mirrored.optimizers.update import Plan, Rule
+from mirrored.optimizers.update import UpdatePlan, UpdateRule
 from mirrored.runtime.ambient import within
 from mirrored.strategies import get_replica_context
 from mirrored.tape import GradientTape, unrecorded
@@ -83,10 +83,10 @@ class Optimizer:
         clipping = Clipping(clipnorm, global_clipnorm, clipvalue)
         fixed: Any = transform
         factory = (lambda _: fixed) if made else rules.with_rate(fixed)
-        self._set_up(Rule(factory, clipping), learning_rate, name or "optimizer", {})
+        self._set_up(UpdateRule(factory, clipping), learning_rate, name or "optimizer", {})
 
     def _set_up(
-        self, rule: Rule, learning_rate: LearningRateLike | None, name: str, settings: Mapping[str, Any]
+        self, rule: UpdateRule, learning_rate: LearningRateLike | None, name: str, settings: Mapping[str, Any]
     ) -> None:
         """All fields, for this class and the named rules."""
         self._name = name
@@ -376,11 +376,11 @@ def _descending(gradients: Sequence[Any]) -> list[Any]:
     return [jnp.conj(gradient) if jnp.iscomplexobj(gradient) else gradient for gradient in gradients]
 
 
-def _compiled(rule: Rule) -> Callable[..., tuple[list[jax.Array], list[jax.Array]]]:
+def _compiled(rule: UpdateRule) -> Callable[..., tuple[list[jax.Array], list[jax.Array]]]:
     """The rule as one compiled call; inside another trace its equations are inlined."""
 
     def optimizer_update(
-        plan: Plan, rate: Any, gradients: Any, parameters: Any, slots: Any, extra: Any
+        plan: UpdatePlan, rate: Any, gradients: Any, parameters: Any, slots: Any, extra: Any
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         return rule(plan, rate, gradients, parameters, slots, extra)
 

@@ -21,7 +21,7 @@ Path = tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Leaf:
+class SlotLeaf:
     """One leaf of an optax state.
 
     Attributes:
@@ -46,11 +46,11 @@ class Leaf:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class SlotLayout:
     """The leaves of the state of a transform over some variables, in optax's order."""
 
     treedef: jax.tree_util.PyTreeDef
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[SlotLeaf, ...]
 
     def pack(self, arrays: Sequence[jax.Array]) -> Any:
         """The optax state from what is stored for each leaf."""
@@ -78,7 +78,7 @@ class Layout:
         return [value.astype(leaf.dtype) for value, leaf in zip(stored, self.leaves, strict=True)]
 
 
-def lay_out(transform: optax.GradientTransformation, parameters: Mapping[str, jax.ShapeDtypeStruct]) -> Layout:
+def lay_out(transform: optax.GradientTransformation, parameters: Mapping[str, jax.ShapeDtypeStruct]) -> SlotLayout:
     """Finds out, without computing anything, what state `transform` keeps for these parameters."""
     random: list[str | None] = []
 
@@ -93,8 +93,8 @@ def lay_out(transform: optax.GradientTransformation, parameters: Mapping[str, ja
     for (path, leaf), kind in zip(found, random, strict=True):
         at = _variable_at(path, parameters, siblings)
         address = jax.tree_util.keystr(path if at is None else (*path[:at], *path[at + 1 :]))
-        leaves.append(Leaf(address, None if at is None else path[at].key, tuple(leaf.shape), leaf.dtype, kind))
-    return Layout(treedef, tuple(leaves))
+        leaves.append(SlotLeaf(address, None if at is None else path[at].key, tuple(leaf.shape), leaf.dtype, kind))
+    return SlotLayout(treedef, tuple(leaves))
 
 
 def _is_key(leaf: Any) -> bool:

@@ -11,8 +11,8 @@ import jax
 from mirrored._jax import jit_key
 from mirrored._jax.traces import eager, is_tracer
 from mirrored.errors import ArgumentError
-from mirrored.optimizers.slot_layout import Leaf
-from mirrored.optimizers.update import Plan, Rule, SlotKey, slot_key
+from mirrored.optimizers.slot_layout import SlotLeaf
+from mirrored.optimizers.update import SlotKey, UpdatePlan, UpdateRule, slot_key
 from mirrored.variables import Variable
 
 
@@ -50,14 +50,14 @@ class Slots:
         owner: The optimizer's name, for the names of the slots.
     """
 
-    def __init__(self, rule: Rule, owner: str) -> None:
+    def __init__(self, rule: UpdateRule, owner: str) -> None:
         self._rule = rule
         self._owner = owner
         self._names: dict[int, str] = {}
         self._seen: dict[str, Variable] = {}
         self._cohorts: dict[str, int] = {}
         self._slots: dict[SlotKey, Variable] = {}
-        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._plans: dict[tuple[int, ...], UpdatePlan] = {}
 
     @property
     def seen(self) -> list[Variable]:
@@ -76,7 +76,7 @@ class Slots:
         return _by_label(found.values())
 
     def groups(self) -> tuple[SlotGroup, ...]:
-        """The variables group by group (see `Plan`: a cohort), each with the slots that it shares."""
+        """The variables group by group (see `UpdatePlan`: a cohort), each with the slots that it shares."""
         found = []
         for cohort in sorted(set(self._cohorts.values())):
             members = tuple(variable for name, variable in self._seen.items() if self._cohorts[name] == cohort)
@@ -114,7 +114,7 @@ class Slots:
         self._seen.update(named)
         self._names.update({id(variable): name for name, variable in named.items()})
 
-    def plan(self, variables: Sequence[Variable]) -> Plan:
+    def plan(self, variables: Sequence[Variable]) -> UpdatePlan:
         """What updating these variables reads and writes."""
         identity = tuple(map(id, variables))
         if identity not in self._plans:
@@ -122,10 +122,10 @@ class Slots:
             cohorts = tuple(self._cohorts[name] for name in names)
             layout = self._rule.layout(dict(zip(names, variables, strict=True)))
             keys = {slot_key(leaf.address, leaf.variable, cohort) for leaf in layout.leaves for cohort in cohorts}
-            self._plans[identity] = Plan(names, cohorts, tuple(sorted(keys)))
+            self._plans[identity] = UpdatePlan(names, cohorts, tuple(sorted(keys)))
         return self._plans[identity]
 
-    def select(self, plan: Plan) -> list[Variable]:
+    def select(self, plan: UpdatePlan) -> list[Variable]:
         """The slots of a plan, in its order."""
         return [self._slots[key] for key in plan.slots]
 
@@ -149,7 +149,7 @@ class Slots:
             names.append(name)
         return names
 
-    def _slot_name(self, leaf: Leaf, cohort: int, made: dict[SlotKey, Variable]) -> str:
+    def _slot_name(self, leaf: SlotLeaf, cohort: int, made: dict[SlotKey, Variable]) -> str:
         owner = leaf.variable if leaf.variable is not None else f"shared_{cohort}" if cohort else "shared"
         taken = {slot.name for slot in made.values()}
         name, number = f"{self._owner}/{owner}/{leaf.label}", 0
@@ -158,7 +158,7 @@ class Slots:
             name = f"{self._owner}/{owner}/{leaf.label}_{number}"
         return name
 
-    def _check_shared(self, named: dict[str, Variable], leaves: Sequence[Leaf]) -> None:
+    def _check_shared(self, named: dict[str, Variable], leaves: Sequence[SlotLeaf]) -> None:
         """Refuses to let the list grow if a shared leaf would then have another shape."""
         if not self._seen:
             return

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from mirrored.optimizers.clipping import Clipping
-from mirrored.optimizers.slot_layout import Layout, lay_out
+from mirrored.optimizers.slot_layout import SlotLayout, lay_out
 
 Arrays = dict[str, jax.Array]
 TransformFactory = Callable[[Any], optax.GradientTransformation]
@@ -34,7 +34,7 @@ class SlotKey:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class UpdatePlan:
     """What one `apply_gradients` updates: the variables by name, the cohort of each, and the slots in order.
 
     A *cohort* is the variables that were first updated together. They share the state that optax keeps once (a step
@@ -62,7 +62,7 @@ def describe(arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class UpdateRule:
     """An update rule: a clipping, then an optax transform that is made from the learning rate.
 
     optax relies on JAX's standard promotion of dtypes, so the rule computes under it, whatever the caller has set.
@@ -71,7 +71,7 @@ class Rule:
     factory: TransformFactory
     clipping: Clipping
 
-    def layout(self, parameters: Mapping[str, Any]) -> Layout:
+    def layout(self, parameters: Mapping[str, Any]) -> SlotLayout:
         """The state that it keeps for these parameters (arrays, variables or their descriptions)."""
         with jax.numpy_dtype_promotion("standard"):
             return lay_out(self.factory(jnp.zeros(())), describe(parameters))
@@ -83,7 +83,7 @@ class Rule:
 
     def __call__(
         self,
-        plan: Plan,
+        plan: UpdatePlan,
         learning_rate: jax.Array | None,
         gradients: Sequence[jax.Array],
         parameters: Sequence[jax.Array],

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from mirrored.perf_model.allreduce_benchmark import Sums as Sums
-from mirrored.perf_model.allreduce_benchmark import measure_sums as measure_sums
-from mirrored.perf_model.compute_benchmark import Rehearsal as Rehearsal
-from mirrored.perf_model.compute_benchmark import rehearse as rehearse
+from mirrored.perf_model.allreduce_benchmark import AllReduceBenchmark as AllReduceBenchmark
+from mirrored.perf_model.allreduce_benchmark import benchmark_allreduce as benchmark_allreduce
+from mirrored.perf_model.compute_benchmark import ComputeBenchmark as ComputeBenchmark
+from mirrored.perf_model.compute_benchmark import benchmark_compute as benchmark_compute
 from mirrored.perf_model.exchange import Exchange as Exchange
 from mirrored.perf_model.exchange import Network as Network
 from mirrored.perf_model.machine import Machine as Machine
 from mirrored.perf_model.machine import measure_machine as measure_machine
 from mirrored.perf_model.measurement import Instruments as Instruments
-from mirrored.perf_model.prediction import Plan as Plan
 from mirrored.perf_model.prediction import Prediction as Prediction
+from mirrored.perf_model.prediction import ScalingPlan as ScalingPlan
 from mirrored.perf_model.prediction import make_plan as make_plan
-from mirrored.perf_model.step_cost import Step as Step
-from mirrored.perf_model.step_cost import Work as Work
-from mirrored.perf_model.step_detection import Observation as Observation
-from mirrored.perf_model.step_detection import observe as observe
+from mirrored.perf_model.step_cost import StepCost as StepCost
+from mirrored.perf_model.step_cost import TracedStep as TracedStep
+from mirrored.perf_model.step_detection import DetectedStep as DetectedStep
+from mirrored.perf_model.step_detection import detect_step as detect_step
 
-for _public in (Exchange, Network, Machine, measure_machine, Instruments, Observation, observe, Plan, Prediction,
-                make_plan, Rehearsal, rehearse, Sums, measure_sums, Step, Work):  # fmt: skip
+for _public in (
+    AllReduceBenchmark,
+    ComputeBenchmark,
+    DetectedStep,
+    Exchange,
+    Instruments,
+    Machine,
+    Network,
+    Prediction,
+    ScalingPlan,
+    StepCost,
+    TracedStep,
+    benchmark_allreduce,
+    benchmark_compute,
+    detect_step,
+    make_plan,
+    measure_machine,
+):
     _public.__module__ = __name__

@@ -21,7 +21,7 @@ _SMALLEST_BYTES = 2**18
 
 
 @dataclasses.dataclass(frozen=True)
-class Sums:
+class AllReduceBenchmark:
     """What sums over devices of this machine add to a program.
 
     Attributes:
@@ -52,7 +52,7 @@ class Sums:
         return Network(2 * (size - 1) / size * self.large_bytes / added, latency)
 
 
-def measure_sums(devices: Sequence[jax.Device], payload_bytes: int, arrays: int) -> Sums:
+def benchmark_allreduce(devices: Sequence[jax.Device], payload_bytes: int, arrays: int) -> AllReduceBenchmark:
     """Measures sums over devices of this process. Takes about two seconds.
 
     A sum alone, of buffers that are there, is not what a step sees: there replicas come to it from their work, at
@@ -68,7 +68,7 @@ def measure_sums(devices: Sequence[jax.Device], payload_bytes: int, arrays: int)
     each = -(-max(payload_bytes, _SMALLEST_BYTES) // (4 * arrays))
     mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
     tiny, whole = (_added(mesh, [size] * arrays) for size in (1, each))
-    return Sums(len(devices), tiny, whole, 4 * each * arrays)
+    return AllReduceBenchmark(len(devices), tiny, whole, 4 * each * arrays)
 
 
 def _added(mesh: Mesh, sizes: Sequence[int]) -> float:

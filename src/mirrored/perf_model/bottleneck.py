@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mirrored.perf_model.prediction import Plan, Prediction
+from mirrored.perf_model.prediction import Prediction, ScalingPlan
 
 INPUT, DISPATCH, COMMUNICATION, BATCH, COMPUTE = (
     "input-bound",
@@ -64,12 +64,12 @@ def summary(prediction: Prediction) -> str:
     return text + (f" (overlapped: {', '.join(f'{name} {parts[name]:.0%}' for name in overlapped)})" * bool(overlapped))
 
 
-def explanation(plan: Plan, prediction: Prediction) -> str:
+def explanation(plan: ScalingPlan, prediction: Prediction) -> str:
     """The breakdown of the step, why it is not faster with so many replicas, and what would help."""
     return f"{summary(prediction)}; {_reason(plan, prediction)}"
 
 
-def _reason(plan: Plan, prediction: Prediction) -> str:
+def _reason(plan: ScalingPlan, prediction: Prediction) -> str:
     found = bottleneck(prediction)
     share = f"{prediction.share} example{'s' * (prediction.share != 1)}"
     if found == INPUT:
@@ -110,7 +110,7 @@ def _faster(prediction: Prediction) -> str:
     return "devices with cores of their own" if prediction.shared else "a faster network"
 
 
-def _larger(plan: Plan) -> str:
+def _larger(plan: ScalingPlan) -> str:
     if plan.keeps == "global-batch":
         return "A global batch that grows with the replicas would keep them busy."
     return "A larger batch on each replica would keep it busy."

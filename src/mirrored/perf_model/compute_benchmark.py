@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from mirrored.perf_model.step_cost import Share, Step
+from mirrored.perf_model.step_cost import BatchShare, TracedStep
 from mirrored.perf_model.timing import timed
 
 _AXIS = "rehearsal"
@@ -22,7 +22,7 @@ _TOGETHER, _EACH = PartitionSpec(), PartitionSpec(_AXIS)
 
 
 @dataclasses.dataclass(frozen=True)
-class Rehearsal:
+class ComputeBenchmark:
     """A replica's part of the step, run by several devices at once.
 
     Attributes:
@@ -39,7 +39,7 @@ class Rehearsal:
         return max(self.seconds - self.dispatch_seconds, 0.0)
 
 
-def rehearse(step: Step, share: int, devices: int) -> Rehearsal:
+def benchmark_compute(step: TracedStep, share: int, devices: int) -> ComputeBenchmark:
     """Measures one replica's program on so many devices at once. Compiles it; then takes about half a second.
 
     The replicas have state and examples of their own, of the size that they have in the step, and exchange nothing.
@@ -55,10 +55,10 @@ def rehearse(step: Step, share: int, devices: int) -> Rehearsal:
     part = step.part(share, devices)
     found, idle = timed(_call(part, mesh)), timed(_idle(part, mesh))
     # More than an idle program takes in all is the devices' own time, which the thread spent on their behalf.
-    return Rehearsal(found.seconds, min(found.dispatch_seconds, idle.seconds))
+    return ComputeBenchmark(found.seconds, min(found.dispatch_seconds, idle.seconds))
 
 
-def _call(part: Share, mesh: Mesh) -> Callable[[], Any]:
+def _call(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
     """Makes the next step: the state of the one before is given away, as in the compiled step."""
     assigned = [id(variable) for variable in part.pure.assigns]
     carried = [place for place, variable in enumerate(part.pure.reads) if id(variable) in assigned]
@@ -77,7 +77,7 @@ def _call(part: Share, mesh: Mesh) -> Callable[[], Any]:
     return _over(mesh, part, carried, program)
 
 
-def _idle(part: Share, mesh: Mesh) -> Callable[[], Any]:
+def _idle(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
     """The same arrays through a program that does nothing with them: what starting it on these devices takes."""
 
     def program(state: Sequence[Any], whole: Sequence[Any], operands: Sequence[Any]) -> Any:
@@ -86,7 +86,7 @@ def _idle(part: Share, mesh: Mesh) -> Callable[[], Any]:
     return _over(mesh, part, list(range(len(part.state))), program)
 
 
-def _over(mesh: Mesh, part: Share, carried: Sequence[int], program: Callable[..., Any]) -> Callable[[], Any]:
+def _over(mesh: Mesh, part: BatchShare, carried: Sequence[int], program: Callable[..., Any]) -> Callable[[], Any]:
     """A function that runs `program` on every device of the mesh, from the state that it left the last time."""
     operand_specs = [_EACH if spread else _TOGETHER for spread in part.is_spread]
     # The state is said to be the same everywhere, as the step's own is, and need not be.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from mirrored.extras import load
-from mirrored.perf_model.prediction import Plan
+from mirrored.perf_model.prediction import ScalingPlan
 
 _PARTS = (("compute_seconds", "compute", "tab:blue"), ("exchange_seconds", "exchange", "tab:orange"))
 
 
-def draw(plan: Plan, path: Path) -> None:
+def draw(plan: ScalingPlan, path: Path) -> None:
     """Writes the picture.
 
     Args:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mirrored.perf_model.allreduce_benchmark import Sums, measure_sums
-from mirrored.perf_model.compute_benchmark import Rehearsal, rehearse
+from mirrored.perf_model.allreduce_benchmark import AllReduceBenchmark, benchmark_allreduce
+from mirrored.perf_model.compute_benchmark import ComputeBenchmark, benchmark_compute
 from mirrored.perf_model.exchange import Exchange, Network
 from mirrored.perf_model.machine import Machine, measure_machine
-from mirrored.perf_model.step_cost import Step, Work
+from mirrored.perf_model.step_cost import StepCost, TracedStep
 
 _MOST_SHARES = 4
 _NOTHING = Exchange("psum", 1, 0)
@@ -28,8 +28,8 @@ class Instruments:
         measure_machine: The rates of one device.
     """
 
-    rehearse: Callable[[Step, int, int], Rehearsal] = rehearse
-    measure_sums: Callable[..., Sums] = measure_sums
+    benchmark_compute: Callable[[TracedStep, int, int], ComputeBenchmark] = benchmark_compute
+    benchmark_allreduce: Callable[..., AllReduceBenchmark] = benchmark_allreduce
     measure_machine: Callable[[], Machine] = measure_machine
 
 
@@ -47,7 +47,7 @@ class Parts:
 
     def __init__(
         self,
-        step: Step,
+        step: TracedStep,
         wanted: Sequence[tuple[int, int]],
         *,
         here: bool,
@@ -57,9 +57,9 @@ class Parts:
     ) -> None:
         self.step = step
         self._instruments = instruments
-        self._rehearsals: dict[tuple[int, int], Rehearsal] = {}
-        self._sums: dict[int, Sums] = {}
-        self._works: dict[int, Work] = {}
+        self._rehearsals: dict[tuple[int, int], ComputeBenchmark] = {}
+        self._sums: dict[int, AllReduceBenchmark] = {}
+        self._works: dict[int, StepCost] = {}
         self._measure(wanted, here, network, told)
 
     @property
@@ -72,11 +72,11 @@ class Parts:
         """Whether what lies between the devices here is a network, as others would have it: not a CPU's memory."""
         return self.local > 1 and self.step.devices[0].platform != "cpu"
 
-    def rehearsal(self, devices: int, share: int) -> Rehearsal:
+    def rehearsal(self, devices: int, share: int) -> ComputeBenchmark:
         """One replica's program on so many devices at once."""
         return self._rehearsals[devices, share]
 
-    def sums(self, devices: int) -> Sums:
+    def sums(self, devices: int) -> AllReduceBenchmark:
         """Sums over so many devices of this machine."""
         return self._sums[devices]
 
@@ -109,7 +109,7 @@ class Parts:
         )
         return [share for share, _ in found], [seconds for _, seconds in found]
 
-    def work(self, replicas: int) -> Work:
+    def work(self, replicas: int) -> StepCost:
         """The work of one of so many replicas, each with the observed share; traced once."""
         if replicas not in self._works:
             self._works[replicas] = self.step.work(replicas, self.step.share)
@@ -133,11 +133,11 @@ class Parts:
         for number, (devices, share) in enumerate(rehearsed, 1):
             at_once = "" if devices == 1 else f", {devices} at once"
             told(f"a replica's program with {share} examples{at_once}", number, total)
-            self._rehearsals[devices, share] = self._instruments.rehearse(self.step, share, devices)
+            self._rehearsals[devices, share] = self._instruments.benchmark_compute(self.step, share, devices)
         for number, devices in enumerate(summed, 1 + len(rehearsed)):
             told(f"sums over {devices} devices", number, total)
             largest = max(self.work(devices).exchanges, key=lambda one: one.payload_bytes, default=_NOTHING)
-            self._sums[devices] = self._instruments.measure_sums(
+            self._sums[devices] = self._instruments.benchmark_allreduce(
                 self.step.devices[:devices], largest.payload_bytes, largest.merged
             )
 

@@ -10,8 +10,8 @@ from typing import Final
 from mirrored.errors import ArgumentError
 from mirrored.perf_model.exchange import Network
 from mirrored.perf_model.measurement import Instruments, Parts, Told
-from mirrored.perf_model.step_cost import Step
-from mirrored.perf_model.step_detection import Observation
+from mirrored.perf_model.step_cost import TracedStep
+from mirrored.perf_model.step_detection import DetectedStep
 
 REPLICA_BATCH: Final = "replica-batch"
 GLOBAL_BATCH: Final = "global-batch"
@@ -70,7 +70,7 @@ class Prediction:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ScalingPlan:
     """Predictions for several numbers of replicas.
 
     Attributes:
@@ -95,7 +95,7 @@ class Plan:
 
 
 def make_plan(
-    observation: Observation,
+    observation: DetectedStep,
     replicas: Sequence[int],
     *,
     network: Network | None = None,
@@ -104,7 +104,7 @@ def make_plan(
     shared: bool = False,
     instruments: Instruments = _MEASURE,
     told: Told | None = None,
-) -> Plan:
+) -> ScalingPlan:
     """Predicts the observed step on other numbers of replicas.
 
     A step is one replica's program, then the sums, with what it takes to start it. One replica's program is run here,
@@ -112,7 +112,7 @@ def make_plan(
     many devices that run it at once (that is what sharing its cores costs them; beyond the devices there are, in
     proportion), and sums are measured between as many. What more replicas exchange, and whether each has more or less
     to do, is read off the step traced on abstract devices. The step itself is never run for a prediction; where it was
-    observed it is predicted too (`Plan.check`), so that the two can be compared.
+    observed it is predicted too (`ScalingPlan.check`), so that the two can be compared.
 
     Context: cross-replica, with no other program in the process. Takes one to three seconds for each number of
     replicas that share this machine or has a batch of its own, most of them to compile.
@@ -142,14 +142,14 @@ def make_plan(
             rule=f"replicas are 1 or more, keeps is {REPLICA_BATCH!r} or {GLOBAL_BATCH!r}, speed is positive",
             remedy="replicas=[8, 64], keeps='replica-batch', speed=1.0",
         )
-    step = Step(observation)
+    step = TracedStep(observation)
     wanted = [(count, _share(step, count, keeps)) for count in sorted(set(replicas))]
     parts = Parts(step, wanted, here=shared, network=network, instruments=instruments, told=told or _silent)
     model = _Model(parts, observation, network, speed)
     predict = functools.partial(model.here, network=network) if shared else model.elsewhere
     alone = predict(1, step.share)
     exchanges = parts.work(max(replicas)).exchanges
-    return Plan(
+    return ScalingPlan(
         alone,
         model.here(step.replicas, step.share),
         observation.step_seconds,
@@ -162,7 +162,7 @@ def make_plan(
 
 
 class _Model:
-    def __init__(self, parts: Parts, observation: Observation, network: Network | None, speed: float) -> None:
+    def __init__(self, parts: Parts, observation: DetectedStep, network: Network | None, speed: float) -> None:
         self._parts = parts
         self._observation = observation
         self._given = network
@@ -224,7 +224,7 @@ class _Model:
         return replicas / devices * sum(sums.seconds(one) for one in exchanges)
 
 
-def _share(step: Step, replicas: int, keeps: str) -> int:
+def _share(step: TracedStep, replicas: int, keeps: str) -> int:
     if keeps == REPLICA_BATCH:
         return step.share
     return max(1, -(-step.replicas * step.share // replicas))

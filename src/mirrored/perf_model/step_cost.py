@@ -15,15 +15,15 @@ from mirrored._jax.traces import canonical_dtype
 from mirrored.compilation.export import Pure, as_pure
 from mirrored.errors import ArgumentError
 from mirrored.perf_model.exchange import Exchange, exchanges_in
-from mirrored.perf_model.step_detection import Observation
+from mirrored.perf_model.step_detection import DetectedStep
 from mirrored.runtime.ambient import within
-from mirrored.topology.device_assignment import AXIS, Layout
+from mirrored.topology.device_assignment import AXIS, DeviceAssignment
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class StepCost:
     """One step of one replica.
 
     Attributes:
@@ -42,7 +42,7 @@ class Work:
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class BatchShare:
     """One replica's part of a step, ready to run: its program exchanges nothing.
 
     Attributes:
@@ -59,7 +59,7 @@ class Share:
     is_spread: tuple[bool, ...]
 
 
-class Step:
+class TracedStep:
     """An observed step, taken apart so that it can be traced for other numbers of replicas.
 
     Args:
@@ -74,19 +74,22 @@ class Step:
         ArgumentError: It makes several steps in one call, or makes variables.
     """
 
-    def __init__(self, observation: Observation) -> None:
+    def __init__(self, observation: DetectedStep) -> None:
         self._observation = observation
         self._leaves, self._treedef = structures.flatten((observation.args, observation.kwargs))
-        self._spread = [isinstance(leaf, PerReplica) and leaf.layout is not None for leaf in self._leaves]
-        own = next((leaf.layout for leaf, is_spread in zip(self._leaves, self._spread, strict=True) if is_spread), None)
+        self._spread = [isinstance(leaf, PerReplica) and leaf.device_assignment is not None for leaf in self._leaves]
+        own = next(
+            (leaf.device_assignment for leaf, is_spread in zip(self._leaves, self._spread, strict=True) if is_spread),
+            None,
+        )
         self._described = [_described(leaf) for leaf in self._leaves]
         variables = self._pure(self._described, own).reads
         found = {id(one): one for one in (*observation.strategies, *(v.strategy for v in variables)) if one is not None}
-        self._strategies = [one for one in found.values() if one.layout is not None]
-        layouts = [one.layout for one in self._strategies]
-        self._layout: Layout | None = layouts[0] if layouts else None
-        self.replicas = 1 if self._layout is None else self._layout.num_replicas
-        self.devices: tuple[jax.Device, ...] = _like(self._layout)
+        self._strategies = [one for one in found.values() if one.device_assignment is not None]
+        device_assignments = [one.device_assignment for one in self._strategies]
+        self._device_assignment: DeviceAssignment | None = device_assignments[0] if device_assignments else None
+        self.replicas = 1 if self._device_assignment is None else self._device_assignment.num_replicas
+        self.devices: tuple[jax.Device, ...] = _like(self._device_assignment)
         if self.replicas == 1:
             self._spread_the_batch()
         described = zip(self._described, self._spread, strict=True)
@@ -101,7 +104,7 @@ class Step:
             self._spread[place] = True
             self._described[place] = jax.ShapeDtypeStruct((1, *one.shape), one.dtype)
 
-    def work(self, replicas: int, share: int) -> Work:
+    def work(self, replicas: int, share: int) -> StepCost:
         """Traces the step again for so many replicas with such shares, and asks XLA what it costs.
 
         Nothing is compiled or run, and no such devices are needed (`jax.sharding.AbstractMesh`).
@@ -114,22 +117,22 @@ class Step:
             ArgumentError: The step has no strategy, and more than one replica was asked for.
             Exception: Whatever the program raises when it is traced with that share.
         """
-        if self._layout is None:
+        if self._device_assignment is None:
             if replicas > 1:
                 raise _no_strategy()
             return self._lowered(None, replicas, share)
-        elsewhere = _abstract(self._layout, replicas)
+        elsewhere = _abstract(self._device_assignment, replicas)
         with _moved(self._strategies, elsewhere):
             return self._lowered(elsewhere, replicas, share)
 
-    def part(self, share: int, copies: int) -> Share:
+    def part(self, share: int, copies: int) -> BatchShare:
         """One replica's program with this share, and arrays for so many replicas that run it without each other."""
-        alone = None if self._layout is None else Layout((self.devices[0],), 1)
+        alone = None if self._device_assignment is None else DeviceAssignment((self.devices[0],), 1)
         with _moved(self._strategies, alone):
             pure = self._pure(self._for(1, share), alone)
         found = zip(self._leaves, self._described, self._spread, strict=True)
         arrays = [(leaf, spread) for leaf, one, spread in found if isinstance(one, jax.ShapeDtypeStruct)]
-        return Share(
+        return BatchShare(
             pure,
             tuple(variable.stored()[:1] if variable.per_replica else variable.stored() for variable in pure.reads),
             tuple(self._examples(leaf, share, copies) if spread else _plain(leaf) for leaf, spread in arrays),
@@ -145,14 +148,14 @@ class Step:
             return np.resize(stacked, (copies, *stacked.shape[1:]))
         return np.resize(stacked, (copies, share, *stacked.shape[2:]))
 
-    def _lowered(self, layout: Layout | None, replicas: int, share: int) -> Work:
-        traced = self._traced(layout, replicas, share)
+    def _lowered(self, device_assignment: DeviceAssignment | None, replicas: int, share: int) -> StepCost:
+        traced = self._traced(device_assignment, replicas, share)
         costs = traced.lower(lowering_platforms=("cpu",)).cost_analysis()
         return _costs(costs, replicas, share, exchanges_in(traced.jaxpr, replicas))
 
-    def _traced(self, layout: Layout | None, replicas: int, share: int) -> Any:
+    def _traced(self, device_assignment: DeviceAssignment | None, replicas: int, share: int) -> Any:
         described = self._for(replicas, share)
-        pure = self._pure(described, layout)
+        pure = self._pure(described, device_assignment)
         state = [_state(variable, replicas) for variable in pure.reads]
         operands = [one for one in described if isinstance(one, jax.ShapeDtypeStruct)]
         return jax.jit(pure.call).trace(state, operands)
@@ -164,12 +167,12 @@ class Step:
             for one, is_spread in zip(self._described, self._spread, strict=True)
         ]
 
-    def _pure(self, described: Sequence[Any], layout: Layout | None) -> Pure:
-        """The step as a function of its variables and arrays, on replicas that live as `layout` says."""
+    def _pure(self, described: Sequence[Any], device_assignment: DeviceAssignment | None) -> Pure:
+        """The step as a function of its variables and arrays, on replicas that live as `device_assignment` says."""
 
         def step(*inputs: Any) -> list[Any]:
             filled = [
-                _filled(value, layout) if is_spread else _filled_whole(leaf, value)
+                _filled(value, device_assignment) if is_spread else _filled_whole(leaf, value)
                 for leaf, value, is_spread in zip(self._leaves, inputs, self._spread, strict=True)
             ]
             args, kwargs = structures.unflatten(self._treedef, filled)
@@ -180,15 +183,15 @@ class Step:
             return as_pure(step, tuple(described), "mirrored plan")
 
 
-def _costs(costs: Any, replicas: int, share: int, exchanges: tuple[Exchange, ...]) -> Work:
+def _costs(costs: Any, replicas: int, share: int, exchanges: tuple[Exchange, ...]) -> StepCost:
     costs = costs or {}
-    return Work(replicas, share, float(costs.get("flops", 0)), float(costs.get("bytes accessed", 0)), exchanges)
+    return StepCost(replicas, share, float(costs.get("flops", 0)), float(costs.get("bytes accessed", 0)), exchanges)
 
 
 def _described(leaf: Any) -> Any:
     """A leaf of the arguments, its arrays without their memory; what is no array, as it is."""
-    if isinstance(leaf, PerReplica) and leaf.layout is not None:
-        leaf = leaf.stacked(leaf.layout)
+    if isinstance(leaf, PerReplica) and leaf.device_assignment is not None:
+        leaf = leaf.stacked(leaf.device_assignment)
     elif isinstance(leaf, Mirrored):
         leaf = leaf.value
     if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
@@ -204,11 +207,11 @@ def _resized(stacked: Any, replicas: int, old_share: int, share: int) -> Any:
     return jax.ShapeDtypeStruct((replicas, *part), stacked.dtype)
 
 
-def _filled(stacked: Any, layout: Layout | None) -> Any:
+def _filled(stacked: Any, device_assignment: DeviceAssignment | None) -> Any:
     """What stands in the place of a leaf that is part of the batch."""
-    if layout is None:
+    if device_assignment is None:
         return stacked[0]
-    return PerReplica.from_stacked(stacked, layout)
+    return PerReplica.from_stacked(stacked, device_assignment)
 
 
 def _filled_whole(leaf: Any, value: Any) -> Any:
@@ -220,8 +223,8 @@ def _plain(result: Any) -> Any:
     """A leaf of the results without what says on which replicas it lies."""
     if isinstance(result, Mirrored):
         return result.value
-    if isinstance(result, PerReplica) and result.layout is not None:
-        return result.stacked(result.layout)
+    if isinstance(result, PerReplica) and result.device_assignment is not None:
+        return result.stacked(result.device_assignment)
     return result
 
 
@@ -230,33 +233,33 @@ def _state(variable: Any, replicas: int) -> Any:
     return jax.ShapeDtypeStruct((*leading, *variable.shape), variable.dtype)
 
 
-def _like(layout: Layout | None) -> tuple[jax.Device, ...]:
+def _like(device_assignment: DeviceAssignment | None) -> tuple[jax.Device, ...]:
     """The devices of this process that are of the layout's kind, its own first."""
-    if layout is None:
+    if device_assignment is None:
         return tuple(jax.local_devices())
-    own = layout.addressable_devices
+    own = device_assignment.addressable_devices
     return (*own, *(one for one in jax.local_devices(backend=own[0].platform) if one not in own))
 
 
-def _abstract(layout: Layout, replicas: int) -> Layout:
+def _abstract(device_assignment: DeviceAssignment, replicas: int) -> DeviceAssignment:
     """A layout of so many devices that are only counted."""
-    elsewhere = Layout((layout.devices[0],) * replicas, replicas)
+    elsewhere = DeviceAssignment((device_assignment.devices[0],) * replicas, replicas)
     # The mesh is made on first use from the devices; here it is one of devices without identity.
     elsewhere.__dict__["mesh"] = AbstractMesh((replicas,), (AXIS,), axis_types=(AxisType.Auto,))
     return elsewhere
 
 
 @contextmanager
-def _moved(strategies: Sequence[Any], layout: Layout | None) -> Iterator[None]:
+def _moved(strategies: Sequence[Any], device_assignment: DeviceAssignment | None) -> Iterator[None]:
     """Lets strategies believe, for the block, that their replicas live elsewhere."""
-    before = [strategy._layout for strategy in strategies]
+    before = [strategy._device_assignment for strategy in strategies]
     try:
         for strategy in strategies:
-            strategy._layout = layout
+            strategy._device_assignment = device_assignment
         yield
     finally:
         for strategy, own in zip(strategies, before, strict=True):
-            strategy._layout = own
+            strategy._device_assignment = own
 
 
 def _no_strategy() -> ArgumentError:

@@ -23,7 +23,7 @@ class _SeenEnough(BaseException):
 
 
 @dataclasses.dataclass(frozen=True)
-class Observation:
+class DetectedStep:
     """A program's training step.
 
     Attributes:
@@ -57,7 +57,7 @@ class _Record:
     ended: float | None = None
 
 
-class _Watch:
+class _CallWatch:
     def __init__(self, steps: int, seconds: float) -> None:
         self.records: dict[int, tuple[Function, _Record]] = {}
         self._steps = steps
@@ -66,7 +66,7 @@ class _Watch:
 
     def __call__(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         here = ambient()
-        if here.frame is not None or here.runner is not None:
+        if here.store is not None or here.runner is not None:
             return self._call(function, *args, **kwargs)
         record = self.records.setdefault(id(function), (function, _Record()))[1]
         start, busy = time.perf_counter(), time.thread_time()
@@ -83,9 +83,9 @@ class _Watch:
         return result
 
 
-def observe(
+def detect_step(
     program: Callable[[], Any], *, steps: int = 10, seconds: float = 0.0, called: str = "mirrored.perf_model.observe"
-) -> Observation:
+) -> DetectedStep:
     """Runs `program` until one of its compiled functions has been called often enough.
 
     Context: cross-replica, with no other program in the process.
@@ -102,7 +102,7 @@ def observe(
     Raises:
         ArgumentError: It calls no compiled function three times.
     """
-    watch = _Watch(steps, seconds)
+    watch = _CallWatch(steps, seconds)
     original = Function.__call__
 
     def call(self: Function, *args: Any, **kwargs: Any) -> Any:
@@ -120,7 +120,7 @@ def observe(
     return _chosen(watch, called)
 
 
-def _chosen(watch: _Watch, called: str) -> Observation:
+def _chosen(watch: _CallWatch, called: str) -> DetectedStep:
     found = max(watch.records.values(), key=lambda one: (len(one[1].step), sum(one[1].step)), default=None)
     if found is None or len(found[1].step) <= _WARM_UP:
         most = 0 if found is None else len(found[1].step)
@@ -133,7 +133,7 @@ def _chosen(watch: _Watch, called: str) -> Observation:
             remedy="put strategy.run and what belongs to the step into a function decorated with mirrored.function",
         )
     function, record = found
-    return Observation(
+    return DetectedStep(
         function,
         record.args,
         record.kwargs,

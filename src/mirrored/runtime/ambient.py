@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mirrored.runtime.driving import Driver
     from mirrored.runtime.listeners import ReadListener
-    from mirrored.runtime.merging import Session
-    from mirrored.runtime.variable_store import Frame
+    from mirrored.runtime.merging import ReplicaRunner
+    from mirrored.runtime.variable_store import VariableStore
 
 
 @dataclasses.dataclass
@@ -35,9 +35,9 @@ class Ambient:
 
     strategies: tuple[Any, ...] = ()
     replica: Any = None
-    frame: Frame | None = None
+    store: VariableStore | None = None
     listeners: tuple[ReadListener, ...] = ()
-    runner: Session | None = None
+    runner: ReplicaRunner | None = None
     driver: Driver | None = None
     creators: tuple[Callable[..., Any], ...] = ()
 

@@ -45,8 +45,8 @@ def note_iteration() -> None:
     Raises:
         IteratedWhileTracing: A function is being traced here.
     """
-    frame = ambient().frame
-    if frame is not None and frame.captures:
+    store = ambient().store
+    if store is not None and store.captures:
         raise IteratedWhileTracing
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import jax
 
 
-class Readable(Protocol):
+class ReadableVariable(Protocol):
     """What a listener may know of a variable."""
 
     @property

@@ -172,7 +172,7 @@ class LockStep:
             _unwind(self._replicas)
             self._replicas = []
 
-    def meet(self, merge: Merge, payload: Any) -> Any:
+    def run_merge(self, merge: Merge, payload: Any) -> Any:
         """Called by a replica: waits for the others at `merge`."""
         thread = threading.current_thread()
         for replica in self._replicas:

@@ -1,7 +1,7 @@
-"""Merges: where the local replicas of a run meet.
+"""Merges: operations over all local replicas of a run.
 
-`meet` is the only way from replica context to cross-replica context. Each local replica brings a payload; when all have
-arrived, the merge runs once over all payloads and gives each its result.
+`run_merge` is the only way from replica context to cross-replica context. Each local replica waits at a barrier with its
+payload; when all have arrived, the merge runs once over all payloads and returns one result to each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mirrored.errors import MergeError
 from mirrored.runtime.ambient import ambient
 
 if TYPE_CHECKING:
-    from mirrored.topology.device_assignment import Layout
+    from mirrored.topology.device_assignment import DeviceAssignment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RecordsMerges(Protocol):
         ...
 
 
-class Session(abc.ABC):
+class ReplicaRunner(abc.ABC):
     """One `run` in progress: its local replicas, how they meet, and how values cross between the contexts.
 
     Attributes:
@@ -63,20 +63,20 @@ class Session(abc.ABC):
         creations: How often each local replica has created a variable at a line.
     """
 
-    layout: Layout
+    device_assignment: DeviceAssignment
     num_local: int
     stands_for_others: bool
     in_place: bool
     writes_halves: bool = False
     base_trace: Any
-    letters: dict[int, Any]
-    reply: Any
+    side_inputs: dict[int, Any]
+    side_results: Any
     created: dict[tuple[str, int], Any]
     creations: dict[tuple[int, str], int]
 
     def trace_key(self, local: int) -> Hashable:
         """The token of a local replica in JAX's tracing caches."""
-        return self.layout.num_replicas, local
+        return self.device_assignment.num_replicas, local
 
     def tell_apart(self, local: int) -> None:
         """A replica is told which it is: a helper that is being traced must not be reused by other replicas."""
@@ -87,7 +87,7 @@ class Session(abc.ABC):
         """Notes the gradients of one replica that an optimizer sums over replicas. Compiled sessions examine them."""
 
     @abc.abstractmethod
-    def meet(self, merge: Merge, payload: Any) -> Any:
+    def run_merge(self, merge: Merge, payload: Any) -> Any:
         """Blocks this replica until all have arrived and the merge has run; its own result."""
 
     @abc.abstractmethod
@@ -123,7 +123,7 @@ class Session(abc.ABC):
         """A local replica's own copy of the result of a collective: per replica, though equal on all."""
 
 
-def meet(merge: Merge, payload: list[Any]) -> list[Any]:
+def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
     """Meets the other local replicas at `merge` and returns this replica's result.
 
     Context: replica context. With one local replica the merge runs in place, so that surrounding tapes see
@@ -133,29 +133,29 @@ def meet(merge: Merge, payload: list[Any]) -> list[Any]:
         MergeError: The call sits under a JAX transform (`jit`, `scan`, `cond`, `vmap`, ...) inside the replica
             function, and is no `all_reduce` or `all_gather`.
     """
-    session = ambient().runner
-    if session is None:
+    runner = ambient().runner
+    if runner is None:
         return list(merge.run([payload])[0])
-    if session.in_place:
-        if not _is_transformed(session):
-            return list(session.meet(merge, payload))
+    if runner.in_place:
+        if not _is_transformed(runner):
+            return list(runner.run_merge(merge, payload))
         if merge.nested is None:
             raise _refused(merge)
-        return merge.nested(0, payload) if session.writes_halves else list(session.meet(merge, payload))
+        return merge.nested(0, payload) if runner.writes_halves else list(runner.run_merge(merge, payload))
     trace = current_trace()
-    if trace is session.base_trace:
-        return list(session.meet(merge, payload))
+    if trace is runner.base_trace:
+        return list(runner.run_merge(merge, payload))
     if isinstance(trace, RecordsMerges):
         return trace.process_merge(merge, payload)
     if merge.nested is None:
         raise _refused(merge)
     local = ambient().replica.local_index
-    session.tell_apart(local)
+    runner.tell_apart(local)
     return merge.nested(local, payload)
 
 
-def _is_transformed(session: Session) -> bool:
-    return recording_parent(current_trace()) is not session.base_trace
+def _is_transformed(runner: ReplicaRunner) -> bool:
+    return recording_parent(current_trace()) is not runner.base_trace
 
 
 def _refused(merge: Merge) -> MergeError:

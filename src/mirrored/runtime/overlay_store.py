@@ -15,10 +15,10 @@ import jax.numpy as jnp
 
 from mirrored._jax.traces import current_trace
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.variable_store import Frame
+from mirrored.runtime.variable_store import VariableStore
 
 
-class Overlay(Frame):
+class OverlayStore(VariableStore):
     """A frame over another.
 
     Args:
@@ -31,23 +31,23 @@ class Overlay(Frame):
     # The methods of a frame are documented there.
     # ruff: noqa: D102
 
-    def __init__(self, below: Frame | None, session: Any) -> None:
-        self._below, self._session = below, session
+    def __init__(self, below: VariableStore | None, runner: Any) -> None:
+        self._below, self._runner = below, runner
         self._staged: dict[tuple[int, int | None], tuple[Any, Any, str]] = {}
-        self.num_local = 1 if session is None else session.num_local
+        self.num_local = 1 if runner is None else runner.num_local
 
     @contextmanager
     def current(self) -> Iterator[None]:
         """Makes it the frame of the code in the block, and of runs inside it."""
         self.base_trace = current_trace()
-        if self._session is not None:
-            self._session.frame = self
+        if self._runner is not None:
+            self._runner.store = self
         try:
-            with within(frame=self):
+            with within(store=self):
                 yield
         finally:
-            if self._session is not None:
-                self._session.frame = self._below
+            if self._runner is not None:
+                self._runner.store = self._below
 
     def values(self) -> list[Any]:
         """What has been assigned, in order."""
@@ -56,7 +56,7 @@ class Overlay(Frame):
     def settle(self, values: Sequence[Any]) -> None:
         """Assigns for good: `values` are those of `values`, as they are outside the differentiation."""
         for ((_, replica), (variable, _, where)), value in zip(self._staged.items(), values, strict=True):
-            if self._below is None or (variable.layout is None and not self._below.captures):
+            if self._below is None or (variable.device_assignment is None and not self._below.captures):
                 variable.store(value)
             elif replica is None:
                 self._below.set_whole(variable, self._spread(variable, value), where)
@@ -66,16 +66,18 @@ class Overlay(Frame):
     # An eager run has each replica on its own device; what concerns all of them happens on the first.
 
     def _is_eager(self) -> bool:
-        return self._session is not None and self._below is not None and not self._below.captures
+        return self._runner is not None and self._below is not None and not self._below.captures
 
     def _moved(self, value: Any, replica: int) -> Any:
-        return jax.device_put(value, self._session.layout.device_of(replica)) if self._is_eager() else value
+        return jax.device_put(value, self._runner.device_assignment.device_of(replica)) if self._is_eager() else value
 
     def _spread(self, variable: Any, value: Any) -> Any:
         if not self._is_eager():
             return value
-        layout = self._session.layout
-        return jax.device_put(value, layout.sharded if variable.per_replica else layout.replicated)
+        device_assignment = self._runner.device_assignment
+        return jax.device_put(
+            value, device_assignment.sharded if variable.per_replica else device_assignment.replicated
+        )
 
     def whole(self, variable: Any) -> Any:
         if (id(variable), None) in self._staged:
@@ -114,10 +116,10 @@ class Overlay(Frame):
             del self._staged[key]
 
 
-def assignments_apart(function: Callable[..., Any]) -> tuple[Overlay, Callable[..., Any]]:
+def assignments_apart(function: Callable[..., Any]) -> tuple[OverlayStore, Callable[..., Any]]:
     """`function` with its assignments kept in an overlay of the frame that is current now."""
     here = ambient()
-    overlay = Overlay(here.frame, here.runner)
+    overlay = OverlayStore(here.store, here.runner)
 
     def apart(*args: Any) -> Any:
         with overlay.current():

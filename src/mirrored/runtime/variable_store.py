@@ -1,10 +1,10 @@
-"""Frames: where variables are read from and written to.
+"""Variable stores: where code reads and assigns variables.
 
-- the root frame (``ambient().frame is None``): the variables' storage, at once;
-- `FunctionFrame`: a function is being traced; a read gives a capture tracer, a write is staged as an extra result;
-- `ReplicaFrame`: one `run`; every local replica has its own staged values, committed together at the end or dropped.
+- no store (``ambient().store is None``): the variables' storage, at once;
+- `FunctionStore`: a function is being traced; a read gives a capture tracer, a write is staged as an extra result;
+- `ReplicaStore`: one `run`; every local replica has its own staged values, committed together at the end or dropped.
 
-Nothing reaches a variable's storage before a frame ends well: a wrong program leaves all variables as they were.
+A store reaches the variables' storage only when its run or function succeeds: a failed one leaves them unchanged.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Held(NamedTuple):
     value: Any
 
 
-class Frame(abc.ABC):
+class VariableStore(abc.ABC):
     """Where variables are read from and written to, short of their storage.
 
     Attributes:
@@ -93,14 +93,14 @@ class Frame(abc.ABC):
     under_tape: bool = False
     rereads: bool = False
 
-    def outermost(self) -> Frame:
+    def outermost(self) -> VariableStore:
         """The frame of the function or run that this one is a part of: itself, but for a branch or a loop body."""
         return self
 
     def on_read(self, variable: Any, value: Any) -> Any:
         """As a `ReadListener`: hands the value on, and notes that a jitted helper that is being traced captures it."""
         trace = recording_parent(current_trace())
-        if trace is not self.base_trace and trace is not getattr(ambient().frame, "base_trace", None):
+        if trace is not self.base_trace and trace is not getattr(ambient().store, "base_trace", None):
             jit_key.note_read()
         return value
 
@@ -169,7 +169,7 @@ def announced_components(variable: Any, stacked: Any) -> Any:
     return components_of(stacked, announce_read(variable, jax.lax.stop_gradient(stacked[0])))
 
 
-class FunctionFrame(Frame):
+class FunctionStore(VariableStore):
     """One trace of a compiled function.
 
     Args:
@@ -191,7 +191,7 @@ class FunctionFrame(Frame):
         self.staged: dict[int, Held] = {}
         self.new = Created()
         self.as_written = False
-        self.layout: Any = None
+        self.device_assignment: Any = None
 
     def whole(self, variable: Any) -> Any:
         if id(variable) in self.staged:
@@ -225,7 +225,7 @@ def _of_variable(variable: Any, newest: Any, before: Callable[[Any], Any]) -> An
 
 
 @dataclasses.dataclass
-class Staged(Bookkeeping):
+class StagedAssignment(Bookkeeping):
     """A variable's new values in a run.
 
     Attributes:
@@ -241,7 +241,7 @@ class Staged(Bookkeeping):
     whole: Any = None
 
 
-class ReplicaFrame(Frame):
+class ReplicaStore(VariableStore):
     """One run: local replicas with their own staged values over an outer frame (or the storage).
 
     Args:
@@ -265,7 +265,7 @@ class ReplicaFrame(Frame):
     ) -> None:
         self.num_local = num_local
         self.captures = captures
-        self.staged: dict[int, Staged] = {}
+        self.staged: dict[int, StagedAssignment] = {}
         self.new = Created()
         self._base = base
         self._whole_base = whole_base
@@ -303,8 +303,10 @@ class ReplicaFrame(Frame):
     def created(self, variable: Any) -> None:
         self.new.append(variable)
 
-    def _entry(self, variable: Any) -> Staged:
+    def _entry(self, variable: Any) -> StagedAssignment:
         entry = self.staged.get(id(variable))
         if entry is None:
-            entry = self.staged[id(variable)] = Staged(variable, [None] * self.num_local, [""] * self.num_local)
+            entry = self.staged[id(variable)] = StagedAssignment(
+                variable, [None] * self.num_local, [""] * self.num_local
+            )
         return entry

@@ -22,17 +22,17 @@ from mirrored._jax.frames import user_stacklevel
 from mirrored._jax.staging import Staged as Body
 from mirrored._jax.staging import stage
 from mirrored._jax.traces import belongs_to, current_trace, is_tracer
-from mirrored.analysis.loss_scaling import LossScale, Mean
-from mirrored.analysis.replication_check import Origin, analyse
+from mirrored.analysis.loss_scaling import LossScaling, Mean
+from mirrored.analysis.replication_check import Origin, check_replication
 from mirrored.errors import LossScaleWarning, StructureError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.listeners import announce_read
-from mirrored.runtime.variable_store import Frame, FunctionFrame, announced_components
-from mirrored.runtime.variable_store import Staged as Assigned
+from mirrored.runtime.variable_store import FunctionStore, VariableStore, announced_components
+from mirrored.runtime.variable_store import StagedAssignment as Assigned
 from mirrored.strategies.differing import warn_of_assignment_in_turn, would_differ
 from mirrored.strategies.fusing import fuse
 from mirrored.strategies.out_specs import OutSpecs, as_array, label_of, not_replicated
-from mirrored.strategies.tracing_runner import BodySession, Captured
+from mirrored.strategies.tracing_runner import Captured, TracingRunner
 from mirrored.topology.device_assignment import AXIS
 from mirrored.values import structures
 from mirrored.values.distributed_values import PerReplica
@@ -63,72 +63,74 @@ class _Run:
     def __init__(self, strategy: Strategy, specs: OutSpecs) -> None:
         self._strategy = strategy
         self._specs = specs
-        self._session = BodySession(strategy)
-        self._layout = self._session.layout
-        self._local = self._session.num_local
+        self._runner = TracingRunner(strategy)
+        self._device_assignment = self._runner.device_assignment
+        self._local = self._runner.num_local
         self._inputs: list[tuple[str, Any]] = []
         self._outputs: list[_Output] = []
         self._out_treedef: Any = None
         self._assigned: list[Assigned] = []
-        frame = ambient().frame
-        assert frame is not None
-        self._outermost = frame.outermost()
-        self._session.frame.under_tape = _is_under_tape() or self._outermost.under_tape
+        store = ambient().store
+        assert store is not None
+        self._outermost = store.outermost()
+        self._runner.store.under_tape = _is_under_tape() or self._outermost.under_tape
 
     def result(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         leaves, treedef = structures.flatten((tuple(args), kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
-        self._inputs = [(f"the per-replica argument {i} of run", leaves[i].stacked(self._layout)) for i in places]
+        self._inputs = [
+            (f"the per-replica argument {i} of run", leaves[i].stacked(self._device_assignment)) for i in places
+        ]
         shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for _, x in self._inputs for _ in range(self._local)]
 
         def flat_body(*parts: Any) -> list[Any]:
             return self._trace(fn, leaves, treedef, places, parts)
 
-        with within(listeners=(self._session.frame,)):
-            axes = [(AXIS, len(self._layout.devices))]
-            body = fuse(stage(flat_body, shapes, axes=axes), self._session, axes)
-        self._outermost.rereads |= self._session.frame.rereads
+        with within(listeners=(self._runner.store,)):
+            axes = [(AXIS, len(self._device_assignment.devices))]
+            body = fuse(stage(flat_body, shapes, axes=axes), self._runner, axes)
+        self._outermost.rereads |= self._runner.store.rereads
         body = self._without_gradients(body)
         self._prove(body)
         return self._bind(body)
 
     def _without_gradients(self, body: Body) -> Body:
         """The body without the gradients among its outputs, of which losses that are averaged are warned."""
-        count = len(body.jaxpr.outvars) - sum(len(gradients) for _, gradients in self._session.summed)
+        count = len(body.jaxpr.outvars) - sum(len(gradients) for _, gradients in self._runner.summed)
         if count == len(body.jaxpr.outvars):
             return body
         labels = len(body.constants)
         batched = [False] * labels + [True] * (len(body.jaxpr.constvars) + len(body.jaxpr.invars) - labels)
-        scale = LossScale(body.jaxpr, batched, body.constants, self._layout.num_replicas)
+        scale = LossScaling(body.jaxpr, batched, body.constants, self._device_assignment.num_replicas)
         gradients = iter(body.jaxpr.outvars[count:])
-        for called, summed in self._session.summed:
+        for called, summed in self._runner.summed:
             means = scale.means_in([next(gradients) for _ in summed])
             if means:
-                _warn_of_mean(called, means[0], self._layout.num_replicas)
+                _warn_of_mean(called, means[0], self._device_assignment.num_replicas)
         return body.giving(range(count))
 
     def _trace(
         self, fn: Any, leaves: Sequence[Any], treedef: Any, places: Sequence[int], parts: Sequence[Any]
     ) -> list[Any]:
-        session = self._session
-        session.base_trace = session.frame.base_trace = current_trace()
+        runner = self._runner
+        runner.base_trace = runner.store.base_trace = current_trace()
         mine = list(leaves)
         for i, place in enumerate(places):
-            mine[place] = session.group(parts[i * self._local : (i + 1) * self._local])
+            mine[place] = runner.group(parts[i * self._local : (i + 1) * self._local])
         args, kwargs = structures.unflatten(treedef, mine)
-        results = session.trace_replicas(fn, args, kwargs)
+        results = runner.trace_replicas(fn, args, kwargs)
         columns, self._out_treedef = structures.transpose(results, "Strategy.run")
         flat: list[Any] = []
         for column, replicated in zip(columns, self._specs.replicated(results[0]), strict=True):
             self._outputs.append(self._place(column, flat, replicated))
-        for entry in session.frame.staged.values():
+        for entry in runner.store.staged.values():
             self._assigned.append(entry)
-            flat.extend(session.frame.local(entry.variable, k) for k in range(self._local))
-        flat.extend(gradient for _, gradients in session.summed for gradient in gradients)
+            flat.extend(runner.store.local(entry.variable, k) for k in range(self._local))
+        flat.extend(gradient for _, gradients in runner.summed for gradient in gradients)
         return [jnp.asarray(leaf) for leaf in flat]
 
     def _place(self, column: Sequence[Any], flat: list[Any], replicated: bool) -> _Output:
-        if self._session.is_shared(column) and not any(belongs_to(leaf, self._session.base_trace) for leaf in column):
+        if self._runner.is_shared(column) and not any(belongs_to(leaf, self._runner.base_trace) for leaf in column):
             return _Output(shared=as_array(column[0]) if replicated else column[0])
         if not all(isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)) for leaf in column):
             raise StructureError(
@@ -153,14 +155,16 @@ class _Run:
         ]
         origins = [_origin(constant) for constant in body.constants]
         origins += [Origin(label, varies=True) for label, _ in self._inputs for _ in range(self._local)]
-        analysis = analyse(body.jaxpr, origins, axis=AXIS if len(self._layout.devices) > 1 else None)
+        analysis = check_replication(
+            body.jaxpr, origins, axis=AXIS if len(self._device_assignment.devices) > 1 else None
+        )
         analysis.check_meetings()
         for entry, atoms in mirrored:
             if not analysis.same(atoms):
                 how = f". How the replicas' values diverge:\n{analysis.explain(atoms)}\n"
                 raise would_differ(entry.variable, entry.where, how)
-            if entry.variable.layout is None and entry.whole is None and self._reads(body, entry.variable):
-                warn_of_assignment_in_turn(entry.variable, entry.where, self._layout.num_replicas)
+            if entry.variable.device_assignment is None and entry.whole is None and self._reads(body, entry.variable):
+                warn_of_assignment_in_turn(entry.variable, entry.where, self._device_assignment.num_replicas)
         for place, output in enumerate(self._outputs):
             if output.start is None or not output.replicated:
                 continue
@@ -191,7 +195,7 @@ class _Run:
 
         bound = jax.shard_map(
             on_device,
-            mesh=self._layout.mesh,
+            mesh=self._device_assignment.mesh,
             in_specs=tuple(in_specs),
             out_specs=(sharded, equal),
             check_vma=False,
@@ -242,18 +246,18 @@ class _Run:
             if place.start is None
             else next(wholes)
             if place.replicated
-            else PerReplica.from_stacked(next(parts), self._layout)
+            else PerReplica.from_stacked(next(parts), self._device_assignment)
             for place in self._outputs
         ]
-        frame = ambient().frame
-        assert frame is not None
-        function = frame.outermost()
-        if isinstance(function, FunctionFrame):
+        store = ambient().store
+        assert store is not None
+        function = store.outermost()
+        if isinstance(function, FunctionStore):
             function.as_written |= self._strategy.cross_device_ops.as_written
-            function.layout = self._layout
+            function.device_assignment = self._device_assignment
         for entry in self._assigned:
             value = next(parts) if entry.variable.per_replica else next(wholes)
-            frame.set_whole(entry.variable, value, entry.where[0])
+            store.set_whole(entry.variable, value, entry.where[0])
         return structures.unflatten(self._out_treedef, leaves)
 
 
@@ -272,16 +276,16 @@ class _Component:
 
 
 def _outer_value(variable: Any) -> Any:
-    frame = ambient().frame
-    assert frame is not None
-    whole = frame.whole(variable)
+    store = ambient().store
+    assert store is not None
+    whole = store.whole(variable)
     if variable.per_replica and _is_under_tape():
         return announced_components(variable, whole)
     return announce_read(variable, whole)
 
 
 def _is_under_tape() -> bool:
-    return any(not isinstance(listener, Frame) for listener in ambient().listeners)
+    return any(not isinstance(listener, VariableStore) for listener in ambient().listeners)
 
 
 def _origin(constant: Any) -> Origin:

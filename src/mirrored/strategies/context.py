@@ -12,7 +12,7 @@ from mirrored._jax.putting import as_array
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.errors import ArgumentError, ContextError, StructureError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.merging import Merge, Session, meet
+from mirrored.runtime.merging import Merge, ReplicaRunner, run_merge
 from mirrored.strategies.merge_call import call_merged
 from mirrored.strategies.nested import nested_gather, nested_reduce
 from mirrored.strategies.reducing import check_alike, check_sums_rows, refuse_rows
@@ -54,20 +54,20 @@ class ReplicaContext:
         In compiled code one program stands for several replicas, so a Python ``if`` cannot look at it: use `jnp.where`,
         `jax.lax.cond`, or run eagerly.
         """
-        session = ambient().runner
-        if session is not None:
-            session.tell_apart(self.local_index)
+        runner = ambient().runner
+        if runner is not None:
+            runner.tell_apart(self.local_index)
         return self._replica_id() if callable(self._replica_id) else self._replica_id
 
     @property
     def devices(self) -> tuple[str, ...]:
         """The device of this replica, as TensorFlow writes it (eager mode; the first one's in compiled code)."""
-        layout = self._strategy.layout
-        if layout is None:
+        device_assignment = self._strategy.device_assignment
+        if device_assignment is None:
             device = jax.devices()[0]
             return (f"/job:localhost/replica:0/task:0/device:{device.platform.upper()}:{device.id}",)
         replica = self._replica_id if isinstance(self._replica_id, int) else self.local_index
-        return (layout.name_of(replica),)
+        return (device_assignment.name_of(replica),)
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Meets the other replicas: ``merge_fn(strategy, *args, **kwargs)`` runs once, in cross-replica context.
@@ -111,18 +111,18 @@ class ReplicaContext:
         op = as_reduce_op(reduce_op)
         leaves, treedef = structures.flatten(value, also=IndexedSlices)
         arrays = [as_array(leaf) for leaf in leaves if leaf is not None and not isinstance(leaf, IndexedSlices)]
-        session = ambient().runner
-        if session is None or session.layout.num_replicas == 1:
+        runner = ambient().runner
+        if runner is None or runner.device_assignment.num_replicas == 1:
             reduced, given = iter(arrays), [leaf is not None for leaf in leaves]
         elif not leaves:
             reduced, given = iter(arrays), []
         else:
             mask = [None if isinstance(leaf, IndexedSlices) else leaf is not None for leaf in leaves]
-            session.letters[self.local_index] = mask
-            reduced = iter(meet(_all_reduction(session, op), arrays))
+            runner.side_inputs[self.local_index] = mask
+            reduced = iter(run_merge(_all_reduction(runner, op), arrays))
             # Under a transform the merge runs later, when the body is fused; None is None on all replicas then.
-            still_here = session.letters.pop(self.local_index, None)
-            given = session.reply if still_here is None else [here is not False for here in still_here]
+            still_here = runner.side_inputs.pop(self.local_index, None)
+            given = runner.side_results if still_here is None else [here is not False for here in still_here]
         results = [
             self._all_rows(op, leaf) if isinstance(leaf, IndexedSlices) else next(reduced) if here else None
             for leaf, here in zip(leaves, given, strict=True)
@@ -157,20 +157,20 @@ class ReplicaContext:
         arrays = [as_array(leaf) for leaf in leaves]
         for array in arrays:
             check_axis("ReplicaContext.all_gather", array, axis)
-        session = ambient().runner
-        if session is None or session.layout.num_replicas == 1:
+        runner = ambient().runner
+        if runner is None or runner.device_assignment.num_replicas == 1:
             return structures.unflatten(treedef, arrays)
 
         def run(payloads: Sequence[Any]) -> Sequence[Any]:
             check_others("ReplicaContext.all_gather", payloads, axis)
-            whole = session.gather([list(locals_) for locals_ in zip(*payloads, strict=True)], axis)
-            return [[session.reduced_component(array, k) for array in whole] for k in range(len(payloads))]
+            whole = runner.gather([list(locals_) for locals_ in zip(*payloads, strict=True)], axis)
+            return [[runner.reduced_component(array, k) for array in whole] for k in range(len(payloads))]
 
-        replicas = session.layout.num_replicas
+        replicas = runner.device_assignment.num_replicas
         merge = Merge(
             "ReplicaContext.all_gather", run, lambda local, parts: nested_gather(parts, axis, local, replicas)
         )
-        return structures.unflatten(treedef, meet(merge, arrays))
+        return structures.unflatten(treedef, run_merge(merge, arrays))
 
     def _check(self, called: str) -> None:
         here = ambient().replica
@@ -182,7 +182,7 @@ class ReplicaContext:
                 rule="a replica context is used by the replica that it was given to",
                 remedy="call get_replica_context() where you are",
             )
-        if (here is None and self._strategy.layout is not None) or (several and ambient().runner is None):
+        if (here is None and self._strategy.device_assignment is not None) or (several and ambient().runner is None):
             raise ContextError(
                 f"ReplicaContext.{called}",
                 found="it was called outside its run",
@@ -203,15 +203,15 @@ class ReplicaContext:
         return f"ReplicaContext(replica {replica} of {self.num_replicas_in_sync})"
 
 
-def _all_reduction(session: Session, op: Any) -> Merge:
+def _all_reduction(runner: ReplicaRunner, op: Any) -> Merge:
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
-        columns, session.reply = _columns(payloads, [session.letters.pop(k) for k in range(len(payloads))])
+        columns, runner.side_results = _columns(payloads, [runner.side_inputs.pop(k) for k in range(len(payloads))])
         for components in columns:
             check_alike("ReplicaContext.all_reduce", components)
-        results = session.all_reduce(op, columns) if columns else []
+        results = runner.all_reduce(op, columns) if columns else []
         return [[parts[k] for parts in results] for k in range(len(payloads))]
 
-    replicas = session.layout.num_replicas
+    replicas = runner.device_assignment.num_replicas
     return Merge("ReplicaContext.all_reduce", run, lambda local, parts: nested_reduce(op, parts, local, replicas))
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from mirrored._jax.frames import user_stacklevel
-from mirrored.errors import OutOfScopeWarning, SynchronyError
+from mirrored.errors import OutOfScopeWarning, ReplicaDivergenceError
 
 
-def would_differ(variable: Any, where: Iterable[str], how: str) -> SynchronyError:
+def would_differ(variable: Any, where: Iterable[str], how: str) -> ReplicaDivergenceError:
     """The error.
 
     Args:
@@ -23,8 +23,8 @@ def would_differ(variable: Any, where: Iterable[str], how: str) -> SynchronyErro
         how: What differs, as the end of a sentence.
     """
     lines = ", ".join(sorted({line for line in where if line})) or "one replica only"
-    kind, rule, remedy = _MIRRORED if variable.layout is not None else _PLAIN
-    return SynchronyError(
+    kind, rule, remedy = _MIRRORED if variable.device_assignment is not None else _PLAIN
+    return ReplicaDivergenceError(
         f"{variable.name}.assign",
         found=f"{kind} {variable.name!r}, assigned at {lines}, would differ between replicas{how}",
         rule=rule,

@@ -17,14 +17,14 @@ from mirrored._jax.boxes import has_payload, payload_of
 from mirrored._jax.keys import key_data
 from mirrored._jax.traces import current_trace, is_differentiated, is_tracer, put_trace
 from mirrored.collectives.group import Group
-from mirrored.collectives.host_allgather import agree, check_equal
+from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.collectives.stacked import on_all_devices, reduce_stacked
 from mirrored.errors import ContextError, TransformError
 from mirrored.runtime.ambient import ambient, thread, within
 from mirrored.runtime.listeners import is_tracked
 from mirrored.runtime.lockstep import LockStep, carry
-from mirrored.runtime.merging import Merge, Session
-from mirrored.runtime.variable_store import ReplicaFrame, Staged
+from mirrored.runtime.merging import Merge, ReplicaRunner
+from mirrored.runtime.variable_store import ReplicaStore, StagedAssignment
 from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.differing import would_differ
 from mirrored.strategies.gathering import gather_across
@@ -45,7 +45,7 @@ _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
 carry(lambda: excuse)
 
 
-class EagerSession(Session):
+class EagerRunner(ReplicaRunner):
     """All replicas of a strategy on this process, run one after another between merges.
 
     Of several processes each runs its own replicas; a merge is a compiled collective that all of them issue in the same
@@ -53,18 +53,18 @@ class EagerSession(Session):
     """
 
     def __init__(self, strategy: Strategy) -> None:
-        assert strategy.layout is not None
+        assert strategy.device_assignment is not None
         self.strategy = strategy
-        self.layout = strategy.layout
-        self.num_local = len(self.layout.addressable_replicas)
+        self.device_assignment = strategy.device_assignment
+        self.num_local = len(self.device_assignment.addressable_replicas)
         self.stands_for_others = False
         self.in_place = False
         self.base_trace = current_trace()
-        self.letters: dict[int, Any] = {}
-        self.reply: Any = None
+        self.side_inputs: dict[int, Any] = {}
+        self.side_results: Any = None
         self.created: dict[tuple[str, int], Any] = {}
         self.creations: dict[tuple[int, str], int] = {}
-        self.frame = ReplicaFrame(
+        self.store = ReplicaStore(
             self.num_local,
             captures=False,
             base=self._before,
@@ -80,7 +80,7 @@ class EagerSession(Session):
         self._separated: dict[int, Any] = {}
         # Of several processes: values that came from outside, and so are the same on all of them.
         self._outer: dict[int, Any] = {}
-        self._spans = self.layout.spans_processes
+        self._spans = self.device_assignment.spans_processes
         self._uneven = False
 
     def run_replicas(
@@ -99,8 +99,8 @@ class EagerSession(Session):
         self._uneven = any(_is_uneven(leaf) for leaf in structures.flatten((tuple(args), kwargs))[0])
         replicas = range(self.num_local)
         is_outermost = ambient().runner is None
-        with within(frame=self.frame, runner=self, replica=None) as here:
-            ids = self.layout.addressable_replicas
+        with within(store=self.store, runner=self, replica=None) as here:
+            ids = self.device_assignment.addressable_replicas
             contexts = [here.fork(replica=ReplicaContext(self.strategy, ids[local], local)) for local in replicas]
             previous, self._lockstep = self._lockstep, LockStep("Strategy.run")
             try:
@@ -108,7 +108,7 @@ class EagerSession(Session):
             finally:
                 self._lockstep = previous
         # Inside a merge the tracers are those of a replica's tape, which differentiates the merge as one operation.
-        if is_outermost and len(self.layout.devices) > 1:
+        if is_outermost and len(self.device_assignment.devices) > 1:
             _refuse_differentiated(results)
         if specs is not None and specs.is_given:
             return self._declared(results, specs)
@@ -143,8 +143,8 @@ class EagerSession(Session):
 
     def commit(self) -> None:
         """Moves what the replicas assigned into the variables: all of it, or nothing."""
-        entries = list(self.frame.staged.values())
-        wholes = [self.frame.whole(entry.variable) for entry in entries]
+        entries = list(self.store.staged.values())
+        wholes = [self.store.whole(entry.variable) for entry in entries]
         if self._spans:
             self._check_workers(entries)
         values = [self._stored(entry.variable, whole) for entry, whole in zip(entries, wholes, strict=True)]
@@ -154,19 +154,19 @@ class EagerSession(Session):
 
     def _stored(self, variable: Any, whole: Any) -> Any:
         """A whole value in the form in which the variable stores it."""
-        if variable.layout is None:
+        if variable.device_assignment is None:
             return uncommitted(whole)
         if variable.per_replica:
-            return jax.device_put(whole, self.layout.sharded)
-        return placed(whole, self.layout, per_replica=False)
+            return jax.device_put(whole, self.device_assignment.sharded)
+        return placed(whole, self.device_assignment, per_replica=False)
 
     # Session
 
     def trace_key(self, local: int) -> Hashable:
-        return self.layout.num_replicas, self.layout.addressable_replicas[local]
+        return self.device_assignment.num_replicas, self.device_assignment.addressable_replicas[local]
 
-    def meet(self, merge: Merge, payload: Any) -> Any:
-        result = self._lockstep.meet(merge, payload)
+    def run_merge(self, merge: Merge, payload: Any) -> Any:
+        result = self._lockstep.run_merge(merge, payload)
         jit_key.resume_replica(self.trace_key(ambient().replica.local_index))
         return result
 
@@ -178,12 +178,12 @@ class EagerSession(Session):
             # A tape outside `run` records the reduction: one device, ordinary operations.
             near = [[self._near(component) for component in components] for components in arrays]
             reduced = algorithm.reduce_arrays(op, near, Group(axis=None, devices=1, local=self.num_local))
-            return [on_all_devices(whole, self.layout) for whole in reduced]
+            return [on_all_devices(whole, self.device_assignment) for whole in reduced]
         if self._spans:
             # All workers bring the same shapes, or none of them starts a collective.
             self._agree(f"reduce {op!r} of {', '.join(_described(components[0]) for components in arrays)}")
-        stacked = [stack_components(components, self.layout) for components in arrays]
-        return reduce_stacked(algorithm, op, stacked, self.layout)
+        stacked = [stack_components(components, self.device_assignment) for components in arrays]
+        return reduce_stacked(algorithm, op, stacked, self.device_assignment)
 
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
         if not _has_recorded(arrays):
@@ -204,16 +204,18 @@ class EagerSession(Session):
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
         if not self._spans:
             wholes = [jnp.concatenate([self._near(component) for component in parts], axis) for parts in arrays]
-            return [on_all_devices(whole, self.layout) for whole in wholes]
+            return [on_all_devices(whole, self.device_assignment) for whole in wholes]
         if _has_recorded(arrays):
-            return [gather_recorded(self._reduce_apart, components, axis, self.layout) for components in arrays]
-        return [gather_across(components, axis, self.layout) for components in arrays]
+            return [
+                gather_recorded(self._reduce_apart, components, axis, self.device_assignment) for components in arrays
+            ]
+        return [gather_across(components, axis, self.device_assignment) for components in arrays]
 
     def group(self, components: Sequence[Any]) -> Any:
         wholes = [self._handed.get(id(component), (None, None))[1] for component in components]
         if wholes[0] is not None and structures.identical(wholes) and id(components[0]) not in self._separated:
             return wholes[0]
-        value = PerReplica(components, self.layout)
+        value = PerReplica(components, self.device_assignment)
         value.of_uneven_batch = self._uneven
         return value
 
@@ -233,7 +235,7 @@ class EagerSession(Session):
             value = value.value
         if self._spans and isinstance(value, _DATA):
             self._outer[id(value)] = value
-        if not isinstance(value, jax.Array) or len(self.layout.devices) == 1:
+        if not isinstance(value, jax.Array) or len(self.device_assignment.devices) == 1:
             return value
         moved = self._moved(value, self._device_of(local))
         if moved is not value:
@@ -246,7 +248,7 @@ class EagerSession(Session):
 
     def _before(self, variable: Any, local: int) -> Any:
         """A replica's component of a variable as it was before the run; all of a plain one."""
-        if variable.layout is None:
+        if variable.device_assignment is None:
             return self.component(variable.stored(), local)
         return self._separate(variable.stored_component(local))
 
@@ -255,24 +257,28 @@ class EagerSession(Session):
         return component
 
     def _device_of(self, local: int) -> jax.Device:
-        return self.layout.device_of(self.layout.addressable_replicas[local])
+        return self.device_assignment.device_of(self.device_assignment.addressable_replicas[local])
 
     def _agree(self, question: str) -> None:
-        agree("Strategy.run", f"{question} (in an eager run)")
+        host_allgather("Strategy.run", f"{question} (in an eager run)")
 
-    def _check_workers(self, entries: Sequence[Staged]) -> None:
+    def _check_workers(self, entries: Sequence[StagedAssignment]) -> None:
         """Refuses mirrored variables that would differ between processes."""
         mirrored = [entry.variable for entry in entries if not entry.variable.per_replica]
         check_equal(
             "Strategy.run",
-            {f"mirrored variable {v.name!r}": _own_view(self.frame.whole(v), self._device_of(0)) for v in mirrored},
+            {f"mirrored variable {v.name!r}": _own_view(self.store.whole(v), self._device_of(0)) for v in mirrored},
             rule="a mirrored variable is equal on all replicas of all workers at all times",
             remedy="reduce the value first (get_replica_context().all_reduce(ReduceOp.MEAN, value)), or create the "
             "variable with aggregation=",
         )
 
     def _near(self, component: Any) -> Any:
-        return component if len(self.layout.devices) == 1 else self._moved(component, self.layout.devices[0])
+        return (
+            component
+            if len(self.device_assignment.devices) == 1
+            else self._moved(component, self.device_assignment.devices[0])
+        )
 
     def _moved(self, value: Any, device: jax.Device) -> Any:
         if _is_recorded(value):
@@ -284,17 +290,17 @@ class EagerSession(Session):
     def _join(self, variable: Any, components: Sequence[Any], where: Sequence[str]) -> Any:
         components = [payload_of(component) for component in components]
         if variable.per_replica:
-            return stack_components(components, self.layout)
+            return stack_components(components, self.device_assignment)
         if not structures.identical(components):
             _check_equal(variable, components, where)
         return self._whole(components)
 
     def _whole(self, components: Sequence[Any]) -> Any:
         """The replicated array of equal components, each on its replica's device."""
-        firsts = components[:: self.layout.local]
-        mine = self.layout.addressable_devices
+        firsts = components[:: self.device_assignment.local]
+        mine = self.device_assignment.addressable_devices
         placed = [jax.device_put(one, device) for one, device in zip(firsts, mine, strict=True)]
-        return jax.make_array_from_single_device_arrays(np.shape(firsts[0]), self.layout.replicated, placed)
+        return jax.make_array_from_single_device_arrays(np.shape(firsts[0]), self.device_assignment.replicated, placed)
 
 
 def _refuse_differentiated(results: Sequence[Any]) -> None:
@@ -361,15 +367,15 @@ def _is_uneven(leaf: Any) -> bool:
 
 def run_eager(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, specs: OutSpecs) -> Any:
     """One eager run: all that the replicas assign is kept if it ends well, and dropped otherwise."""
-    session = EagerSession(strategy)
+    runner = EagerRunner(strategy)
     here, trace = ambient(), current_trace()
     try:
         with turn():
-            if session.layout.spans_processes:
-                agree("Strategy.run", f"run {getattr(fn, '__qualname__', type(fn).__name__)} eagerly")
-            result = session.run_replicas(fn, args, kwargs, specs)
-            with within(runner=session):
-                session.commit()
+            if runner.device_assignment.spans_processes:
+                host_allgather("Strategy.run", f"run {getattr(fn, '__qualname__', type(fn).__name__)} eagerly")
+            result = runner.run_replicas(fn, args, kwargs, specs)
+            with within(runner=runner):
+                runner.commit()
     finally:
         # An exception that a signal handler raises may leave context managers open.
         thread.current = here
@@ -403,5 +409,5 @@ def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, specs: 
             rule="what is equal on all replicas is declared where the results leave the outermost run",
             remedy="omit out_specs here, or reduce the result: strategy.reduce(ReduceOp.MEAN, result, axis=None)",
         )
-    session: Any = ambient().runner
-    return session.run_replicas(fn, args, kwargs)
+    runner: Any = ambient().runner
+    return runner.run_replicas(fn, args, kwargs)

@@ -108,7 +108,9 @@ class StrategyExtended:
         Raises:
             ArgumentError: `var` is no variable of this strategy.
         """
-        if not isinstance(var, Variable) or (self._strategy.layout is not None and var.strategy is not self._strategy):
+        if not isinstance(var, Variable) or (
+            self._strategy.device_assignment is not None and var.strategy is not self._strategy
+        ):
             raise ArgumentError(
                 "StrategyExtended.update",
                 found=f"{var!r}",
@@ -183,11 +185,11 @@ class StrategyExtended:
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """One device name per replica of this worker, as TensorFlow writes them."""
-        layout = self._strategy.layout
-        if layout is None:
+        device_assignment = self._strategy.device_assignment
+        if device_assignment is None:
             device = jax.devices()[0]
             return (f"/job:localhost/replica:0/task:0/device:{device.platform.upper()}:{device.id}",)
-        return tuple(layout.name_of(replica) for replica in layout.addressable_replicas)
+        return tuple(device_assignment.name_of(replica) for replica in device_assignment.addressable_replicas)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
@@ -221,8 +223,12 @@ class StrategyExtended:
 
     @property
     def _is_chief(self) -> bool:
-        layout = self._strategy.layout
-        return layout is None or not layout.spans_processes or jax.process_index() == layout.processes[0]
+        device_assignment = self._strategy.device_assignment
+        return (
+            device_assignment is None
+            or not device_assignment.spans_processes
+            or jax.process_index() == device_assignment.processes[0]
+        )
 
     # Running
 

@@ -31,14 +31,14 @@ from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import MergeError
 
 if TYPE_CHECKING:
-    from mirrored.strategies.tracing_runner import BodySession
+    from mirrored.strategies.tracing_runner import TracingRunner
 
 _Values = list[Any]
 _Walk = Generator[tuple[Any, _Values], _Values, _Values]
 """Evaluates one replica's jaxpr; stops at each equation that contains a collective, and is sent its results."""
 
 
-def fuse(body: Staged, session: BodySession, axes: Sequence[tuple[str, int]]) -> Staged:
+def fuse(body: Staged, runner: TracingRunner, axes: Sequence[tuple[str, int]]) -> Staged:
     """The body with one equation for those of all local replicas that contain collectives.
 
     Raises:
@@ -48,14 +48,14 @@ def fuse(body: Staged, session: BodySession, axes: Sequence[tuple[str, int]]) ->
         return body
     avals: list[Any] = [var.aval for var in body.jaxpr.invars]
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-    fused = _Body(session)
+    fused = _Body(runner)
     return stage(lambda *inputs: fused.run(body.jaxpr, body.constants, inputs), shapes, axes=axes)
 
 
 class _Body:
-    def __init__(self, session: BodySession) -> None:
-        self._session = session
-        self._count = session.num_local
+    def __init__(self, runner: TracingRunner) -> None:
+        self._runner = runner
+        self._count = runner.num_local
 
     def run(self, jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) -> _Values:
         """Evaluates the body. Equations to be fused wait until those of all replicas have their operands."""
@@ -101,10 +101,10 @@ class _Body:
         with at_source_of(first):
             name = first.primitive.name
             if name == SUM:
-                return _transposed(self._session.all_reduce(ReduceOp.SUM, _transposed(operands)))
+                return _transposed(self._runner.all_reduce(ReduceOp.SUM, _transposed(operands)))
             if name == GATHER:
                 return [
-                    [jnp.stack(self._session.all_components(parts)) for parts in _transposed(operands)]
+                    [jnp.stack(self._runner.all_components(parts)) for parts in _transposed(operands)]
                 ] * self._count
             kinds: list[Any] = [kind_of(eqn, None) for eqn in eqns]
             match kinds[0]:

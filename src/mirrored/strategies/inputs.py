@@ -12,7 +12,7 @@ import numpy as np
 from mirrored._jax.host_memory import owned
 from mirrored._jax.putting import as_array
 from mirrored._jax.traces import is_tracer
-from mirrored.collectives.host_allgather import agree
+from mirrored.collectives.host_allgather import host_allgather
 from mirrored.runtime import data_hooks
 from mirrored.strategies.refusing import refuse_in_replica
 from mirrored.strategies.value_context import ValueContext
@@ -20,7 +20,7 @@ from mirrored.values import structures
 from mirrored.values.distributed_values import PerReplica
 
 if TYPE_CHECKING:
-    from mirrored.topology.device_assignment import Layout
+    from mirrored.topology.device_assignment import DeviceAssignment
 
 
 class DistributesInput(abc.ABC):
@@ -28,7 +28,7 @@ class DistributesInput(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def layout(self) -> Layout | None:
+    def device_assignment(self) -> DeviceAssignment | None:
         """Which replica lives on which device."""
 
     @property
@@ -77,15 +77,17 @@ class DistributesInput(abc.ABC):
             value_fn: From a context with `replica_id_in_sync_group` and `num_replicas_in_sync` to a value or structure.
         """
         refuse_in_replica("experimental_distribute_values_from_function")
-        layout = self.layout
-        mine = range(self.num_replicas_in_sync) if layout is None else layout.addressable_replicas
+        device_assignment = self.device_assignment
+        mine = range(self.num_replicas_in_sync) if device_assignment is None else device_assignment.addressable_replicas
         contexts = [ValueContext(replica, self.num_replicas_in_sync) for replica in mine]
         # Copied one by one: the function may refill one array for each replica.
         results = [structures.map_leaves(owned, value_fn(context)) for context in contexts]
         columns, treedef = structures.transpose(results, "Strategy.experimental_distribute_values_from_function")
-        on_devices = [_on_devices(column, layout) for column in columns]
-        ragged = layout is not None and layout.spans_processes and differ_across(on_devices)
-        return structures.unflatten(treedef, [PerReplica(column, layout, is_ragged=ragged) for column in on_devices])
+        on_devices = [_on_devices(column, device_assignment) for column in columns]
+        ragged = device_assignment is not None and device_assignment.spans_processes and differ_across(on_devices)
+        return structures.unflatten(
+            treedef, [PerReplica(column, device_assignment, is_ragged=ragged) for column in on_devices]
+        )
 
     distribute_values_from_function = experimental_distribute_values_from_function
 
@@ -93,17 +95,17 @@ class DistributesInput(abc.ABC):
 def differ_across(columns: Sequence[Sequence[Any]]) -> bool:
     """Whether the shapes of some components differ between replicas, on whatever worker they are."""
     mine = [sorted({str(np.shape(one)) for one in column}) for column in columns]
-    everyone = agree("per-replica values", "the shapes of a per-replica value", mine)
+    everyone = host_allgather("per-replica values", "the shapes of a per-replica value", mine)
     return any(shapes != mine for shapes in everyone) or any(len(shapes) > 1 for shapes in mine)
 
 
-def _on_devices(column: Sequence[Any], layout: Layout | None) -> list[Any]:
-    if layout is None or any(is_tracer(one) for one in column):
+def _on_devices(column: Sequence[Any], device_assignment: DeviceAssignment | None) -> list[Any]:
+    if device_assignment is None or any(is_tracer(one) for one in column):
         return list(column)
     arrays = [as_array(one) if _is_number(one) else one for one in column]
     return [
-        jax.device_put(one, layout.device_of(replica)) if isinstance(one, jax.Array) else one
-        for replica, one in zip(layout.addressable_replicas, arrays, strict=True)
+        jax.device_put(one, device_assignment.device_of(replica)) if isinstance(one, jax.Array) else one
+        for replica, one in zip(device_assignment.addressable_replicas, arrays, strict=True)
     ]
 
 

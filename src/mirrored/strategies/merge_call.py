@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.merging import Merge, Session, meet
+from mirrored.runtime.merging import Merge, ReplicaRunner, run_merge
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues
 
@@ -34,42 +34,42 @@ def _is_array(leaf: Any) -> bool:
 
 def call_merged(context: ReplicaContext, merge_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
     """Runs ``merge_fn(strategy, *args, **kwargs)`` once for all replicas; this replica's part of the result."""
-    session = ambient().runner
-    if session is None:
+    runner = ambient().runner
+    if runner is None:
         with within(replica=None):
             return merge_fn(context.strategy, *args, **kwargs)
     leaves, treedef = structures.flatten((args, kwargs))
     arrays = [leaf for leaf in leaves if _is_array(leaf)]
-    session.letters[context.local_index] = ([_SLOT if _is_array(leaf) else leaf for leaf in leaves], treedef)
+    runner.side_inputs[context.local_index] = ([_SLOT if _is_array(leaf) else leaf for leaf in leaves], treedef)
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         with within(replica=None):
-            merged_args, merged_kwargs = _regrouped(session, payloads)
+            merged_args, merged_kwargs = _regrouped(runner, payloads)
             result = merge_fn(context.strategy, *merged_args, **merged_kwargs)
-        return _answers(session, result, len(payloads))
+        return _answers(runner, result, len(payloads))
 
     name = f"ReplicaContext.merge_call({getattr(merge_fn, '__name__', 'merge_fn')})"
-    answer = iter(meet(Merge(name, run), arrays))
-    flat, out_treedef = session.reply[context.local_index]
+    answer = iter(run_merge(Merge(name, run), arrays))
+    flat, out_treedef = runner.side_results[context.local_index]
     return structures.unflatten(out_treedef, [next(answer) if leaf is _SLOT else leaf for leaf in flat])
 
 
-def _regrouped(session: Session, payloads: Sequence[Any]) -> Any:
+def _regrouped(runner: ReplicaRunner, payloads: Sequence[Any]) -> Any:
     """The arguments of the merge function, from what each replica passed."""
     parts = []
     for local, payload in enumerate(payloads):
-        leaves, treedef = session.letters.pop(local)
+        leaves, treedef = runner.side_inputs.pop(local)
         arrays = iter(payload)
         parts.append(structures.unflatten(treedef, [next(arrays) if leaf is _SLOT else leaf for leaf in leaves]))
-    return structures.regroup(parts, "ReplicaContext.merge_call", session.group, is_shared=session.is_shared)
+    return structures.regroup(parts, "ReplicaContext.merge_call", runner.group, is_shared=runner.is_shared)
 
 
-def _answers(session: Session, result: Any, count: int) -> list[list[Any]]:
+def _answers(runner: ReplicaRunner, result: Any, count: int) -> list[list[Any]]:
     flat, treedef = structures.flatten(result)
     answers: list[list[Any]] = []
-    session.reply = {}
+    runner.side_results = {}
     for local in range(count):
-        mine = [session.component(leaf, local) for leaf in flat]
+        mine = [runner.component(leaf, local) for leaf in flat]
         answers.append([leaf for leaf in mine if _is_array(leaf)])
-        session.reply[local] = ([_SLOT if _is_array(leaf) else leaf for leaf in mine], treedef)
+        runner.side_results[local] = ([_SLOT if _is_array(leaf) else leaf for leaf in mine], treedef)
     return answers

@@ -9,7 +9,7 @@ import jax
 from mirrored.collectives.cross_device_ops import AllReduce, CrossDeviceOps, OrderedTree
 from mirrored.errors import ArgumentError
 from mirrored.strategies.strategy import Strategy
-from mirrored.topology.device_assignment import make_layout
+from mirrored.topology.device_assignment import make_device_assignment
 from mirrored.topology.independent_processes import warn_if_independent
 
 
@@ -65,10 +65,10 @@ class MirroredStrategy(Strategy):
                 remedy="give one of them",
             )
         self._deterministic = deterministic
-        layout = make_layout(devices, num_replicas)
-        if not layout.spans_processes:
+        device_assignment = make_device_assignment(devices, num_replicas)
+        if not device_assignment.spans_processes:
             warn_if_independent(type(self).__name__)
-        super().__init__(layout, OrderedTree() if deterministic else cross_device_ops or AllReduce())
+        super().__init__(device_assignment, OrderedTree() if deterministic else cross_device_ops or AllReduce())
 
     @property
     def deterministic(self) -> bool:
@@ -89,8 +89,8 @@ class OneDeviceStrategy(Strategy):
     """
 
     def __init__(self, device: str | jax.Device) -> None:
-        super().__init__(make_layout([device], called="OneDeviceStrategy"), AllReduce())
+        super().__init__(make_device_assignment([device], called="OneDeviceStrategy"), AllReduce())
         warn_if_independent(type(self).__name__)
 
     def __repr__(self) -> str:
-        return f"OneDeviceStrategy({self.layout!r})"
+        return f"OneDeviceStrategy({self.device_assignment!r})"

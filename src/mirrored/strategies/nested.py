@@ -35,35 +35,35 @@ def nested_gather(arrays: Sequence[Any], axis: int, local: int, replicas: int) -
 
 
 def _meet(name: str, run: Any, arrays: list[Any]) -> list[Any]:
-    session = ambient().runner
-    assert session is not None
-    return list(session.meet(Merge(name, run), arrays))
+    runner = ambient().runner
+    assert runner is not None
+    return list(runner.run_merge(Merge(name, run), arrays))
 
 
 def _sums(arrays: list[Any]) -> list[Any]:
-    session: Any = ambient().runner
+    runner: Any = ambient().runner
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
-        results = session.all_reduce(ReduceOp.SUM, [list(parts) for parts in zip(*payloads, strict=True)])
+        results = runner.all_reduce(ReduceOp.SUM, [list(parts) for parts in zip(*payloads, strict=True)])
         return [[parts[k] for parts in results] for k in range(len(payloads))]
 
     return _meet("ReplicaContext.all_reduce", run, arrays)
 
 
 def _gathers(arrays: list[Any]) -> list[Any]:
-    session: Any = ambient().runner
+    runner: Any = ambient().runner
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         rows = [[part[None] for part in parts] for parts in zip(*payloads, strict=True)]
-        whole = session.gather(rows, 0)
-        return [[session.reduced_component(array, k) for array in whole] for k in range(len(payloads))]
+        whole = runner.gather(rows, 0)
+        return [[runner.reduced_component(array, k) for array in whole] for k in range(len(payloads))]
 
     return _meet("ReplicaContext.all_gather", run, arrays)
 
 
 def _number(local: int) -> int | None:
-    session = ambient().runner
-    return None if session is None or session.stands_for_others else session.layout.addressable_replicas[local]
+    runner = ambient().runner
+    return None if runner is None or runner.stands_for_others else runner.device_assignment.addressable_replicas[local]
 
 
 run_eagerly(_sums, _gathers, _number)

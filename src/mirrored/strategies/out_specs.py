@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from mirrored._jax.frames import user_stacklevel
-from mirrored.errors import ArgumentError, DivergingStateWarning, StructureError, SynchronyError
+from mirrored.errors import ArgumentError, DivergingStateWarning, ReplicaDivergenceError, StructureError
 from mirrored.topology.device_assignment import AXIS
 from mirrored.values import structures
 from mirrored.values.distributed_values import Makers, PerReplica
@@ -93,9 +93,9 @@ def label_of(treedef: Any, place: int) -> str:
     return f"result{jax.tree_util.keystr(paths[place][0])}"
 
 
-def not_replicated(label: str, found: str) -> SynchronyError:
+def not_replicated(label: str, found: str) -> ReplicaDivergenceError:
     """The error for a declaration that does not hold."""
-    return SynchronyError(
+    return ReplicaDivergenceError(
         "Strategy.run",
         found=f"{label}, declared equal on all replicas by out_specs, would differ between them. {found}",
         rule="PartitionSpec() declares a result that every replica computes alike, from replicated and reduced values",

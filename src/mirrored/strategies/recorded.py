@@ -17,7 +17,7 @@ from mirrored._jax.boxes import is_live_box
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import TapeError
 from mirrored.strategies.gathering import gather_with_sizes
-from mirrored.topology.device_assignment import Layout
+from mirrored.topology.device_assignment import DeviceAssignment
 
 Lists = Sequence[Sequence[Any]]
 
@@ -44,7 +44,10 @@ def all_reduce_recorded(reduce: Callable[[Any, Lists], list[list[Any]]], op: Any
 
 
 def gather_recorded(
-    reduce: Callable[[Any, Lists], list[list[Any]]], components: Sequence[Any], axis: int, layout: Layout
+    reduce: Callable[[Any, Lists], list[list[Any]]],
+    components: Sequence[Any],
+    axis: int,
+    device_assignment: DeviceAssignment,
 ) -> Any:
     """A gather, whose gradient is each replica's part of the sum of all workers' upstream gradients."""
     _check(ReduceOp.SUM, [components])
@@ -52,14 +55,17 @@ def gather_recorded(
     local = len(components)
 
     def forward(parts: Any) -> Any:
-        whole, sizes = gather_with_sizes(parts, axis, layout)
+        whole, sizes = gather_with_sizes(parts, axis, device_assignment)
         return whole.addressable_data(0), sizes
 
     def backward(sizes: Any, cotangent: Any) -> Any:
         zeros = [jnp.zeros_like(cotangent)] * (local - 1)
         totals = reduce(ReduceOp.SUM, [[cotangent, *zeros]])[0]
-        starts = [sum(sizes[:replica]) for replica in layout.addressable_replicas]
-        ends = [start + sizes[replica] for start, replica in zip(starts, layout.addressable_replicas, strict=True)]
+        starts = [sum(sizes[:replica]) for replica in device_assignment.addressable_replicas]
+        ends = [
+            start + sizes[replica]
+            for start, replica in zip(starts, device_assignment.addressable_replicas, strict=True)
+        ]
         places = zip(totals, starts, ends, strict=True)
         return ([lax.slice_in_dim(total, start, end, axis=axis) for total, start, end in places],)
 

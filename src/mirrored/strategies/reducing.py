@@ -19,7 +19,7 @@ from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.collectives.stacked import gather_stacked, on_all_devices, reduce_stacked
 from mirrored.errors import ArgumentError, NotSupportedError, StructureError
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.merging import Session
+from mirrored.runtime.merging import ReplicaRunner
 from mirrored.strategies.gathering import gather_across
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, LocalPerReplica, Mirrored, PerReplica
@@ -108,12 +108,12 @@ def as_per_replica(strategy: Strategy, leaf: Any) -> Any:
 def variable_components(strategy: Strategy, variable: Any) -> PerReplica:
     """A sync-on-read variable's components, as they are in this context."""
     here = ambient()
-    if here.runner is not None and here.frame is not None:
-        frame = here.frame
-        locals_ = [frame.local(variable, k) for k in range(here.runner.num_local)]
+    if here.runner is not None and here.store is not None:
+        store = here.store
+        locals_ = [store.local(variable, k) for k in range(here.runner.num_local)]
         return here.runner.group(locals_)  # type: ignore[no-any-return]
-    stacked = variable.stored() if here.frame is None else here.frame.whole(variable)
-    return PerReplica.from_stacked(stacked, strategy.layout)  # type: ignore[arg-type]
+    stacked = variable.stored() if here.store is None else here.store.whole(variable)
+    return PerReplica.from_stacked(stacked, strategy.device_assignment)  # type: ignore[arg-type]
 
 
 def _axes(called: str, axis: Any) -> tuple[int, ...] | None:
@@ -167,25 +167,32 @@ def _reduce_all(
 
 def _map_components(value: PerReplica, function: Any) -> PerReplica:
     if isinstance(value, LocalPerReplica):
-        session = ambient().runner
-        assert session is not None
-        return session.group([function(component) for component in value.local])  # type: ignore[no-any-return]
+        runner = ambient().runner
+        assert runner is not None
+        return runner.group([function(component) for component in value.local])  # type: ignore[no-any-return]
     if value.is_stacked:
-        assert value.layout is not None
-        return PerReplica.from_stacked(jax.vmap(function)(value.stacked(value.layout)), value.layout)
-    return PerReplica([function(component) for component in value.values], value.layout)
+        assert value.device_assignment is not None
+        return PerReplica.from_stacked(
+            jax.vmap(function)(value.stacked(value.device_assignment)), value.device_assignment
+        )
+    return PerReplica([function(component) for component in value.values], value.device_assignment)
 
 
 def _reduce_components(strategy: Strategy, op: Any, values: Sequence[PerReplica]) -> list[Any]:
-    if strategy.num_replicas_in_sync == 1 or strategy.layout is None:
+    if strategy.num_replicas_in_sync == 1 or strategy.device_assignment is None:
         return [as_array(value.values[0]) for value in values]
     for value in values:
         if not value.is_stacked and not isinstance(value, LocalPerReplica):
             check_alike("Strategy.reduce", value.values)
-    session = ambient().runner
-    if session is not None:
-        return session.reduce(op, [_locals(session, value) for value in values])
-    return reduce_stacked(strategy.cross_device_ops, op, [v.stacked(strategy.layout) for v in values], strategy.layout)
+    runner = ambient().runner
+    if runner is not None:
+        return runner.reduce(op, [_locals(runner, value) for value in values])
+    return reduce_stacked(
+        strategy.cross_device_ops,
+        op,
+        [v.stacked(strategy.device_assignment) for v in values],
+        strategy.device_assignment,
+    )
 
 
 def check_alike(called: str, components: Sequence[Any]) -> None:
@@ -204,8 +211,8 @@ def check_alike(called: str, components: Sequence[Any]) -> None:
         )
 
 
-def _locals(session: Session, value: PerReplica) -> list[Any]:
-    return [session.component(value, k) for k in range(session.num_local)]
+def _locals(runner: ReplicaRunner, value: PerReplica) -> list[Any]:
+    return [runner.component(value, k) for k in range(runner.num_local)]
 
 
 def _check_axes(called: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
@@ -274,21 +281,21 @@ def gather_leaf(strategy: Strategy, leaf: Any, axis: int) -> Any:
     value = as_per_replica(strategy, leaf)
     if not isinstance(value, PerReplica):
         return value if value is None else as_array(value)
-    session = ambient().runner
-    if isinstance(value, LocalPerReplica) and session is not None:
+    runner = ambient().runner
+    if isinstance(value, LocalPerReplica) and runner is not None:
         _check_gather([value.local[0]], axis)
-        return session.gather([_locals(session, value)], axis)[0]
-    if value.is_stacked and strategy.layout is not None:
+        return runner.gather([_locals(runner, value)], axis)[0]
+    if value.is_stacked and strategy.device_assignment is not None:
         _check_gather([jax.ShapeDtypeStruct(value.component_shape or (), jnp.float32)], axis)
         normal = axis if axis >= 0 else axis + len(value.component_shape or ())
-        return gather_stacked(value.stacked(strategy.layout), normal, strategy.layout)
+        return gather_stacked(value.stacked(strategy.device_assignment), normal, strategy.device_assignment)
     components = [as_array(component) for component in value.values]
     _check_gather(components, axis)
-    if strategy.layout is not None and strategy.layout.spans_processes:
-        return gather_across(components, axis, strategy.layout)
-    if strategy.layout is not None and len(strategy.layout.devices) > 1:
-        near = [jax.device_put(component, strategy.layout.devices[0]) for component in components]
-        return on_all_devices(jnp.concatenate(near, axis), strategy.layout)
+    if strategy.device_assignment is not None and strategy.device_assignment.spans_processes:
+        return gather_across(components, axis, strategy.device_assignment)
+    if strategy.device_assignment is not None and len(strategy.device_assignment.devices) > 1:
+        near = [jax.device_put(component, strategy.device_assignment.devices[0]) for component in components]
+        return on_all_devices(jnp.concatenate(near, axis), strategy.device_assignment)
     return jnp.concatenate(components, axis)
 
 

@@ -22,7 +22,7 @@ from mirrored.strategies.older_names import OlderNames
 from mirrored.strategies.out_specs import OutSpecs, mark_made_by, warn_if_fed_back
 from mirrored.strategies.refusing import refuse_in_replica, refuse_mixing
 from mirrored.strategies.scope import Scope
-from mirrored.topology.device_assignment import Layout
+from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues
 
@@ -37,15 +37,15 @@ class Strategy(DistributesInput, OlderNames):
     TensorFlow: `tf.distribute.Strategy`.
     """
 
-    def __init__(self, layout: Layout | None, cross_device_ops: CrossDeviceOps) -> None:
-        self._layout = layout
+    def __init__(self, device_assignment: DeviceAssignment | None, cross_device_ops: CrossDeviceOps) -> None:
+        self._device_assignment = device_assignment
         self._cross_device_ops = cross_device_ops
         self._extended = StrategyExtended(self)
 
     @property
-    def layout(self) -> Layout | None:
+    def device_assignment(self) -> DeviceAssignment | None:
         """Which replica lives on which device."""
-        return self._layout
+        return self._device_assignment
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:
@@ -58,7 +58,7 @@ class Strategy(DistributesInput, OlderNames):
         here = ambient()
         if here.runner is not None and here.replica is not None:
             here.runner.tell_apart(here.replica.local_index)
-        return 1 if self._layout is None else self._layout.num_replicas
+        return 1 if self._device_assignment is None else self._device_assignment.num_replicas
 
     @property
     def extended(self) -> StrategyExtended:
@@ -156,14 +156,14 @@ class Strategy(DistributesInput, OlderNames):
         if callable(fn) and isinstance(type(fn).__call__, Function):
             fn = fn.__call__  # type: ignore[operator]
         here = ambient()
-        if here.driver is not None and here.frame is None and here.runner is None and not isinstance(fn, Function):
+        if here.driver is not None and here.store is None and here.runner is None and not isinstance(fn, Function):
             fn = here.driver.compiled(fn)
         if isinstance(fn, Function):
-            if here.frame is None and here.runner is None and not functions_run_eagerly():
+            if here.store is None and here.runner is None and not functions_run_eagerly():
                 return fn.around(self, functools.partial(self._runs, out_specs), specs.key)(*args, **kwargs)
             fn = fn.python_function
         with within(strategies=(*ambient().strategies, self)):
-            if self._layout is None or self._layout.num_replicas == 1 or specs.is_given:
+            if self._device_assignment is None or self._device_assignment.num_replicas == 1 or specs.is_given:
                 return self._run(fn, args, kwargs, specs)
             made_by = warn_if_fed_back(fn, (args, kwargs))
             result = self._run(fn, args, kwargs, specs)
@@ -181,18 +181,18 @@ class Strategy(DistributesInput, OlderNames):
 
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], specs: OutSpecs) -> Any:
         here = ambient()
-        if here.frame is None:
+        if here.store is None:
             # Operations on a NumPy argument read its buffer after `run` has returned, when the caller may refill it.
             args, kwargs = structures.map_leaves(frozen, (tuple(args), kwargs))
-        if self._layout is None or self.num_replicas_in_sync == 1:
+        if self._device_assignment is None or self.num_replicas_in_sync == 1:
             mine_args, mine_kwargs = structures.select((tuple(args), kwargs), 0)
-            call = run_plainly if self._layout is None or here.frame is not None else run_alone
+            call = run_plainly if self._device_assignment is None or here.store is not None else run_alone
             with within(replica=ReplicaContext(self, 0, 0), runner=None):
                 result = call(fn, mine_args, mine_kwargs)
             return specs.as_arrays(result) if specs.is_given else result
         if here.runner is not None:
             return nested_run(fn, args, kwargs, specs)
-        if here.frame is not None:
+        if here.store is not None:
             return run_compiled(self, fn, args, kwargs, specs)
         return run_eager(self, fn, args, kwargs, specs)
 
@@ -265,7 +265,9 @@ class Strategy(DistributesInput, OlderNames):
     local_results = experimental_local_results
 
     def __repr__(self) -> str:
-        where = "one replica, wherever JAX puts it" if self._layout is None else repr(self._layout)
+        where = (
+            "one replica, wherever JAX puts it" if self._device_assignment is None else repr(self._device_assignment)
+        )
         return f"{type(self).__name__}({where})"
 
     def __copy__(self) -> Strategy:

@@ -15,8 +15,8 @@ from mirrored._jax.traces import belongs_to, is_staging_above, is_tracer, record
 from mirrored.collectives.stacked import group_of
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.lockstep import LockStep
-from mirrored.runtime.merging import Merge, Session
-from mirrored.runtime.variable_store import Bookkeeping, ReplicaFrame
+from mirrored.runtime.merging import Merge, ReplicaRunner
+from mirrored.runtime.variable_store import Bookkeeping, ReplicaStore
 from mirrored.strategies.context import ReplicaContext
 from mirrored.topology.device_assignment import AXIS
 from mirrored.values import structures
@@ -37,27 +37,27 @@ class Captured(Bookkeeping):
         return f"variable {self.variable.name!r}"
 
 
-class BodySession(Session):
+class TracingRunner(ReplicaRunner):
     """The local replicas of one device, traced together; the program stands for all devices."""
 
     def __init__(self, strategy: Strategy) -> None:
-        assert strategy.layout is not None
+        assert strategy.device_assignment is not None
         self.strategy = strategy
-        self.layout = strategy.layout
-        self.num_local = self.layout.local
-        self.stands_for_others = len(self.layout.devices) > 1
+        self.device_assignment = strategy.device_assignment
+        self.num_local = self.device_assignment.local
+        self.stands_for_others = len(self.device_assignment.devices) > 1
         self.in_place = self.num_local == 1
         self.writes_halves = strategy.cross_device_ops.as_written
         self.base_trace: Any = None
-        self.letters: dict[int, Any] = {}
-        self.reply: Any = None
+        self.side_inputs: dict[int, Any] = {}
+        self.side_results: Any = None
         self.created: dict[tuple[str, int], Any] = {}
         self.creations: dict[tuple[int, str], int] = {}
-        self.group_info = group_of(self.layout)
+        self.group_info = group_of(self.device_assignment)
         self.summed: list[tuple[str, list[Any]]] = []
         self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
         self._lockstep = LockStep("Strategy.run")
-        self.frame = ReplicaFrame(
+        self.store = ReplicaStore(
             self.num_local,
             captures=True,
             base=self._base,
@@ -83,7 +83,7 @@ class BodySession(Session):
 
             return call
 
-        with within(frame=self.frame, runner=self, replica=None) as here:
+        with within(store=self.store, runner=self, replica=None) as here:
             contexts = [here.fork(replica=self._context(local)) for local in range(self.num_local)]
             if self.in_place:
                 with within(replica=contexts[0].replica):
@@ -107,9 +107,9 @@ class BodySession(Session):
         mine = [gradient for gradient in gradients if belongs_to(gradient, self.base_trace)]
         self.summed.append((called, mine))
 
-    def meet(self, merge: Merge, payload: Any) -> Any:
+    def run_merge(self, merge: Merge, payload: Any) -> Any:
         if not self.in_place:
-            result = self._lockstep.meet(merge, payload)
+            result = self._lockstep.run_merge(merge, payload)
             jit_key.resume_replica(self.trace_key(ambient().replica.local_index))
             return result
         with within(replica=None):
@@ -125,7 +125,7 @@ class BodySession(Session):
         return [jnp.concatenate(self.all_components(components), axis) for components in arrays]
 
     def group(self, components: Sequence[Any]) -> Any:
-        return LocalPerReplica(components, lambda: self.all_components(components), self.layout)
+        return LocalPerReplica(components, lambda: self.all_components(components), self.device_assignment)
 
     def is_shared(self, components: Sequence[Any]) -> bool:
         first = components[0]
@@ -144,7 +144,7 @@ class BodySession(Session):
             return value.value
         if isinstance(value, PerReplica):
             return lax.dynamic_index_in_dim(
-                value.stacked(self.layout), lax.axis_index(AXIS) * self.num_local + local, keepdims=False
+                value.stacked(self.device_assignment), lax.axis_index(AXIS) * self.num_local + local, keepdims=False
             )
         return value
 
@@ -161,9 +161,9 @@ class BodySession(Session):
     def all_components(self, components: Sequence[Any]) -> list[Any]:
         """The components of all replicas, in replica order, from this device's."""
         stacked = jnp.stack([jnp.asarray(component) for component in components])
-        if len(self.layout.devices) > 1:
+        if len(self.device_assignment.devices) > 1:
             stacked = lax.all_gather(stacked, AXIS, axis=0, tiled=True)
-        return [stacked[i] for i in range(self.layout.num_replicas)]
+        return [stacked[i] for i in range(self.device_assignment.num_replicas)]
 
     # Variables
 

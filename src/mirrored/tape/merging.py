@@ -17,7 +17,7 @@ import jax
 
 from mirrored._jax.boxes import another_object
 from mirrored._jax.programs import aval_of, is_inexact
-from mirrored.runtime.merging import Merge, meet
+from mirrored.runtime.merging import Merge, run_merge
 from mirrored.runtime.overlay_store import assignments_apart
 from mirrored.tape.operation import linearize_with
 from mirrored.tape.record import Key, Pulled, Record, Runner, no_cotangent
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mirrored.tape.trace import TapeTrace
 
 
-class Way:
+class MergePullback:
     """What the forward pass of one merge leaves for the way back, the same for all replicas.
 
     Attributes:
@@ -43,7 +43,7 @@ class Way:
         self.results = results
 
 
-class Part:
+class MergePart:
     """One replica's share of a merge, handed from the driver to its tape.
 
     Attributes:
@@ -51,7 +51,7 @@ class Part:
         num_results: How many of the results are the merge's own; residuals follow.
     """
 
-    def __init__(self, way: Way, index: int, num_results: int) -> None:
+    def __init__(self, way: MergePullback, index: int, num_results: int) -> None:
         self.way = way
         self.index = index
         self.num_results = num_results
@@ -62,8 +62,8 @@ def process(trace: TapeTrace, merge: Merge, payload: list[Any]) -> list[Any]:
     values, keys, watched = trace.sort(payload)
     with trace.under_parent():
         if trace.recorder is None or trace.touched is not None:
-            return meet(merge, values)
-        *results, part = meet(Merge(merge.name, lambda payloads: _forward(merge, payloads)), values)
+            return run_merge(merge, values)
+        *results, part = run_merge(Merge(merge.name, lambda payloads: _forward(merge, payloads)), values)
     residuals = results[part.num_results :]
     own = results[: part.num_results]
     record = MergeRecord(keys, watched, merge.name, part, residuals)
@@ -90,10 +90,12 @@ def _forward(merge: Merge, payloads: Sequence[list[Any]]) -> list[list[Any]]:
     residuals, tree = jax.tree.flatten(pullback)
     arrays = iter(results)
     by_replica = [[next(arrays) if other is None else other for other in shape] for shape in shapes]
-    way = Way(tree, sizes, watched, [[aval_of(value) for value in result if _is_array(value)] for result in by_replica])
+    way = MergePullback(
+        tree, sizes, watched, [[aval_of(value) for value in result if _is_array(value)] for result in by_replica]
+    )
     first = by_replica[0]
     return [
-        [*result, *(residuals if result is first else ()), Part(way, k, len(result))]
+        [*result, *(residuals if result is first else ()), MergePart(way, k, len(result))]
         for k, result in enumerate(by_replica)
     ]
 
@@ -106,7 +108,7 @@ class MergeRecord(Record):
     meets = True
 
     def __init__(
-        self, in_keys: Sequence[Key], watched: tuple[int, ...], name: str, part: Part, residuals: list[Any]
+        self, in_keys: Sequence[Key], watched: tuple[int, ...], name: str, part: MergePart, residuals: list[Any]
     ) -> None:
         super().__init__(in_keys, watched)
         self.name = name
@@ -123,11 +125,11 @@ class MergeRecord(Record):
             if is_inexact(aval)
         ]
         merge = Merge(f"the gradient of {self.name}", lambda payloads: _back(way, payloads))
-        pulled = meet(merge, [*self.residuals, *given])
+        pulled = run_merge(merge, [*self.residuals, *given])
         return [(i, pulled[position]) for i, position in enumerate(self.watched) if pulled[position] is not None]
 
 
-def _back(way: Way, payloads: Sequence[list[Any]]) -> list[list[Any]]:
+def _back(way: MergePullback, payloads: Sequence[list[Any]]) -> list[list[Any]]:
     """Runs in the driver: every replica's operands' cotangents, None for operands without."""
     num_residuals = way.tree.num_leaves
     given = [iter(payload[num_residuals:] if k == 0 else payload) for k, payload in enumerate(payloads)]

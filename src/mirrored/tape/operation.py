@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from mirrored._jax import jit_key
 from mirrored._jax.boxes import STAND_INS
 from mirrored._jax.closures import CustomCalls, closed_over_inputs, embedded_tracers
-from mirrored._jax.programs import Program, context_key, is_inexact, program_of, zero_tangent
+from mirrored._jax.programs import JaxprProgram, context_key, is_inexact, program_of, zero_tangent
 
 Flat = Callable[..., Sequence[Any]]
 Watched = tuple[int, ...]
@@ -29,11 +29,11 @@ Watched = tuple[int, ...]
 MOST_TRIALS = 32
 
 
-class _Thread(threading.local):
+class _DerivingThread(threading.local):
     deriving = 0
 
 
-_thread = _Thread()
+_thread = _DerivingThread()
 
 
 def is_deriving() -> bool:
@@ -224,7 +224,7 @@ class Rule:
         self.is_plain = self.any_tracked and self.num_results == 1
         self.passes = len(watched) == 1 and self.tracked == [True] and self.backward((True,)).passes
 
-    def _cut(self, program: Program) -> None:
+    def _cut(self, program: JaxprProgram) -> None:
         """Plans where each residual comes from and keeps the rest of the program's results."""
         kept = list(range(self.num_results))
         seen = {id(program.jaxpr.outvars[i]): i for i in reversed(kept)}
@@ -268,7 +268,7 @@ class Rule:
         operation = self._operation.derived(program.keeping(reached), f"gradient of {self._operation.name}")
         return Backward(operation, reached, passes)
 
-    def _refuse_stand_ins(self, program: Program) -> None:
+    def _refuse_stand_ins(self, program: JaxprProgram) -> None:
         """Refuses a derivative rule that closes over a value of the moment, since this rule is kept."""
         if self._operation.custom_calls is CustomCalls.NONE:
             return

@@ -19,7 +19,7 @@ from mirrored._jax.staging import Staged, stage
 from mirrored._jax.traces import current_trace, recording_parent
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.listeners import announce_read
-from mirrored.runtime.variable_store import Bookkeeping, Frame, Held
+from mirrored.runtime.variable_store import Bookkeeping, Held, VariableStore
 
 Key = tuple[int, int | None]  # a variable's id, and the local replica whose component it is (None: the whole value)
 
@@ -35,7 +35,7 @@ class _Entry(Bookkeeping):
         return f"variable {self.variable.name!r}"
 
 
-class BlockFrame(Frame):
+class BlockStore(VariableStore):
     """The frame of a block, over the frame of the code around it.
 
     Args:
@@ -48,14 +48,14 @@ class BlockFrame(Frame):
 
     captures = True
 
-    def __init__(self, outer: Frame) -> None:
+    def __init__(self, outer: VariableStore) -> None:
         self.outer = outer
         self.num_local = outer.num_local
         self.staged: dict[Key, Held] = {}
         self.entries: dict[Key, CaptureTracer] = {}
         self._where: dict[Key, str] = {}
 
-    def outermost(self) -> Frame:
+    def outermost(self) -> VariableStore:
         return self.outer.outermost()
 
     def whole(self, variable: Any) -> Any:
@@ -117,7 +117,7 @@ class Block:
     """
 
     staged: Staged
-    frame: BlockFrame | None
+    store: BlockStore | None
     count: int
 
     @property
@@ -128,7 +128,7 @@ class Block:
     @property
     def assigned(self) -> list[Key]:
         """The variables that it assigns."""
-        return [] if self.frame is None else list(self.frame.staged)
+        return [] if self.store is None else list(self.store.staged)
 
     def __call__(self, inputs: Sequence[Any], entries: Mapping[Key, Any]) -> tuple[list[Any], dict[Key, Any]]:
         """The results and the assigned values, for these inputs and values of variables."""
@@ -149,38 +149,38 @@ def trace_block(function: Callable[..., Sequence[Any]], inputs: Sequence[Any] = 
         function: Takes and gives arrays.
         inputs: Arrays, or their shapes and dtypes.
     """
-    outer = ambient().frame
-    frame = BlockFrame(outer) if outer is not None and outer.captures else None
+    outer = ambient().store
+    store = BlockStore(outer) if outer is not None and outer.captures else None
     count = 0
 
     def flat(*arrays: Any) -> list[Any]:
         nonlocal count
-        if frame is not None:
-            frame.base_trace = recording_parent(current_trace())
+        if store is not None:
+            store.base_trace = recording_parent(current_trace())
         results = list(function(*arrays))
         count = len(results)
-        assigned = [] if frame is None else [jnp.asarray(held.value) for held in frame.staged.values()]
+        assigned = [] if store is None else [jnp.asarray(held.value) for held in store.staged.values()]
         return [*results, *assigned]
 
     shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in inputs]
-    if frame is None:
+    if store is None:
         return Block(stage(flat, shapes), None, count)
-    with within(frame=frame, listeners=(frame,)):
+    with within(store=store, listeners=(store,)):
         staged = stage(flat, shapes)
-    return Block(staged, frame, count)
+    return Block(staged, store, count)
 
 
 def outer_values(blocks: Iterable[Block]) -> dict[Key, Any]:
     """The values, around the blocks, of all variables that they read or assign."""
     found: dict[Key, Any] = {}
     for block in blocks:
-        if block.frame is None:
+        if block.store is None:
             continue
-        read = {key: tracer.source.variable for key, tracer in block.frame.entries.items()}
-        assigned = {key: held.variable for key, held in block.frame.staged.items()}
+        read = {key: tracer.source.variable for key, tracer in block.store.entries.items()}
+        assigned = {key: held.variable for key, held in block.store.staged.items()}
         for key, variable in {**read, **assigned}.items():
             if key not in found:
-                found[key] = block.frame.outer_value(key, variable)
+                found[key] = block.store.outer_value(key, variable)
     return found
 
 
@@ -188,8 +188,8 @@ def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) 
     """Assigns around the blocks what left them."""
     for key, value in zip(keys, values, strict=True):
         block = next(one for one in blocks if key in one.assigned)
-        assert block.frame is not None
-        block.frame.commit(key, value)
+        assert block.store is not None
+        block.store.commit(key, value)
 
 
 def assigned_by(blocks: Sequence[Block]) -> list[Key]:

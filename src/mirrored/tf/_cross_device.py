@@ -71,8 +71,8 @@ class Direct(core.CrossDeviceOps):
         return _delivered(tensor, destinations, destinations)
 
     def _reduced(self, op: Any, value: PerReplica) -> Any:
-        if value.layout is not None:
-            return reduce_stacked(self, op, [value.stacked(value.layout)], value.layout)[0]
+        if value.device_assignment is not None:
+            return reduce_stacked(self, op, [value.stacked(value.device_assignment)], value.device_assignment)[0]
         group = Group(axis=None, devices=1, local=len(value.values))
         return self.reduce_arrays(op, [list(value.values)], group)[0]
 

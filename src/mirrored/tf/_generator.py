@@ -46,8 +46,8 @@ def key_from_seed(seed: Any) -> jax.Array:
 def _advance(state: Variable) -> jax.Array:
     """One draw: a fresh key, unlike those of other draws and replicas."""
     here = ambient()
-    if here.frame is not None and here.frame.captures and is_eval(current_trace()):
-        with entered(here.fork(frame=None)):  # an initial value, computed at once while a function is traced
+    if here.store is not None and here.store.captures and is_eval(current_trace()):
+        with entered(here.fork(store=None)):  # an initial value, computed at once while a function is traced
             return _advance(state)
     value = state.read_value()
     state.assign(value + jnp.asarray([0, 0, 1], jnp.uint32), read_value=False)

@@ -87,7 +87,7 @@ def remade(structure: Any, parts: Sequence[Any]) -> Any:
             return type(structure)(structure.default_factory, in_order)  # type: ignore[call-arg]
         return type(structure)(in_order)  # type: ignore[call-arg]
     if isinstance(structure, PerReplica):
-        return PerReplica(parts, structure.layout)
+        return PerReplica(parts, structure.device_assignment)
     if hasattr(structure, "_fields"):
         return type(structure)(*parts)
     return type(structure)(parts)

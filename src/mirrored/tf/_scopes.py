@@ -62,7 +62,7 @@ def _found(device_name: Any) -> jax.Device | None:
 @contextlib.contextmanager
 def init_scope() -> Iterator[None]:
     """Runs the block at once, also while `tf.function` traces: variables are read and assigned as they are now."""
-    frame = ambient().frame
-    outside = {"frame": None} if frame is not None and frame.captures else {}
+    store = ambient().store
+    outside = {"store": None} if store is not None and store.captures else {}
     with eager(), within(**outside):
         yield

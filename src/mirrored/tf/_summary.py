@@ -176,8 +176,8 @@ def _target(kind: str, data: Any, step: Any) -> tuple[Any, int]:
         return None, 0
     if is_tracer(data) and not hasattr(data, "__array__"):
         raise _traced(kind)
-    frame = ambient().frame
-    if frame is not None and frame.captures:
+    store = ambient().store
+    if store is not None and store.captures:
         raise _traced(kind)
     if replica is not None and replica.local_index != 0:
         return None, 0

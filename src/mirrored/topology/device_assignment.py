@@ -29,8 +29,8 @@ AXIS: Final = "replica"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Layout:
-    """Which replica lives on which device. Made by `make_layout`, which checks it.
+class DeviceAssignment:
+    """Which replica lives on which device. Made by `make_device_assignment`, which checks it.
 
     Attributes:
         devices: The D devices, all different and of one kind.
@@ -117,15 +117,15 @@ class Layout:
     def __repr__(self) -> str:
         places = ", ".join(f"{name_device(device)} {_braced(self.replicas_on(device))}" for device in self.devices)
         replicas, devices = _counted(self.num_replicas, "replica"), _counted(self.num_devices, "device")
-        return f"Layout({replicas} on {devices}: {places})"
+        return f"DeviceAssignment({replicas} on {devices}: {places})"
 
 
-def make_layout(
+def make_device_assignment(
     devices: Sequence[str | jax.Device] | None = None,
     num_replicas: int | None = None,
     *,
     called: str = "MirroredStrategy",
-) -> Layout:
+) -> DeviceAssignment:
     """Places replicas on devices.
 
     Args:
@@ -138,8 +138,8 @@ def make_layout(
         DeviceError: A device twice, unknown, of mixed kinds or of a wrong type; a `num_replicas` that does not fit.
 
     Example:
-        >>> make_layout(["CPU:0"], num_replicas=4)
-        Layout(4 replicas on 1 device: CPU:0 {0 1 2 3})
+        >>> make_device_assignment(["CPU:0"], num_replicas=4)
+        DeviceAssignment(4 replicas on 1 device: CPU:0 {0 1 2 3})
 
     TensorFlow: `MirroredStrategy` has no `num_replicas`; a replica there is a device.
     """
@@ -163,7 +163,7 @@ def make_layout(
     check_one_kind(resolved, called=called)
     count = len(resolved) if num_replicas is None else num_replicas
     _check_count(count, len(resolved), called=called)
-    return Layout(resolved, count)
+    return DeviceAssignment(resolved, count)
 
 
 def _check_count(num_replicas: int, num_devices: int, *, called: str) -> None:

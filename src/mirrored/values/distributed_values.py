@@ -28,7 +28,7 @@ from mirrored.errors import ValuesError
 from mirrored.values.operators import ArrayOperators
 
 if TYPE_CHECKING:
-    from mirrored.topology.device_assignment import Layout
+    from mirrored.topology.device_assignment import DeviceAssignment
 
 
 class DistributedValues(abc.ABC):
@@ -152,29 +152,38 @@ class PerReplica(_NotAnArray):
     TensorFlow: `tf.distribute.DistributedValues` with `.values`. The same outline is printed.
     """
 
-    __slots__ = ("_components", "_layout", "_ragged", "_stacked", "_unstack", "made_by", "of_uneven_batch")
+    __slots__ = ("_components", "_device_assignment", "_ragged", "_stacked", "_unstack", "made_by", "of_uneven_batch")
 
-    def __init__(self, values: Sequence[Any], layout: Layout | None = None, *, is_ragged: bool = False) -> None:
+    def __init__(
+        self, values: Sequence[Any], device_assignment: DeviceAssignment | None = None, *, is_ragged: bool = False
+    ) -> None:
         self._components: tuple[Any, ...] | None = tuple(values)
         self._stacked: jax.Array | None = None
-        self._layout = layout
+        self._device_assignment = device_assignment
         self._ragged = is_ragged
         self._unstack: Callable[[], Sequence[Any]] | None = None
         self.made_by = _NOBODY
         self.of_uneven_batch = False
 
     @classmethod
-    def from_stacked(cls, stacked: jax.Array, layout: Layout, made_by: Makers = _NOBODY) -> PerReplica:
-        """A value held as one array ``[replicas, ...]``, laid over `layout`'s devices."""
+    def from_stacked(
+        cls, stacked: jax.Array, device_assignment: DeviceAssignment, made_by: Makers = _NOBODY
+    ) -> PerReplica:
+        """A value held as one array ``[replicas, ...]``, laid over `device_assignment`'s devices."""
         value = cls.__new__(cls)
-        value._components, value._stacked, value._layout, value._unstack = None, stacked, layout, None
+        value._components, value._stacked, value._device_assignment, value._unstack = (
+            None,
+            stacked,
+            device_assignment,
+            None,
+        )
         value._ragged, value.made_by, value.of_uneven_batch = False, made_by, False
         return value
 
     @property
-    def layout(self) -> Layout | None:
+    def device_assignment(self) -> DeviceAssignment | None:
         """Which replica lives on which device, where that is known."""
-        return self._layout
+        return self._device_assignment
 
     @property
     def is_stacked(self) -> bool:
@@ -186,7 +195,7 @@ class PerReplica(_NotAnArray):
         """The components, each on its replica's device; of a job of several processes, those of this one."""
         if self._components is None:
             assert self._stacked is not None
-            self._components = _unstacked(self._stacked, self._layout)
+            self._components = _unstacked(self._stacked, self._device_assignment)
         return self._components
 
     def first(self) -> Any:
@@ -197,8 +206,12 @@ class PerReplica(_NotAnArray):
         if self._components is not None:
             return len(self._components)
         assert self._stacked is not None
-        if self._layout is not None and self._layout.spans_processes and not is_tracer(self._stacked):
-            return len(self._layout.addressable_replicas)
+        if (
+            self._device_assignment is not None
+            and self._device_assignment.spans_processes
+            and not is_tracer(self._stacked)
+        ):
+            return len(self._device_assignment.addressable_replicas)
         return int(self._stacked.shape[0])
 
     @property
@@ -221,8 +234,8 @@ class PerReplica(_NotAnArray):
             return traced_repr("PerReplica", len(self), [outline_of(component) for component in self.values])
         return DistributedValues.__repr__(self)
 
-    def stacked(self, layout: Layout) -> jax.Array:
-        """The components as one array ``[replicas, ...]`` laid over `layout`'s devices.
+    def stacked(self, device_assignment: DeviceAssignment) -> jax.Array:
+        """The components as one array ``[replicas, ...]`` laid over `device_assignment`'s devices.
 
         Raises:
             ValuesError: The components are no arrays, or their shapes or dtypes differ.
@@ -230,8 +243,8 @@ class PerReplica(_NotAnArray):
         if self._stacked is None:
             if self._ragged:
                 raise _unequal("components that have other shapes on other workers")
-            self._stacked = stack_components(self.values, layout)
-            self._layout = layout
+            self._stacked = stack_components(self.values, device_assignment)
+            self._device_assignment = device_assignment
         return self._stacked
 
 
@@ -239,21 +252,21 @@ def _shape_of(component: Any) -> tuple[int, ...] | None:
     return () if isinstance(component, (bool, int, float, complex)) else getattr(component, "shape", None)
 
 
-def stack_components(components: Sequence[Any], layout: Layout) -> Any:
-    """One array ``[replicas, ...]`` over `layout`'s devices from one component per replica (of this process)."""
+def stack_components(components: Sequence[Any], device_assignment: DeviceAssignment) -> Any:
+    """Stacks the components of this process's replicas into one array ``[replicas, ...]`` over all devices."""
     shapes = {np.shape(component) for component in components}
     if len(shapes) > 1:
         raise _unequal(f"components of shapes {', '.join(str(np.shape(component)) for component in components)}")
     if any(is_live_box(component) for component in components):
-        if layout.spans_processes:
+        if device_assignment.spans_processes:
             raise _recorded()
         # A tape outside `run` records: ordinary operations, on one device.
-        return jnp.stack([jax.device_put(component, layout.devices[0]) for component in components])
+        return jnp.stack([jax.device_put(component, device_assignment.devices[0]) for component in components])
     components = [payload_of(component) for component in components]
     if any(is_tracer(component) for component in components):
         return jnp.stack([as_array(component) for component in components])
     with eager():
-        return _laid_out(components, layout)
+        return _laid_out(components, device_assignment)
 
 
 def _unequal(found: str) -> ValuesError:
@@ -274,20 +287,29 @@ def _recorded() -> ValuesError:
     )
 
 
-def _laid_out(components: Sequence[Any], layout: Layout) -> Any:
-    if not layout.spans_processes and _are_on_host(components):
+def _laid_out(components: Sequence[Any], device_assignment: DeviceAssignment) -> Any:
+    if not device_assignment.spans_processes and _are_on_host(components):
         # Where devices read the host's memory nothing has to be compiled for it.
-        return jax.device_put(np.stack([np.asarray(component) for component in components]), layout.sharded)
-    if len(layout.devices) == 1:
-        return jax.device_put(jnp.stack([as_array(component) for component in components]), layout.sharded)
+        return jax.device_put(np.stack([np.asarray(component) for component in components]), device_assignment.sharded)
+    if len(device_assignment.devices) == 1:
+        return jax.device_put(jnp.stack([as_array(component) for component in components]), device_assignment.sharded)
     on_devices = [
-        [jax.device_put(as_array(component), device) for component in components[start : start + layout.local]]
-        for start, device in zip(itertools.count(0, layout.local), layout.addressable_devices, strict=False)
+        [
+            jax.device_put(as_array(component), device)
+            for component in components[start : start + device_assignment.local]
+        ]
+        for start, device in zip(
+            itertools.count(0, device_assignment.local), device_assignment.addressable_devices, strict=False
+        )
     ]
     first = on_devices[0][0]
-    if layout.local == 1 and first.ndim and first.size and not layout.spans_processes:
-        return _by_replica(_one_array([mine[0] for mine in on_devices], layout), layout.num_replicas, layout.sharded)
-    return _one_array([mine[0][None] if len(mine) == 1 else jnp.stack(mine) for mine in on_devices], layout)
+    if device_assignment.local == 1 and first.ndim and first.size and not device_assignment.spans_processes:
+        return _by_replica(
+            _one_array([mine[0] for mine in on_devices], device_assignment),
+            device_assignment.num_replicas,
+            device_assignment.sharded,
+        )
+    return _one_array([mine[0][None] if len(mine) == 1 else jnp.stack(mine) for mine in on_devices], device_assignment)
 
 
 def _are_on_host(components: Sequence[Any]) -> bool:
@@ -299,10 +321,12 @@ def _are_on_host(components: Sequence[Any]) -> bool:
     )
 
 
-def _one_array(per_device: Sequence[jax.Array], layout: Layout) -> jax.Array:
+def _one_array(per_device: Sequence[jax.Array], device_assignment: DeviceAssignment) -> jax.Array:
     """An array whose leading dimension goes over the devices, of one part on each."""
-    rows = len(layout.devices) * per_device[0].shape[0]
-    return jax.make_array_from_single_device_arrays((rows, *per_device[0].shape[1:]), layout.sharded, list(per_device))
+    rows = len(device_assignment.devices) * per_device[0].shape[0]
+    return jax.make_array_from_single_device_arrays(
+        (rows, *per_device[0].shape[1:]), device_assignment.sharded, list(per_device)
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -315,18 +339,21 @@ def _by_replica(rows: jax.Array, num_replicas: int, sharding: jax.sharding.Shard
     return apart
 
 
-def _unstacked(stacked: Any, layout: Layout | None) -> tuple[Any, ...]:
+def _unstacked(stacked: Any, device_assignment: DeviceAssignment | None) -> tuple[Any, ...]:
     # A callback of a compiled program is handed a NumPy array.
-    if layout is not None and isinstance(stacked, jax.Array) and not is_tracer(stacked) and not stacked.size:
+    if device_assignment is not None and isinstance(stacked, jax.Array) and not is_tracer(stacked) and not stacked.size:
         # XLA puts an empty array on every device as a whole, whatever its sharding is.
         empty = np.zeros(stacked.shape[1:], stacked.dtype)
-        return tuple(jax.device_put(empty, layout.device_of(replica)) for replica in layout.addressable_replicas)
-    if layout is None or not isinstance(stacked, jax.Array) or is_tracer(stacked):
+        return tuple(
+            jax.device_put(empty, device_assignment.device_of(replica))
+            for replica in device_assignment.addressable_replicas
+        )
+    if device_assignment is None or not isinstance(stacked, jax.Array) or is_tracer(stacked):
         return tuple(stacked[i] for i in range(stacked.shape[0]))
-    if len(stacked.addressable_shards) != len(layout.addressable_devices):
+    if len(stacked.addressable_shards) != len(device_assignment.addressable_devices):
         return tuple(stacked[i] for i in range(stacked.shape[0]))
-    if stacked.is_fully_replicated and len(layout.devices) > 1:  # a gradient
-        stacked = jax.device_put(stacked, layout.sharded)
+    if stacked.is_fully_replicated and len(device_assignment.devices) > 1:  # a gradient
+        stacked = jax.device_put(stacked, device_assignment.sharded)
     shards = sorted(stacked.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     return tuple(shard.data[k] for shard in shards for k in range(shard.data.shape[0]))
 
@@ -342,9 +369,11 @@ class LocalPerReplica(PerReplica):
 
     __slots__ = ("local",)
 
-    def __init__(self, local: Sequence[Any], unstack: Callable[[], Sequence[Any]], layout: Layout) -> None:
+    def __init__(
+        self, local: Sequence[Any], unstack: Callable[[], Sequence[Any]], device_assignment: DeviceAssignment
+    ) -> None:
         self.local = tuple(local)
-        self._components, self._stacked, self._layout, self._unstack = None, None, layout, unstack
+        self._components, self._stacked, self._device_assignment, self._unstack = None, None, device_assignment, unstack
         self._ragged, self.made_by = False, _NOBODY
 
     @property
@@ -356,8 +385,8 @@ class LocalPerReplica(PerReplica):
         return self._components
 
     def __len__(self) -> int:
-        assert self._layout is not None
-        return self._layout.num_replicas
+        assert self._device_assignment is not None
+        return self._device_assignment.num_replicas
 
     def __repr__(self) -> str:
         # Without `values`, which gathers the components of all devices.
@@ -420,25 +449,30 @@ class Mirrored(ArrayOperators, DistributedValues):
         return self._value
 
 
-_How = tuple[str, "Layout | None", Makers]
+_How = tuple[str, "DeviceAssignment | None", Makers]
 
 
 def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], _How]:
     if isinstance(value, LocalPerReplica):
-        return value.values, ("components", value.layout, value.made_by)
+        return value.values, ("components", value.device_assignment, value.made_by)
     if value.is_stacked:
-        return (value._stacked,), ("stacked", value.layout, value.made_by)
-    return value.values, ("ragged" if value._ragged else "components", value.layout, value.made_by)
+        return (value._stacked,), ("stacked", value.device_assignment, value.made_by)
+    return value.values, ("ragged" if value._ragged else "components", value.device_assignment, value.made_by)
 
 
 def _unflatten(how: _How, children: Any) -> Any:
-    kind, layout, made_by = how
+    kind, device_assignment, made_by = how
     if kind == "stacked":
         made = PerReplica.__new__(PerReplica)
-        made._components, made._stacked, made._layout, made._unstack = None, children[0], layout, None
+        made._components, made._stacked, made._device_assignment, made._unstack = (
+            None,
+            children[0],
+            device_assignment,
+            None,
+        )
         made._ragged, made.made_by = False, made_by
         return made
-    made = PerReplica(children, layout, is_ragged=kind == "ragged")
+    made = PerReplica(children, device_assignment, is_ragged=kind == "ragged")
     made.made_by = made_by
     return made
 

@@ -15,7 +15,7 @@ withheld: Final[dict[int, weakref.ref[Any]]] = {}
 """The variables whose value somebody has to be asked for, by identity."""
 
 
-class _Watch:
+class _RestoreWatch:
     made: Callable[[Any], Settle | None] | None = None
 
 
@@ -25,7 +25,7 @@ def set_watch(made: Callable[[Any], Settle] | None) -> None:
     Args:
         made: Returns what is to be called with the variable before its value is first used, or None.
     """
-    _Watch.made = made
+    _RestoreWatch.made = made
 
 
 class Awaiting:
@@ -41,7 +41,7 @@ class Awaiting:
 
     def await_value(self) -> None:
         """Lets a checkpoint that waits for this variable give it its value, before anybody uses it."""
-        ask = None if _Watch.made is None else _Watch.made(self)
+        ask = None if _RestoreWatch.made is None else _RestoreWatch.made(self)
         if ask is not None:
             self.withhold(ask)
 

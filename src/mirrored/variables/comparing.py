@@ -19,8 +19,8 @@ def check_same_everywhere(assignment: Assignment, value: Any) -> None:
     Raises:
         DisagreementError: Naming the workers.
     """
-    layout = assignment.variable.layout
-    if layout is None or not layout.spans_processes or is_tracer(value):
+    device_assignment = assignment.variable.device_assignment
+    if device_assignment is None or not device_assignment.spans_processes or is_tracer(value):
         return
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return

@@ -11,7 +11,7 @@ from mirrored._jax.keys import key_data
 from mirrored._jax.traces import ShapedArray
 from mirrored.runtime.ambient import ambient
 from mirrored.values.operators import ArrayOperators
-from mirrored.variables.contexts import frame_of
+from mirrored.variables.contexts import store_of
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
@@ -122,10 +122,10 @@ class VariableComponent(ArrayOperators):
         variable, here = self._variable, ambient()
         if variable.is_lost:
             return "(lost)"
-        frame = frame_of(variable, here)
-        if frame is None:
+        store = store_of(variable, here)
+        if store is None:
             return f"value={np.array(key_data(variable.stored_component(self._replica)))}"
-        if frame.captures:
+        if store.captures:
             return "(being traced)"
         if here.replica is None or here.replica.local_index != self._replica:
             return "(in a run)"

@@ -11,44 +11,44 @@ import numpy as np
 from mirrored._jax.putting import as_array
 from mirrored.errors import ContextError, VariableError
 from mirrored.runtime.ambient import Ambient, ambient
-from mirrored.runtime.merging import Session
-from mirrored.runtime.variable_store import Frame
+from mirrored.runtime.merging import ReplicaRunner
+from mirrored.runtime.variable_store import VariableStore
 from mirrored.values.distributed_values import PerReplica, stack_components
 from mirrored.variables.assignment import Assignment, aggregation_name
 from mirrored.variables.comparing import check_same_everywhere
-from mirrored.variables.contexts import check_strategy, check_writable, frame_of
+from mirrored.variables.contexts import check_strategy, check_writable, store_of
 from mirrored.variables.kinds import check_kind
 from mirrored.variables.placement import near
 from mirrored.variables.rules import VariableAggregation
 from mirrored.variables.state_lock import lock, turn
 
 
-def write_components(assignment: Assignment, value: Any, frame: Frame | None, here: Ambient) -> None:
+def write_components(assignment: Assignment, value: Any, store: VariableStore | None, here: Ambient) -> None:
     """Assigns all components: of a per-replica value each its own, of one value its share (see `rules`)."""
     _check_says_all(assignment, value)
     variable = assignment.variable
-    if here.runner is not None and frame is not None:
-        _stage_locals(assignment, value, frame, here.runner)
+    if here.runner is not None and store is not None:
+        _stage_locals(assignment, value, store, here.runner)
         return
-    if frame is not None:
+    if store is not None:
         every = range(variable.num_replicas)
         parts = list(value.values) if isinstance(value, PerReplica) else [_share(variable, value, k) for k in every]
-        olds = list(frame.whole(variable))
+        olds = list(store.whole(variable))
         new = [assignment.combined(old, part) for old, part in zip(olds, parts, strict=True)]
-        frame.set_whole(variable, jnp.stack(new), assignment.where)
+        store.set_whole(variable, jnp.stack(new), assignment.where)
         return
-    mine = variable.layout.addressable_replicas
+    mine = variable.device_assignment.addressable_replicas
     value = _checked(assignment, value)
     parts = list(value.values) if isinstance(value, PerReplica) else [_share(variable, value, r) for r in mine]
     with turn(), lock:  # nothing of another thread between reading the old values and storing the new ones
         olds = [None if assignment.replaces else variable.stored_component(k) for k in range(len(mine))]
         new = [assignment.combined(old, near(part, old)) for old, part in zip(olds, parts, strict=True)]
-        variable.store(stack_components(new, variable.layout))
+        variable.store(stack_components(new, variable.device_assignment))
 
 
 def _checked(assignment: Assignment, value: Any) -> Any:
     """One value for all components: the same on all workers, and within the reach of this one's devices."""
-    if isinstance(value, PerReplica) or not assignment.variable.layout.spans_processes:
+    if isinstance(value, PerReplica) or not assignment.variable.device_assignment.spans_processes:
         return value
     check_same_everywhere(assignment, value)
     return np.asarray(value)
@@ -71,23 +71,23 @@ def _check_says_all(assignment: Assignment, value: Any) -> None:
     )
 
 
-def _stage_locals(assignment: Assignment, value: Any, frame: Frame, session: Session) -> None:
+def _stage_locals(assignment: Assignment, value: Any, store: VariableStore, runner: ReplicaRunner) -> None:
     """In a merge: the components of the replicas that run in this session."""
     variable = assignment.variable
-    for k in range(session.num_local):
+    for k in range(runner.num_local):
         if isinstance(value, PerReplica):
-            part = session.component(value, k)
+            part = runner.component(value, k)
         else:
-            part = _share(variable, value, _replica_index(session, k))
-        frame.set_local(variable, k, assignment.combined(frame.local(variable, k), part), assignment.where)
+            part = _share(variable, value, _replica_index(runner, k))
+        store.set_local(variable, k, assignment.combined(store.local(variable, k), part), assignment.where)
 
 
-def _replica_index(session: Session, local: int) -> Any:
+def _replica_index(runner: ReplicaRunner, local: int) -> Any:
     """Which of all replicas a local one is: known only to the running program where one device stands for all."""
-    if not session.stands_for_others:
-        return session.layout.addressable_replicas[local]
-    indices = range(session.layout.num_replicas)
-    return session.component(PerReplica([jnp.asarray(index) for index in indices], session.layout), local)
+    if not runner.stands_for_others:
+        return runner.device_assignment.addressable_replicas[local]
+    indices = range(runner.device_assignment.num_replicas)
+    return runner.component(PerReplica([jnp.asarray(index) for index in indices], runner.device_assignment), local)
 
 
 def _share(variable: Any, value: Any, replica: Any) -> Any:
@@ -112,8 +112,8 @@ def write_component(assignment: Assignment, replica: int, value: Any) -> Any:
     """
     variable, here = assignment.variable, ambient()
     _check_has_components(assignment)
-    frame = frame_of(variable, here)
-    check_writable(variable, frame, assignment.called)
+    store = store_of(variable, here)
+    check_writable(variable, store, assignment.called)
     check_strategy(variable, here, assignment.called)
     if here.runner is not None:
         raise ContextError(
@@ -122,25 +122,25 @@ def write_component(assignment: Assignment, replica: int, value: Any) -> Any:
             rule="inside run each replica assigns its own component, by the variable",
             remedy=f"write {variable.name}.assign(value) in the replica function",
         )
-    if frame is None:
+    if store is None:
         with turn(), lock:
             return _store_component(assignment, replica, value)
-    whole = frame.whole(variable)
+    whole = store.whole(variable)
     new = assignment.combined(whole[replica], value)
-    frame.set_whole(variable, whole.at[replica].set(new), assignment.where)
+    store.set_whole(variable, whole.at[replica].set(new), assignment.where)
     return new
 
 
 def _store_component(assignment: Assignment, replica: int, value: Any) -> Any:
     variable = assignment.variable
-    if variable.layout.spans_processes:
-        parts = [variable.stored_component(k) for k in range(len(variable.layout.addressable_replicas))]
+    if variable.device_assignment.spans_processes:
+        parts = [variable.stored_component(k) for k in range(len(variable.device_assignment.addressable_replicas))]
         parts[replica] = new = assignment.combined(parts[replica], near(value, parts[replica]))
-        variable.store(stack_components(parts, variable.layout))
+        variable.store(stack_components(parts, variable.device_assignment))
         return new
     whole = variable.stored()
     new = assignment.combined(whole[replica], value)
-    variable.store(jax.device_put(whole.at[replica].set(new), variable.layout.sharded))
+    variable.store(jax.device_put(whole.at[replica].set(new), variable.device_assignment.sharded))
     return new
 
 

@@ -7,31 +7,31 @@ from typing import Any
 from mirrored._jax.traces import current_trace, is_eval, recording_parent
 from mirrored.errors import ContextError, TransformError
 from mirrored.runtime.ambient import Ambient, ambient
-from mirrored.runtime.variable_store import Frame
+from mirrored.runtime.variable_store import VariableStore
 
 
-def frame_of(variable: Any, here: Ambient) -> Frame | None:
+def store_of(variable: Any, here: Ambient) -> VariableStore | None:
     """Where `variable` is read and written in this context; None is its storage.
 
     A plain variable used by an eager run is shared by the replicas, which run one after another: it has no copies to
     stage. The slots of an optimizer that was made out of scope are staged all the same: one step updates them once.
     """
-    frame = here.frame
-    if frame is not None and not frame.captures and variable.layout is None and not variable.internal:
+    store = here.store
+    if store is not None and not store.captures and variable.device_assignment is None and not variable.internal:
         return None
-    return frame
+    return store
 
 
 def eager_replica(variable: Any) -> int | None:
     """The replica of an eager run, for a sync-on-read variable: there an assignment gives the component itself."""
     here = ambient()
-    eager_run = here.replica is not None and here.frame is not None and not here.frame.captures
+    eager_run = here.replica is not None and here.store is not None and not here.store.captures
     return here.replica.local_index if eager_run and variable.per_replica else None
 
 
 def check_strategy(variable: Any, here: Ambient, called: str) -> None:
     """Refuses a variable of another strategy than the current one."""
-    if variable.layout is None or not here.strategies or variable.strategy is here.strategies[-1]:
+    if variable.device_assignment is None or not here.strategies or variable.strategy is here.strategies[-1]:
         return
     raise ContextError(
         called,
@@ -41,9 +41,9 @@ def check_strategy(variable: Any, here: Ambient, called: str) -> None:
     )
 
 
-def check_readable(variable: Any, frame: Frame | None, here: Ambient) -> None:
+def check_readable(variable: Any, store: VariableStore | None, here: Ambient) -> None:
     """Refuses a read that a bare transform would bake in as a constant."""
-    if here.listeners or (frame is not None and frame.captures) or is_eval(recording_parent(current_trace())):
+    if here.listeners or (store is not None and store.captures) or is_eval(recording_parent(current_trace())):
         return
     raise TransformError(
         f"reading {variable.name}",
@@ -54,10 +54,10 @@ def check_readable(variable: Any, frame: Frame | None, here: Ambient) -> None:
     )
 
 
-def check_writable(variable: Any, frame: Frame | None, called: str) -> None:
+def check_writable(variable: Any, store: VariableStore | None, called: str) -> None:
     """Refuses an assignment under a transform that would do it while tracing only."""
     trace = recording_parent(current_trace())
-    if trace is frame.base_trace if frame is not None and frame.captures else is_eval(trace):
+    if trace is store.base_trace if store is not None and store.captures else is_eval(trace):
         return
     raise TransformError(
         called,

@@ -12,7 +12,7 @@ from mirrored._jax.traces import current_trace, eager, is_eval, recording_parent
 from mirrored.errors import ArgumentTypeError, ContextError
 from mirrored.runtime.ambient import ambient, within
 
-_PLACES: Final = ("_strategy", "_layout")
+_PLACES: Final = ("_strategy", "_device_assignment")
 # What is true of the value and not of the copy, or refers to the original.
 _OF_THE_VALUE: Final = {"_array": None, "_lost": None, "_components": None, "_shared": False}
 _OF_THE_ORIGINAL: Final = ("_withheld", "_keras_view")
@@ -46,7 +46,7 @@ def reduced(variable: Any) -> Any:
         ArgumentTypeError: It belongs to a strategy, or holds typed random keys.
         ContextError: Inside a run or a compiled function, where the value is not in storage.
     """
-    if variable.layout is not None:
+    if variable.device_assignment is not None:
         raise ArgumentTypeError(
             "pickle of a Variable",
             found=f"variable {variable.name!r} of {variable.strategy!r}",
@@ -77,7 +77,7 @@ def _plain(kind: Any, value: Any, options: dict[str, Any]) -> Any:
 
 
 def _stored(variable: Any, called: str) -> Any:
-    if ambient().frame is not None or not is_eval(recording_parent(current_trace())):
+    if ambient().store is not None or not is_eval(recording_parent(current_trace())):
         raise ContextError(
             f"{called} of a Variable",
             found=f"variable {variable.name!r} inside a run, a compiled function or a JAX transform",

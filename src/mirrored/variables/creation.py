@@ -12,7 +12,7 @@ from typing import Any
 from mirrored._jax.frames import user_line
 from mirrored.errors import MergeError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.merging import Session
+from mirrored.runtime.merging import ReplicaRunner
 
 Creator = Callable[..., Any]
 
@@ -35,33 +35,33 @@ class VariableMeta(abc.ABCMeta):
             args, kwargs = (), dict(bound.arguments)
         for creator in here.creators:
             make = _nested(creator, make)
-        session = here.runner
-        if session is None or session.in_place or here.replica is None:
+        runner = here.runner
+        if runner is None or runner.in_place or here.replica is None:
             return make(*args, **kwargs)
         name = inspect.signature(cls).bind(*args, **kwargs).arguments.get("name")
-        return _shared(session, here.replica.local_index, name, lambda: make(*args, **kwargs))
+        return _shared(runner, here.replica.local_index, name, lambda: make(*args, **kwargs))
 
 
 def _nested(creator: Callable[..., Any], make: Creator) -> Creator:
     return lambda *args, **kwargs: creator(make, *args, **kwargs)
 
 
-def _shared(session: Session, replica: int, name: str | None, make: Callable[[], Any]) -> Any:
+def _shared(runner: ReplicaRunner, replica: int, name: str | None, make: Callable[[], Any]) -> Any:
     """The variable that the replicas create at this line of user code, as often as this one has come here."""
     line = user_line()
-    count = session.creations[replica, line] = session.creations.get((replica, line), 0) + 1
+    count = runner.creations[replica, line] = runner.creations.get((replica, line), 0) + 1
     # Replicas run in order, so whatever another one creates, the first has created before.
     if replica == 0:
-        session.created[line, count] = made = make()
+        runner.created[line, count] = made = make()
         return made
-    if (line, count) not in session.created:
+    if (line, count) not in runner.created:
         raise MergeError(
             "Variable",
             found=f"replica {replica} creates variable {name!r} at {line}, and replica 0 does not",
             rule="the replicas of a run create a variable together",
             remedy="create it on every replica, at the same line, or outside run",
         )
-    made = session.created[line, count]
+    made = runner.created[line, count]
     _check_names(made.name, name)
     return made
 

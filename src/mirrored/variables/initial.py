@@ -30,7 +30,7 @@ def evaluate_initial(initial_value: Any, dtype: Any, name: str | None) -> jax.Ar
             rule="a variable is created with a value, which gives its shape and dtype",
             remedy="Variable(jnp.zeros(shape)), Variable(0.0) or Variable(lambda: jnp.zeros(shape))",
         )
-    with eager(), jit_key.using(None), within(frame=None, listeners=()):
+    with eager(), jit_key.using(None), within(store=None, listeners=()):
         value = initial_value() if callable(initial_value) and not hasattr(initial_value, "dtype") else initial_value
         if isinstance(value, PerReplica):
             raise ValuesError(

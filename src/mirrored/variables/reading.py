@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from mirrored.collectives.host_allgather import agree
+from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import VariableError
 from mirrored.runtime.ambient import Ambient, ambient
-from mirrored.runtime.variable_store import Frame
-from mirrored.variables.contexts import check_readable, check_strategy, frame_of
+from mirrored.runtime.variable_store import VariableStore
+from mirrored.variables.contexts import check_readable, check_strategy, store_of
 from mirrored.variables.rules import VariableAggregation, reduction_of
 
 
 def read(variable: Any) -> Any:
     """The value as the current context sees it."""
     here = ambient()
-    frame = frame_of(variable, here)
-    check_readable(variable, frame, here)
+    store = store_of(variable, here)
+    check_readable(variable, store, here)
     if here.replica is None:
         if variable.per_replica:
-            return aggregate(variable, frame, here)
-        return variable.stored() if frame is None else frame.whole(variable)
-    return _read_in_replica(variable, frame, here)
+            return aggregate(variable, store, here)
+        return variable.stored() if store is None else store.whole(variable)
+    return _read_in_replica(variable, store, here)
 
 
-def _read_in_replica(variable: Any, frame: Frame | None, here: Ambient) -> Any:
+def _read_in_replica(variable: Any, store: VariableStore | None, here: Ambient) -> Any:
     index = here.replica.local_index
-    if frame is not None:
+    if store is not None:
         check_strategy(variable, here, f"reading {variable.name}")
-        return frame.local(variable, index)
+        return store.local(variable, index)
     if variable.per_replica:
         return variable.stored_component(index)
     # A plain variable in an eager run: on this replica's device for once.
@@ -39,17 +39,17 @@ def _read_in_replica(variable: Any, frame: Frame | None, here: Ambient) -> Any:
 def component(variable: Any, replica: int) -> Any:
     """One replica's component, without aggregation."""
     here = ambient()
-    frame = frame_of(variable, here)
-    check_readable(variable, frame, here)
-    if frame is None:
+    store = store_of(variable, here)
+    check_readable(variable, store, here)
+    if store is None:
         return variable.stored_component(replica)
     if here.replica is not None and here.replica.local_index == replica:
-        return frame.local(variable, replica)
-    whole = frame.whole(variable)
+        return store.local(variable, replica)
+    whole = store.whole(variable)
     return whole[replica] if variable.per_replica else whole
 
 
-def aggregate(variable: Any, frame: Frame | None, here: Ambient) -> Any:
+def aggregate(variable: Any, store: VariableStore | None, here: Ambient) -> Any:
     """A sync-on-read variable's components as one value. Cross-replica context.
 
     Raises:
@@ -64,15 +64,15 @@ def aggregate(variable: Any, frame: Frame | None, here: Ambient) -> Any:
             remedy="give aggregation=VariableAggregation.SUM (or MEAN, ...), or read variable.values one by one",
         )
     only_first = aggregation is VariableAggregation.ONLY_FIRST_REPLICA
-    session = here.runner
-    if session is not None and frame is not None:
-        locals_ = [frame.local(variable, index) for index in range(session.num_local)]
-        return session.first(locals_) if only_first else session.reduce(reduction_of(aggregation), [locals_])[0]
-    stacked = variable.stored() if frame is None else frame.whole(variable)
-    if frame is None and variable.layout.spans_processes:
+    runner = here.runner
+    if runner is not None and store is not None:
+        locals_ = [store.local(variable, index) for index in range(runner.num_local)]
+        return runner.first(locals_) if only_first else runner.reduce(reduction_of(aggregation), [locals_])[0]
+    stacked = variable.stored() if store is None else store.whole(variable)
+    if store is None and variable.device_assignment.spans_processes:
         # A worker that reads alone would wait in the collective for the others, which nothing ends.
-        agree(f"reading {variable.name}", f"read the sync-on-read variable {variable.name!r}")
+        host_allgather(f"reading {variable.name}", f"read the sync-on-read variable {variable.name!r}")
     if only_first or variable.num_replicas == 1:
-        return first_stacked(stacked, variable.layout)
+        return first_stacked(stacked, variable.device_assignment)
     algorithm = variable.strategy.cross_device_ops
-    return reduce_stacked(algorithm, reduction_of(aggregation), [stacked], variable.layout)[0]
+    return reduce_stacked(algorithm, reduction_of(aggregation), [stacked], variable.device_assignment)[0]

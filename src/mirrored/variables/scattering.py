@@ -13,7 +13,7 @@ from mirrored._jax.putting import as_array
 from mirrored.errors import NotSupportedError
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.listeners import announce_write
-from mirrored.variables.contexts import check_writable, frame_of
+from mirrored.variables.contexts import check_writable, store_of
 from mirrored.variables.kinds import check_kind
 from mirrored.variables.rules import VariableAggregation
 from mirrored.variables.state_lock import turn
@@ -77,8 +77,8 @@ class Scattering:
     def _scale(self: Any, method: str, rows: Any, how: Callable[[Any, Any], Any]) -> Any:
         self._check_scatter(method, sums=True)
         values, indices, here = self._rows(method, rows), as_array(rows.indices), ambient()
-        frame = frame_of(self, here)
-        together = here.replica is not None and frame is not None and self.aggregation not in _PLAIN
+        store = store_of(self, here)
+        together = here.replica is not None and store is not None and self.aggregation not in _PLAIN
         if together:
             values, indices = here.replica.all_gather([values, indices], 0)
         if together and self.aggregation is VariableAggregation.MEAN:
@@ -86,12 +86,12 @@ class Scattering:
         with turn():
             old = self.read_value()
             new = how(old, jnp.ones_like(old).at[indices].multiply(values.astype(old.dtype)))
-            if not together or frame is None:
+            if not together or store is None:
                 return self.assign(new)
         # All replicas have computed the same value from the same rows: nothing is left to aggregate.
-        check_writable(self, frame, f"{self.name}.{method}")
+        check_writable(self, store, f"{self.name}.{method}")
         announce_write(self)
-        frame.set_local(self, here.replica.local_index, new, user_line())
+        store.set_local(self, here.replica.local_index, new, user_line())
         return self.read_value()
 
     def _check_scatter(self: Any, method: str, *, sums: bool) -> None:

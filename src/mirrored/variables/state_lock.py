@@ -41,7 +41,7 @@ thread must replace values in between: no other run, compiled step, assignment, 
 _NO_TURN: Final = nullcontext()
 
 
-class Step(Protocol):
+class StepInProgress(Protocol):
     """A step in progress."""
 
     def finish(self) -> None:
@@ -49,7 +49,7 @@ class Step(Protocol):
         ...
 
 
-class _State:
+class _StateVersion:
     """The state of all variables of this process.
 
     Attributes:
@@ -62,16 +62,16 @@ class _State:
     __slots__ = ("calls_back", "reading", "step", "version")
 
     def __init__(self) -> None:
-        self.step: Step | None = None
+        self.step: StepInProgress | None = None
         self.version = 0
         self.reading: dict[object, Any] = {}
         self.calls_back = 0
 
 
-state: Final = _State()
+state: Final = _StateVersion()
 
 
-class _Thread(threading.local):
+class _LockThread(threading.local):
     """What belongs to this thread.
 
     Attributes:
@@ -87,7 +87,7 @@ class _Thread(threading.local):
     excused: bool = False
 
 
-thread: Final = _Thread()
+thread: Final = _LockThread()
 
 
 def turn() -> AbstractContextManager[Any]:

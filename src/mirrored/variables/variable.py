@@ -79,7 +79,7 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
     def __new__(cls, *args: Any, **kwargs: Any) -> Variable:
         """A `DistributedVariable` where a strategy is current."""
         strategies = ambient().strategies
-        distributed = bool(strategies) and strategies[-1].layout is not None
+        distributed = bool(strategies) and strategies[-1].device_assignment is not None
         return super().__new__(DistributedVariable if distributed and cls is Variable else cls)
 
     def __init__(
@@ -97,10 +97,10 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
         self._aggregation = as_aggregation(aggregation, name)
         here = ambient()
         self._strategy = here.strategies[-1] if here.strategies else None
-        self._layout = getattr(self._strategy, "layout", None)
+        self._device_assignment = getattr(self._strategy, "device_assignment", None)
         value = evaluate_initial(initial_value, dtype, name)
-        if self._layout is not None and self._layout.spans_processes:
-            value = broadcast_initial(value, name, self._layout)
+        if self._device_assignment is not None and self._device_assignment.spans_processes:
+            value = broadcast_initial(value, name, self._device_assignment)
         if shape is not None and tuple(shape) != value.shape:
             raise ArgumentError(
                 "Variable",
@@ -116,13 +116,13 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
         self._trainable = not on_read if trainable is None else bool(trainable)
         # The value itself is replaced by steps, in C (see `state_lock`). What else is known of a value is kept together
         # with the array that it is true of, and holds as long as that array is the value.
-        self._array: Any = placed(value, self._layout, self.per_replica)
+        self._array: Any = placed(value, self._device_assignment, self.per_replica)
         self._lost: tuple[Any, str] | None = None
         self._components: tuple[Any, tuple[Any, ...]] | None = None
         self._shared = False
         self.await_value()
-        if here.frame is not None:
-            here.frame.created(self)
+        if here.store is not None:
+            here.store.created(self)
 
     # What it is
 
@@ -164,7 +164,7 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
     @property
     def per_replica(self) -> bool:
         """Whether every replica has a component of its own (ON_READ, in a strategy)."""
-        return self._layout is not None and self._synchronization is VariableSynchronization.ON_READ
+        return self._device_assignment is not None and self._synchronization is VariableSynchronization.ON_READ
 
     @property
     def is_sum_of_components(self) -> bool:
@@ -172,9 +172,9 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
         return self._synchronization is VariableSynchronization.ON_READ and self._aggregation is VariableAggregation.SUM
 
     @property
-    def layout(self) -> Any:
+    def device_assignment(self) -> Any:
         """Which replica lives on which device; None for a plain variable."""
-        return self._layout
+        return self._device_assignment
 
     @property
     def strategy(self) -> Any:
@@ -189,7 +189,7 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
     @property
     def num_replicas(self) -> int:
         """On how many replicas it is."""
-        return 1 if self._layout is None else int(self._layout.num_replicas)
+        return 1 if self._device_assignment is None else int(self._device_assignment.num_replicas)
 
     @property
     def device(self) -> str:
@@ -198,8 +198,8 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
 
     def device_of(self, replica: int) -> str:
         """Where one replica's copy lives, as TensorFlow writes it."""
-        if self._layout is not None:
-            return str(self._layout.name_of(self._layout.addressable_replicas[replica]))
+        if self._device_assignment is not None:
+            return str(self._device_assignment.name_of(self._device_assignment.addressable_replicas[replica]))
         device = next(iter(self.stored().devices()))
         return f"/job:localhost/replica:0/task:0/device:{device.platform.upper()}:{device.id}"
 
@@ -226,7 +226,7 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
     def numpy(self) -> np.ndarray[Any, Any]:
         """The value as a NumPy array of its own (not while tracing)."""
         here = ambient()
-        if here.frame is None and not here.listeners and not self.per_replica and is_eager():
+        if here.store is None and not here.listeners and not self.per_replica and is_eager():
             return self.on_host()
         return np.array(self.read_value())
 
@@ -356,11 +356,11 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
     def stored_component(self, replica: int) -> Any:
         """One replica's component in storage, on that replica's device."""
         whole = self.stored()
-        if self._layout is None:
+        if self._device_assignment is None:
             return whole
         found = self._components
         if found is None or found[0] is not whole:
-            found = self._components = (whole, components(whole, self._layout, self.per_replica))
+            found = self._components = (whole, components(whole, self._device_assignment, self.per_replica))
         return found[1][replica]
 
     def component_value(self, replica: int) -> Any:
@@ -424,7 +424,7 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
         return copying.reduced(self)
 
     def __repr__(self) -> str:
-        if ambient().frame is not None or self.is_lost:
+        if ambient().store is not None or self.is_lost:
             condition = "lost" if self.is_lost else "being traced"
             return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} ({condition})>"
         return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} value={self.on_host()}>"
@@ -439,11 +439,13 @@ class DistributedVariable(Variable, DistributedValues):
     @property
     def values(self) -> tuple[VariableComponent, ...]:
         """The copies, one per replica of this process."""
-        mine = self.num_replicas if self._layout is None else len(self._layout.addressable_replicas)
+        mine = (
+            self.num_replicas if self._device_assignment is None else len(self._device_assignment.addressable_replicas)
+        )
         return tuple(VariableComponent(self, replica) for replica in range(mine))
 
     def __repr__(self) -> str:
-        if ambient().frame is not None or self.is_lost:
+        if ambient().store is not None or self.is_lost:
             return Variable.__repr__(self)
         return distributed_repr("SyncOnReadVariable" if self.per_replica else "MirroredVariable", self.values)
 

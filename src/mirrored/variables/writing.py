@@ -9,13 +9,13 @@ from mirrored._jax.putting import as_array
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import ContextError, VariableError
 from mirrored.runtime.ambient import Ambient, ambient
-from mirrored.runtime.merging import Merge, Session
-from mirrored.runtime.variable_store import Frame
+from mirrored.runtime.merging import Merge, ReplicaRunner
+from mirrored.runtime.variable_store import VariableStore
 from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica
 from mirrored.variables.assignment import Assignment, aggregation_name
 from mirrored.variables.comparing import check_same_everywhere
 from mirrored.variables.component_writing import write_components
-from mirrored.variables.contexts import check_strategy, check_writable, frame_of
+from mirrored.variables.contexts import check_strategy, check_writable, store_of
 from mirrored.variables.placement import aligned, own, placed, uncommitted
 from mirrored.variables.reading import aggregate
 from mirrored.variables.rules import VariableAggregation, reduction_of
@@ -24,45 +24,45 @@ from mirrored.variables.state_lock import lock, turn
 
 def check_assignable(variable: Any, called: str) -> None:
     """Refuses an assignment under a transform that would do it while tracing only."""
-    check_writable(variable, frame_of(variable, ambient()), called)
+    check_writable(variable, store_of(variable, ambient()), called)
 
 
 def write(assignment: Assignment, value: Any) -> Any:
     """Assigns by the rules, and returns the new value as the context sees it."""
     here = ambient()
     variable = assignment.variable
-    frame = frame_of(variable, here)
-    check_writable(variable, frame, assignment.called)
+    store = store_of(variable, here)
+    check_writable(variable, store, assignment.called)
     check_strategy(variable, here, assignment.called)
     if isinstance(value, Mirrored):
         value = value.value
     if here.replica is not None:
-        return _write_in_replica(assignment, value, frame, here)
+        return _write_in_replica(assignment, value, store, here)
     if not variable.per_replica:
-        return _write_whole(assignment, value, frame, here)
-    write_components(assignment, value, frame, here)
+        return _write_whole(assignment, value, store, here)
+    write_components(assignment, value, store, here)
     if variable.aggregation is VariableAggregation.NONE or not assignment.read_value:
         return None
-    return aggregate(variable, frame, here)
+    return aggregate(variable, store, here)
 
 
 # Cross-replica context
 
 
-def _write_whole(assignment: Assignment, value: Any, frame: Frame | None, here: Ambient) -> Any:
+def _write_whole(assignment: Assignment, value: Any, store: VariableStore | None, here: Ambient) -> Any:
     variable = assignment.variable
     if isinstance(value, PerReplica):
         value = _reduced(assignment, value, here)
-    if frame is None:
+    if store is None:
         check_same_everywhere(assignment, value)
         with turn(), lock:  # nothing of another thread between reading the old value and storing the new one
-            new = assignment.combined(assignment.old(), aligned(value, variable.layout))
-            stored = placed(own(new), variable.layout, per_replica=False)
+            new = assignment.combined(assignment.old(), aligned(value, variable.device_assignment))
+            stored = placed(own(new), variable.device_assignment, per_replica=False)
             variable.store(stored, shared=assignment.read_value)
         return stored
-    new = assignment.combined(frame.whole(variable), aligned(value, variable.layout))
-    frame.set_whole(variable, new, assignment.where)
-    return frame.whole(variable)
+    new = assignment.combined(store.whole(variable), aligned(value, variable.device_assignment))
+    store.set_whole(variable, new, assignment.where)
+    return store.whole(variable)
 
 
 def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
@@ -77,18 +77,24 @@ def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
             remedy="create it with aggregation=VariableAggregation.MEAN (or SUM, ...), or reduce the value first",
         )
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-        return first_stacked(value.stacked(variable.layout), variable.layout) if here.frame is None else value.values[0]
-    op, session = reduction_of(aggregation), here.runner
-    if session is not None and (isinstance(value, LocalPerReplica) or here.frame is not None):
-        return session.reduce(op, [[session.component(value, k) for k in range(session.num_local)]])[0]
-    return reduce_stacked(variable.strategy.cross_device_ops, op, [value.stacked(variable.layout)], variable.layout)[0]
+        return (
+            first_stacked(value.stacked(variable.device_assignment), variable.device_assignment)
+            if here.store is None
+            else value.values[0]
+        )
+    op, runner = reduction_of(aggregation), here.runner
+    if runner is not None and (isinstance(value, LocalPerReplica) or here.store is not None):
+        return runner.reduce(op, [[runner.component(value, k) for k in range(runner.num_local)]])[0]
+    return reduce_stacked(
+        variable.strategy.cross_device_ops, op, [value.stacked(variable.device_assignment)], variable.device_assignment
+    )[0]
 
 
 # Replica context
 
 
-def _write_in_replica(assignment: Assignment, value: Any, frame: Frame | None, here: Ambient) -> Any:
-    variable, session, index = assignment.variable, here.runner, here.replica.local_index
+def _write_in_replica(assignment: Assignment, value: Any, store: VariableStore | None, here: Ambient) -> Any:
+    variable, runner, index = assignment.variable, here.runner, here.replica.local_index
     if isinstance(value, PerReplica):
         raise VariableError(
             assignment.called,
@@ -96,17 +102,17 @@ def _write_in_replica(assignment: Assignment, value: Any, frame: Frame | None, h
             rule="inside run each replica assigns its own component",
             remedy="pass the per-replica value to run(fn, args=(value,)) and assign what the replica receives",
         )
-    if frame is None:
-        return _write_alone(assignment, value) if session is None else _write_shared(assignment, value, session, index)
-    alone = session is None or session.layout.num_replicas == 1
-    if session is None or alone or variable.per_replica or variable.aggregation is VariableAggregation.NONE:
-        new = assignment.combined(frame.local(variable, index), value)
-        frame.set_local(variable, index, new, assignment.where)
-        return frame.local(variable, index)
-    if variable.layout is None and variable.is_sum_of_components:
+    if store is None:
+        return _write_alone(assignment, value) if runner is None else _write_shared(assignment, value, runner, index)
+    alone = runner is None or runner.device_assignment.num_replicas == 1
+    if runner is None or alone or variable.per_replica or variable.aggregation is VariableAggregation.NONE:
+        new = assignment.combined(store.local(variable, index), value)
+        store.set_local(variable, index, new, assignment.where)
+        return store.local(variable, index)
+    if variable.device_assignment is None and variable.is_sum_of_components:
         raise _without_components(assignment)
-    _merge(assignment, value, frame, session)
-    return frame.local(variable, index)
+    _merge(assignment, value, store, runner)
+    return store.local(variable, index)
 
 
 def _without_components(assignment: Assignment) -> ContextError:
@@ -126,32 +132,32 @@ def _write_alone(assignment: Assignment, value: Any) -> Any:
     with turn(), lock:
         old = assignment.old()
         first = old[0] if variable.per_replica and old is not None else old
-        new = assignment.combined(first, aligned(value, variable.layout))
-        variable.store(placed(own(new), variable.layout, variable.per_replica))
+        new = assignment.combined(first, aligned(value, variable.device_assignment))
+        variable.store(placed(own(new), variable.device_assignment, variable.per_replica))
     return new
 
 
-def _write_shared(assignment: Assignment, value: Any, session: Session, index: int) -> Any:
+def _write_shared(assignment: Assignment, value: Any, runner: ReplicaRunner, index: int) -> Any:
     """One replica of an eager run assigns a plain variable, on its own device."""
     with lock:
-        new = assignment.combined(session.component(assignment.old(), index), value)
+        new = assignment.combined(runner.component(assignment.old(), index), value)
         assignment.variable.store(uncommitted(new))
     return new
 
 
-def _merge(assignment: Assignment, value: Any, frame: Frame, session: Session) -> None:
+def _merge(assignment: Assignment, value: Any, store: VariableStore, runner: ReplicaRunner) -> None:
     """All replicas assign a mirrored variable: their values are aggregated."""
     variable = assignment.variable
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
-        merged = aligned(_merged(assignment, payloads, session), variable.layout)
-        frame.set_whole(variable, assignment.combined(frame.whole(variable), merged), assignment.where)
+        merged = aligned(_merged(assignment, payloads, runner), variable.device_assignment)
+        store.set_whole(variable, assignment.combined(store.whole(variable), merged), assignment.where)
         return [None] * len(payloads)
 
-    session.meet(Merge(assignment.called, run), value)
+    runner.run_merge(Merge(assignment.called, run), value)
 
 
-def _merged(assignment: Assignment, payloads: Sequence[Any], session: Session) -> Any:
+def _merged(assignment: Assignment, payloads: Sequence[Any], runner: ReplicaRunner) -> Any:
     """What the replicas' assigned values become together."""
     aggregation, first = assignment.variable.aggregation, payloads[0]
     is_number = not hasattr(first, "dtype") and not isinstance(first, (list, tuple))
@@ -159,8 +165,8 @@ def _merged(assignment: Assignment, payloads: Sequence[Any], session: Session) -
         return _one_number(assignment, first)
     arrays = [as_array(payload) for payload in payloads]
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-        return session.first(arrays)
-    return session.reduce(reduction_of(aggregation), [arrays])[0]
+        return runner.first(arrays)
+    return runner.reduce(reduction_of(aggregation), [arrays])[0]
 
 
 def _one_number(assignment: Assignment, number: Any) -> Any:

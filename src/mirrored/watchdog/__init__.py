@@ -1,7 +1,7 @@
 """Naming what goes wrong between workers: hangs, differences, exceptions that would leave the others waiting."""
 
-from mirrored.watchdog.collective_log import roll as roll
-from mirrored.watchdog.fail_fast_exit import leave_on_exceptions as leave_on_exceptions
-from mirrored.watchdog.monitor import watch_workers as watch_workers
+from mirrored.watchdog.collective_log import collective_log as collective_log
+from mirrored.watchdog.fail_fast_exit import install_fail_fast as install_fail_fast
+from mirrored.watchdog.monitor import start_watchdog as start_watchdog
 
 __all__ = ["leave_on_exceptions", "roll", "watch_workers"]

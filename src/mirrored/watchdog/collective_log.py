@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from mirrored.watchdog.worker_progress import Place, Standing, Stretch
+from mirrored.watchdog.worker_progress import CallSite, CallSpan, WorkerProgress
 
 _STRETCHES: Final = 32
 _MARKS: Final = 32
@@ -29,7 +29,7 @@ class _Place:
     times: int = 0
 
 
-class Roll:
+class CollectiveLog:
     """The operations of this process, in order. Written by the main thread, read by the watching one.
 
     A million calls of one step are one stretch. What is remembered: the newest stretches, every line of the program
@@ -98,18 +98,18 @@ class Roll:
         finally:
             self.depart()
 
-    def standing(self, *, beat: int, has_ended: bool, name: str) -> Standing:
+    def standing(self, *, beat: int, has_ended: bool, name: str) -> WorkerProgress:
         """Where this worker stands now."""
         count = self.count
         inside = self.inside or self._is_computing()
-        stretches = tuple(Stretch(first, time, one.label, one.line) for first, time, one in list(self._stretches))
+        stretches = tuple(CallSpan(first, time, one.label, one.line) for first, time, one in list(self._stretches))
         places = list(self._places.values())
         newest = itertools.islice(reversed(places), _STRETCHES)
-        return Standing(
+        return WorkerProgress(
             count,
             inside,
             stretches,
-            tuple(Place(one.label, one.line, one.first, one.times) for one in newest),
+            tuple(CallSite(one.label, one.line, one.first, one.times) for one in newest),
             self._forgets or len(places) > _STRETCHES,
             dict(list(self._marks)),
             has_ended,
@@ -122,5 +122,5 @@ class Roll:
         return token is not None and not token.is_deleted() and not token.is_ready()
 
 
-roll = Roll()
+collective_log = CollectiveLog()
 """The one of this process."""

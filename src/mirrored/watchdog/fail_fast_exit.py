@@ -38,7 +38,7 @@ _LOST_PEER_WORDS: Final = (
 )
 
 
-class Launcher:
+class LauncherChannel:
     """The worker's end of the channel to its launcher.
 
     Args:
@@ -89,7 +89,7 @@ class Launcher:
 class _Process:
     """What this process knows of its launcher."""
 
-    launcher: Launcher | None = None
+    launcher: LauncherChannel | None = None
     leaving = threading.Lock()
     farewell: Callable[[str, str], object] | None = None
     suspect: Callable[[], str | None] | None = None
@@ -97,7 +97,7 @@ class _Process:
 
 def connect(descriptor: int) -> None:
     """Opens the channel to the launcher; once per process."""
-    _Process.launcher = Launcher(descriptor)
+    _Process.launcher = LauncherChannel(descriptor)
     in_forked_children(_reset)
 
 
@@ -117,7 +117,7 @@ def has_launcher() -> bool:
     return _Process.launcher is not None
 
 
-def say_farewell_by(farewell: Callable[[str, str], object], suspect: Callable[[], str | None]) -> None:
+def report_exit_by(farewell: Callable[[str, str], object], suspect: Callable[[], str | None]) -> None:
     """Says how the other workers are to hear of this one's end, and who knows which of them is lost.
 
     Args:
@@ -133,7 +133,7 @@ def tell_launcher(text: str) -> None:
         _Process.launcher.note(text)
 
 
-def leave(kind: str, code: int, text: str, show: Callable[[], object]) -> NoReturn:
+def fail_fast(kind: str, code: int, text: str, show: Callable[[], object]) -> NoReturn:
     """Ends this process now.
 
     Args:
@@ -166,21 +166,21 @@ def is_lost_peer(error: BaseException) -> bool:
     return any(word in message for word in _LOST_PEER_WORDS)
 
 
-def leave_by_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
+def fail_fast_on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
     """Ends this process for an exception that nobody has caught: its traceback, and no waiting for the others."""
     if isinstance(error, KeyboardInterrupt):
-        leave("exit", 130, "was interrupted", lambda: None)
+        fail_fast("exit", 130, "was interrupted", lambda: None)
     notes = sum(note.count("\n") + 1 for note in getattr(error, "__notes__", ()))
     lines = traceback.format_exception_only(kind, error)
     last = lines[max(0, len(lines) - 1 - notes)].strip()[:300]
     if not is_lost_peer(error):
-        leave("error", 1, f"ended by {last}", lambda: _show(kind, error, trace, None))
+        fail_fast("error", 1, f"ended by {last}", lambda: _show(kind, error, trace, None))
     if _Process.suspect is None:
-        leave("lost-peer", 1, f"has lost another worker: {last}", lambda: _show(kind, error, trace, None))
+        fail_fast("lost-peer", 1, f"has lost another worker: {last}", lambda: _show(kind, error, trace, None))
     # The watch may know more: who was lost, or that the workers were not at the same operation. Then it leaves.
     time.sleep(_PATIENCE_SECONDS)
     lost = _Process.suspect()
-    leave("lost-peer", 1, f"has lost another worker: {lost or last}", lambda: _show(kind, error, trace, lost))
+    fail_fast("lost-peer", 1, f"has lost another worker: {lost or last}", lambda: _show(kind, error, trace, lost))
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None, lost: str | None) -> None:
@@ -191,13 +191,13 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 
 def _leave_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    leave_by_exception(kind, error, trace)
+    fail_fast_on_exception(kind, error, trace)
 
 
 _original_hook = [sys.__excepthook__]
 
 
-def leave_on_exceptions() -> None:
+def install_fail_fast() -> None:
     """Has every uncaught exception of the main thread end this process at once (not in an interactive session)."""
     if hasattr(sys, "ps1") or sys.flags.interactive or sys.excepthook is _leave_at_once:
         return

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
-from mirrored.watchdog.worker_progress import Place, Standing
+from mirrored.watchdog.worker_progress import CallSite, WorkerProgress
 
 _RULE = "All workers make the same calls in the same order"
 _REMEDY = "take it out of the Python branch that only some of them enter"
 
 
-def apart(standings: Mapping[int, Standing]) -> str | None:
+def apart(standings: Mapping[int, WorkerProgress]) -> str | None:
     """Names two workers that are at different operations under one number, if there are such.
 
     They can never come together: each waits for the other, or has taken part in something else than it believes.
@@ -36,7 +36,7 @@ def apart(standings: Mapping[int, Standing]) -> str | None:
     return None
 
 
-def _first_difference(one: Standing, other: Standing) -> int | None:
+def _first_difference(one: WorkerProgress, other: WorkerProgress) -> int | None:
     """The first operation of those that both remember that is not the same."""
     start, end = max(one.oldest, other.oldest), min(one.count, other.count)
     begins = {stretch.first for stretch in (*one.stretches, *other.stretches)} | {start}
@@ -46,12 +46,12 @@ def _first_difference(one: Standing, other: Standing) -> int | None:
     )
 
 
-def _first_mark(one: Standing, other: Standing) -> int | None:
+def _first_mark(one: WorkerProgress, other: WorkerProgress) -> int | None:
     common = sorted(one.marks.keys() & other.marks.keys())
     return next((number for number in common if one.marks[number] != other.marks[number]), None)
 
 
-def left_behind(standings: Mapping[int, Standing]) -> str | None:
+def left_behind(standings: Mapping[int, WorkerProgress]) -> str | None:
     """Names a worker whose program has ended before an operation that another one waits in, if there is one."""
     for worker, standing in sorted(standings.items()):
         ahead = [other for other, theirs in sorted(standings.items()) if theirs.count > standing.count]
@@ -66,7 +66,7 @@ def left_behind(standings: Mapping[int, Standing]) -> str | None:
     return None
 
 
-def alone(standings: Mapping[int, Standing]) -> dict[tuple[int, str, str], str]:
+def alone(standings: Mapping[int, WorkerProgress]) -> dict[tuple[int, str, str], str]:
     """Lines that one worker has called an operation from, and another has passed by without any call of its own.
 
     That other worker has taken the call for one that it made elsewhere. Nothing is amiss if that was an `if` whose
@@ -88,7 +88,7 @@ def alone(standings: Mapping[int, Standing]) -> dict[tuple[int, str, str], str]:
     return found
 
 
-def _own_places(mine: Standing, theirs: Standing) -> list[Place]:
+def _own_places(mine: WorkerProgress, theirs: WorkerProgress) -> list[CallSite]:
     """Where I have made calls at lines that the other one has passed by."""
     if theirs.has_more_places:
         return []
@@ -105,7 +105,7 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def stuck(standings: Mapping[int, Standing], still_seconds: float, limit_seconds: float) -> str | None:
+def stuck(standings: Mapping[int, WorkerProgress], still_seconds: float, limit_seconds: float) -> str | None:
     """Says who has arrived and who has not, if nobody has moved for too long although somebody waits.
 
     Args:
@@ -123,7 +123,7 @@ def stuck(standings: Mapping[int, Standing], still_seconds: float, limit_seconds
     return "\n".join(lines)
 
 
-def _place(standing: Standing, newest: int) -> str:
+def _place(standing: WorkerProgress, newest: int) -> str:
     if standing.count == newest:
         doing = "and is inside it" if standing.inside else "and has gone on"
         return f"has arrived at operation {newest}, {standing.newest}, {doing}"

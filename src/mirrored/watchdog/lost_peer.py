@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from mirrored.errors import AbsentWorkerError
-from mirrored.watchdog.worker_progress import Standing
+from mirrored.watchdog.worker_progress import WorkerProgress
 
 FOLLOWS: Final = "(follows)"
 """Begins the last words of a worker that leaves for a reason which the others find out for themselves."""
 
 
-def lost_worker(worker: int, standing: Standing | None, words: str, silent_seconds: float) -> AbsentWorkerError:
+def lost_worker(worker: int, standing: WorkerProgress | None, words: str, silent_seconds: float) -> AbsentWorkerError:
     """The error that names it.
 
     Args:

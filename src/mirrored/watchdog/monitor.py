@@ -18,14 +18,14 @@ from typing import Final
 from mirrored import config, settings
 from mirrored._jax import coordination
 from mirrored.watchdog import hang_detection
-from mirrored.watchdog.collective_log import roll
+from mirrored.watchdog.collective_log import collective_log
 from mirrored.watchdog.delayed_abort import delay_aborts, is_aborting
-from mirrored.watchdog.fail_fast_exit import has_launcher, leave, say_farewell_by, tell_launcher
+from mirrored.watchdog.fail_fast_exit import fail_fast, has_launcher, report_exit_by, tell_launcher
 from mirrored.watchdog.forked_children import in_forked_children
 from mirrored.watchdog.lost_peer import FOLLOWS, lost_worker
-from mirrored.watchdog.peer_connection import Address, Lifeline
+from mirrored.watchdog.peer_connection import Address, PeerConnection
 from mirrored.watchdog.thread_stacks import all_stacks
-from mirrored.watchdog.worker_progress import Standing
+from mirrored.watchdog.worker_progress import WorkerProgress
 
 _ROOT: Final = "mirrored/watch"
 _LIFELINE: Final = "mirrored/lifeline"
@@ -39,7 +39,7 @@ _JAX_SECONDS: Final = 1.0
 _ENDING_SECONDS: Final = 0.2
 
 
-class Watch:
+class Watchdog:
     """Two threads: one posts and reads where the workers stand, by way of the coordinator; one judges.
 
     They are two because a coordinator that is stopped does not answer, and that must be told as well.
@@ -56,13 +56,13 @@ class Watch:
         self._beat = 0
         self._has_ended = False
         self._wake = threading.Event()
-        self._board: dict[int, Standing] = {}
+        self._board: dict[int, WorkerProgress] = {}
         self._changed_at: dict[int, float] = {}
         self._moved_at = self._answered_at = time.monotonic()
         self._told: set[int] = set()
         self._told_alone: set[tuple[int, str, str]] = set()
         self._suspicions: list[str] = []
-        self._lifeline: Lifeline | None = None
+        self._lifeline: PeerConnection | None = None
 
     def start(self) -> None:
         """Begins to watch."""
@@ -70,7 +70,7 @@ class Watch:
         self._posting.start()
         threading.Thread(target=self._judge, name="mirrored-judging", daemon=True).start()
         self._start_lifeline()
-        say_farewell_by(self._say_farewell, self._suspect)
+        report_exit_by(self._say_farewell, self._suspect)
         atexit.register(self._end)
         in_forked_children(self._reset)
 
@@ -81,7 +81,7 @@ class Watch:
 
     def _start_lifeline(self) -> None:
         """Connects the workers, unless a launcher looks after them."""
-        line = Lifeline(self._worker, self._heartbeat_seconds, self._lose)
+        line = PeerConnection(self._worker, self._heartbeat_seconds, self._lose)
         address: Address | None = None
         host = coordination.address().rpartition(":")[0].strip("[]")
         if self._worker == 0:
@@ -115,7 +115,7 @@ class Watch:
         while True:
             self._beat += 1
             has_ended = self._has_ended
-            mine = roll.standing(beat=self._beat, has_ended=has_ended, name=self._name)
+            mine = collective_log.standing(beat=self._beat, has_ended=has_ended, name=self._name)
             found: dict[str, str] | None
             try:
                 coordination.post(f"{_ROOT}/{self._worker}", json.dumps(mine.to_json()))
@@ -125,11 +125,11 @@ class Watch:
             if has_ended:
                 return
             if found is not None:
-                self._take({int(key): Standing.from_json(json.loads(text)) for key, text in found.items()})
+                self._take({int(key): WorkerProgress.from_json(json.loads(text)) for key, text in found.items()})
             self._wake.wait(min(self._interval(), 0.1 * self._beat))  # at first all want to know of each other
             self._wake.clear()
 
-    def _take(self, board: dict[int, Standing]) -> None:
+    def _take(self, board: dict[int, WorkerProgress]) -> None:
         now = self._answered_at = time.monotonic()
         for worker, standing in board.items():
             before = self._board.get(worker)
@@ -163,7 +163,7 @@ class Watch:
         if len(self._suspicions) >= _CONFIRMATIONS:
             self._leave(self._suspicions[0])
 
-    def _tell_of_lonely_calls(self, board: Mapping[int, Standing]) -> None:
+    def _tell_of_lonely_calls(self, board: Mapping[int, WorkerProgress]) -> None:
         """Warns of a call that others may have taken for another one; it is seen for certain at the next difference."""
         for key, text in hang_detection.alone(board).items():
             if key[0] == self._worker and key not in self._told_alone:
@@ -210,7 +210,7 @@ class Watch:
         self._let_others_speak(worker)
         error = lost_worker(worker, self._board.get(worker), words.removeprefix(FOLLOWS).strip(), age)
         text = "".join(traceback.format_exception_only(error)).rstrip()
-        leave("lost-peer", 1, text, lambda: print(text, file=sys.stderr, flush=True))
+        fail_fast("lost-peer", 1, text, lambda: print(text, file=sys.stderr, flush=True))
 
     def _let_others_speak(self, lost: int) -> None:
         """Waits for JAX's runtime to print its message, so that ours is the last; worker 0 for the others to end.
@@ -225,7 +225,7 @@ class Watch:
         """Says who is lost, where JAX's runtime has given a worker up whose connection still stands: a stopped one."""
         text = None if self._lifeline is None else self._suspect()
         if text is not None and is_aborting():
-            leave("lost-peer", 1, text, lambda: print(text, file=sys.stderr, flush=True))
+            fail_fast("lost-peer", 1, text, lambda: print(text, file=sys.stderr, flush=True))
 
     def _age(self, worker: int) -> float:
         return time.monotonic() - self._changed_at.get(worker, self._answered_at)
@@ -248,18 +248,18 @@ class Watch:
             print(f"mirrored: the workers cannot go on: {verdict}", file=sys.stderr)
             print(f"What worker {self._worker} is doing:\n\n{all_stacks()}", file=sys.stderr, flush=True)
 
-        leave("hang", 1, f"cannot go on: {' '.join(verdict.split())[:600]}", show)
+        fail_fast("hang", 1, f"cannot go on: {' '.join(verdict.split())[:600]}", show)
 
 
-_started: list[Watch] = []
+_started: list[Watchdog] = []
 
 
-def watch_workers(heartbeat_seconds: float) -> None:
+def start_watchdog(heartbeat_seconds: float) -> None:
     """Starts to watch the workers of the job that this process has joined; once per process.
 
     Args:
         heartbeat_seconds: After how long without a sign of life JAX's runtime gives a process up.
     """
     if not _started:
-        _started.append(Watch(coordination.this_process(), heartbeat_seconds))
+        _started.append(Watchdog(coordination.this_process(), heartbeat_seconds))
         _started[0].start()

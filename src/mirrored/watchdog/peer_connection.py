@@ -41,7 +41,7 @@ class Address:
         return self.token.encode() + given_secret()
 
 
-class Lifeline:
+class PeerConnection:
     """This worker's end: of one connection, or on worker 0 of one to each of the others.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Stretch:
+class CallSpan:
     """Calls of one operation at one line, with no other operation in between.
 
     Attributes:
@@ -25,7 +25,7 @@ class Stretch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class CallSite:
     """A line of the program that calls an operation.
 
     Attributes:
@@ -42,7 +42,7 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True)
-class Standing:
+class WorkerProgress:
     """Where a worker stands.
 
     Attributes:
@@ -59,8 +59,8 @@ class Standing:
 
     count: int = 0
     inside: bool = False
-    stretches: tuple[Stretch, ...] = ()
-    places: tuple[Place, ...] = ()
+    stretches: tuple[CallSpan, ...] = ()
+    places: tuple[CallSite, ...] = ()
     has_more_places: bool = False
     marks: dict[int, int] = dataclasses.field(default_factory=dict)
     has_ended: bool = False
@@ -76,13 +76,13 @@ class Standing:
         }
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> Standing:
+    def from_json(data: dict[str, Any]) -> WorkerProgress:
         """From plain data."""
-        return Standing(
+        return WorkerProgress(
             **{
                 **data,
-                "stretches": tuple(Stretch(*one) for one in data["stretches"]),
-                "places": tuple(Place(*one) for one in data["places"]),
+                "stretches": tuple(CallSpan(*one) for one in data["stretches"]),
+                "places": tuple(CallSite(*one) for one in data["places"]),
                 "marks": {int(number): digest for number, digest in data["marks"].items()},
             }
         )
@@ -92,7 +92,7 @@ class Standing:
         """The number of the oldest operation that is remembered; one more than there are, if none is."""
         return self.stretches[0].first if self.stretches else self.count + 1
 
-    def stretch_of(self, number: int) -> Stretch | None:
+    def stretch_of(self, number: int) -> CallSpan | None:
         """Where an operation belongs; None if it has not come, or is forgotten."""
         if not self.oldest <= number <= self.count:
             return None

@@ -100,7 +100,7 @@ try:
     strategy.run(lambda: drawn.assign(jnp.full(3, float(me))))
 except mr.errors.DisagreementError as error:
     found["refused in run"] = error.found
-except mr.errors.SynchronyError as error:
+except mr.errors.ReplicaDivergenceError as error:
     found["refused in run"] = error.found
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import mirrored as mr
 from checkpoint.damages import damage
 from mirrored.checkpoint import Checkpoint, CheckpointManager, restoring
-from mirrored.collectives.host_allgather import barrier
+from mirrored.collectives.host_allgather import host_barrier
 from mirrored.errors import CheckpointError, DamagedCheckpointError
 
 strategy = mr.MultiWorkerMirroredStrategy()
@@ -50,7 +50,7 @@ for how in sys.argv[2:]:
     saved(how)
     if me == 0:
         damage(folder / how / "ckpt-3", how)
-    barrier("test", f"damaged {how}")
+    host_barrier("test", f"damaged {how}")
     found[how] = restored(how)
 
 # A disk of one worker alone gives other bytes.

@@ -19,7 +19,7 @@ from mirrored.cli.demo.digits import Batches, Examples, load_digits
 from mirrored.cli.demo.history import History
 from mirrored.cli.demo.report import Findings, write_report
 from mirrored.cli.demo.training import BATCH_SIZE, Trainer
-from mirrored.topology.device_assignment import make_layout
+from mirrored.topology.device_assignment import make_device_assignment
 from mirrored.topology.devices import default_devices
 
 MUST_BE_RIGHT = 0.97
@@ -53,8 +53,8 @@ def run_demo(*, num_replicas: int, epochs: int, out: Path, must_learn: bool) -> 
 
     hashes = _train_deterministically(num_replicas, devices, train, epochs, console)
     seconds = time.perf_counter() - started
-    layout = make_layout(devices, num_replicas)
-    findings = Findings(layout, history, test, digits, copies, hashes, seconds)
+    device_assignment = make_device_assignment(devices, num_replicas)
+    findings = Findings(device_assignment, history, test, digits, copies, hashes, seconds)
     console.rule("[bold]Report")
     for path in write_report(findings, out):
         console.print(f"wrote {path}")

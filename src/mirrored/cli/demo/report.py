@@ -13,7 +13,7 @@ from mirrored.cli.demo.digits import Examples
 from mirrored.cli.demo.history import History
 from mirrored.cli.demo.pictures import draw_losses, draw_predictions
 from mirrored.cli.demo.training import BATCH_SIZE
-from mirrored.topology.device_assignment import Layout
+from mirrored.topology.device_assignment import DeviceAssignment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Findings:
         seconds: The whole demo took.
     """
 
-    layout: Layout
+    device_assignment: DeviceAssignment
     history: History
     test: Examples
     digits: np.ndarray
@@ -63,7 +63,7 @@ def write_report(findings: Findings, folder: Path) -> list[Path]:
     """Writes ``loss.png``, ``predictions.png`` and ``summary.md``; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     loss, predictions, summary = folder / "loss.png", folder / "predictions.png", folder / "summary.md"
-    replicas = findings.layout.num_replicas
+    replicas = findings.device_assignment.num_replicas
     draw_losses(findings.history, f"Convnet on handwritten digits, {replicas} replicas in lock-step", loss)
     draw_predictions(findings.test, findings.digits, predictions)
     summary.write_text(_summary(findings), encoding="utf-8")
@@ -71,13 +71,14 @@ def write_report(findings: Findings, folder: Path) -> list[Path]:
 
 
 def _summary(findings: Findings) -> str:
-    history, layout = findings.history, findings.layout
+    history, device_assignment = findings.history, findings.device_assignment
     epochs = len(history.epoch_seconds)
     last_epoch = float(np.mean(history.losses[-history.steps_per_epoch :]))
     right = f"{findings.num_right} of {len(findings.test)} right ({findings.accuracy:.2%})"
-    num_copies = f"{len(findings.copies)} variables x {layout.num_replicas} replicas"
+    kind = device_assignment.devices[0].device_kind
+    num_copies = f"{len(findings.copies)} variables x {device_assignment.num_replicas} replicas"
     rows = [
-        ("replicas", f"{layout.num_replicas} on {layout.num_devices} devices ({layout.devices[0].device_kind})"),
+        ("replicas", f"{device_assignment.num_replicas} on {device_assignment.num_devices} devices ({kind})"),
         ("training", f"{epochs} epochs, {len(history.losses)} steps, global batch {BATCH_SIZE}"),
         ("loss", f"{history.losses[0]:.3f} at the first step, {last_epoch:.4f} in the last epoch"),
         ("speed", f"{history.images_per_second:,.0f} images/s"),
@@ -99,7 +100,7 @@ def _summary(findings: Findings) -> str:
 
 ## The same bits on any number of devices
 
-The same training with `deterministic=True`, {layout.num_replicas} replicas on each number of devices:
+The same training with `deterministic=True`, {device_assignment.num_replicas} replicas on each number of devices:
 
 | devices | SHA-256 of the final weights |
 |---|---|

@@ -22,7 +22,7 @@ from mirrored.cli.doctor.links import Link, measure, neighbours
 from mirrored.cluster.joining import join
 from mirrored.cluster.tasks import process_of
 from mirrored.cluster.tf_config import TFConfigClusterResolver
-from mirrored.collectives.host_allgather import agree, barrier
+from mirrored.collectives.host_allgather import host_allgather, host_barrier
 from mirrored.errors import MirroredError
 
 _CALLED = "mirrored doctor"
@@ -63,19 +63,19 @@ def examine(folder: Path | None) -> list[str]:
 def _all_facts(folder: Path | None) -> list[Facts]:
     together = coordination.is_connected()
     token = f".mirrored-doctor-{uuid.uuid4().hex[:8]}"
-    token = agree(_CALLED, "name a file", token)[0] if together else token
+    token = host_allgather(_CALLED, "name a file", token)[0] if together else token
     if folder is not None and jax.process_index() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / token).touch()
     if together:
-        barrier(_CALLED, "see the folder for checkpoints")
+        host_barrier(_CALLED, "see the folder for checkpoints")
     try:
         mine = local_facts(folder, token)
         if not together:
             return [mine]
-        barrier(_CALLED, "compare clocks")
+        host_barrier(_CALLED, "compare clocks")
         mine = dataclasses.replace(mine, clock=time.time())
-        return [Facts.from_json(told) for told in agree(_CALLED, "tell of itself", mine.to_json())]
+        return [Facts.from_json(told) for told in host_allgather(_CALLED, "tell of itself", mine.to_json())]
     finally:
         if folder is not None and jax.process_index() == 0:
             (folder / token).unlink(missing_ok=True)
@@ -90,7 +90,9 @@ def _all_links() -> list[Link]:
     for pair in neighbours(len(first)):
         link = measure(pair, [first[worker] for worker in pair])
         if coordination.is_connected():
-            told = agree(_CALLED, f"measure the link {pair}", None if link is None else dataclasses.asdict(link))
+            told = host_allgather(
+                _CALLED, f"measure the link {pair}", None if link is None else dataclasses.asdict(link)
+            )
             measured.append(told[pair[0]])
     links = [Link(**{**told, "workers": tuple(told["workers"])}) for told in measured]
     if len(jax.devices()) > 1 and len(first) != 2:

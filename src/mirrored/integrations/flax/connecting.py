@@ -44,8 +44,8 @@ def _staging(check: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(check)
     def staging(self: Any, message: Callable[[], str]) -> None:
-        frame = ambient().frame
-        if frame is None or not frame.captures or recording_parent(current_trace()) is not frame.base_trace:
+        store = ambient().store
+        if store is None or not store.captures or recording_parent(current_trace()) is not store.base_trace:
             renew(self)
             check(self, message)
 

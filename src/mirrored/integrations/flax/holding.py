@@ -44,7 +44,7 @@ def value_of(content: Any) -> Any:
     These take a model apart and copy it while they run, not to be run again, so nothing stale can be baked in.
     """
     here = ambient()
-    captured = bool(here.listeners) or (here.frame is not None and here.frame.captures)
+    captured = bool(here.listeners) or (here.store is not None and here.store.captures)
     if captured or is_eval(current_trace()) or not is_eval_below(current_trace()):
         return content.read_value()
     with eager():
@@ -53,8 +53,8 @@ def value_of(content: Any) -> Any:
 
 def is_nested() -> bool:
     """Whether a JAX transform runs here, on top of what variables may be assigned in."""
-    trace, frame = recording_parent(current_trace()), ambient().frame
-    return trace is not frame.base_trace if frame is not None and frame.captures else not is_eval(trace)
+    trace, store = recording_parent(current_trace()), ambient().store
+    return trace is not store.base_trace if store is not None and store.captures else not is_eval(trace)
 
 
 def adopt(variable: Any, name: str = "") -> None:

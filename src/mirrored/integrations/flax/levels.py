@@ -43,9 +43,9 @@ def below_tapes(trace_state: Callable[[], Any]) -> Callable[[], Any]:
 
 def _marked(state: Any, trace: Any) -> Any:
     here = ambient()
-    if here.frame is not None and here.frame.captures:
-        state.of_function = trace is here.frame.base_trace
-    elif here.frame is not None and here.runner is not None:
+    if here.store is not None and here.store.captures:
+        state.of_function = trace is here.store.base_trace
+    elif here.store is not None and here.runner is not None:
         state.run = weakref.ref(here.runner)
     return state
 
@@ -60,7 +60,7 @@ def renew(module: Any) -> None:
     here = ambient()
     if not getattr(state.trace_state.jax_trace, "of_function", False):
         return
-    outside = here.frame is None or not here.frame.captures
+    outside = here.store is None or not here.store.captures
     if outside and is_eval(recording_parent(current_trace())) and not any(map(_is_traced, vars(module).values())):
         made = type(state)(state.initializing, state.is_setup)
         object.__setattr__(module, "_pytree__state", made)
@@ -78,7 +78,7 @@ def refuse_in_turn(variable: Any) -> None:
         ContextError: It was not made in this run.
     """
     here = ambient()
-    if here.replica is None or here.frame is None or here.frame.captures or here.replica.num_replicas_in_sync == 1:
+    if here.replica is None or here.store is None or here.store.captures or here.replica.num_replicas_in_sync == 1:
         return
     made_in = getattr(variable._trace_state.jax_trace, "run", None)
     if made_in is not None and made_in() is here.runner:

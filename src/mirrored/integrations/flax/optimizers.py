@@ -42,7 +42,7 @@ def _is_distributed(model: Any) -> bool:
     """Whether the model's variables belong to a strategy."""
     variables = jax.tree.leaves(nnx.state(model), is_leaf=_is_nnx_variable)
     contents = (held(variable) for variable in variables if _is_nnx_variable(variable))
-    return any(isinstance(content, Variable) and content.layout is not None for content in contents)
+    return any(isinstance(content, Variable) and content.device_assignment is not None for content in contents)
 
 
 def _summed(grads: Any) -> Any:
@@ -57,9 +57,9 @@ def _summed(grads: Any) -> Any:
     if context.num_replicas_in_sync == 1:
         return grads
     leaves, structure = jax.tree.flatten(grads)
-    session = ambient().runner
-    if session is not None and context.local_index == 0:
-        session.note_summed("nnx.Optimizer.update", leaves)
+    runner = ambient().runner
+    if runner is not None and context.local_index == 0:
+        runner.note_summed("nnx.Optimizer.update", leaves)
     return jax.tree.unflatten(structure, context.all_reduce(ReduceOp.SUM, leaves))
 
 

@@ -90,8 +90,8 @@ def _adopting(make: Callable[..., None]) -> Callable[..., None]:
     def adopting(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         here = ambient()
-        in_scope = here.strategies and here.replica is None and here.frame is None
-        if in_scope and here.strategies[-1].layout is not None:
+        in_scope = here.strategies and here.replica is None and here.store is None
+        if in_scope and here.strategies[-1].device_assignment is not None:
             adopt(self)
 
     return adopting
@@ -128,7 +128,7 @@ def _permitting(check: Callable[..., None]) -> Callable[..., None]:
         try:
             check(self)
         except Exception as error:
-            if ambient().frame is not None:
+            if ambient().store is not None:
                 error.add_note("mirrored: make the model inside `with strategy.scope():`, or mirrored.mirror(model)")
             raise
 

@@ -31,7 +31,7 @@ def strategy_of(model: Any) -> Any:
     """The strategy that a model's variables belong to, None if they belong to none."""
     for variable in model.variables:
         if isinstance(variable, StrategyVariable) and variable.mirrored is not None:
-            return variable.mirrored.strategy if variable.mirrored.layout is not None else None
+            return variable.mirrored.strategy if variable.mirrored.device_assignment is not None else None
     return vars(model).get("_mirrored_strategy")
 
 
@@ -39,7 +39,7 @@ def strategy_of(model: Any) -> Any:
 def scope_of(model: Any) -> Iterator[None]:
     """The scope of the model's strategy, if it has one and none is open."""
     strategy, here = strategy_of(model), ambient()
-    if strategy is None or here.strategies or here.replica is not None or here.frame is not None:
+    if strategy is None or here.strategies or here.replica is not None or here.store is not None:
         yield
         return
     with strategy.scope():
@@ -72,7 +72,7 @@ def has_value(variable: Any) -> bool:
 
 def _strategy_of_variable(variable: Any) -> Any:
     made = variable.mirrored if isinstance(variable, StrategyVariable) else None
-    return None if made is None or made.layout is None else made.strategy
+    return None if made is None or made.device_assignment is None else made.strategy
 
 
 def _move(variables: Iterable[Any], strategy: Any) -> None:
@@ -109,7 +109,7 @@ def _noting_strategy(make: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(make)
     def noting(self: Any, *args: Any, **kwargs: Any) -> None:
         strategies = ambient().strategies
-        if strategies and strategies[-1].layout is not None:
+        if strategies and strategies[-1].device_assignment is not None:
             vars(self)["_mirrored_strategy"] = strategies[-1]
             vars(self)["build"] = _in_scope(self, self.build)
         make(self, *args, **kwargs)
@@ -142,7 +142,7 @@ def _compiling_in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]
         strategies = ambient().strategies
         with scope_of(self):
             result = compile_model(self, *args, **kwargs)
-        current = strategies[-1] if strategies and strategies[-1].layout is not None else None
+        current = strategies[-1] if strategies and strategies[-1].device_assignment is not None else None
         own = strategy_of(self)
         if current is not None and own is not current and any(map(has_value, self.variables)):
             raise _elsewhere(self, own, current)

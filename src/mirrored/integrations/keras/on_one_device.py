@@ -29,21 +29,21 @@ def device_for(strategy: Any, called: str) -> Any:
     """
     if not getattr(strategy, "deterministic", False):
         return None
-    if strategy.layout.spans_processes:
+    if strategy.device_assignment.spans_processes:
         raise ContextError(
             called,
             found="a model of a deterministic strategy over several workers",
             rule="with deterministic=True Keras computes each batch whole on one device, in one process",
             remedy="write the step as a custom loop with strategy.run, or make the strategy without deterministic",
         )
-    return strategy.layout.devices[0]
+    return strategy.device_assignment.devices[0]
 
 
 def put_on(device: Any) -> Callable[..., Any]:
     """What brings a part of a batch to a device, in the place of Keras' `distribute_data_input`."""
 
-    def distribute_data_input(batch: Any, layout: Any, batch_dim_name: Any) -> Any:
-        del layout, batch_dim_name
+    def distribute_data_input(batch: Any, device_assignment: Any, batch_dim_name: Any) -> Any:
+        del device_assignment, batch_dim_name
         return None if batch is None else jax.device_put(owned(np.asarray(batch)), device)
 
     return distribute_data_input

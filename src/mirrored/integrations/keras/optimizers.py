@@ -149,9 +149,9 @@ def _summed(optimizer: Any, grads: list[Any]) -> list[Any]:
         )
     if context.num_replicas_in_sync == 1:
         return grads
-    session = ambient().runner
-    if session is not None and context.local_index == 0:
-        session.note_summed(f"{type(optimizer).__name__}.apply_gradients", grads)
+    runner = ambient().runner
+    if runner is not None and context.local_index == 0:
+        runner.note_summed(f"{type(optimizer).__name__}.apply_gradients", grads)
     return list(context.all_reduce(ReduceOp.SUM, grads))
 
 

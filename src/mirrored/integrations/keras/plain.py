@@ -14,7 +14,7 @@ from typing import Any
 
 from mirrored._jax.traces import current_trace, recording_parent
 from mirrored.integrations.keras.backend import load
-from mirrored.integrations.keras.scope_store import ScopeFrame
+from mirrored.integrations.keras.scope_store import ScopeStore
 from mirrored.integrations.keras.variables import View, as_keras
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient, within
@@ -61,15 +61,15 @@ def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
     def entering(self: Any) -> Any:
         scope = enter(self)
         self._frames = contextlib.ExitStack()
-        if self._views and ambient().frame is None and ambient().replica is None:
-            self._frames.enter_context(within(frame=_frame(self, self._views)))
+        if self._views and ambient().store is None and ambient().replica is None:
+            self._frames.enter_context(within(store=_store(self, self._views)))
         return scope
 
     return entering
 
 
-def _frame(scope: Any, views: Mapping[int, Any]) -> ScopeFrame:
-    return ScopeFrame(scope, views, recording_parent(current_trace()))
+def _store(scope: Any, views: Mapping[int, Any]) -> ScopeStore:
+    return ScopeStore(scope, views, recording_parent(current_trace()))
 
 
 def _leaving(leave: Callable[..., Any]) -> Callable[..., Any]:

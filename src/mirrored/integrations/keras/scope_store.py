@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.variable_store import Frame
+from mirrored.runtime.variable_store import VariableStore
 from mirrored.variables.contexts import check_readable, check_writable
 
 
-class ScopeFrame(Frame):
+class ScopeStore(VariableStore):
     """The frame inside one of Keras' stateless scopes: weights have the scope's values, others are as without it.
 
     Args:

@@ -37,8 +37,13 @@ def from_fit(sync: Callable[..., Any]) -> Callable[..., Any]:
 
 def stored_at_once(made: Variable, value: Any) -> bool:
     """Stores `value`, if that takes nothing of what assignments do otherwise."""
-    here, layout = ambient(), made.layout
-    if here.frame is not None or here.replica is not None or layout is None or layout.spans_processes:
+    here, device_assignment = ambient(), made.device_assignment
+    if (
+        here.store is not None
+        or here.replica is not None
+        or device_assignment is None
+        or device_assignment.spans_processes
+    ):
         return False
     if not isinstance(value, jax.Array) or is_tracer(value):
         return False
@@ -50,7 +55,7 @@ def stored_at_once(made: Variable, value: Any) -> bool:
         return True
     if made.per_replica:
         return _store_components(made, value)
-    if not (_from_fit.get() and value.sharding.is_equivalent_to(layout.replicated, value.ndim)):
+    if not (_from_fit.get() and value.sharding.is_equivalent_to(device_assignment.replicated, value.ndim)):
         return False
     made.store(value)
     return True
@@ -72,11 +77,11 @@ def _store_components(made: Variable, value: Any) -> bool:
     floating = jnp.issubdtype(made.dtype, jnp.floating)
     if not (floating and (is_sum or made.aggregation is VariableAggregation.MEAN)):
         return False
-    if not value.sharding.device_set <= set(made.layout.devices):
+    if not value.sharding.device_set <= set(made.device_assignment.devices):
         return False
     how = "copies" if not is_sum else "first" if getattr(made.strategy, "deterministic", False) else "parts"
-    whole = jax.device_put(value, made.layout.replicated)
-    made.store(_spread(made.num_replicas, how, made.layout.sharded)(whole))
+    whole = jax.device_put(value, made.device_assignment.replicated)
+    made.store(_spread(made.num_replicas, how, made.device_assignment.sharded)(whole))
     return True
 
 

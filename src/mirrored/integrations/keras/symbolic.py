@@ -8,7 +8,7 @@ from typing import Any
 
 from mirrored._jax.traces import current_trace, recording_parent
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.variable_store import FunctionFrame
+from mirrored.runtime.variable_store import FunctionStore
 
 
 def wrapped_compute_output_spec(compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -16,14 +16,14 @@ def wrapped_compute_output_spec(compute: Callable[..., Any]) -> Callable[..., An
 
     @functools.wraps(compute)
     def compute_output_spec(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if ambient().frame is not None:
+        if ambient().store is not None:
             return compute(function, *args, **kwargs)
-        frame = FunctionFrame()
+        store = FunctionStore()
 
         @functools.wraps(function)
         def framed(*inner: Any, **named: Any) -> Any:
-            frame.base_trace = recording_parent(current_trace())
-            with within(frame=frame, listeners=(*ambient().listeners, frame)):
+            store.base_trace = recording_parent(current_trace())
+            with within(store=store, listeners=(*ambient().listeners, store)):
                 return function(*inner, **named)
 
         return compute(framed, *args, **kwargs)

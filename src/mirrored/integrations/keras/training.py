@@ -33,7 +33,7 @@ _Distribution: Any = keras.src.distribution.distribution_lib.Distribution
 _PyDataset: Any = keras.utils.PyDataset
 
 
-class Spreading(_Distribution):  # type: ignore[misc]
+class Distributing(_Distribution):  # type: ignore[misc]
     """Spreads batches over the devices of a strategy (or takes them to one), for one call."""
 
     def __init__(self, sharding: Any) -> None:
@@ -67,7 +67,7 @@ class _Layout:
         self.backend_layout = sharding
 
 
-class Batches(_PyDataset):  # type: ignore[misc]
+class KerasBatches(_PyDataset):  # type: ignore[misc]
     """A dataset of ours, as Keras takes it: batch after batch, from the start again each epoch."""
 
     def __init__(self, dataset: Any) -> None:
@@ -169,7 +169,7 @@ def _scope_of(strategy: Any) -> Any:
 
 def _fed(argument: Any, strategy: Any) -> Any:
     if isinstance(argument, (Dataset, DistributedDataset)):
-        return Batches(argument)
+        return KerasBatches(argument)
     if isinstance(argument, types.GeneratorType) and strategy is not None:
         # Keras reads the first batches ahead, and the generator may refill their arrays.
         return (jax.tree.map(owned, batch) for batch in argument)
@@ -188,11 +188,11 @@ def _distribution_for(strategy: Any, called: str, has_parts: bool) -> Iterator[N
         yield
         return
     device = device_for(strategy, f"keras.Model.{called}")
-    sharding = strategy.layout.sharded if device is None else jax.sharding.SingleDeviceSharding(device)
-    keras.distribution.set_distribution(Spreading(sharding))
+    sharding = strategy.device_assignment.sharded if device is None else jax.sharding.SingleDeviceSharding(device)
+    keras.distribution.set_distribution(Distributing(sharding))
     trainer = keras.src.backend.distribution_lib
     whole = trainer.distribute_data_input
-    spans = strategy.layout is not None and strategy.layout.spans_processes
+    spans = strategy.device_assignment is not None and strategy.device_assignment.spans_processes
     spread = across_workers(called, has_parts) if spans else _divisible(whole)
     trainer.distribute_data_input = spread if device is None else put_on(device)
     try:

@@ -21,7 +21,7 @@ import numpy as np
 from mirrored._jax.putting import as_array
 from mirrored._jax.traces import eager
 from mirrored.integrations.keras.backend import load
-from mirrored.integrations.keras.scope_store import ScopeFrame
+from mirrored.integrations.keras.scope_store import ScopeStore
 from mirrored.integrations.keras.storing import stored_at_once
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.listeners import announce_read, announce_write
@@ -65,10 +65,10 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
     def read_value(self) -> Any:
         """The value, as the context sees it; tapes know it as this variable's."""
         assert self.mirrored is not None
-        frame = ambient().frame
-        if _in_stateless_scope() and (frame is None or isinstance(frame, ScopeFrame)):
+        store = ambient().store
+        if _in_stateless_scope() and (store is None or isinstance(store, ScopeStore)):
             # Keras infers shapes, or calls a model as a function of other variables: it takes these as they are.
-            with eager(), within(frame=None):
+            with eager(), within(store=None):
                 return self.mirrored.checked_value()
         return announce_read(self.announced, self.mirrored.checked_value())
 
@@ -146,7 +146,7 @@ def _made_for(variable: Any, value: Any) -> Variable:
         )
         made.internal = isinstance(_maker(), keras.optimizers.Optimizer)
         if _is_seed(variable) and made.num_replicas > 1:
-            with within(frame=None):
+            with within(store=None):
                 made.assign(_seeds_of(made, np.asarray(made.stored_component(0))))
             made.await_value()
     return made
@@ -185,9 +185,9 @@ def _seeds_of(made: Variable, state: Any) -> PerReplica:
     first = as_array(state, made.dtype)
     stride = np.asarray(_SEED_STRIDE).astype(made.dtype)
     # Outside of functions a process of several assigns the components of its own replicas.
-    replicas = made.layout.addressable_replicas if ambient().frame is None else range(made.num_replicas)
+    replicas = made.device_assignment.addressable_replicas if ambient().store is None else range(made.num_replicas)
     parts = [first.at[0].add(jnp.asarray(replica, made.dtype) * stride) for replica in replicas]
-    return PerReplica(parts, made.layout)
+    return PerReplica(parts, made.device_assignment)
 
 
 def _assign(variable: Any, made: Variable, value: Any) -> None:
