@@ -1,6 +1,6 @@
 """Merges: operations over all local replicas of a run.
 
-`run_merge` is the only way from replica context to cross-replica context. Each local replica waits at a barrier with its
+`run_merge` is the only way from replica to cross-replica context. Each local replica waits at a barrier with its
 payload; when all have arrived, the merge runs once over all payloads and returns one result to each.
 """
 
