@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
+from jax._src import util as _util
 
 from mirrored._jax import jit_key
 
@@ -84,3 +85,23 @@ def test_left_by_an_exception():
     with pytest.raises(KeyError, match="k"), jit_key.using("a"):
         raise KeyError("k")
     assert jit_key.current() is None
+
+
+def test_the_traces_of_a_fresh_token_are_forgotten_with_it(counted):
+    function, traces = counted
+    function(1.0)
+    with jit_key.fresh():
+        jax.make_jaxpr(function)(1.0)
+        jit_key.renew()
+        jax.make_jaxpr(function)(1.0)
+        tokens = _tokens_in_caches()
+        assert len(tokens) >= 2
+    assert not _tokens_in_caches() & tokens
+    function(1.0)  # compiled already, without another trace
+    assert len(traces) == 3
+
+
+def _tokens_in_caches():
+    caches = [cache for cache in list(_util._caches) if hasattr(cache, "evict_weakref")]
+    contexts = [part for cache in caches for key in cache.cache_keys() for part in key if isinstance(part, tuple)]
+    return {one for context in contexts for one in context if isinstance(one, tuple) and one[:1] == ("mirrored.trace",)}

@@ -11,7 +11,8 @@ Serves JAX 0.10 to 0.12: the frames of `jax._src` that trace hold the function i
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+import weakref
+from collections.abc import Hashable, Iterable, Iterator, Set
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -50,3 +51,25 @@ def forget_traces(functions: Iterable[Any]) -> None:
             # A cache keyed by MLIR modules cannot compare them with a function.
             with suppress(TypeError):
                 cache.evict_weakref(function)
+
+
+def forget_tokens(tokens: Set[Hashable]) -> None:
+    """Drops every trace that was made under one of `tokens` (see `jit_key`).
+
+    A cache of JAX drops all traces of a function or none, so a function's other traces are made again where needed.
+    """
+    for cache in list(_util._caches):
+        if hasattr(cache, "evict_weakref"):
+            for function in {id(one): one for one in _functions_under(cache.cache_keys(), tokens)}.values():
+                cache.evict_weakref(function)
+
+
+def _functions_under(keys: Iterable[Any], tokens: Set[Hashable]) -> Iterator[Any]:
+    """The functions whose keys contain a token. A key is a weak reference, JAX's trace context, and the rest."""
+    for key in keys:
+        reference, context = key[0], key[1]
+        if isinstance(reference, weakref.ref) and isinstance(context, tuple):
+            if any(type(one) is tuple and len(one) == 2 and one in tokens for one in context):
+                function = reference()
+                if function is not None:
+                    yield function
