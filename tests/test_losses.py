@@ -151,7 +151,7 @@ def test_what_it_refuses():
         average_loss(1.0)
     with pytest.raises(StructureError, match=r"sample_weight of shape \(2,\) for per_example of shape \(3,\)"):
         average_loss(jnp.ones(3), jnp.ones(2))
-    with pytest.raises(StructureError, match="the first dimensions of the losses"):
+    with pytest.raises(StructureError, match="a prefix of the shape of the losses"):
         average_loss(jnp.ones(3), jnp.ones((3, 1)))
 
 
@@ -196,7 +196,7 @@ class TestComputeAverageLoss:
         with pytest.raises(ArgumentError, match="per_example is a scalar"):
             compute_average_loss(1.0)
         for wrong in (1.5, -1, jnp.array([2, 2])):
-            with pytest.raises(ArgumentError, match="a batch size is an integer"):
+            with pytest.raises(ArgumentError, match="a batch size is a nonnegative integer"):
                 compute_average_loss(jnp.ones(2), global_batch_size=wrong)
         with pytest.raises(StructureError, match=r"shape \(3,\) for per_example_loss of shape \(2,\)"):
             compute_average_loss(jnp.ones(2), sample_weight=jnp.ones(3))

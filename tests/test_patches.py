@@ -159,7 +159,7 @@ with warnings.catch_warnings(record=True) as caught:
 print(len(caught), caught[0].message)
 """
     told = "\n".join(lines_of(program, ()))
-    assert told.startswith("1 keras runs on the backend 'torch'")
+    assert told.startswith("1 keras uses the backend 'torch'")
     assert "import os; os.environ['KERAS_BACKEND'] = 'jax'" in told
 
 

@@ -1,6 +1,7 @@
-"""Process-wide settings that must be made before JAX looks at the machine: virtual devices.
+"""Process-wide settings: virtual devices, which must be set before JAX initializes its devices, and the watchdog.
 
-One CPU can stand for several devices, so that a program for many devices runs, is tested and is debugged anywhere::
+Virtual devices let one CPU simulate several devices, so that a multi-device program runs, is tested and is debugged
+anywhere::
 
     MIRRORED_VIRTUAL_DEVICES=4 python train.py
     MIRRORED_VIRTUAL_DEVICES=4 MIRRORED_VIRTUAL_KIND=GPU python train.py    # "GPU:0" ... "GPU:3" resolve to them
@@ -29,20 +30,21 @@ _settings = _Settings()
 def set_virtual_devices(n: int, *, kind: str = "CPU") -> None:
     """Makes this process see `n` CPU devices.
 
-    They share the machine's cores: this is for writing, testing and debugging multi-device programs, not for speed.
-    Real accelerators are left as they are.
+    The devices share the machine's cores: they serve to write, test and debug multi-device programs, not to speed them
+    up. Real accelerators are not affected.
 
-    Context: before the first JAX operation of the process (creating an array or asking for `jax.devices()` is one), or
-    later if there are exactly `n` CPU devices already.
+    Context: before the first JAX operation of the process (creating an array and calling `jax.devices()` are
+    operations), or later if there are exactly `n` CPU devices already.
 
     Args:
-        n: How many, at least 1.
-        kind: What they stand for. With ``"GPU"`` (or ``"TPU"``) the names ``"GPU:0"`` ... resolve to them, and a
-            strategy made without a device list takes them, so that a program that names its GPUs runs without one.
+        n: The number of devices, at least 1.
+        kind: The kind of device that they simulate. With ``"GPU"`` (or ``"TPU"``) the names ``"GPU:0"`` ... resolve to
+            them, and a strategy created without a device list uses them, so that a program that names its GPUs runs
+            without a GPU.
 
     Raises:
-        ArgumentError: `n` is not a positive int, or `kind` is none of CPU, GPU, TPU.
-        ContextError: JAX has made its devices already, another number of them.
+        ArgumentError: `n` is not a positive int, or `kind` is not one of CPU, GPU, TPU.
+        ContextError: JAX has already initialized another number of CPU devices.
 
     Example:
         >>> import mirrored as mr
@@ -54,21 +56,21 @@ def set_virtual_devices(n: int, *, kind: str = "CPU") -> None:
 
 
 def virtual_kind() -> str:
-    """What the CPU devices stand for: ``"CPU"`` (themselves), ``"GPU"`` or ``"TPU"``."""
+    """Returns the kind of device that the CPU devices simulate: ``"CPU"`` (none other), ``"GPU"`` or ``"TPU"``."""
     return _settings.virtual_kind
 
 
 def set_watchdog_seconds(seconds: float) -> None:
-    """Says after how long without any progress the workers of a job are taken for stuck, and end.
+    """Sets the time without progress of any worker after which the job counts as deadlocked and ends.
 
-    Context: anywhere, at any time; each worker for itself.
+    Context: anywhere, at any time; each worker has its own setting.
 
     Args:
         seconds: More than 0, at most 2,000,000. The default, ten minutes or ``MIRRORED_WATCHDOG_SECONDS``, leaves one
             worker time to evaluate or save while the others wait.
 
     Raises:
-        ArgumentError: It is not such a number.
+        ArgumentError: `seconds` is not such a number.
 
     Example:
         >>> import mirrored as mr
@@ -82,26 +84,26 @@ def set_watchdog_seconds(seconds: float) -> None:
         raise ArgumentError(
             f"mirrored.config.set_watchdog_seconds({seconds!r})",
             found=f"{seconds!r} ({type(seconds).__name__})",
-            rule=f"how long workers may stand still is {settings.SECONDS_RULE}",
-            remedy="give for example 600",
+            rule=f"the time without progress is {settings.SECONDS_RULE}",
+            remedy="give, for example, 600",
         ) from None
 
 
 def watchdog_seconds() -> float:
-    """After how long without any progress the workers of a job are taken for stuck."""
+    """Returns the time without progress of any worker after which the job counts as deadlocked."""
     if _settings.watchdog_seconds is None:
         _settings.watchdog_seconds = settings.WATCHDOG_SECONDS.read()
     return _settings.watchdog_seconds
 
 
 def set_from_environment(environment: Mapping[str, str] | None = None) -> None:
-    """Applies ``MIRRORED_VIRTUAL_DEVICES`` and ``MIRRORED_VIRTUAL_KIND``; called when mirrored is imported.
+    """Applies ``MIRRORED_VIRTUAL_DEVICES`` and ``MIRRORED_VIRTUAL_KIND``. Called when mirrored is imported.
 
     Args:
         environment: Read instead of `os.environ`.
 
     Raises:
-        ArgumentError: A value is not what its variable wants.
+        ArgumentError: A value is outside the rule of its variable.
         ContextError: As for `set_virtual_devices`.
     """
     kind = settings.VIRTUAL_KIND.read(environment)
@@ -123,14 +125,14 @@ def _apply(n: int, kind: str, *, called: str) -> None:
 def _set_cpu_devices(n: int, *, called: str) -> None:
     try:
         jax.config.update("jax_num_cpu_devices", n)
-    except RuntimeError:  # JAX's way to say that its backends exist
+    except RuntimeError:  # JAX raises it once its backends are initialized
         existing = len(jax.local_devices(backend="cpu"))
         if existing != n:
             raise ContextError(
                 called,
                 found=f"JAX has started already, with {existing} CPU device{'s' * (existing != 1)}",
-                rule="the number of virtual devices is settled before JAX's first operation in the process",
-                remedy=f"call it right after the imports, before any array is made, or start the program with "
+                rule="the number of virtual devices is fixed at JAX's first operation in the process",
+                remedy=f"call it right after the imports, before any array is created, or start the program with "
                 f"{settings.VIRTUAL_DEVICES.name}={n} in its environment",
             ) from None
 
@@ -140,8 +142,8 @@ def _checked_kind(kind: str, *, called: str) -> str:
         raise ArgumentError(
             called,
             found=f"the kind {kind!r}",
-            rule=f"virtual devices stand for one of {', '.join(settings.KINDS)}",
-            remedy="leave it out for CPU devices, or say GPU to run a program that names its GPUs",
+            rule=f"virtual devices simulate one of {', '.join(settings.KINDS)}",
+            remedy="omit the kind for CPU devices, or give GPU to run a program that names its GPUs",
         )
     return kind.upper()
 

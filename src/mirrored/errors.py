@@ -1,41 +1,44 @@
-"""The exceptions of mirrored.
+"""The exceptions and warning categories of mirrored.
 
     MirroredError
-    ├── ContextError (RuntimeError)        called in the wrong context: replica, cross-replica, scope, thread
-    │   └── MergeError                     replicas did not meet at the same merge, or cannot meet here
-    ├── DeviceError (ValueError)           a device that does not exist, twice, of mixed kinds; a layout that does not
-    fit ├── StructureError (ValueError)        structures, shapes or dtypes that do not agree
-    ├── ArgumentError (ValueError)         any other argument outside its rule
-    │   └── SignatureError (TypeError)     arguments that do not fit the `input_signature` of a function
-    ├── ArgumentTypeError (TypeError)      an argument of a kind that cannot be used there
-    ├── SynchronyError (ValueError)        a mirrored value that would differ between replicas
-    ├── VariableError (ValueError)         an assignment or read that the variable's rules refuse
-    │   ├── NotSupportedError (NotImplementedError)  an operation that has no meaning for such a variable
-    │   └── LostStateError (RuntimeError)  the variable's buffer went with a failed step
-    ├── TransformError (TypeError)         a variable read or written under a JAX transform that cannot see it
-    ├── TapeError (RuntimeError)           a tape used outside its rules
+    ├── ContextError (RuntimeError)        a call in the wrong context: replica, cross-replica, scope, thread
+    │   └── MergeError                     replicas that call different merges, or a merge that is not supported there
+    ├── DeviceError (ValueError)           a list of devices or a number of replicas that is invalid
+    ├── StructureError (ValueError)        structures, shapes or dtypes that do not match
+    ├── ArgumentError (ValueError)         any other argument with an invalid value
+    │   └── SignatureError (TypeError)     arguments that do not match the `input_signature` of a function
+    ├── ArgumentTypeError (TypeError)      an argument of a type that is not supported there
+    ├── ReplicaDivergenceError (ValueError)  a mirrored value that would differ between replicas
+    ├── VariableError (ValueError)         an assignment or read that the variable's rules do not allow
+    │   ├── NotSupportedError (NotImplementedError)  an operation that is not defined for such a variable
+    │   └── LostStateError (RuntimeError)  a variable whose buffer was donated to a step that failed
+    ├── TransformError (TypeError)         a variable read or assigned under a JAX transform that cannot capture it
+    ├── TapeError (RuntimeError)           an invalid use of a tape
     ├── ValuesError (TypeError)            a per-replica value used as if it were one array
     ├── InputError (RuntimeError)          an input pipeline that failed, stalled or was used after it was closed
     │   ├── DataFileError (OSError)        a data file that is missing, truncated or damaged
-    │   ├── EndOfDataError (IndexError)    asked for an element after the last one
-    │   └── TransformationError (AttributeError)  a distributed dataset asked for another transformation
+    │   ├── EndOfDataError (IndexError)    a request for an element after the last one
+    │   └── TransformationError (AttributeError)  a transformation of a dataset that is already distributed
     ├── CheckpointError (RuntimeError)     a checkpoint that could not be written
-    │   ├── MissingCheckpointError (FileNotFoundError)  there is no checkpoint at the path
-    │   ├── DamagedCheckpointError (ValueError)         a checkpoint that is not as it was written
-    │   └── CheckpointMismatchError (ValueError, AssertionError)  a checkpoint that does not fit the program
-    ├── ClusterError (ValueError)          a description of a cluster that is malformed or does not hold together
-    │   ├── ClusterKeyError (KeyError)     a task described twice
-    │   ├── AllocationError (RuntimeError)  what Slurm or Kubernetes has assigned does not do
-    │   └── RendezvousError (TimeoutError)  the coordinator cannot be reached
-    ├── DisagreementError (RuntimeError)   the workers of a job are at different places, or have different values
-    │   └── AbsentWorkerError (TimeoutError)  a worker has not come to where the others wait
+    │   ├── MissingCheckpointError (FileNotFoundError)  a path without a checkpoint
+    │   ├── DamagedCheckpointError (ValueError)         a checkpoint that is damaged
+    │   └── CheckpointMismatchError (ValueError, AssertionError)  a checkpoint that does not match the program
+    ├── ClusterError (ValueError)          a cluster description that is malformed or inconsistent
+    │   ├── ClusterKeyError (KeyError)     a task that is described twice
+    │   ├── AllocationError (RuntimeError)  a Slurm or Kubernetes allocation that does not match the request
+    │   └── RendezvousError (TimeoutError)  a coordinator that cannot be reached
+    ├── DisagreementError (RuntimeError)   workers at different points of the program, or with different values
+    │   └── AbsentWorkerError (TimeoutError)  a worker that has not reached the barrier where the others wait
     └── MissingExtraError (ImportError)    an optional dependency that is not installed
 
-`IndependentProcessesWarning` is a category of warnings: several processes that train independent models.
-`DivergingStateWarning` is another: several replicas that do. `LossScaleWarning`: a step that is N times too large.
-`OutOfScopeWarning`: a variable that compiled replicas update once, and eager ones in turn.
+Warning categories:
 
-Every message says what was called, what was found, the rule, and the remedy.
+    IndependentProcessesWarning            several processes train independent models
+    DivergingStateWarning                  several replicas train independent models
+    OutOfScopeWarning                      replicas assign a variable that was created outside of the scope
+    LossScaleWarning                       gradients that are N times too large, for N replicas
+
+Every error message states what was called, what was found, the rule, and the remedy.
 """
 
 from __future__ import annotations
@@ -46,9 +49,9 @@ class MirroredError(Exception):
 
     Args:
         called: What was called, as the user wrote it: ``"Strategy.run"``.
-        found: What was found, with names, shapes and values. Left out, as are the rest, where a framework makes an
-            error of the same class from a text of its own: then `called` is the whole message.
-        rule: The rule that it breaks.
+        found: What was found, with names, shapes and values. It is empty, as are `rule` and `remedy`, if a framework
+            constructs an error of the same class from its own text. Then `called` is the whole message.
+        rule: The rule that the call violates.
         remedy: What to write instead.
     """
 
@@ -60,7 +63,7 @@ class MirroredError(Exception):
         super().__init__(f"{called}: {found}\n  rule:   {rule}\n  remedy: {remedy}" if found else called)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickles by parts, so that an error crosses process borders whole."""
+        """Pickles the four parts, so that an error keeps them when it is sent to another process."""
         return _rebuild, (type(self), self.called, self.found, self.rule, self.remedy)
 
 
@@ -69,43 +72,43 @@ def _rebuild(cls: type[MirroredError], called: str, found: str, rule: str, remed
 
 
 class ContextError(MirroredError, RuntimeError):
-    """Something was called in a context that does not allow it."""
+    """A function was called in a context that does not allow it."""
 
 
 class MergeError(ContextError):
-    """Replicas did not meet at the same merge, or called one where they cannot meet."""
+    """Replicas called different merges, or a merge where it is not supported."""
 
 
 class DeviceError(MirroredError, ValueError):
-    """A device that does not exist, is named twice, is of another kind, or a layout that does not fit."""
+    """A device does not exist, is named twice or is of another kind, or replicas cannot be assigned to the devices."""
 
 
 class StructureError(MirroredError, ValueError):
-    """Structures, shapes or dtypes that do not agree."""
+    """Structures, shapes or dtypes do not match."""
 
 
 class ArgumentError(MirroredError, ValueError):
-    """An argument outside its rule."""
+    """An argument has an invalid value."""
 
 
 class SignatureError(ArgumentError, TypeError):
-    """Arguments that do not fit the `input_signature` of a compiled function."""
+    """Arguments do not match the `input_signature` of a compiled function."""
 
 
 class ArgumentTypeError(MirroredError, TypeError):
-    """An argument of a kind that cannot be used there."""
+    """An argument is of a type that is not supported."""
 
 
 class ReplicaDivergenceError(MirroredError, ValueError):
-    """A mirrored value that would differ between replicas."""
+    """A mirrored value would differ between replicas."""
 
 
 class VariableError(MirroredError, ValueError):
-    """An assignment or read that the variable's rules refuse."""
+    """The variable's rules do not allow an assignment or read."""
 
 
 class NotSupportedError(VariableError, NotImplementedError):
-    """The variable's rules leave no meaning to the operation."""
+    """The operation is not defined for the variable's synchronization and aggregation."""
 
 
 class LostStateError(VariableError, RuntimeError):
@@ -113,11 +116,11 @@ class LostStateError(VariableError, RuntimeError):
 
 
 class TransformError(MirroredError, TypeError):
-    """A variable was read or written under a JAX transform that cannot see it."""
+    """A variable was read or assigned under a JAX transform that cannot capture it."""
 
 
 class TapeError(MirroredError, RuntimeError):
-    """A tape was used outside its rules."""
+    """A tape was used in an invalid way."""
 
 
 class ValuesError(MirroredError, TypeError):
@@ -133,11 +136,11 @@ class DataFileError(InputError, OSError):
 
 
 class EndOfDataError(InputError, IndexError):
-    """An element was asked for after the last one."""
+    """An element after the last one was requested."""
 
 
 class TransformationError(InputError, AttributeError):
-    """A distributed dataset was asked for another transformation."""
+    """A transformation was applied to a dataset that is already distributed."""
 
 
 class CheckpointError(MirroredError, RuntimeError):
@@ -145,22 +148,22 @@ class CheckpointError(MirroredError, RuntimeError):
 
 
 class MissingCheckpointError(CheckpointError, FileNotFoundError):
-    """There is no checkpoint at the path."""
+    """The path does not contain a checkpoint."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class DamagedCheckpointError(CheckpointError, ValueError):
-    """A checkpoint is not as it was written."""
+    """A checkpoint is damaged: its content differs from what was written."""
 
 
 class CheckpointMismatchError(CheckpointError, ValueError, AssertionError):
-    """A checkpoint does not fit the program: other names, shapes, dtypes or kinds of state."""
+    """A checkpoint does not match the program: names, shapes, dtypes or kinds of state differ."""
 
 
 class ClusterError(MirroredError, ValueError):
-    """A description of a cluster is malformed or does not hold together."""
+    """A cluster description is malformed or inconsistent."""
 
 
 class ClusterKeyError(ClusterError, KeyError):
@@ -171,7 +174,7 @@ class ClusterKeyError(ClusterError, KeyError):
 
 
 class AllocationError(ClusterError, RuntimeError):
-    """What Slurm or Kubernetes has assigned does not do for what was asked, or is not there yet."""
+    """The Slurm or Kubernetes allocation does not match the request, or is not available yet."""
 
 
 class RendezvousError(ClusterError, TimeoutError):
@@ -179,11 +182,11 @@ class RendezvousError(ClusterError, TimeoutError):
 
 
 class DisagreementError(MirroredError, RuntimeError):
-    """The workers of a job are at different places of the program, or have different values for one thing."""
+    """Workers of a job are at different points of the program, or have different values where they must be equal."""
 
 
 class AbsentWorkerError(DisagreementError, TimeoutError):
-    """A worker has not come to where the others wait."""
+    """A worker has not reached the barrier where the others wait."""
 
 
 class MissingExtraError(MirroredError, ImportError):
@@ -191,20 +194,23 @@ class MissingExtraError(MirroredError, ImportError):
 
 
 class IndependentProcessesWarning(UserWarning):
-    """Several processes were started together, and each trains a model of its own."""
+    """Several processes were started together, and each one trains an independent model."""
 
 
 class DivergingStateWarning(UserWarning):
-    """Per-replica results are fed back as state: each replica trains a model of its own."""
+    """Per-replica results are fed back as state, so each replica trains an independent model."""
 
 
 class OutOfScopeWarning(UserWarning):
-    """Replicas assign a variable that was made outside of `strategy.scope()`: once if compiled, else in turn."""
+    """Replicas assign a variable that was created outside of `strategy.scope()`.
+
+    A compiled run updates such a variable once. In an eager run the replicas update it one after another.
+    """
 
 
 class LossScaleWarning(UserWarning):
     """A loss is averaged over the examples of one replica, and its gradients are summed over replicas.
 
-    Compiled steps emit it, since it is found in their program. An eager run has no program to examine: compile the step
-    once with `mirrored.function` to have it checked.
+    The gradients are then N times too large, for N replicas. Only compiled steps emit this warning: the check analyzes
+    their program, and an eager run has none. To check an eager step, compile it once with `mirrored.function`.
     """

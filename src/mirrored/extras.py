@@ -1,4 +1,4 @@
-"""Optional packages: imported where they are needed, or the error that says how to get them."""
+"""Imports optional packages where they are needed, or raises the error that says how to install them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from mirrored.errors import MissingExtraError
 
 
 def load(module: str, *, called: str, extra: str, package: str | None = None, otherwise: str = "") -> Any:
-    """An optional module.
+    """Imports an optional module.
 
     Args:
-        module: Its name, with dots.
+        module: The dotted name of the module.
         called: What needs it, as the user wrote it: ``"tf.summary.create_file_writer"``.
-        extra: The extra of mirrored that brings it.
-        package: The package as indexes call it; default the first part of `module`.
-        otherwise: What can be done instead of installing it: ``"give override_client"``.
+        extra: The extra of mirrored that installs it.
+        package: The name of the package in indexes. Default: the first part of `module`.
+        otherwise: An alternative to installing it: ``"give override_client"``.
 
     Raises:
-        MissingExtraError: It cannot be imported.
+        MissingExtraError: The module cannot be imported.
     """
     try:
         return importlib.import_module(module)

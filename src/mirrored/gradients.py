@@ -1,4 +1,4 @@
-"""Adding gradients up: of several tapes, and of several micro-batches."""
+"""Combines gradients of several tapes, and accumulates gradients over micro-batches."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 
 def aggregate_gradients(gradients: Sequence[Any], op: ReduceOp | str | Callable[[Any], Any] = ReduceOp.SUM) -> Any:
-    """Combines gradients that several tapes gave for the same variables.
+    """Combines the gradients that several tapes computed for the same variables.
 
-    Context: any. Replicas are not involved: an optimizer reduces over them.
+    Context: any. The function does not reduce over replicas; the optimizer does.
 
     Args:
-        gradients: One list (or other structure) per tape, all of one structure. None stands for a gradient of zero.
-        op: SUM, MEAN (over all tapes, those with None included), or a function from stacked gradients ``[tapes, ...]``
-            to one ``[...]``.
+        gradients: One list (or other pytree) per tape, all with the same structure. None stands for a gradient of zero.
+        op: SUM, MEAN (over all tapes, including those with None), or a function from stacked gradients
+            ``[tapes, ...]`` to one gradient ``[...]``.
 
     Returns:
-        The same structure; None where every tape has None.
+        The combined gradients in the same structure, with None where every tape has None.
 
     Raises:
-        ArgumentError: An empty list.
-        StructureError: Structures or shapes that differ.
+        ArgumentError: The list is empty.
+        StructureError: The structures or shapes differ.
 
     Example:
         >>> import jax.numpy as jnp
@@ -52,7 +52,7 @@ def aggregate_gradients(gradients: Sequence[Any], op: ReduceOp | str | Callable[
         raise ArgumentError(
             "aggregate_gradients",
             found="an empty list",
-            rule="there is at least one list of gradients",
+            rule="aggregation needs at least one list of gradients",
             remedy="write aggregate_gradients([tape_1.gradient(...), tape_2.gradient(...)])",
         )
     treedef = structures[0][1]
@@ -62,7 +62,7 @@ def aggregate_gradients(gradients: Sequence[Any], op: ReduceOp | str | Callable[
                 "aggregate_gradients",
                 found=f"{treedef} at position 0 and {other} at position {position}",
                 rule="all gradients are for the same variables, in the same order",
-                remedy="ask every tape for the same sources: tape.gradient(loss, variables)",
+                remedy="pass the same sources to every tape: tape.gradient(loss, variables)",
             )
     columns = zip(*(leaves for leaves, _ in structures), strict=True)
     combine = _combination(op)
@@ -95,25 +95,26 @@ def _combined(column: Sequence[Any], combine: Callable[[list[Any]], Any], positi
             "aggregate_gradients",
             found=f"shapes {', '.join(map(str, sorted(shapes)))} for gradient {position}",
             rule="gradients of one variable have its shape",
-            remedy="ask every tape for the same sources: tape.gradient(loss, variables)",
+            remedy="pass the same sources to every tape: tape.gradient(loss, variables)",
         )
     like = present[0]
     return combine([jnp.zeros_like(like) if gradient is None else as_array(gradient) for gradient in column])
 
 
 class GradientAccumulator:
-    """Adds up gradients of micro-batches, and reduces them over replicas once, at the end.
+    """Accumulates gradients over micro-batches, and reduces them over replicas once, at the end.
 
-    The result is the gradient of the mean loss over all examples of all micro-batches and replicas, also where they
-    differ in size: every gradient counts by its number of examples. Sums are kept per replica, in float32 or better.
+    The result is the gradient of the mean loss over all examples of all micro-batches and replicas. Micro-batches can
+    differ in size: each gradient is weighted by its number of examples. The sums are kept per replica, in float32 or
+    wider.
 
-    Context: made where the variables are, in the strategy's scope.
+    Context: create it where the variables are created, in the strategy's scope.
 
     Args:
-        variables: The variables whose gradients are added, in order.
-        reduction: What the gradients are of: ``"mean"``, of the mean loss over a micro-batch on one replica; ``"sum"``,
-            of its sum.
-        name: The first part of its variables' names.
+        variables: The variables whose gradients are accumulated, in order.
+        reduction: The loss that the gradients belong to: ``"mean"`` for the mean loss over a micro-batch on one
+            replica, ``"sum"`` for the sum.
+        name: The first part of the accumulator's variable names.
 
     Example:
         >>> import mirrored as mr
@@ -124,7 +125,8 @@ class GradientAccumulator:
         >>> print(accumulator.result()[0])
         3.0
 
-    TensorFlow: none; Keras' `gradient_accumulation_steps` reduces every micro-batch and weights all equally.
+    TensorFlow: no equivalent. Keras' `gradient_accumulation_steps` all-reduces every micro-batch and weights all
+    micro-batches equally.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class GradientAccumulator:
             raise ArgumentError(
                 "GradientAccumulator",
                 found=f"reduction={reduction!r}",
-                rule="gradients are of the mean or of the sum of the losses of a micro-batch",
+                rule="gradients belong to the mean or to the sum of the losses of a micro-batch",
                 remedy='write reduction="mean" or reduction="sum"',
             )
         self._variables = list(variables)
@@ -149,20 +151,20 @@ class GradientAccumulator:
 
     @property
     def variables(self) -> list[Variable]:
-        """The sums and the count, for saving."""
+        """The sums and the count, to be saved in a checkpoint."""
         return [*self._sums, self._count]
 
     def add(self, gradients: Sequence[Any], count: Any) -> None:
-        """Adds the gradients of one micro-batch. Nothing is reduced.
+        """Adds the gradients of one micro-batch, without a reduction over replicas.
 
         Context: replica context, or without a strategy.
 
         Args:
-            gradients: One per variable; None counts as zero.
-            count: Of how many examples on this replica (or the sum of their weights); may be 0.
+            gradients: One gradient per variable; None counts as zero.
+            count: The number of examples of the micro-batch on this replica (or the sum of their weights); can be 0.
 
         Raises:
-            StructureError: Another number of gradients, or shapes that are not the variables'.
+            StructureError: The number or the shapes of the gradients do not match the variables.
         """
         self._check(gradients)
         count = jnp.asarray(count, jnp.float32)
@@ -173,9 +175,9 @@ class GradientAccumulator:
         self._count.assign_add(count, read_value=False)
 
     def result(self) -> list[jax.Array]:
-        """The gradients of the mean loss over everything that was added: one reduction for all of them.
+        """Returns the gradients of the mean loss over all added examples, with one all-reduce for all gradients.
 
-        Context: any. They are equal on all replicas: apply them with ``skip_gradients_aggregation=True``.
+        Context: any. The result is equal on all replicas: apply it with ``skip_gradients_aggregation=True``.
         """
         sums = [total.read_value() for total in self.variables]
         context = get_replica_context()
@@ -184,9 +186,9 @@ class GradientAccumulator:
         return self._means(sums)
 
     def apply(self, optimizer: Optimizer) -> None:
-        """Applies the result to the variables, and starts again from zero: one reduction in all.
+        """Applies the result to the variables and resets the accumulator, with one reduction in total.
 
-        Context: replica context, or without a strategy; in cross-replica context too.
+        Context: any.
         """
 
         def update(sums: Sequence[Any]) -> None:
@@ -198,7 +200,7 @@ class GradientAccumulator:
             self.reset()
 
     def reset(self) -> None:
-        """Starts again from zero."""
+        """Sets the sums and the count to zero."""
         for total in self.variables:
             total.assign(jnp.zeros(total.shape, total.dtype), read_value=False)
 
@@ -217,8 +219,8 @@ class GradientAccumulator:
             raise StructureError(
                 "GradientAccumulator.add",
                 found=f"gradients of shapes {found} for variables of shapes {wanted}",
-                rule="there is one gradient, or None, per variable, of its shape",
-                remedy="pass tape.gradient(loss, variables) with the variables that the accumulator was made for",
+                rule="the list has one gradient of the variable's shape, or None, per variable",
+                remedy="pass tape.gradient(loss, variables) with the variables given to GradientAccumulator",
             )
 
 

@@ -1,7 +1,7 @@
-"""Losses whose gradients, summed over replicas, are those of one device on the whole batch.
+"""Losses whose gradients, summed over replicas, equal those of one device on the global batch.
 
-Optimizers sum gradients over replicas. So each replica's loss is its *part of the global mean*: the sum over its own
-examples, divided by the number of examples of all replicas. `average_loss` finds that number itself.
+Optimizers sum gradients over replicas. So each replica's loss must be its *part of the global mean*: the sum over its
+own examples, divided by the number of examples on all replicas. `average_loss` determines that number.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from mirrored.values.distributed_values import PerReplica
 
 
 def average_loss(per_example: Any, sample_weight: Any = None) -> jax.Array:
-    """This replica's part of the mean over all examples of all replicas.
+    """Returns this replica's part of the mean loss over all examples of all replicas.
 
-    Summed over replicas it is the mean, also where shares of the batch differ in size, are empty, or are padded. No
-    gradient flows through the divisor. A mean over nothing is 0.
+    Summed over replicas, the parts are the mean, also where per-replica batches differ in size, are empty or are
+    padded. No gradient flows through the divisor. A mean over no examples is 0.
 
-    Context: any. In replica context this replica's part: no collective where the divisor is known while tracing
-    (compiled, without weights), else one reduction of a single number. In cross-replica context, and without a
-    strategy, the mean itself.
+    Context: any. In replica context it returns this replica's part. It needs no collective if the divisor is known
+    while tracing (compiled, without weights), and otherwise one all-reduce of a single number. In cross-replica
+    context, and without a strategy, it returns the mean itself.
 
     Args:
-        per_example: ``f32[examples, ...]``: one loss per example, or per element of each (per token); every element
-            counts.
-        sample_weight: ``[examples]``, or more of the dimensions of `per_example`: weights, or a mask of bools that is
-            False for padding. The mean is then weighted: divided by the sum of the weights of all replicas. An entry of
-            weight 0 contributes exactly 0, also where its loss is NaN or infinite, and the loss gets a gradient of
-            exactly 0. What computed that loss may still make NaN of this zero (0 * inf in the derivative of `jnp.log`
-            at 0): keep invalid inputs away from it, ``jnp.log(jnp.where(mask, x, 1.0))``.
+        per_example: ``f32[examples, ...]``: one loss per example, or one per element of each example (per token). The
+            mean is over all elements.
+        sample_weight: ``[examples]``, or more of the leading dimensions of `per_example`: weights, or a bool mask that
+            is False for padding. The result is the weighted mean: the divisor is the sum of the weights of all
+            replicas. An entry of weight 0 contributes exactly 0, even if its loss is NaN or infinite, and its loss gets
+            a gradient of exactly 0. The operations that computed the loss can still turn this zero into NaN (0 * inf in
+            the derivative of `jnp.log` at 0). Mask their inputs too: ``jnp.log(jnp.where(mask, x, 1.0))``.
 
     Returns:
-        ``f32[]``, of the dtype of `per_example`.
+        ``f32[]``, with the dtype of `per_example`.
 
     Raises:
         ArgumentError: `per_example` is a scalar.
-        StructureError: The shape of `sample_weight` does not begin that of `per_example`.
+        StructureError: The shape of `sample_weight` is not a prefix of the shape of `per_example`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -56,7 +56,7 @@ def average_loss(per_example: Any, sample_weight: Any = None) -> jax.Array:
         2.0
 
     TensorFlow: `tf.nn.compute_average_loss` divides by the *local* number of examples times the number of replicas,
-    wrong for uneven shares, ignores weights in the divisor, and counts examples, not elements.
+    which is wrong for uneven per-replica batches. It ignores weights in the divisor, and counts examples, not elements.
     """
     context = get_replica_context()
     if context is None and (isinstance(per_example, PerReplica) or isinstance(sample_weight, PerReplica)):
@@ -72,20 +72,20 @@ def average_loss(per_example: Any, sample_weight: Any = None) -> jax.Array:
 
 
 def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None) -> jax.Array:
-    """The sum of a replica's (weighted) losses, divided by the global batch size: TensorFlow's helper, as it is there.
+    """Divides the sum of a replica's (weighted) losses by the global batch size, exactly like TensorFlow's function.
 
     Context: replica context, or without a strategy.
 
     Args:
         per_example_loss: ``f32[examples, ...]``.
         sample_weight: ``f32[examples]`` or a scalar; multiplies the losses and does not change the divisor.
-        global_batch_size: Default: the number of local examples times the number of replicas, which is right only for
-            even shares; `average_loss` is right for all.
+        global_batch_size: Default: the number of local examples times the number of replicas, which is correct only
+            for even per-replica batches. `average_loss` is correct for all.
 
     Raises:
-        ArgumentError: A scalar loss; a batch size that is no integer of at least 0.
-        ContextError: In cross-replica context without `global_batch_size`.
-        StructureError: Weights that do not fit.
+        ArgumentError: The loss is a scalar, or the batch size is not a nonnegative integer.
+        ContextError: Cross-replica context without `global_batch_size`.
+        StructureError: The weights do not broadcast to the losses.
 
     Example:
         >>> import jax.numpy as jnp
@@ -104,15 +104,15 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
 
 
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
-    """A regularization loss, summed up and divided by the number of replicas, since gradients are summed over them.
+    """Divides the sum of a regularization loss by the number of replicas, over which gradients are summed.
 
     Context: replica context, or without a strategy.
 
     Args:
-        regularization_loss: ``f32[...]``: the same on every replica.
+        regularization_loss: ``f32[...]``, equal on every replica.
 
     Raises:
-        ContextError: In cross-replica context.
+        ContextError: Cross-replica context.
 
     Example:
         >>> import jax.numpy as jnp
@@ -133,8 +133,8 @@ def _losses(per_example: Any, called: str) -> jax.Array:
         raise ArgumentError(
             called,
             found="per_example is a scalar",
-            rule="there is one loss per example, so that examples can be counted",
-            remedy="leave the losses of a batch unreduced (Reduction.NONE), or divide by the global batch size",
+            rule="the losses are one per example, so that the examples can be counted",
+            remedy="do not reduce the losses of a batch (Reduction.NONE), or divide by the global batch size",
         )
     return losses
 
@@ -145,7 +145,7 @@ def _floating(value: Any) -> jax.Array:
 
 
 def _total_and_count(losses: jax.Array, sample_weight: Any) -> tuple[jax.Array, Any]:
-    """The sum of the losses, and how many they are: a number, or an array if they are weighted."""
+    """Returns the sum of the losses and their count: a number, or the sum of the weights as an array."""
     wide = jnp.promote_types(losses.dtype, jnp.float32)
     if sample_weight is None:
         return jnp.sum(losses.astype(wide)), losses.size
@@ -154,8 +154,8 @@ def _total_and_count(losses: jax.Array, sample_weight: Any) -> tuple[jax.Array, 
         raise StructureError(
             "average_loss",
             found=f"sample_weight of shape {weights.shape} for per_example of shape {losses.shape}",
-            rule="weights have the first dimensions of the losses, or all of them",
-            remedy="give one weight per example: sample_weight.reshape(per_example.shape[:1])",
+            rule="the shape of the weights is a prefix of the shape of the losses",
+            remedy="pass one weight per example: sample_weight.reshape(per_example.shape[:1])",
         )
     repeats = math.prod(losses.shape[weights.ndim :])
     weights = weights.astype(wide)
@@ -164,17 +164,22 @@ def _total_and_count(losses: jax.Array, sample_weight: Any) -> tuple[jax.Array, 
 
 
 def _weighted(losses: jax.Array, weights: jax.Array) -> jax.Array:
-    """The product; where a weight is 0 it is 0, and the loss gets a cotangent of 0, whatever the loss is (NaN, too).
+    """Returns the product. Where a weight is 0, product and cotangent of the loss are 0, even if the loss is NaN.
 
-    The weight keeps its derivative, so that one that is trained can leave 0.
+    The weight keeps its derivative, so that a trained weight can move away from 0.
     """
     masked = weights == 0
+    # Replaced before the product: 0 * NaN is NaN, in the forward and in the backward pass.
     known = jnp.where(masked & ~jnp.isfinite(losses), 0, losses)
     return jnp.where(masked, jax.lax.stop_gradient(known), known) * weights
 
 
 def _over_replicas(count: Any, context: Any) -> Any:
-    """The count of all replicas. In a compiled run all shares have one shape: a plain number is the same everywhere."""
+    """Returns the count over all replicas.
+
+    In a compiled run all per-replica batches have one shape. So a Python number is equal on all replicas, and the
+    product replaces the all-reduce.
+    """
     runner = ambient().runner
     compiled = runner is not None and not is_eval(recording_parent(runner.base_trace))
     if compiled and isinstance(count, int):
@@ -184,17 +189,18 @@ def _over_replicas(count: Any, context: Any) -> Any:
 
 
 def _quotient(total: jax.Array, count: Any) -> jax.Array:
-    """Their quotient; 0, with a gradient of 0, where `count` is 0."""
+    """Returns the quotient; 0, with a gradient of 0, where `count` is 0."""
     if isinstance(count, int):
         if count:
             return total / count
-        count = as_array(count)  # a replica without examples has gradients of 0, and none of the others lacks one
+        # Traced division: a replica without examples then has gradients of 0 instead of no gradients.
+        count = as_array(count)
     empty = count == 0
     return jnp.where(empty, 0, total / jnp.where(empty, 1, count).astype(total.dtype))
 
 
 def _like_tensorflow(losses: jax.Array, sample_weight: Any) -> jax.Array:
-    """Weights as TensorFlow fits them: a last dimension of 1 more or less than the losses is dropped or added."""
+    """Reshapes weights like TensorFlow: drops or adds a last dimension of 1 to match the rank of the losses."""
     weights = as_array(sample_weight).astype(losses.dtype)
     if weights.ndim == losses.ndim + 1 and weights.shape[-1] == 1:
         weights = weights[..., 0]
@@ -208,8 +214,8 @@ def _like_tensorflow(losses: jax.Array, sample_weight: Any) -> jax.Array:
         raise StructureError(
             "compute_average_loss",
             found=f"sample_weight of shape {weights.shape} for per_example_loss of shape {losses.shape}",
-            rule="weights broadcast to the losses",
-            remedy="give one weight per example",
+            rule="the weights broadcast to the shape of the losses",
+            remedy="pass one weight per example",
         )
     return weights
 
@@ -220,8 +226,8 @@ def _batch_size(given: Any) -> Any:
         raise ArgumentError(
             "compute_average_loss",
             found=f"global_batch_size={given!r}",
-            rule="a batch size is an integer, not negative",
-            remedy="give the number of examples of all replicas, or leave it out",
+            rule="a batch size is a nonnegative integer",
+            remedy="pass the number of examples on all replicas, or omit it",
         )
     return int(given) if isinstance(given, int | np.integer) else as_array(given)
 
@@ -231,6 +237,6 @@ def _check_replica_context(called: str) -> None:
         raise ContextError(
             called,
             found="cross-replica context",
-            rule="a replica's loss is scaled where the replica computes it",
-            remedy=f"call {called} in the function given to strategy.run",
+            rule="each replica scales its own loss, in replica context",
+            remedy=f"call {called} in the function passed to strategy.run",
         )

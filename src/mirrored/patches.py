@@ -1,8 +1,9 @@
-"""What mirrored changes in other packages: one list, and the only place that changes them.
+"""The attributes of other packages that mirrored replaces: the complete list, and the only code that replaces them.
 
-A framework's objects make their variables themselves, so that its classes have to be told of strategies. `replace` does
-that and refuses what is not listed here; `undo` puts back what was there before. For objects that belong to no strategy
-a changed method does what it did before. `tests/test_patches.py` compares the list with what really differs.
+A framework's objects create their own variables, so that mirrored must patch the framework's classes to support
+strategies. `replace` patches an attribute and refuses one that is not listed here; `undo` restores the originals. For
+objects that belong to no strategy, a patched method behaves as the original. `tests/test_patches.py` compares the list
+with the attributes that really differ.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "flax.nnx.tracers.current_jax_trace",
         }
     ),
-    # By `import mirrored.tf`.
+    # Replaced by `import mirrored.tf`.
     "jax": frozenset(
         {
             "Array.get_shape",
@@ -88,7 +89,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "Tracer.set_shape",
         }
     ),
-    # By `import mirrored.tf.keras`: names that TensorFlow has in these namespaces.
+    # Replaced by `import mirrored.tf.keras`: names that TensorFlow has in these namespaces.
     "tf.keras": frozenset({"keras.src.utils.timeseries_dataset_utils.tf"}),
 }
 _ABSENT: Final = object()
@@ -110,8 +111,8 @@ _applied: list[_Applied] = []
 
 
 def path_of(owner: Any, name: str) -> str:
-    """How an attribute is listed: by its class's name, or its module's."""
-    # Of the classes of its C extension, JAX 0.10 has the module in the qualified name.
+    """Returns the name under which an attribute is listed: that of its class or module, and its own."""
+    # JAX 0.10 includes the module in the qualified names of the classes of its C extension.
     return f"{getattr(owner, '__qualname__', owner.__name__).removeprefix('jaxlib._jax.')}.{name}"
 
 
@@ -119,10 +120,10 @@ def replace(package: str, owner: Any, name: str, value: Any) -> None:
     """Replaces an attribute of a class or module of another package.
 
     Args:
-        package: Under which `LISTED` has it.
+        package: The key of the attribute in `LISTED`.
         owner: The class or module.
-        name: The attribute.
-        value: What it becomes.
+        name: The name of the attribute.
+        value: The new value.
     """
     assert path_of(owner, name) in LISTED[package], f"{path_of(owner, name)} is not listed in mirrored/patches.py"
     _applied.append(_Applied(package, owner, name, vars(owner).get(name, _ABSENT)))
@@ -130,7 +131,7 @@ def replace(package: str, owner: Any, name: str, value: Any) -> None:
 
 
 def undo(package: str) -> None:
-    """Puts back all that was replaced in a package."""
+    """Restores all attributes that were replaced in a package."""
     for one in [one for one in reversed(_applied) if one.package == package]:
         if one.before is _ABSENT:
             delattr(one.owner, one.name)
@@ -140,10 +141,10 @@ def undo(package: str) -> None:
 
 
 def is_applied(package: str) -> bool:
-    """Whether anything is replaced in a package now."""
+    """Returns whether any attribute of a package is currently replaced."""
     return any(one.package == package for one in _applied)
 
 
 def applied(package: str) -> frozenset[str]:
-    """What is replaced in a package now."""
+    """Returns the attributes of a package that are currently replaced."""
     return frozenset(one.path for one in _applied if one.package == package)

@@ -1,7 +1,8 @@
-"""The environment variables of mirrored: names, types, defaults and rules, all of them here.
+"""The environment variables of mirrored: names, types, defaults and rules.
 
-A value outside its rule is an `ArgumentError` that names the variable, raised when mirrored is imported. It is raised
-again where the setting is read, for a program that changes `os.environ` later. This module does not import JAX.
+All of them are defined here. A value outside its rule raises an `ArgumentError` that names the variable, when mirrored
+is imported and again where the setting is read, for programs that change `os.environ` later. This module does not
+import JAX.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ class Setting(Generic[T]):
     """One environment variable of mirrored.
 
     Attributes:
-        name: Of the environment variable.
-        meaning: What it says, for the documentation.
-        default: The value if the variable is not set, or empty.
-        rule: What values it takes.
-        parse: From the variable's text to the value; raises ValueError for a text outside the rule.
+        name: The name of the environment variable.
+        meaning: The description for the documentation.
+        default: The value if the variable is not set or empty.
+        rule: The accepted values.
+        parse: Converts the variable's text to the value; raises ValueError for a text outside the rule.
         example: A value inside the rule.
-        internal: Whether mirrored sets it for its own processes, so that no user has to.
-        hidden: Whether no message shows its value.
+        internal: Whether mirrored sets it for its own processes, and users do not.
+        hidden: Whether messages must not show its value.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Setting(Generic[T]):
     hidden: bool = False
 
     def read(self, environment: Mapping[str, str] | None = None) -> T:
-        """The value.
+        """Returns the value.
 
         Args:
             environment: Read instead of `os.environ`.
@@ -71,7 +72,7 @@ class Setting(Generic[T]):
             ) from None
 
     def is_set(self, environment: Mapping[str, str] | None = None) -> bool:
-        """Whether the variable is there and not empty."""
+        """Returns whether the variable is set and not empty."""
         return bool((os.environ if environment is None else environment).get(self.name, "").strip())
 
 
@@ -80,7 +81,7 @@ def _seconds(text: str) -> float:
 
 
 def positive_seconds(seconds: float) -> float:
-    """`seconds`, if it is a duration that every timeout can take.
+    """Returns `seconds` if it is a valid duration for every timeout.
 
     Raises:
         ValueError: It is not finite, not positive, or too large.
@@ -103,7 +104,7 @@ def _number(text: str) -> int:
 
 
 def _at_least(least: int, text: str) -> int:
-    # `int` alone takes "1_000" and digits of other scripts.
+    # `int` alone would also accept "1_000" and digits of other scripts.
     if not (text.isascii() and text.isdecimal()) or int(text) < least:
         raise ValueError(text)
     return int(text)
@@ -132,7 +133,7 @@ _WHOLE_SECONDS_RULE: Final = f"a whole number of seconds, 1 to {_MOST_SECONDS}"
 
 VIRTUAL_DEVICES: Final = Setting[int | None](
     "MIRRORED_VIRTUAL_DEVICES",
-    "How many CPU devices this process has; see `mirrored.config.set_virtual_devices`.",
+    "The number of CPU devices of this process; see `mirrored.config.set_virtual_devices`.",
     None,
     "an int, 1 or more",
     _count,
@@ -140,7 +141,7 @@ VIRTUAL_DEVICES: Final = Setting[int | None](
 )
 VIRTUAL_KIND: Final = Setting(
     "MIRRORED_VIRTUAL_KIND",
-    'What the virtual devices stand for: with GPU, the names "GPU:0", "GPU:1", ... resolve to them.',
+    'The kind of device that virtual devices simulate: with GPU, the names "GPU:0", "GPU:1", ... resolve to them.',
     "CPU",
     f"one of {', '.join(KINDS)}",
     _kind,
@@ -148,7 +149,7 @@ VIRTUAL_KIND: Final = Setting(
 )
 WATCHDOG_SECONDS: Final = Setting(
     "MIRRORED_WATCHDOG_SECONDS",
-    "After how long without progress the workers of a job count as stuck, and end; "
+    "The time without progress of any worker after which the job counts as deadlocked and ends; "
     "`mirrored.config.set_watchdog_seconds` takes precedence.",
     600.0,
     SECONDS_RULE,
@@ -157,7 +158,7 @@ WATCHDOG_SECONDS: Final = Setting(
 )
 AGREEMENT_SECONDS: Final = Setting(
     "MIRRORED_AGREEMENT_SECONDS",
-    "How long a worker waits for the others outside of compiled steps: where variables are made, for eager "
+    "How long a worker waits for the others outside of compiled steps: at the creation of variables, eager "
     "collectives, input and checkpoints.",
     600.0,
     SECONDS_RULE,
@@ -166,7 +167,7 @@ AGREEMENT_SECONDS: Final = Setting(
 )
 HEARTBEAT_SECONDS: Final = Setting(
     "MIRRORED_HEARTBEAT_SECONDS",
-    "After how long without a sign of life a worker counts as dead.",
+    "The time without a heartbeat after which a worker counts as dead.",
     30,
     _WHOLE_SECONDS_RULE,
     _whole_seconds,
@@ -174,7 +175,7 @@ HEARTBEAT_SECONDS: Final = Setting(
 )
 RENDEZVOUS_SECONDS: Final = Setting(
     "MIRRORED_RENDEZVOUS_SECONDS",
-    "How long a worker waits at the start for the others to join the job.",
+    "The timeout of the rendezvous: how long a worker waits at the start for the others to join the job.",
     300,
     _WHOLE_SECONDS_RULE,
     _whole_seconds,
@@ -182,7 +183,7 @@ RENDEZVOUS_SECONDS: Final = Setting(
 )
 NODES: Final = Setting[int | None](
     "MIRRORED_NODES",
-    "How many pods the indexed Kubernetes job has, for `mirrored run`.",
+    "The number of pods of the indexed Kubernetes job, for `mirrored run`.",
     None,
     "an int, 1 or more",
     _count,
@@ -190,7 +191,7 @@ NODES: Final = Setting[int | None](
 )
 SECRET: Final = Setting[str | None](
     "MIRRORED_SECRET",
-    "The secret by which the launchers and workers of a job authenticate each other.",
+    "The secret with which the launchers and workers of a job authenticate each other.",
     None,
     f"a text of {LEAST_SECRET_BYTES} bytes or more",
     _secret,
@@ -199,7 +200,7 @@ SECRET: Final = Setting[str | None](
 )
 SECRET_FILE: Final = Setting[str | None](
     "MIRRORED_SECRET_FILE",
-    "A file with that secret, by default `mirrored/secret` in `XDG_CONFIG_HOME`, which is generated.",
+    "A file that contains the secret, by default `mirrored/secret` in `XDG_CONFIG_HOME`, which is generated.",
     None,
     "the absolute path of a file that only this user can read",
     _path,
@@ -207,7 +208,7 @@ SECRET_FILE: Final = Setting[str | None](
 )
 RESTART: Final = Setting[int | None](
     "MIRRORED_RESTART",
-    "How often `mirrored run` has started the workers again; set by `mirrored run`.",
+    "How many times `mirrored run` has restarted the workers; set by `mirrored run`.",
     None,
     "an int, 0 or more",
     _number,
@@ -216,7 +217,7 @@ RESTART: Final = Setting[int | None](
 )
 LAUNCHER_FD: Final = Setting[int | None](
     "MIRRORED_LAUNCHER_FD",
-    "The file descriptor over which a worker talks to its launcher; set by `mirrored run`.",
+    "The file descriptor of a worker's connection to its launcher; set by `mirrored run`.",
     None,
     "an int, 0 or more",
     _number,
@@ -239,33 +240,33 @@ ALL: Final[tuple[Setting[Any], ...]] = (
     LAUNCHER_FD,
 )
 
-# Variables of other programs that mirrored reads or sets, and what it does with them.
+# Variables of other programs that mirrored reads or sets, and how it uses them.
 FOREIGN: Final[Mapping[str, str]] = {
     "TF_CONFIG": "The cluster, and which of its tasks this process is; `mirrored run` sets it for its workers.",
     "KERAS_BACKEND": "Set to `jax` by `import mirrored` if Keras is not imported yet and the variable is not set.",
-    "JAX_PLATFORMS": "Which kinds of devices the launcher looks for, and whether `tf.config` lists GPUs.",
+    "JAX_PLATFORMS": "Determines the kinds of devices the launcher looks for, and whether `tf.config` lists GPUs.",
     "XLA_FLAGS": "Compared between workers; `tf.config` adds flags to it.",
     "CUDA_VISIBLE_DEVICES": "The GPUs of this process; `mirrored run` and the Slurm resolver set it for each worker.",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "Set by `tf.config.experimental.set_memory_growth`.",
     "TF_CPP_MIN_LOG_LEVEL": "The lowest level that XLA logs; restored after deterministic programs are compiled.",
     "SLURM_*": "The place of this process in a Slurm job step.",
     "OMPI_*": "The place of this process under Open MPI's `mpirun`.",
-    "PMI_*": "The same of MPICH and Intel MPI, where it only says that there are other processes.",
-    "MV2_*": "The same of MVAPICH.",
-    "WORLD_SIZE": "The same of torchrun.",
-    "RANK": "The same of torchrun.",
+    "PMI_*": "Shows that MPICH or Intel MPI has started other processes.",
+    "MV2_*": "Shows that MVAPICH has started other processes.",
+    "WORLD_SIZE": "Shows that torchrun has started other processes.",
+    "RANK": "Shows that torchrun has started other processes.",
     "JAX_COORDINATOR_*": "The coordinator's address, or its port, where JAX detects the cluster.",
-    "KUBERNETES_SERVICE_HOST": "Says that `mirrored run` is in Kubernetes.",
+    "KUBERNETES_SERVICE_HOST": "Shows that `mirrored run` runs in Kubernetes.",
     "JAX_COMPILATION_CACHE_DIR": "Where `mirrored run` keeps compiled programs.",
     "XDG_CACHE_HOME": "Where `mirrored run` keeps compiled programs by default.",
-    "XDG_CONFIG_HOME": "Where the secret of this user is kept, by default `~/.config`.",
-    "HOME": "Where these folders are by default.",
-    "JOB_COMPLETION_INDEX": "Which pod of an indexed Kubernetes job this is.",
+    "XDG_CONFIG_HOME": "The folder that contains this user's secret, by default `~/.config`.",
+    "HOME": "The default parent of these folders.",
+    "JOB_COMPLETION_INDEX": "The index of this pod in an indexed Kubernetes job.",
 }
 
 
 def check(environment: Mapping[str, str] | None = None) -> None:
-    """Checks all variables of mirrored.
+    """Checks all environment variables of mirrored.
 
     Args:
         environment: Read instead of `os.environ`.
@@ -274,7 +275,7 @@ def check(environment: Mapping[str, str] | None = None) -> None:
         ArgumentError: A value is outside its rule.
 
     Warns:
-        UserWarning: A variable has almost the name of one of mirrored, and so has no effect.
+        UserWarning: A variable has almost the name of a variable of mirrored, and therefore no effect.
     """
     environment = os.environ if environment is None else environment
     for setting in ALL:
@@ -288,6 +289,6 @@ def check(environment: Mapping[str, str] | None = None) -> None:
             warnings.warn(
                 f"the environment variable {name} is unknown and has no effect\n"
                 f"  rule:   the variables of mirrored are {', '.join(known)}\n"
-                f"  remedy: was {near[0]} meant?",
+                f"  remedy: did you mean {near[0]}?",
                 stacklevel=2,
             )

@@ -1,4 +1,4 @@
-"""Collectives that not all replicas would come to are refused while tracing, instead of waiting for good."""
+"""Collectives that only some replicas would execute raise an error during tracing instead of deadlocking."""
 
 from __future__ import annotations
 

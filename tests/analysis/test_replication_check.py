@@ -1,4 +1,4 @@
-"""The proof of synchrony: which programs keep mirrored values equal, which drift, and what is said of those."""
+"""The replication check: which programs keep values replicated, which do not, and how the check explains those."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_synchronous_program_is_proven(body: Body) -> None:
     assert analysis.explain([result]) == ""
 
 
-# Programs whose copies drift: (body, label of the origin, last operation).
+# Programs whose copies diverge: (body, label of the origin, last operation).
 
 
 def unreduced_gradient(w: Any, x: Any) -> Any:
@@ -279,10 +279,10 @@ DRIFTING = [
     (drifting_scan_carry, BATCH, "scan"),
     (drifting_second_carry, BATCH, "scan"),
     (scanned_rows, BATCH, "add"),
-    (cond_on_batch, BATCH, "cond whose branch differs"),
+    (cond_on_batch, BATCH, "cond with a varying branch index"),
     (cond_into_batch, BATCH, "cond"),
-    (while_on_batch, BATCH, "while whose number of turns differs"),
-    (while_on_a_drifting_counter, BATCH, "while whose number of turns differs"),
+    (while_on_batch, BATCH, "while with a varying number of iterations"),
+    (while_on_a_drifting_counter, BATCH, "while with a varying number of iterations"),
     (dropout_by_number, NUMBER, "mul"),
     (permuted, BATCH, "add"),
     (permuted_weights, "ppermute gives every device its own part", "ppermute"),
@@ -299,7 +299,7 @@ DRIFTING = [
     (hidden_in_jit, BATCH, "mul"),
     (hidden_in_checkpoint, BATCH, "transpose"),
     (hidden_number, NUMBER, "mul"),
-    (hidden_in_a_solver, "something inside custom_linear_solve", "custom_linear_solve"),
+    (hidden_in_a_solver, "an operation inside custom_linear_solve", "custom_linear_solve"),
     (clipped_before_reduction, BATCH, "sub"),
     (custom_gradient_local, BATCH, "sub"),
 ]
@@ -407,17 +407,17 @@ def test_the_proof_of_a_transformer_step_is_quick_beside_its_trace() -> None:
         analysis = check_replication(closed, [Origin(WEIGHTS, False), Origin(BATCH, True)])
         assert analysis.same([closed.jaxpr.outvars[0]])
         seconds.append(time.perf_counter() - start)
-    # About a thirtieth of it on a quiet machine.
+    # It takes about a thirtieth of this limit on an idle machine.
     assert min(seconds) < tracing / 3
 
 
-# Several local replicas, traced one after another into one body.
+# Several virtual replicas, traced one after another into one body.
 
 
 def study_locals(
     replica: Callable[[Any, Any, int], Any], local: int = 2, devices: int = 4
 ) -> tuple[ReplicationCheck, Any]:
-    """Each local replica has its own share of the batch; `replica` returns what it brings to the merge and a finish."""
+    """Traces virtual replicas, each with a batch. `replica` returns its operands for the merge and a final function."""
 
     def body(w: Any, *shares: Any) -> Any:
         brought, finishes = zip(*(replica(w, x, k) for k, x in enumerate(shares)), strict=True)
@@ -521,13 +521,13 @@ def negative_zero(w: Any, x: Any, k: int) -> Any:
 
 
 DIVERGENT = [
-    (by_local_number, "the constant 0.0 in one replica, the constant 1.0 in another of the same device"),
-    (by_own_share, "share of local replica 0 in one replica, the batch, share of local replica 1 in another"),
-    (own_share_in_jit, "share of local replica 0 in one replica, the batch, share of local replica 1 in another"),
+    (by_local_number, "the constant 0.0 on one replica, the constant 1.0 on another replica of the same device"),
+    (by_own_share, "share of local replica 0 on one replica, the batch, share of local replica 1 on another"),
+    (own_share_in_jit, "share of local replica 0 on one replica, the batch, share of local replica 1 on another"),
     (another_operation, "cos f32[3,2]"),
-    (another_table, "a constant (3, 2), which every replica has its own of"),
+    (another_table, "a constant of shape (3, 2), of which each replica has its own"),
     (called_back, "pure_callback f32[3,2]"),
-    (negative_zero, "the constant 0.0 in one replica, the constant -0.0 in another of the same device"),
+    (negative_zero, "the constant 0.0 on one replica, the constant -0.0 on another replica of the same device"),
 ]
 
 
@@ -549,7 +549,7 @@ def test_replica_that_reduced_only_over_devices_is_refused() -> None:
     assert not any(map(analysis.varies, results))
     assert not analysis.same(results)
     path = analysis.divergence(results)
-    assert path[0].what == "own share, which every replica has its own of"
+    assert path[0].what == "own share, of which each replica has its own"
     assert path[-1].what == "reduce_sum, psum, sub"
 
 

@@ -1,4 +1,4 @@
-"""Random programs, really run on 4 devices: whatever is proven equal must be equal bit for bit."""
+"""Random programs, executed on 4 devices: values that the check proves replicated must be bit-identical."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which values of one jaxpr are one value, through calls, branches and loops."""
+"""Which variables of a jaxpr get equal value numbers, through calls, branches and loops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirrored.analysis.replication_check import Origin, check_replication
 
 
 def same(function: Callable[..., Any], *values: Any) -> bool:
-    """Whether the two results of `function` are one value, on one device."""
+    """Returns whether the two results of `function` have equal numbers, on one device."""
     closed = jax.make_jaxpr(function)(*values)
     return check_replication(closed, [Origin("operand", varies=False) for _ in values], axis=None).same(
         closed.jaxpr.outvars
@@ -72,7 +72,7 @@ UNEQUAL = {
 
 
 def chain(x):
-    """Four carries that are equal at first; the turns tell them apart one after the other."""
+    """Four carries with equal initial values, which the iterations distinguish one after another."""
 
     def turn(carry, _):
         a, b, c, d = carry

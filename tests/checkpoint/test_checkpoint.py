@@ -342,7 +342,7 @@ def test_restore_of_nothing(tmp_path):
 def test_missing_checkpoint_names_what_there_is(tmp_path):
     v = mr.Variable(1.0)
     Checkpoint(v=v).save(tmp_path / "c")
-    with pytest.raises(MissingCheckpointError, match=r"nothing-1 does not exist(.|\n)*there are: c-1"):
+    with pytest.raises(MissingCheckpointError, match=r"nothing-1 does not exist(.|\n)*contains: c-1"):
         Checkpoint(v=v).restore(tmp_path / "nothing-1")
     with pytest.raises(FileNotFoundError, match=r"has no mirrored\.json"):
         Checkpoint(v=v).restore(tmp_path)
@@ -416,7 +416,7 @@ def test_state_that_cannot_be_written(tmp_path):
         def set_state(self, state):
             """Nothing to go to."""
 
-    with pytest.raises(ArgumentTypeError, match="the state of Iterator holds a object"):
+    with pytest.raises(ArgumentTypeError, match="the state of Iterator contains a object"):
         Checkpoint(iterator=Iterator()).write(tmp_path / "c")
     assert list(tmp_path.iterdir()) == []
 

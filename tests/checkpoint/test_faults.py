@@ -98,7 +98,7 @@ def test_every_truncated_or_missing_file_is_noticed(saved, tmp_path):
         copy = shutil.copytree(path, tmp_path / f"copy{number}")
         damaged = os.path.join(copy, os.path.relpath(file, path))
         os.truncate(damaged, os.path.getsize(damaged) // 2)
-        with pytest.raises(DamagedCheckpointError, match="checksum|is not what was written"):
+        with pytest.raises(DamagedCheckpointError, match="checksum|is not a valid manifest"):
             target().restore(copy)
         os.remove(damaged)
         if not damaged.endswith("mirrored.json"):
@@ -108,7 +108,7 @@ def test_every_truncated_or_missing_file_is_noticed(saved, tmp_path):
 
 def test_a_folder_of_something_else(tmp_path):
     (tmp_path / "mirrored.json").write_text('{"format": "something else"}')
-    with pytest.raises(DamagedCheckpointError, match="is not what was written"):
+    with pytest.raises(DamagedCheckpointError, match="is not a valid manifest"):
         target().restore(tmp_path)
     (tmp_path / "mirrored.json").write_text('{"version": 99, "contents": {}, "checksum": ""}')
     with pytest.raises(DamagedCheckpointError, match="has version 99"):
@@ -124,10 +124,10 @@ def full_disk(tmp_path):
     if sys.platform != "linux" or subprocess.run(mount, capture_output=True).returncode:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-        yield folder, "raise the limit on the size of files"
+        yield folder, "raise the file size limit"
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         return
-    yield folder, r"\(0\.\d MB are free there\)(?s:.*)free space on its file system"
+    yield folder, r"\(0\.\d MB are free on its file system\)(?s:.*)free space on its file system"
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
@@ -191,7 +191,7 @@ def test_a_read_only_folder_is_named_with_the_remedy_and_may_be_restored_from(un
         manager.wait()
     assert (
         caught.value.remedy
-        == "give this user the right to write to the folder, or choose another folder, and save again"
+        == "grant this user write permission on the folder, or choose another folder, and save again"
     )
     assert v.numpy() == 2.0
     assert manager.restore_latest() == 1
@@ -344,7 +344,7 @@ def test_a_restart_goes_back_to_the_newest_checkpoint_that_is_whole(tmp_path, ho
     damage(tmp_path / "ckpt-3", how)
     other = mr.Variable(np.zeros(50_000, np.float32))
     again = CheckpointManager(Checkpoint(v=other), tmp_path)
-    with pytest.warns(UserWarning, match="(?s)ckpt-2 was restored, since newer checkpoints are damaged.*ckpt-3"):
+    with pytest.warns(UserWarning, match="(?s)ckpt-2 was restored because newer checkpoints are damaged.*ckpt-3"):
         assert again.restore_latest() == 2
     np.testing.assert_array_equal(other.numpy(), np.random.default_rng(2).normal(size=50_000).astype(np.float32))
     again.save(3)

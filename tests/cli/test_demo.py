@@ -38,8 +38,8 @@ def test_demo_shows_everything_and_writes_the_report(tmp_path):
     done = CliRunner().invoke(main, ["demo", "--quick", "--replicas", "2", "--epochs", "1", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "357 test images, each seen exactly once: 5 batches of 64 and one of 37 over 2 replicas" in done.output
-    assert done.output.count("bit for bit") == 8
-    assert "the same bits" in done.output
+    assert done.output.count("bit-identical") == 8
+    assert "bitwise equal" in done.output
     assert "NOT" not in done.output
     assert {path.name for path in tmp_path.iterdir()} == {"loss.png", "predictions.png", "summary.md"}
     assert "2 on 2 devices (cpu)" in (tmp_path / "summary.md").read_text()
@@ -91,14 +91,14 @@ def test_report_says_what_was_found(findings, tmp_path):
     assert "| loss | 2.000 at the first step, 0.3750 in the last epoch |" in summary
     assert "| speed | 64 images/s |" in summary
     assert "| test images | 20 of 20 right (100.00%), each seen once |" in summary
-    assert "| copies | 1 variables x 2 replicas: equal bit for bit |" in summary
-    assert summary.endswith("The final weights are equal bit for bit.\n")
+    assert "| copies | 1 variables x 2 replicas: bit-identical |" in summary
+    assert summary.endswith("The final weights are bit-identical.\n")
 
 
 def test_report_does_not_hide_failures(findings, tmp_path):
     drifted = spoilt(findings, copies=[Copies("w", (), ("aa", "ab"))], hashes={1: "0f", 2: "0e"})
     summary = write_report(drifted, tmp_path)[2].read_text()
-    assert summary.count("**NOT equal**") == 2
+    assert summary.count("**NOT bit-identical**") == 2
 
 
 def test_a_demo_that_went_well_passes(findings):
@@ -111,7 +111,7 @@ def test_a_demo_that_went_well_passes(findings):
         ({"digits": np.zeros(19, np.int32)}, "not every test image was evaluated exactly once"),
         ({"digits": np.zeros(20, np.int32)}, "only 10.00% of the test images right"),
         ({"copies": [Copies("w", (), ("aa", "ab"))]}, "copies of a variable differ"),
-        ({"hashes": {1: "0f", 2: "0e"}}, "ended in different bits"),
+        ({"hashes": {1: "0f", 2: "0e"}}, "deterministic trainings are not bit-identical"),
     ],
 )
 def test_a_demo_that_failed_says_so(findings, change, message):

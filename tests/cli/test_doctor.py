@@ -64,7 +64,7 @@ def test_neighbours_make_a_ring():
 
 def test_the_folder_is_looked_at(tmp_path):
     told = local_facts(tmp_path, "token")
-    assert told.trouble == f"{tmp_path} is another folder than on worker 0: it is not shared"
+    assert told.trouble == f"{tmp_path} is not the same folder as on worker 0: it is not shared"
     (tmp_path / "token").touch()
     told = local_facts(tmp_path, "token")
     assert told.trouble is None
@@ -83,5 +83,5 @@ def test_two_workers_are_examined_together(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "workers 0 and 1" in done.stdout
     assert "rendezvous at 127.0.0.1:" in done.stdout
-    assert "[worker 0] nothing wrong was found" in done.stdout
+    assert "[worker 0] no problems were found" in done.stdout
     assert os.listdir(tmp_path / "new") == []

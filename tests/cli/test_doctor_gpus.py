@@ -112,7 +112,7 @@ def test_what_the_machine_and_its_packages_say(on_path, packages, monkeypatch):
         ({"visible": 0, "settings": {"JAX_PLATFORMS": "cpu"}}, None),
         (
             {"settings": {"XLA_PYTHON_CLIENT_MEM_FRACTION": "90"}},
-            "XLA_PYTHON_CLIENT_MEM_FRACTION=90 is not a part of the memory between 0 and 1",
+            "XLA_PYTHON_CLIENT_MEM_FRACTION=90 is not a fraction of the memory between 0 and 1",
         ),
     ],
 )
@@ -134,7 +134,7 @@ def test_another_driver_than_on_worker_0_is_named():
     [
         ({}, "75% of the memory when JAX starts"),
         ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}, "50% of the memory when JAX starts"),
-        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "none: memory is taken as it is needed, up to 75% of the memory"),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "none: memory is allocated on demand, up to 75% of the memory"),
         (
             {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"},
             "none: every array is allocated by the driver (XLA_PYTHON_CLIENT_ALLOCATOR=platform, slow)",

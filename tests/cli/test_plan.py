@@ -52,12 +52,12 @@ def test_a_table_reasons_and_a_picture(script, tmp_path):
     result = invoke(script, "--replicas", "8,4096", "--bandwidth", "1kB/s", "--latency", "5us", "--steps", "2",
                     "--plot", str(picture), "--", "6")  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert "A step, predicted" in result.output
-    assert "Why not faster?" in result.output
+    assert "Predicted time of a step" in result.output
+    assert "Bottlenecks:" in result.output
     assert re.search(
         r"4096 replicas, communication-bound: compute \d+%, exchange \d+%.*; summing gradients", result.output
     )
-    assert "1 sums over replicas in the program, exchanged as 1; network 1e-06 GB/s, 5 us" in result.output
+    assert "1 all-reduces in the program, executed as 1; network 1e-06 GB/s, 5 us" in result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -74,7 +74,7 @@ def test_figures_for_programs(script):
 @pytest.mark.parametrize(
     ("option", "value", "told"),
     [
-        ("--replicas", "8;64", "--replicas is numbers with commas between"),
+        ("--replicas", "8;64", "--replicas is numbers separated by commas"),
         ("--bandwidth", "fast", "--bandwidth is bytes per second"),
         ("--latency", "5 parsecs", "--latency is seconds"),
     ],

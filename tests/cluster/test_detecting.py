@@ -79,7 +79,7 @@ def test_a_pod_without_an_index_is_alone(monkeypatch):
 )
 def test_several_processes_without_a_description_are_refused(monkeypatch, environment):
     started(monkeypatch, environment)
-    with pytest.raises(mr.errors.ClusterError, match="was not told how to reach the others"):
+    with pytest.raises(mr.errors.ClusterError, match="nothing says how to reach the others"):
         mr.MultiWorkerMirroredStrategy()
 
 

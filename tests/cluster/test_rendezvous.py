@@ -48,7 +48,7 @@ def test_who_is_missing_is_named_on_all_that_have_come():
     made = processes(4)
     for future in started(made[:3], 1.0):
         with pytest.raises(
-            RendezvousError, match=rf"worker 3 \({made[3].addresses[3]}\) did not come to .* within 1 s"
+            RendezvousError, match=rf"worker 3 \({made[3].addresses[3]}\) did not join at .* within 1 s"
         ):
             future.result(20)
 
@@ -56,7 +56,7 @@ def test_who_is_missing_is_named_on_all_that_have_come():
 def test_the_first_worker_is_missing():
     made = processes(2)
     (future,) = started(made[1:], 0.5)
-    with pytest.raises(RendezvousError, match=f"nobody answers at {made[0].coordinator} after 0.[345] s"):
+    with pytest.raises(RendezvousError, match=f"no process answers at {made[0].coordinator} after 0.[345] s"):
         future.result(20)
 
 
@@ -93,7 +93,7 @@ def test_a_first_worker_that_is_stopped_after_it_has_answered_is_told_and_named(
     server = Server("127.0.0.1", int(made[0].coordinator.rpartition(":")[2]), secret, lambda _: over.wait(30), name="x")
     try:
         (future,) = started(made[1:], 1.0)
-        with pytest.raises(RendezvousError, match=rf"worker 0 \({made[0].coordinator}\) did not come to"):
+        with pytest.raises(RendezvousError, match=rf"worker 0 \({made[0].coordinator}\) did not join at"):
             future.result(20)
     finally:
         over.set()
@@ -137,7 +137,7 @@ def test_workers_of_other_jobs_do_not_meet(monkeypatch, what):
     (guest,) = started([other])
     with pytest.raises(RendezvousError, match="is not worker 0 of this job: the secrets differ"):
         guest.result(20)
-    with pytest.raises(RendezvousError, match="worker 1 .* did not come"):
+    with pytest.raises(RendezvousError, match="worker 1 .* did not join"):
         host.result(20)
 
 

@@ -38,7 +38,7 @@ def test_several_workers_are_refused_once_jax_has_started(monkeypatch):
     assert jax.devices()
     cluster = {"cluster": {"worker": ["localhost:47321", "localhost:47322"]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
-    with pytest.raises(mr.errors.ContextError, match="JAX has made its devices already"):
+    with pytest.raises(mr.errors.ContextError, match="JAX has initialized its devices already"):
         mr.MultiWorkerMirroredStrategy()
 
 

@@ -98,7 +98,7 @@ def test_coordinator_that_does_not_come():
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
         start = time.monotonic()
-        with pytest.raises(RendezvousError, match=rf"nobody answers at 127\.0\.0\.1:{port} after 0\.\d s"):
+        with pytest.raises(RendezvousError, match=rf"no process answers at 127\.0\.0\.1:{port} after 0\.\d s"):
             wait_for_coordinator(f"127.0.0.1:{port}", 0.3)
         assert time.monotonic() - start < 5
     assert issubclass(RendezvousError, TimeoutError)

@@ -1,4 +1,4 @@
-"""Running reductions as compiled programs do: local components inside a `shard_map` body."""
+"""Runs reductions as compiled programs do: over local components inside a `shard_map` body."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def group_of(devices: int, replicas: int) -> Group:
 
 
 def reduction(algorithm: CrossDeviceOps, op: Any, devices: int, replicas: int, count: int) -> Any:
-    """A compiled reduction of `count` stacked arrays ``[R, ...]``; every device's results, ``[D, ...]``."""
+    """Returns a compiled reduction of `count` arrays ``[R, ...]`` to the results of every device, ``[D, ...]``."""
     group = group_of(devices, replicas)
 
     def body(*parts: Any) -> list[Any]:
@@ -47,7 +47,7 @@ def reduction(algorithm: CrossDeviceOps, op: Any, devices: int, replicas: int, c
 
 
 def collectives_in(text: str) -> dict[str, int]:
-    """How often each collective is issued in optimised HLO."""
+    """Returns the number of instructions of each collective in optimised HLO."""
     names = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
     found = {name: text.count(f" {name}(") + text.count(f" {name}-start(") for name in names}
     return {name: count for name, count in found.items() if count}

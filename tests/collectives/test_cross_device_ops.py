@@ -1,4 +1,4 @@
-"""Every algorithm: the right values on every device, the collectives it names, gradients, errors."""
+"""Every algorithm: correct values on every device, the documented collectives, gradients, errors."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_booleans_are_refused(op: str) -> None:
 
 
 def test_custom_reduction_that_changes_the_shape_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"(?s)gave float32\[\].*float32\[3\]"):
+    with pytest.raises(ArgumentError, match=r"(?s)returned float32\[\].*float32\[3\]"):
         AllReduce().reduce_arrays(jnp.sum, [[jnp.ones(3)] * 2], Group(None, 1, 2))
 
 

@@ -1,4 +1,4 @@
-"""Means of 16-bit floats are those of NumPy, also where the sum is too large for 16 bits."""
+"""Means of 16-bit floats equal those of NumPy, even if the sum overflows 16 bits."""
 
 from __future__ import annotations
 

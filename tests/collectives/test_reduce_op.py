@@ -1,4 +1,4 @@
-"""`ReduceOp`: looks like TensorFlow's enum, and can be subclassed."""
+"""`ReduceOp` behaves as TensorFlow's enum and can be subclassed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_subclasses_and_callables() -> None:
 
 
 def test_class_that_needs_arguments_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"the class Weighted, which cannot be made without arguments"):
+    with pytest.raises(ArgumentError, match=r"the class Weighted, which cannot be constructed without arguments"):
         as_reduce_op(Weighted)
 
 
@@ -98,9 +98,9 @@ def test_reductions_that_keep_shape_and_dtype_pass(op: Any, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("op", "found"),
     [
-        (lambda stacked: jnp.sum(stacked), r"gave float32\[\]"),
-        (lambda stacked: stacked[0].astype(jnp.int32), r"gave int32\[3, 2\]"),
-        (lambda stacked: [stacked[0]], "gave a list"),
+        (lambda stacked: jnp.sum(stacked), r"returned float32\[\]"),
+        (lambda stacked: stacked[0].astype(jnp.int32), r"returned int32\[3, 2\]"),
+        (lambda stacked: [stacked[0]], "returned a list"),
         (lambda stacked: stacked @ jnp.ones(9), "raised TypeError"),
         (TrimmedMean(2), "k=2 for 4 replicas"),
     ],
@@ -114,7 +114,7 @@ def test_subclass_without_a_rule() -> None:
     class Nothing(ReduceOp):
         pass
 
-    with pytest.raises(ArgumentError, match="Nothing defines no __call__"):
+    with pytest.raises(ArgumentError, match="Nothing does not define __call__"):
         check_reduction(Nothing(), jax.ShapeDtypeStruct((3,), jnp.float32), 2)
 
 

@@ -187,7 +187,7 @@ def test_a_loop_over_what_is_left() -> None:
 
     next(iterator)
     assert int(rest(iterator)) == 15
-    with pytest.warns(UserWarning, match="makes no steps"):
+    with pytest.warns(UserWarning, match="runs no steps"):
         assert int(rest(iterator)) == 0
 
 

@@ -259,7 +259,7 @@ class TestFromFunction:
         distributed = strategy.distribute_datasets_from_function(lambda _: Dataset.range(size))
         assert distributed.cardinality == 2
         assert shown(strategy, distributed) == [[0, 1], [2, 3]]
-        assert ("leaves out 1 element(s)" in caplog.text) == (size == 5)
+        assert ("drops 1 element(s)" in caplog.text) == (size == 5)
 
     def test_shapes_may_differ_between_replicas(self) -> None:
         strategy = strategy_of(2)
@@ -326,7 +326,7 @@ class TestRefusals:
     def test_distributing_twice(self) -> None:
         strategy = strategy_of(2)
         distributed = strategy.experimental_distribute_dataset(Dataset.range(4).batch(2))
-        with pytest.raises(ArgumentError, match="distributed already"):
+        with pytest.raises(ArgumentError, match="already distributed"):
             strategy.experimental_distribute_dataset(distributed)
 
     @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ class TestRefusals:
             (lambda: InputOptions(last_batch="trim"), "last_batch='trim'"),  # type: ignore[arg-type]
             (lambda: InputOptions(prefetch=-1), "prefetch is at least 0"),
             (lambda: InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA), "only supported in"),
-            (lambda: InputOptions(experimental_place_dataset_on_device=True), "needs the replication mode PER_REPLICA"),
+            (lambda: InputOptions(experimental_place_dataset_on_device=True), "the replication mode PER_REPLICA"),
             (lambda: Options(), "options is a mirrored.data.InputOptions"),
         ],
     )
@@ -350,7 +350,7 @@ class TestRefusals:
         )
         for options, message in (
             (per_replica, "can not be set together"),
-            (InputOptions(last_batch="pad"), "cuts global"),
+            (InputOptions(last_batch="pad"), "applies to global batches"),
         ):
             with pytest.raises(ArgumentError, match=message):
                 strategy_of(2).distribute_datasets_from_function(lambda _: Dataset.range(4).batch(2), options)

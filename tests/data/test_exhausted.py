@@ -61,7 +61,7 @@ def test_new_iterators_are_read_again(make: Callable[[], Any]) -> None:
 def test_a_second_loop_over_an_exhausted_iterator_is_warned_of(make: Callable[[], Any]) -> None:
     reading = iter(make())
     assert len(list(reading)) == 2
-    with pytest.warns(UserWarning, match="makes no steps"):
+    with pytest.warns(UserWarning, match="runs no steps"):
         assert list(reading) == []
     with pytest.raises(StopIteration):
         next(reading)

@@ -78,7 +78,7 @@ def test_ragged_elements_are_refused_with_both_shapes() -> None:
 
 
 def test_elements_of_two_structures_are_refused() -> None:
-    with pytest.raises(StructureError, match="one structure"):
+    with pytest.raises(StructureError, match="the same structure"):
         read(Dataset.from_generator(lambda: iter([{"a": 1}, {"b": 1}])).batch(2))
 
 

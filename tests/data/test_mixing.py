@@ -136,7 +136,7 @@ def test_counters() -> None:
     [
         (lambda: D.sample_from_datasets([]), "at least one dataset"),
         (lambda: D.sample_from_datasets(two(), [1.0]), r"weights of shape \[1\] for 2 datasets"),
-        (lambda: D.sample_from_datasets(two(), [-1.0, 2.0]), "one finite number of at least 0 each"),
+        (lambda: D.sample_from_datasets(two(), [-1.0, 2.0]), "a vector of finite numbers that are at least 0"),
         (lambda: D.sample_from_datasets(two(), [0.0, 0.0]), "not all zero"),
         (lambda: D.choose_from_datasets([1, 2], D.range(2)), "at least one dataset"),
         (lambda: list(D.choose_from_datasets(two(), D.range(5, 6))), "the choice .*5.* of 2 datasets"),

@@ -170,7 +170,7 @@ def test_functions_and_loops_cannot_change_what_a_dataset_keeps(dataset: Dataset
     before = [element.tolist() for element in dataset]
     with pytest.raises(ValueError, match="read-only") as raised:
         list(dataset.map(erase))
-    assert any("write to a copy" in note for note in raised.value.__notes__)
+    assert any("modify a copy" in note for note in raised.value.__notes__)
     for element in dataset:
         with pytest.raises(ValueError, match="read-only"):
             element[...] = -1

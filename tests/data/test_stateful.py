@@ -105,7 +105,7 @@ def test_promised_cardinality() -> None:
     known = D.range(4).filter(lambda n: True).assert_cardinality(4)
     assert len(known) == 4
     assert read(known) == [0, 1, 2, 3]
-    for promised, message in ((3, "has more elements, 3 were promised"), (5, "has 4 elements, 5 were promised")):
+    for promised, message in ((3, "has more elements, expected_cardinality is 3"), (5, "has 4 elements, expected_cardinality is 5")):
         with pytest.raises(InputError, match=message):
             list(D.range(4).assert_cardinality(promised))
 
@@ -126,19 +126,19 @@ def test_the_only_element() -> None:
         (lambda: D.range(3).scan(0, lambda s, n: ((s, s), n)), "the state keeps its structure"),
         (lambda: D.from_tensor_slices([1.0]).unique(), "single arrays of integers, booleans or bytes"),
         (lambda: D.zip((D.range(2), D.range(2))).unique(), "single arrays of integers"),
-        (lambda: D.range(3).group_by_window(lambda n: n, lambda k, w: w), "exactly one of them is given"),
-        (lambda: D.range(3).group_by_window(lambda n: n, lambda k, w: w, 1, lambda k: 1), "exactly one of them"),
+        (lambda: D.range(3).group_by_window(lambda n: n, lambda k, w: w), "exactly one of the two is given"),
+        (lambda: D.range(3).group_by_window(lambda n: n, lambda k, w: w, 1, lambda k: 1), "exactly one of the two"),
         (lambda: D.range(3).group_by_window(lambda n: n, lambda k, w: w, 0), "a window of 0 elements for the key 0"),
         (lambda: D.range(3).group_by_window(lambda n: 0.5, lambda k, w: w, 1), "key_func returned 0.5"),
-        (lambda: D.range(3).group_by_window(lambda n: n, lambda k, w: k, 1), "it returns a Dataset"),
-        (lambda: ragged().bucket_by_sequence_length(len, [3, 5], [2, 2]), "one more size than boundaries"),
+        (lambda: D.range(3).group_by_window(lambda n: n, lambda k, w: k, 1), "reduce_func returns a Dataset"),
+        (lambda: ragged().bucket_by_sequence_length(len, [3, 5], [2, 2]), "one more batch size than boundaries"),
         (
             lambda: ragged().bucket_by_sequence_length(len, [3, 5], [2, 2, 2], pad_to_bucket_boundary=True),
             "all elements are shorter than the last boundary",
         ),
         (
             lambda: D.from_tensors([1, 2]).bucket_by_sequence_length(len, [5], [1, 1], pad_to_bucket_boundary=True),
-            "no dim of the shapes .* is open",
+            "no dim of the shapes .* varies",
         ),
     ],
 )

@@ -105,7 +105,7 @@ def test_an_interruption_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_endless_datasets_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"an endless dataset\n.*\n.*take\(n\)"):
+    with pytest.raises(ArgumentError, match=r"an infinite dataset\n.*\n.*take\(n\)"):
         Dataset.range(3).repeat().save(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -158,7 +158,7 @@ def test_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("mirrored.data.storing._VERSION", 2)
     Dataset.range(3).save(tmp_path)
     monkeypatch.undo()
-    with pytest.raises(DataFileError, match="it is of version 2, known is 1"):
+    with pytest.raises(DataFileError, match="it has version 2, but this version of mirrored reads 1"):
         Dataset.load(tmp_path)
 
 

@@ -73,7 +73,7 @@ def test_several_files_and_packed_ones(table: str, tmp_path: Path) -> None:
     ("text", "defaults", "options", "message"),
     [
         (TABLE, [np.int32, np.float32, str], {"header": True}, "field 1 of record 1 is empty"),
-        (TABLE, [0, 0.0], {"header": True}, "3 fields where 2 are expected"),
+        (TABLE, [0, 0.0], {"header": True}, "3 fields instead of 2"),
         (TABLE, [0, 0.0, ""], {}, "field 0 of record 0 is not a valid int32: 'a'"),
         ("3000000000\n", [0], {}, "not a valid int32: '3000000000'"),
         ('1,"open\n', [0, ""], {}, "unexpected end of data"),
@@ -91,10 +91,13 @@ def test_lines_that_do_not_fit(
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Dataset.from_csv("t", [0], select_cols=[0], exclude_cols=[1]), "either select_cols or exclude_cols"),
-        (lambda: Dataset.from_csv("t", [0, 0], select_cols=[2, 0]), "select_cols are increasing"),
-        (lambda: Dataset.from_csv("t", [[1, 2]]), "one number or text per column"),
-        (lambda: Dataset.from_csv("t", [1j]), "one number or text per column"),
+        (
+            lambda: Dataset.from_csv("t", [0], select_cols=[0], exclude_cols=[1]),
+            "only one of select_cols and exclude_cols",
+        ),
+        (lambda: Dataset.from_csv("t", [0, 0], select_cols=[2, 0]), "select_cols is increasing"),
+        (lambda: Dataset.from_csv("t", [[1, 2]]), "one number or string per column"),
+        (lambda: Dataset.from_csv("t", [1j]), "one number or string per column"),
         (lambda: list(Dataset.from_csv("none.csv", [0])), "the file none.csv cannot be opened"),
         (lambda: Dataset.csv_batches("none*.csv", 2), "no file matches none"),
     ],
@@ -163,10 +166,10 @@ def test_inference(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"label_name": "q"}, r"one of the columns \['a', 'b', 'c'\]"),
-        ({"select_columns": ["a", "q"]}, r"leave \['q'\] out"),
+        ({"select_columns": ["a", "q"]}, r"omit \['q'\]"),
         ({"column_defaults": [0]}, "1 column_defaults for 3 columns"),
-        ({"column_names": ["a", "a", "b"]}, "names differ"),
-        ({"header": False}, "give column_names"),
+        ({"column_names": ["a", "a", "b"]}, "column names are unique"),
+        ({"header": False}, "pass column_names"),
         ({"encoding": "latin-1"}, "files are read as UTF-8"),
     ],
 )

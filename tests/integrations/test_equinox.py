@@ -1,4 +1,4 @@
-"""Equinox modules on variables of a strategy, eager and compiled."""
+"""Equinox modules backed by variables of a strategy, eager and compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flax NNX models on variables of a strategy: eager and compiled, with state that NNX guards against other traces."""
+"""Flax NNX models backed by variables of a strategy: eager and compiled, with state that NNX ties to a trace."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def updates(how: str, model: Any) -> Callable[[Any, Any], Any]:
 
 
 def train(how: str, replicas: int, late: bool = False) -> tuple[list[float], Any]:
-    """The custom loop; `late` mirrors a model that was made outside the scope."""
+    """The custom loop; `late` mirrors a model that was created outside the scope."""
     strategy = mr.MirroredStrategy(jax.devices()[:replicas])
     model = Recurrent(nnx.Rngs(0)) if late else None
     with strategy.scope():

@@ -1,4 +1,4 @@
-"""Keras 3 models on strategy variables: custom loops and `fit` give the numbers of one device."""
+"""Keras 3 models backed by strategy variables: custom loops and `fit` give the results of one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model belongs to the strategy in whose scope it was made, wherever it is built and compiled."""
+"""A model belongs to the strategy in whose scope it was created, wherever it is built and compiled."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_model_is_built_outside_of_its_scope(build: Any) -> None:
 
 def test_a_model_without_a_strategy_cannot_be_compiled_in_a_scope() -> None:
     model = sequential(built=True)
-    with strategy().scope(), pytest.raises(ContextError, match=r"made outside of strategy.scope\(\)"):
+    with strategy().scope(), pytest.raises(ContextError, match=r"created outside strategy.scope\(\)"):
         model.compile("adam", "mse")
 
 
@@ -136,7 +136,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("built", [True, False], ids=["built", "unbuilt"])
 @pytest.mark.parametrize("made", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_an_optimizer_that_is_made_outside_of_the_scope_makes_one_step_per_run(made, built, compiled, replicas) -> None:
-    """Every replica would update it once more."""
+    """Otherwise, every replica would update it again."""
     optimizers = [made()]
     owner = mr.MirroredStrategy(jax.devices()[:2], num_replicas=replicas)
     with owner.scope():
@@ -164,7 +164,7 @@ def test_an_optimizer_that_is_made_outside_of_the_scope_makes_one_step_per_run(m
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 def test_a_metric_that_is_made_outside_of_the_scope_counts_all_or_is_refused(compiled) -> None:
-    """Compiled replicas would add up its total once more in every step."""
+    """Otherwise, compiled replicas would add its total again in every step."""
     owner, metric = strategy(), keras.metrics.Mean()
     values = owner.experimental_distribute_values_from_function(lambda c: np.float32(c.replica_id_in_sync_group))
     step = lambda x: owner.run(metric.update_state, args=(x,))  # noqa: E731
@@ -179,7 +179,7 @@ def test_a_metric_that_is_made_outside_of_the_scope_counts_all_or_is_refused(com
 
 
 def test_compiled_and_eager_steps_share_an_optimizer_that_is_made_outside() -> None:
-    """A batch of uneven shares runs eagerly, between compiled ones."""
+    """A batch with uneven per-replica batches runs eagerly, between compiled steps."""
     owner, optimizer = strategy(), keras.optimizers.SGD(0.125)
     with owner.scope():
         model = sequential(built=True)

@@ -1,4 +1,4 @@
-"""`fit` and the other Keras loops with `deterministic=True`: the same bits on any number of devices and replicas."""
+"""Keras loops with `deterministic=True` are bit-identical on any number of devices and replicas."""
 
 from __future__ import annotations
 

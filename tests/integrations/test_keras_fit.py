@@ -1,4 +1,4 @@
-"""`fit` of a model made in scope: callbacks, weights, several steps per call, saving; the numbers of one device."""
+"""`fit` in scope gives the results of one device: callbacks, weights, steps per execution, saving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in Keras' loops: every variable is as before or after one and the same step."""
+"""After Ctrl-C in a Keras loop, all variables have their values from before or after the same step."""
 
 from __future__ import annotations
 

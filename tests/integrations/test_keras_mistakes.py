@@ -1,4 +1,4 @@
-"""What people write by mistake in custom loops with Keras, and what they are told."""
+"""Common mistakes in custom loops with Keras raise errors or warnings that name the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain variables of ours among the attributes of Keras layers are weights like any other."""
+"""`mirrored` variables that are attributes of Keras layers are ordinary weights of the layer."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def test_a_task_of_slurm():
     assert place == MachinePlace("Slurm", 4, 3, "node07:13102")
     other = detect({**SLURM, "SLURM_STEP_ID": "3"})
     assert other is not None
-    assert other.coordinator != place.coordinator, "steps of one job meet at different ports"
+    assert other.coordinator != place.coordinator, "steps of one job use different ports"
 
 
 @pytest.mark.parametrize("missing", ["SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS"])
@@ -76,5 +76,5 @@ def test_a_process_of_open_mpi(monkeypatch):
 
 @pytest.mark.parametrize("environment", [{"PMI_SIZE": "2", "PMI_RANK": "0"}, {"WORLD_SIZE": "2", "RANK": "0"}])
 def test_several_launchers_that_cannot_meet_do_not_start_jobs_of_their_own(environment):
-    with pytest.raises(AllocationError, match="one of several .*process 0 of 2.* not told how to reach the others"):
+    with pytest.raises(AllocationError, match="one of several .*process 0 of 2.* nothing says how to reach the others"):
         detect(environment)

@@ -112,14 +112,14 @@ def test_the_first_machine_goes():
 
 
 def test_a_machine_that_does_not_come_is_named():
-    with machines(3, meeting_seconds=0.5) as made, pytest.raises(RendezvousError, match="machines 2 have not come"):
+    with machines(3, meeting_seconds=0.5) as made, pytest.raises(RendezvousError, match="machines 2 have not joined"):
         meet(made[:2])
 
 
 def test_nobody_answers():
     with free_ports(1) as (port,):
         pass
-    with pytest.raises(RendezvousError, match=f"nobody answers at localhost:{port} after 0.3 s"):
+    with pytest.raises(RendezvousError, match=f"no launcher answers at localhost:{port} after 0.3 s"):
         LauncherRendezvous(job(1, port, meeting_seconds=0.3)).meet(0, never)
 
 
@@ -162,7 +162,7 @@ def test_a_launcher_with_another_secret_is_not_one_of_the_job(monkeypatch):
     with machines(2) as made:
         monkeypatch.setenv("MIRRORED_SECRET", SECRET + "!")
         stranger = LauncherRendezvous(job(1, made[0]._port, nodes=2))
-        with pytest.raises(RendezvousError, match="the secrets differ.*\n.*know the same secret\n.*MIRRORED_SECRET"):
+        with pytest.raises(RendezvousError, match="the secrets differ.*\n.*have the same secret\n.*MIRRORED_SECRET"):
             stranger.meet(0, never)
         stranger.close()
         assert meet(made)[0] is not None
@@ -179,6 +179,6 @@ def test_two_launchers_with_one_rank():
         second = LauncherRendezvous(job(1, made[0]._port, nodes=2))
         made[1]._connect({"hello": 1, "nodes": 2, "ports": [1, 2], "name": "first"})
         time.sleep(0.1)
-        with pytest.raises(RendezvousError, match="machine 1 .* is there already"):
+        with pytest.raises(RendezvousError, match="machine 1 .* has joined already"):
             second.meet(0, never)
         second.close()

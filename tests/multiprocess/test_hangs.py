@@ -97,9 +97,9 @@ def test_a_worker_that_does_not_come_is_named_with_what_all_are_doing(tmp_path):
     )
     assert re.search(r"worker 1 \(.*\) has NOT arrived at operation \d+: .* call step \(time 3\)", ran.errors)
     assert "MIRRORED_WATCHDOG_SECONDS=2" in ran.errors
-    assert "[worker 0] What worker 0 is doing:" in ran.errors
+    assert "[worker 0] Thread stacks of worker 0:" in ran.errors
     assert "[worker 1]     if rank == 1: time.sleep(50)" in ran.errors, "the one that is late tells where it is"
-    assert "cannot go on: no worker has moved" in last_line(ran)
+    assert "cannot continue: no worker has made progress" in last_line(ran)
 
 
 @pytest.mark.slow
@@ -109,9 +109,9 @@ def test_a_worker_that_does_not_come_is_named_with_what_all_are_doing(tmp_path):
         (
             "one step more",
             r"worker 1 \(.*\) has ended after operation \d+ \(call step \(time 3\) at train.py:\d+ in <module>\), and "
-            r"worker 0 has come to operation \d+: call step \(time 4\) at train.py:\d+ in <module>\.",
+            r"worker 0 has reached operation \d+: call step \(time 4\) at train.py:\d+ in <module>\.",
         ),
-        ("chief alone", r"worker 1 \(.*\) has ended .* and worker 0 has come to operation \d+: Strategy.run: run "),
+        ("chief alone", r"worker 1 \(.*\) has ended .* and worker 0 has reached operation \d+: Strategy.run: run "),
         ("apart", r"operation \d+ of worker 0 is: Strategy.run: run .*; that of worker 1 is: call step \(time 4\) at"),
     ],
 )
@@ -141,11 +141,11 @@ def test_an_extra_call_of_one_worker_is_named_with_its_line_wherever_the_others_
     ran = run(tmp_path, f"extra, then {then}", seconds=20)
     assert ran.code == 1
     assert re.search(
-        rf"orker 0 \(.*\) has made call step at train.py:{line_of('ALONE')} in <module> \(once; the first is its "
+        rf"orker 0 \(.*\) has executed call step at train.py:{line_of('ALONE')} in <module> \(once; the first is its "
         r"operation \d+\), and worker 1 has not",
         last_line(ran),
     ), ran.errors
-    assert "cannot go on: " in last_line(ran)
+    assert "cannot continue: " in last_line(ran)
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_a_stopped_worker_is_named(tmp_path, monkeypatch, stopped):
     ran = run(tmp_path, f"stop{stopped}")
     assert ran.code == 128 + signal.SIGABRT, "JAX's runtime ends the others"
     assert last_line(ran).startswith(f"[mirrored] worker {1 - stopped} was killed by SIGABRT (worker {stopped} (")
-    assert "has given no sign of life for 3 s: it is stopped" in last_line(ran)
+    assert "has sent no heartbeat for 3 s: its process is stopped" in last_line(ran)
 
 
 def test_an_error_of_one_comes_first_and_ends_all(tmp_path):

@@ -40,4 +40,4 @@ def test_workers_that_shuffle_differently_are_refused(tmp_path):
         started.wait_for(0, "RESULT", 120)
         output = started.output(0)
     assert "DisagreementError" in output
-    assert "not what it is on worker 0: the first batch on worker 1" in output
+    assert "values that differ from those of worker 0: the first batch on worker 1" in output

@@ -59,7 +59,7 @@ def test_a_killed_worker_loses_nothing(tmp_path, victim):
     assert len(run.resumed) == 2
     assert chaos.check(expected, run, [kill], steps=13) == []
     told = next(line for line in run.lines if line.startswith("[mirrored]"))
-    assert told == f"[mirrored] worker {victim} was killed by SIGKILL; starting all 2 workers again (restart 1 of 1)\n"
+    assert told == f"[mirrored] worker {victim} was killed by SIGKILL; restarting all 2 workers (restart 1 of 1)\n"
 
 
 @pytest.mark.chaos

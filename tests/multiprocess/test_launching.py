@@ -82,9 +82,9 @@ def test_all_start_again_after_a_failure_but_not_for_ever(tmp_path):
     ran = Ran(Job(program=written(tmp_path, program), workers=2, max_restarts=2))
     assert ran.code == 128 + signal.SIGKILL
     assert ran.errors.splitlines() == [
-        "[mirrored] worker 1 exited with code 7; starting all 2 workers again (restart 1 of 2)",
+        "[mirrored] worker 1 exited with code 7; restarting all 2 workers (restart 1 of 2)",
         "[worker 1] no data",
-        "[mirrored] worker 1 exited: no data; starting all 2 workers again (restart 2 of 2)",
+        "[mirrored] worker 1 exited: no data; restarting all 2 workers (restart 2 of 2)",
         "[mirrored] worker 1 was killed by SIGKILL",
     ]
 
@@ -193,7 +193,7 @@ def test_two_machines(tmp_path):
     assert (first.code, second.returncode) == (0, 0), first.errors + out
     assert first.out.splitlines() == ["[worker 0] rank 0 of 2 start 0", "[worker 0] rank 0 of 2 start 1"]
     assert "machine 1 (" in first.errors
-    assert "worker 1 ended by ValueError: once; starting all 2 workers again (restart 1 of 1)" in first.errors
+    assert "worker 1 ended by ValueError: once; restarting all 2 workers (restart 1 of 1)" in first.errors
     assert "[worker 1] rank 1 of 2 start 1" in out
 
 

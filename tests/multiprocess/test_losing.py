@@ -42,8 +42,9 @@ def test_a_killed_worker_is_named_by_all_others_at_once(tmp_path, devices, victi
         for worker in others:
             last = told_by(started, worker)[-1200:]
             assert re.search(
-                rf"AbsentWorkerError: .*: worker {victim} \(.*, process {process}\) has gone without a word .*; it was "
-                r"last seen \d+\.\d s ago, at operation \d+: call step \(time \d+\) at losing.py:\d+ in <module>\n"
+                rf"AbsentWorkerError: .*: worker {victim} \(.*, process {process}\) was lost without an exit report .*"
+                r"; it was last seen \d+\.\d s ago, at operation \d+: call step \(time \d+\) at losing.py:\d+ in "
+                r"<module>\n"
                 r"  rule: .*\n  remedy: .*\n",
                 last,
             ), last
@@ -65,4 +66,6 @@ def test_a_stopped_worker_is_named_once_jax_gives_it_up(tmp_path, victim):
         started.workers[victim].send_signal(signal.SIGSTOP)
         told = told_by(started, 1 - victim)
     assert f"mirrored: worker {victim} (" in told
-    assert re.search(rf"AbsentWorkerError: .*: worker {victim} \(.*\) has gone without a word .* last seen \d", told)
+    assert re.search(
+        rf"AbsentWorkerError: .*: worker {victim} \(.*\) was lost without an exit report .* last seen \d", told
+    )

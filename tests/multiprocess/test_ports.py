@@ -42,7 +42,7 @@ def test_strangers_and_malformed_messages_do_not_disturb_a_job(tmp_path):
         ports = [listening(worker.pid) for worker in started.workers]
         everywhere = [port for found in ports for port, address in found.items() if not address.startswith("0100007F")]
         own = [port for port, address in ports[0].items() if address == "0100007F"]
-        assert len(own) >= 2, "JAX's coordinator and the lifeline listen on the loopback interface only"
+        assert len(own) >= 2, "JAX's coordinator and the peer connection listen on the loopback interface only"
         for port in {port for found in ports for port in found}:
             assert attack(port) >= COUNT
         with idle(own[0], 50), idle(own[-1], 50):
@@ -59,7 +59,7 @@ def test_the_first_worker_alone_raises_as_the_others_do(tmp_path):
         assert started.workers[0].wait(40) == 1
         output = started.output(0)
     assert "RendezvousError: joining the cluster: worker 1 (127.0.0.1:" in output
-    assert "did not come to 127.0.0.1:" in output
+    assert "did not join at 127.0.0.1:" in output
     assert "Check failure stack trace" not in output
 
 
@@ -111,12 +111,12 @@ def test_the_certificates_of_the_environment_secure_jaxs_coordinator(tmp_path):
 @pytest.mark.parametrize(
     ("stopped", "when", "words"),
     [
-        (1, "before", r"not all of 127.0.0.1:\d+ have come to 127.0.0.1:\d+ after \d+ s \(a worker has gone after"),
-        pytest.param(0, "before", r"nobody answers at 127.0.0.1:\d+ after", marks=pytest.mark.slow),
+        (1, "before", r"not all of 127.0.0.1:\d+ have joined at 127.0.0.1:\d+ after \d+ s \(a worker was lost after"),
+        pytest.param(0, "before", r"no process answers at 127.0.0.1:\d+ after", marks=pytest.mark.slow),
         pytest.param(
             0,
             "listening",
-            r"the coordinator at 127.0.0.1:\d+ has not started the job after \d+ s \(a worker has gone",
+            r"the coordinator at 127.0.0.1:\d+ has not started the job after \d+ s \(a worker was lost",
             marks=pytest.mark.slow,
         ),
     ],

@@ -27,7 +27,7 @@ def test_all_workers_restore_the_same_older_checkpoint_or_none_saves(tmp_path):
         for how in HOW:
             step, is_whole, told = found[how]
             assert (step, is_whole) == (2, True), how
-            assert "ckpt-2 was restored, since newer checkpoints are damaged" in told[0], how
+            assert "ckpt-2 was restored because newer checkpoints are damaged" in told[0], how
             assert "ckpt-3" in told[0], how
         step, is_whole, (told,) = found["one worker"]
         assert (step, is_whole) == (2, True)

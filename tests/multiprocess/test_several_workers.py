@@ -111,7 +111,7 @@ def test_sigterm_to_one_worker_ends_all_after_the_same_step_and_the_next_start_g
         started.workers[1].send_signal(signal.SIGTERM)
         ended = started.ends(20)
     assert [end.code for end in ended] == [0, 0]
-    messages = [[line for line in end.output.splitlines() if "got SIGTERM" in line] for end in ended]
+    messages = [[line for line in end.output.splitlines() if "received SIGTERM" in line] for end in ended]
     assert messages[0] == messages[1]
     (message,) = messages[0]
     step = int(message.split("saved step ")[1].split()[0])
@@ -150,12 +150,12 @@ def test_data_of_each_workers_own(tmp_path):
         (
             "chief_alone",
             "AbsentWorkerError",
-            "worker 1 did not come within 5 s to: run chief_alone.<locals>.<lambda> eagerly",
+            "worker 1 did not arrive within 5 s at: run chief_alone.<locals>.<lambda> eagerly",
         ),
         (
             "reads_alone",
             "AbsentWorkerError",
-            "worker 1 did not come within 5 s to: read the sync-on-read variable 'counter' (at apart.py:",
+            "worker 1 did not arrive within 5 s at: read the sync-on-read variable 'counter' (at apart.py:",
         ),
         ("reads_apart", "DisagreementError", "worker 0 is at: read the sync-on-read variable 'counter' (at apart.py:"),
         ("elsewhere", "DisagreementError", "worker 1 at: create variable 'other'"),

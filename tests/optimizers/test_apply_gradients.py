@@ -1,4 +1,4 @@
-"""`apply_gradients` in every context: sums over replicas, clips the sum, leaves everything as it was on errors."""
+"""`apply_gradients` in every context: sums over replicas, clips the sum, and changes no state on errors."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_per_replica_gradients_have_no_place_inside_a_replica(way):
         variable = mr.Variable(0.0, name="v")
         optimizer = SGD(0.5)
     gradients = way.strategy.run(_replica_number)
-    with pytest.raises(ArgumentError, match="per-replica gradients, and aggregation skipped"), way.strategy.scope():
+    with pytest.raises(ArgumentError, match="per-replica gradients with aggregation skipped"), way.strategy.scope():
         optimizer.apply_gradients([(gradients, variable)], skip_gradients_aggregation=True)
     with pytest.raises(StructureError, match="v: a PerReplica value"):
         mr.MirroredStrategy(["CPU:0"]).run(lambda: optimizer.apply_gradients([(gradients, variable)]))

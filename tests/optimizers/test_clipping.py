@@ -49,7 +49,7 @@ def test_a_zero_gradient_stays_zero():
 @pytest.mark.parametrize("bound", [0.0, -1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm", "clipvalue"])
 def test_a_bound_is_a_finite_number_above_0(name, bound):
-    with pytest.raises(ArgumentError, match=f"(?s){name}=.*finite number above 0"):
+    with pytest.raises(ArgumentError, match=f"(?s){name}=.*finite number greater than 0"):
         Clipping(**{name: bound})
 
 

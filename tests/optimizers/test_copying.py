@@ -1,4 +1,4 @@
-"""Copies of optimizers: of one without state; the state of another belongs to its variables."""
+"""An optimizer can be copied only while it has no state, because state belongs to its variables."""
 
 from __future__ import annotations
 

@@ -95,24 +95,24 @@ def test_iterations_can_be_set_to_continue():
 
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), [0.1, 0.2]])
 def test_a_rate_is_a_finite_number(value):
-    with pytest.raises(ArgumentError, match="finite number, not negative"):
+    with pytest.raises(ArgumentError, match="finite, nonnegative number"):
         SGD(value)
     optimizer = SGD(0.1)
-    with pytest.raises(ArgumentError, match="finite number, not negative"):
+    with pytest.raises(ArgumentError, match="finite, nonnegative number"):
         optimizer.learning_rate = value
 
 
 def test_a_schedule_cannot_be_overwritten():
     optimizer = SGD(lambda step: 0.1)
-    with pytest.raises(ArgumentError, match="was made with a schedule"):
+    with pytest.raises(ArgumentError, match="was created with a schedule"):
         optimizer.learning_rate = 0.1
 
 
 def test_a_finished_transform_has_its_own_rate():
     optimizer = Optimizer(optax.sgd(0.1))
-    with pytest.raises(ArgumentError, match="has its learning rate inside"):
+    with pytest.raises(ArgumentError, match="contains its learning rate, which cannot be read or set"):
         _ = optimizer.learning_rate
-    with pytest.raises(ArgumentError, match="a function from a learning rate to a transform needs one"):
+    with pytest.raises(ArgumentError, match="a function that makes one needs learning_rate="):
         Optimizer(optax.sgd(0.1), learning_rate=0.1)
-    with pytest.raises(ArgumentError, match="a function from a learning rate to a transform needs one"):
+    with pytest.raises(ArgumentError, match="a function that makes one needs learning_rate="):
         Optimizer(optax.sgd)

@@ -1,4 +1,4 @@
-"""Every optimizer by name: the steps of optax, on every way of running."""
+"""Every named optimizer takes the steps of optax, in every execution mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots are made per variable, when it is first seen."""
+"""Slots are created per variable, at its first update."""
 
 from __future__ import annotations
 

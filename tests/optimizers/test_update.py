@@ -1,4 +1,4 @@
-"""The pure part of an update against plain optax."""
+"""The pure part of an update equals plain optax."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Arrays = dict[str, jax.Array]
 
 
 class _Loop:
-    """A rule driven by hand: slots in a dict, cohorts as given."""
+    """Applies a rule directly, with slots in a dict and given cohorts."""
 
     def __init__(self, rule: UpdateRule, rate: float = 0.1) -> None:
         self.rule, self.rate = rule, jnp.float32(rate)

@@ -1,4 +1,4 @@
-"""A small training program, whose step plans are made of."""
+"""A small training program whose step the tests plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why it is not faster: the reason follows from the parts, and each is found in a program that has it."""
+"""The bottleneck follows from the parts of a step, and each kind is found in a program that has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One replica's program on several devices at once, and sums between them."""
+"""Microbenchmarks: one replica's program on several devices at once, and all-reduces between them."""
 
 from __future__ import annotations
 

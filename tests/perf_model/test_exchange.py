@@ -1,4 +1,4 @@
-"""What replicas exchange, and how long a network takes for it."""
+"""The collectives of a step, and their modeled time on a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicted step times, from parts that are known."""
+"""Predicted step times, from known parts."""
 
 from __future__ import annotations
 
@@ -155,12 +155,12 @@ def test_measurements_are_announced_with_their_number(observation, bench):
     plan(observation, [2], bench, network=None, shared=True, told=lambda *one: told.append(one))
     assert [number for _, number, _ in told] == list(range(len(told)))
     assert {total for _, _, total in told} == {len(told)}
-    assert told[-1][0] == "sums over 2 devices"
+    assert told[-1][0] == "all-reduces over 2 devices"
 
 
 @pytest.mark.parametrize(
     "options", [{"replicas": [0]}, {"replicas": [2], "keeps": "batch"}, {"replicas": [2], "speed": 0.0}]
 )
 def test_nonsense_is_refused(observation, bench, options):
-    with pytest.raises(ArgumentError, match=r"make_plan: replicas=.*\n.*rule.*1 or more"):
+    with pytest.raises(ArgumentError, match=r"make_plan: replicas=.*\n.*rule.*at least 1"):
         plan(observation, bench=bench, **options)

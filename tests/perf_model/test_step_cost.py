@@ -1,4 +1,4 @@
-"""What a replica has to do, for numbers of replicas that there are no devices for."""
+"""The cost of a step per replica, for more replicas than there are devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding the step of a program, and timing it."""
+"""Step detection finds the step of a program and times it."""
 
 from __future__ import annotations
 

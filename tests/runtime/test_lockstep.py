@@ -157,7 +157,9 @@ def test_a_replica_that_meets_again_while_unwinding_ends_too():
 
 
 def test_unequal_numbers_of_merges():
-    with pytest.raises(MergeError, match=r"test: replica 1 waits at sum, replicas \[0, 2\] have ended without it"):
+    with pytest.raises(
+        MergeError, match=r"test: replica 1 waits at sum, but replicas \[0, 2\] returned without calling it"
+    ):
         run([lambda _: lambda: None, meeting(1), lambda _: lambda: None])
 
 
@@ -185,7 +187,7 @@ def test_a_merge_from_a_foreign_thread():
 
         return call
 
-    with pytest.raises(MergeError, match=r"sum: it was called in thread 'mine', which is not a replica's"):
+    with pytest.raises(MergeError, match=r"sum: it was called in thread 'mine', which is not a replica thread"):
         run([body])
 
 

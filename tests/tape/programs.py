@@ -1,4 +1,4 @@
-"""Functions to differentiate: each by a tape and by `jax.grad`, which must agree to the last bit."""
+"""Functions to differentiate by a tape and by `jax.grad`, whose results must be bit-identical."""
 
 from __future__ import annotations
 

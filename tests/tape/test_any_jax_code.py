@@ -1,4 +1,4 @@
-"""A tape over any JAX code gives what `jax.grad` gives, at once and compiled."""
+"""For any JAX code, a tape gives the same gradients as `jax.grad`, eager and compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an assignment returns is the variable, to a tape."""
+"""A tape treats the result of an assignment as the variable."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_merge_that_fails_leaves_variables_as_they_were():
     assert float(v.read_value()) == 3.0
 
 
-# A tape around what assigns: a function or a run is one operation to it.
+# A tape around code that assigns variables: it records a function or a run as one operation.
 
 LAYOUTS = {"none": None, "1/1": (1, 1), "2/1": (1, 2), "2/2": (2, 2), "4/2": (2, 4)}
 KINDS = {

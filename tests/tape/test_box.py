@@ -1,4 +1,4 @@
-"""A boxed value behaves as the array in it, in the tape's block and after it."""
+"""A box behaves as its array, inside the block of the tape and after it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mirrored.tape import GradientTape
 
 compiled = jax.jit(lambda a: a * 2.0).lower(jnp.arange(6.0).reshape(2, 3)).compile()
 
-# Each is done to the box and to a plain array; the outcomes must be equal.
+# Each operation is applied to the box and to a plain array; the outcomes must be equal.
 OF_A_MATRIX = {
     "isinstance": lambda a: isinstance(a, jax.Array),
     "not a tracer": lambda a: isinstance(a, jax.core.Tracer),
@@ -147,7 +147,7 @@ def _error(act) -> str:
 
 
 def settled(outcome):
-    """An outcome in a form that can be compared."""
+    """Returns an outcome in a form that can be compared."""
     if isinstance(outcome, jax.Array):
         return "array", str(outcome.dtype), outcome.shape, np.asarray(outcome).tolist(), outcome.devices()
     if isinstance(outcome, np.ndarray):

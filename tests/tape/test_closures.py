@@ -1,4 +1,4 @@
-"""What a function closes over has a gradient, or the gradient is refused: it is never silently zero."""
+"""A value that a function closes over has a gradient, or requesting it is an error. It is never silently zero."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inside a compiled function a tape costs nothing: the program is that of `jax.grad`."""
+"""Inside a compiled function, a tape has no cost: the program is the same as with `jax.grad`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tape.programs import attention, carried
 
 
 def operations(function, *args):
-    """How often each operation occurs in the optimised program."""
+    """Returns the count of each operation in the optimised program."""
     text = jax.jit(function).lower(*args).compile().as_text()
     return collections.Counter(re.findall(r"= \S+ ([a-z][\w-]*)\(", text))
 

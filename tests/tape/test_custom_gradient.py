@@ -1,4 +1,4 @@
-"""Functions with a gradient of their own."""
+"""Functions with a custom gradient."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_keeps_the_name_and_docstring():
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_implicit_derivatives_of_solvers(times):
-    """JAX keys `custom_root` by an object that has no hash, so that nothing of it is kept from call to call."""
+    """JAX keys `custom_root` by an object without a hash, so its calls are not cached."""
 
     def root(x):
         return lax.custom_root(lambda y: y * y - x, jnp.float32(1.0), lambda f, y: jnp.sqrt(x), lambda g, y: y / g(1.0))

@@ -1,4 +1,4 @@
-"""Functions that go straight to the tape give what they give through JAX."""
+"""Functions on the fast path of the tape give the same results as through JAX."""
 
 from __future__ import annotations
 

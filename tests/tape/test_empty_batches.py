@@ -1,4 +1,4 @@
-"""A share without examples has the gradients that any other has: zeros, not None."""
+"""An empty per-replica batch has gradients for the same variables as others: zeros, not None."""
 
 from __future__ import annotations
 

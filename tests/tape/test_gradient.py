@@ -1,4 +1,4 @@
-"""`GradientTape.gradient`: what is watched, sources and targets, the life of a tape."""
+"""`GradientTape.gradient`: watched values, sources and targets, the lifecycle of a tape."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def v():
     return jnp.array([1.0, 2.0])
 
 
-# What is watched
+# Watched values
 
 
 def test_only_what_is_computed_after_watch_counts(x):
@@ -77,7 +77,7 @@ def test_watched_arrays_of_any_rank_are_found_inside_nested_functions(v):
 def test_watch_refuses_other_objects(bad, kind):
     with pytest.raises(ArgumentError, match=f"of type '{kind}'"):
         GradientTape().watch(bad)
-    with pytest.raises(ValueError, match="make it an array with jnp.asarray first"):
+    with pytest.raises(ValueError, match="convert it with jnp.asarray first"):
         GradientTape().watch([bad])
 
 
@@ -260,7 +260,7 @@ def test_bfloat16_and_complex_follow_jax():
     np.testing.assert_allclose(tape.gradient(q, z), jax.grad(lambda z: jnp.sum(jnp.abs(z * z) ** 2))(z))
 
 
-# The life of a tape
+# The lifecycle of a tape
 
 
 def test_second_gradient_of_a_plain_tape_is_refused(x):

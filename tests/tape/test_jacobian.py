@@ -1,4 +1,4 @@
-"""Jacobians, whole and by example."""
+"""Jacobians and batch Jacobians."""
 
 from __future__ import annotations
 

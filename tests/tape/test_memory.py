@@ -1,4 +1,4 @@
-"""What a tape keeps alive, and for how long."""
+"""Which objects a tape keeps alive, and for how long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tapes inside replicas, through the places where replicas meet."""
+"""Tapes inside replicas that differentiate through merges."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compiled(request):
 
 
 def on_replicas(strategy, compiled, function):
-    """Each result of `function(context, number of the replica from 1)` as a list over replicas."""
+    """Returns each result of `function(context, replica number from 1)` as a list over replicas."""
 
     def replica():
         context = mr.get_replica_context()

@@ -1,4 +1,4 @@
-"""Derivatives of derivatives."""
+"""Higher-order derivatives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def cubed(x):
 
 
 def nth(order, function, x):
-    """The derivative of this order, by as many tapes inside each other."""
+    """Returns the derivative of this order, computed by as many nested tapes."""
     if order == 0:
         return function(x)
     with GradientTape() as tape:

@@ -1,4 +1,4 @@
-"""Generated programs: a tape gives what `jax.grad` and `jax.jacobian` give."""
+"""Generated programs: a tape gives the same results as `jax.grad` and `jax.jacobian`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mirrored.tape import GradientTape
 
-# Each of these is one primitive (or none) forward and back, so that un-jitted jax.grad does the very same operations.
+# Each is at most one primitive in the forward and backward pass, so un-jitted jax.grad runs the same operations.
 EXACT_BINARY = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -104,7 +104,7 @@ def gradients(function, x, y):
 
 
 def one_by_one(function, *args):
-    """What the traced function gives when every operation of it is run by itself."""
+    """Returns the results of the traced function, with every operation run separately."""
     closed = jax.make_jaxpr(function)(*args)
     with jax.disable_jit():
         return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *args)
@@ -123,7 +123,7 @@ def test_same_operations_same_bits(function, x, y):
 @given(programs(EXACT_UNARY, EXACT_BINARY, length=12, uses=2), vectors, vectors)
 @settings(max_examples=20, deadline=None)
 def test_same_operations_same_bits_in_compiled_code(function, x, y):
-    """Every operation of the two traced programs run by itself: compiled, XLA may fuse them differently."""
+    """Runs every operation of the two traced programs separately, because XLA may fuse compiled ones differently."""
 
     def plain(x, y):
         return jax.grad(lambda x, y: jnp.sum(function(x, y)), (0, 1))(x, y)

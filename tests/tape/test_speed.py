@@ -1,4 +1,4 @@
-"""The eager tape costs a fraction of un-jitted `jax.grad`, and nothing is derived twice."""
+"""The eager tape costs a fraction of un-jitted `jax.grad`, and derives each rule once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_rules_are_derived_once(monkeypatch):
     del derived[:]
     for _ in range(3):
         mr.function(lambda: step())()
-    # Each trace of a compiled function traces the jitted functions in it anew, and so meets new programs.
+    # Each trace of a compiled function traces its jitted functions again, and so contains new programs.
     assert set(derived) == {"jit"}
 
 

@@ -1,4 +1,4 @@
-"""Tapes and variables: what a read in the block connects, also inside nested functions that JAX keeps."""
+"""Tapes and variables: reads in the block are tracked, also inside nested functions that JAX caches."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_several_tapes_over_a_shared_variable(v):
     np.testing.assert_allclose(total, expected, rtol=1e-5)
 
 
-# Functions that JAX traces once and keeps
+# Functions that JAX traces once and caches
 
 
 def test_a_persistent_helper_reads_variables_fresh_under_every_tape(v):
@@ -261,7 +261,7 @@ def test_nested_tapes_with_a_helper(v):
         v.assign_add(1.0)
 
 
-# Functions with gradients of their own
+# Functions with custom gradients
 
 
 def test_custom_gradient_with_variables(v):

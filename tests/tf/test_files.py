@@ -71,7 +71,7 @@ def test_lines_of_tables() -> None:
     assert [value.numpy() for value in one] == [1, 2.5, b"x"]
     assert tf.io.decode_csv("NA,2.5", [7, -1.0], na_value="NA")[0] == 7
     assert tf.io.decode_csv("1,2.5,9", [7], select_cols=[2])[0] == 9
-    for line, message in (("1,2.5", "2 fields where 3"), ("1,x,y", "not a valid float32")):
+    for line, message in (("1,2.5", "2 fields instead of 3"), ("1,x,y", "not a valid float32")):
         with pytest.raises(tf.errors.InvalidArgumentError, match=message):
             tf.io.decode_csv(line, [0, -1.0, ""])
     with pytest.raises(tf.errors.InvalidArgumentError, match="is empty, and the column has no default"):

@@ -139,7 +139,7 @@ def test_records_are_written_read_and_parsed(tmp_path: Path, packing: str) -> No
 
 def test_writers_refuse_what_is_no_record(tmp_path: Path) -> None:
     writer = tf.io.TFRecordWriter(tmp_path / "a", "GZIP")
-    with pytest.raises(TypeError, match="a record is bytes"):
+    with pytest.raises(TypeError, match="a record is a bytes object"):
         writer.write("text")
     writer.write(b"one")
     writer.flush()

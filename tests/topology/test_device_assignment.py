@@ -113,7 +113,7 @@ def test_an_unknown_device_names_what_exists(name):
 def test_an_unknown_device_lists_the_devices_there_are():
     with pytest.raises(DeviceError, match=r'"GPU:0"|GPU:0') as caught:
         make_device_assignment(["GPU:0"])
-    assert caught.value.rule == 'it has "CPU:0" ... "CPU:7"'
+    assert caught.value.rule == 'the machine has "CPU:0" ... "CPU:7"'
     assert "set_virtual_devices(n, kind='GPU')" in caught.value.remedy
 
 
@@ -121,7 +121,7 @@ def test_an_unknown_device_lists_the_devices_there_are():
     "name", ["", "GPU", "CPU:", "CPU:x", "CPU:-1", "gpu0", "XPU:0", "CPU:0 ", "/device:CPU:0/task:0"]
 )
 def test_a_string_that_names_no_device_shows_the_spelling(name):
-    with pytest.raises(DeviceError, match=r'(?s)is no device name.*named like "GPU:0"'):
+    with pytest.raises(DeviceError, match=r'(?s)is not a device name.*named like "GPU:0"'):
         make_device_assignment([name])
 
 

@@ -319,8 +319,8 @@ def test_custom_aggregation(way, aggregation, expected):
 @pytest.mark.parametrize(
     ("aggregation", "message"),
     [
-        (lambda stacked: stacked, r"it gave float32\[2, 3\]"),
-        (lambda stacked: jnp.sum(stacked, axis=0).astype(jnp.int32), r"it gave int32\[3\]"),
+        (lambda stacked: stacked, r"it returned float32\[2, 3\]"),
+        (lambda stacked: jnp.sum(stacked, axis=0).astype(jnp.int32), r"it returned int32\[3\]"),
         (lambda stacked: 1 / 0, "it raised ZeroDivisionError"),
     ],
     ids=["shape", "dtype", "raises"],
@@ -336,7 +336,7 @@ def test_custom_aggregation_is_checked_at_creation(aggregation, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"aggregation": "MEAN"}, "the mean of integers is no integer"),
+        ({"aggregation": "MEAN"}, "the mean of integers is not an integer"),
         ({"aggregation": "MAX"}, "aggregation='MAX' for variable 'n'"),
         ({"aggregation": 7}, "aggregation=7"),
         ({"synchronization": "NONE"}, "synchronization="),
@@ -406,7 +406,7 @@ def test_a_sum_of_components_made_out_of_scope_has_none_in_compiled_replicas(way
         step(ranks(way))
         assert float(v) == way.num_replicas * (way.num_replicas + 1)
         return
-    with pytest.raises(ContextError, match="only a variable made in the scope has components"):
+    with pytest.raises(ContextError, match="only a variable created in the scope has components"):
         step(ranks(way))
     assert float(v) == 0.0
 

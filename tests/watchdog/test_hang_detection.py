@@ -11,7 +11,7 @@ from mirrored.watchdog.worker_progress import WorkerProgress
 
 
 def standing(*labels: str, inside: bool = False, ended: bool = False, name: str = "host, process 1") -> WorkerProgress:
-    """Of a worker that has come to these operations; ``step@7`` is one called in line 7."""
+    """Returns the progress of a worker that has reached these operations; ``step@7`` is one called at line 7."""
     roll = CollectiveLog()
     for label in labels:
         operation, _, line = label.partition("@")
@@ -43,7 +43,7 @@ def test_the_roll_remembers_many_calls_of_few_operations_and_forgets_the_oldest_
     assert standing(*["step"] * 1000).called(1) == "step (time 1)"
     told = standing(*["step", "other"] * 1000)
     assert (told.oldest, told.called(1968), told.called(1969)) == (1969, None, "step (time 985)")
-    assert told.described(7) == "one that is forgotten"
+    assert told.described(7) == "an operation that is forgotten"
     assert len(told.to_json()["places"]) == 2
     many = CollectiveLog()
     for number in range(5000):
@@ -91,8 +91,8 @@ def test_an_extra_call_is_named_where_it_was_made_however_late_the_difference_sh
     assert told is not None
     assert told.startswith(
         "operation 201 of worker 0 is: step (time 201) at train.py:5 in main; that of worker 1 is: save (time 1) at "
-        "train.py:7 in main. Worker 0 (host, process 1) has made step at train.py:9 in main (once; the first is its "
-        "operation 101), and worker 1 has not. All workers make"
+        "train.py:7 in main. Worker 0 (host, process 1) has executed step at train.py:9 in main (once; the first is "
+        "its operation 101), and worker 1 has not. All workers make"
     )
 
 
@@ -103,7 +103,7 @@ def test_fast_workers_whose_memories_do_not_overlap_are_told_apart():
     told = hang_detection.apart({0: chief, 1: other})
     assert told is not None
     assert told.startswith("workers 0 and 1 have not made the same calls up to operation 64; now worker 0 is at: step ")
-    assert "Worker 0 (host, process 1) has made step at train.py:9 in main (once; the first is" in told
+    assert "Worker 0 (host, process 1) has executed step at train.py:9 in main (once; the first is" in told
     assert hang_detection.apart({0: standing(*regular[:900]), 1: other}) is None
 
 
@@ -111,8 +111,8 @@ def test_a_line_that_only_one_has_passed_is_noticed_while_the_calls_still_pair()
     board = {0: standing("step@5", "step@9", "step@5"), 1: standing("step@5", "step@5", "step@5")}
     assert hang_detection.apart(board) is None
     assert hang_detection.alone(board) == {
-        (0, "step", "train.py:9 in main"): "worker 0 (host, process 1) has made step at train.py:9 in main (once; the "
-        "first is its operation 2), and worker 1 has not"
+        (0, "step", "train.py:9 in main"): "worker 0 (host, process 1) has executed step at train.py:9 in main (once; "
+        "the first is its operation 2), and worker 1 has not"
     }
 
 
@@ -127,7 +127,7 @@ def test_a_worker_that_has_ended_before_the_others_is_named():
     told = hang_detection.left_behind(board)
     assert told is not None
     assert told.startswith(
-        "worker 1 (host1, process 7) has ended after operation 1 (a (time 1)), and worker 0 has come to operation 2: b "
+        "worker 1 (host1, process 7) has ended after operation 1 (a (time 1)), and worker 0 has reached operation 2: b "
     )
     assert hang_detection.left_behind({0: standing("a", ended=True), 1: standing("a", inside=True)}) is None
     assert hang_detection.left_behind({0: standing("a"), 1: standing("a", "b", ended=True)}) is None
@@ -138,10 +138,10 @@ def test_who_has_arrived_and_who_has_not():
     told = hang_detection.stuck(board, 12.0, 10.0)
     assert told is not None
     assert told.splitlines() == [
-        "no worker has moved for 12 s",
+        "no worker has made progress for 12 s",
         "  worker 0 (host, process 1) has arrived at operation 2, b (time 1), and is inside it",
         "  worker 1 (host, process 1) has NOT arrived at operation 2: its newest is 1, a (time 1)",
-        "  worker 2 (host, process 1) has arrived at operation 2, b (time 1), and has gone on",
+        "  worker 2 (host, process 1) has arrived at operation 2, b (time 1), and has returned from it",
     ]
 
 
@@ -149,7 +149,7 @@ def test_patience():
     apart = {0: standing("a", "b"), 1: standing("a")}
     assert hang_detection.stuck(apart, 9.0, 10.0) is None
     together = {0: standing("a"), 1: standing("a")}
-    assert hang_detection.stuck(together, 1e9, 10.0) is None, "all compute for themselves: nobody waits"
+    assert hang_detection.stuck(together, 1e9, 10.0) is None, "all compute independently: no worker waits"
     inside = {0: standing("a", inside=True), 1: standing("a", inside=True)}
     assert hang_detection.stuck(inside, 11.0, 10.0) is not None
 

@@ -9,9 +9,9 @@ def test_the_worker_is_named_with_where_and_when_it_was_last_seen():
     roll.arrive("call step", "train.py:7 in main")
     standing = roll.standing(beat=1, has_ended=False, name="host1, process 7")
     told = str(lost_worker(1, standing, "", 0.42))
-    assert "worker 1 (host1, process 7) has gone without a word" in told
+    assert "worker 1 (host1, process 7) was lost without an exit report" in told
     assert "it was last seen 0.4 s ago, at operation 1: call step (time 1) at train.py:7 in main" in told
-    assert "start all workers again: they go on from the newest checkpoint" in told
+    assert "restart all workers: they resume from the newest checkpoint" in told
 
 
 def test_last_words_take_the_place_of_guesses():

@@ -16,7 +16,7 @@ from transport.attacks import COUNT, MALFORMED, attack, idle
 
 
 class Worker:
-    """A lifeline of this process that notes whom it hears to be lost."""
+    """A peer connection of this process that records which workers it reports as lost."""
 
     def __init__(self, worker: int) -> None:
         self.address = Address(0, "")
@@ -27,7 +27,7 @@ class Worker:
         return self.heard.get(timeout=10)
 
     def goes(self) -> None:
-        """As the kernel does when the process ends: its threads say no more about what they see of it."""
+        """Closes the connections as the kernel does when the process ends: its own threads report nothing more."""
         with self.line._lock:
             for connection in self.line._channels.values():
                 connection._connection.shutdown(socket.SHUT_RDWR)

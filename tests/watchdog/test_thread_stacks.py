@@ -11,7 +11,7 @@ def test_every_thread_is_told_the_main_one_first():
     def wait_here() -> None:
         go.wait(10)
 
-    threads = [threading.Thread(target=wait_here, name=name) for name in ("loader", "mirrored-judging")]
+    threads = [threading.Thread(target=wait_here, name=name) for name in ("loader", "mirrored-hang-detection")]
     for thread in threads:
         thread.start()
     try:
@@ -23,4 +23,4 @@ def test_every_thread_is_told_the_main_one_first():
     assert told.startswith("thread MainThread:\n")
     assert "test_every_thread_is_told" in told.split("thread loader:")[0]
     assert "wait_here" in told.split("thread loader:")[1]
-    assert "mirrored-judging" not in told, "the watch itself is of no interest"
+    assert "mirrored-hang-detection" not in told, "the watchdog's own threads are omitted"

@@ -1,1 +1,1 @@
-"""Analysis of jaxprs: value numbering, dataflow, the replication check, mismatched collectives, the scale of losses."""
+"""Static analysis of jaxprs: dataflow, value numbering, the replication check, mismatched collectives, loss scaling."""

@@ -1,7 +1,8 @@
-"""On which operands each output of an equation depends, and through which of them differences between devices pass.
+"""Dataflow: computes which operands each output of an equation depends on, and which can make it vary between devices.
 
-Both are unions over operands, so one bit mask per output says all: a jaxpr is summarised once, whatever it is called
-with, and the whole analysis is linear in its size. Loops take the closure over their carries.
+Both properties are unions over operands, so a bit mask per output represents each of them. The summary of a jaxpr does
+not depend on its arguments: it is computed once, and the whole analysis is linear in the size of the jaxpr. For a loop,
+the analysis iterates the body's summary over the carries to a fixed point.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from typing import Any, Final
 from mirrored._jax.jaxprs import Branch, Call, Equalising, Kind, Literal, Plain, Scan, ValueSource, Var, While, kind_of
 
 ALWAYS: Final = 1
-"""The lowest bit of a mask: by itself, whatever the operands are. Operand `i` is the bit ``i + 1``."""
+"""The lowest bit of a mask: the property holds whatever the operands are. Operand `i` is bit ``i + 1``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EquationDataflow:
-    """How one output depends on the operands.
+    """Describes how one output depends on the operands.
 
     Attributes:
-        varies: It differs between devices if an operand in this mask does (`ALWAYS`: in any case).
-        depends: Its value is computed from these operands (`ALWAYS`: and from something unrepeatable).
+        varies: A mask. The output may vary between devices if one of these operands does. `ALWAYS` means that it varies
+            in any case.
+        depends: A mask. The output is computed from these operands. `ALWAYS` means that it also depends on a source
+            that is not repeatable, such as a host callback.
     """
 
     varies: int
@@ -33,10 +36,10 @@ NOTHING: Final = EquationDataflow(0, 0)
 
 
 class DataflowRules:
-    """The flows of equations and jaxprs, seen from one mesh axis; each jaxpr is summarised once.
+    """Computes and caches the dataflow of equations and jaxprs with respect to one mesh axis.
 
     Args:
-        axis: The mesh axis over which devices are compared; None if there is one device only.
+        axis: The mesh axis over which devices are compared. None if there is only one device.
     """
 
     def __init__(self, axis: str | None) -> None:
@@ -44,10 +47,10 @@ class DataflowRules:
         self._kinds: dict[int, Kind] = {}
         self._summaries: dict[int, tuple[EquationDataflow, ...]] = {}
         self._sources: dict[int, EquationDataflow] = {}
-        self._kept: list[Any] = []  # an id is a key only as long as its object lives
+        self._kept: list[Any] = []  # Keeps keyed objects alive: an id identifies an object only during its lifetime.
 
     def kind(self, eqn: Any) -> Kind:
-        """`kind_of` the equation, remembered."""
+        """Returns `kind_of` the equation, cached."""
         found = self._kinds.get(id(eqn))
         if found is None:
             found = self._kinds[id(eqn)] = kind_of(eqn, self.axis)
@@ -55,9 +58,9 @@ class DataflowRules:
         return found
 
     def of(self, eqn: Any) -> tuple[EquationDataflow, ...]:
-        """One flow per output of `eqn`, over its operands."""
+        """Returns the dataflow of each output of `eqn` with respect to its operands."""
         kind, outputs = self.kind(eqn), len(eqn.outvars)
-        every = (1 << len(eqn.invars)) - 1 << 1
+        all_operands = (1 << len(eqn.invars)) - 1 << 1
         match kind:
             case Call(jaxpr):
                 return self.of_jaxpr(jaxpr)
@@ -68,15 +71,18 @@ class DataflowRules:
             case Branch(branches):
                 return self._branch(branches)
             case Equalising():
-                return (EquationDataflow(0, every),) * outputs
+                return (EquationDataflow(0, all_operands),) * outputs
             case ValueSource(_, repeatable):
-                return (EquationDataflow(ALWAYS | every, every | (not repeatable)),) * outputs
+                return (EquationDataflow(ALWAYS | all_operands, all_operands | (not repeatable)),) * outputs
             case Plain(jaxprs):
                 inner = union(map(self._sources_in, jaxprs))
-                return (EquationDataflow(every | inner.varies, every | inner.depends),) * outputs
+                return (EquationDataflow(all_operands | inner.varies, all_operands | inner.depends),) * outputs
 
     def of_jaxpr(self, jaxpr: Any) -> tuple[EquationDataflow, ...]:
-        """One flow per output of `jaxpr`, over its inputs (its constants are the same everywhere)."""
+        """Returns the dataflow of each output of `jaxpr` with respect to its inputs.
+
+        The constants of the jaxpr are equal on all devices.
+        """
         found = self._summaries.get(id(jaxpr))
         if found is None:
             found = self._summaries[id(jaxpr)] = self._summarise(jaxpr)
@@ -105,17 +111,17 @@ class DataflowRules:
         inputs, consts = len(loop.body.invars), loop.num_body_consts
         inside = close(self.of_jaxpr(loop.body), inputs, consts, inputs - consts)
         results = compose(inside, identity(inputs, first=loop.num_cond_consts))
-        (goes_on,) = compose(self.of_jaxpr(loop.cond), [*identity(loop.num_cond_consts), *results])
-        return tuple(union((result, goes_on)) for result in results)
+        (continues,) = compose(self.of_jaxpr(loop.cond), [*identity(loop.num_cond_consts), *results])
+        return tuple(union((result, continues)) for result in results)
 
     def _branch(self, branches: Sequence[Any]) -> tuple[EquationDataflow, ...]:
         others = identity(len(branches[0].invars), first=1)
         outputs = zip(*(compose(self.of_jaxpr(branch), others) for branch in branches), strict=True)
-        (chooses,) = identity(1)
-        return tuple(union((chooses, *output)) for output in outputs)
+        (index,) = identity(1)
+        return tuple(union((index, *output)) for output in outputs)
 
     def _sources_in(self, jaxpr: Any) -> EquationDataflow:
-        """What a jaxpr of unknown use brings in by itself."""
+        """Returns the dataflow that a jaxpr adds by itself, if it is unknown how its equation uses it."""
         found = self._sources.get(id(jaxpr))
         if found is None:
             found = self._sources[id(jaxpr)] = union(flow for eqn in jaxpr.eqns for flow in self._source(eqn))
@@ -131,7 +137,7 @@ class DataflowRules:
 
 
 def inner_jaxprs(kind: Kind) -> tuple[Any, ...]:
-    """The jaxprs inside an equation of this kind."""
+    """Returns the jaxprs inside an equation of this kind."""
     match kind:
         case Call(jaxpr) | Scan(jaxpr):
             return (jaxpr,)
@@ -144,7 +150,7 @@ def inner_jaxprs(kind: Kind) -> tuple[Any, ...]:
 
 
 def operands_in(mask: int) -> Iterator[int]:
-    """The numbers of the operands in a mask, ascending."""
+    """Yields the positions of the operands in a mask, in ascending order."""
     rest = mask >> 1
     while rest:
         lowest = rest & -rest
@@ -153,7 +159,7 @@ def operands_in(mask: int) -> Iterator[int]:
 
 
 def union(flows: Iterable[EquationDataflow]) -> EquationDataflow:
-    """What depends on all of `flows`."""
+    """Returns the dataflow of a value that depends on all of `flows`."""
     varies = depends = 0
     for flow in flows:
         varies |= flow.varies
@@ -162,25 +168,37 @@ def union(flows: Iterable[EquationDataflow]) -> EquationDataflow:
 
 
 def compose(flows: Sequence[EquationDataflow], operands: Sequence[EquationDataflow]) -> tuple[EquationDataflow, ...]:
-    """`flows` over operands that themselves are `operands` over something else."""
+    """Substitutes `operands`, the dataflow of each operand, into `flows`."""
     varies, depends = [flow.varies for flow in operands], [flow.depends for flow in operands]
     return tuple(EquationDataflow(_through(flow.varies, varies), _through(flow.depends, depends)) for flow in flows)
 
 
 def close(body: Sequence[EquationDataflow], inputs: int, consts: int, carries: int) -> tuple[EquationDataflow, ...]:
-    """The flows of a loop from those of its body: (constants, carries, others) -> (carries, others)."""
-    entering = identity(inputs)
+    """Returns the dataflow of a loop, given that of its body.
+
+    The fixed point exists because the masks of the carries only grow.
+
+    Args:
+        body: The dataflow of the body's outputs (carries, others), over its inputs (constants, carries, others).
+        inputs: The number of inputs.
+        consts: The number of constants.
+        carries: The number of carries.
+
+    Returns:
+        The dataflow of the loop's outputs (carries, others).
+    """
+    arguments = identity(inputs)
     while True:
-        leaving = compose(body, entering)
+        results = compose(body, arguments)
         carried = slice(consts, consts + carries)
-        grown = [union(pair) for pair in zip(entering[carried], leaving[:carries], strict=True)]
-        if grown == entering[carried]:
-            return (*grown, *leaving[carries:])
-        entering[carried] = grown
+        grown = [union(pair) for pair in zip(arguments[carried], results[:carries], strict=True)]
+        if grown == arguments[carried]:
+            return (*grown, *results[carries:])
+        arguments[carried] = grown
 
 
 def identity(count: int, first: int = 0) -> list[EquationDataflow]:
-    """The flows of `count` operands, numbered from `first`, into themselves."""
+    """Returns the identity dataflow of `count` operands, numbered from `first`."""
     return [EquationDataflow(2 << i, 2 << i) for i in range(first, first + count)]
 
 

@@ -1,4 +1,7 @@
-"""Where the values of two local replicas first went different ways."""
+"""Explains where the values of two virtual replicas of one device diverge.
+
+All virtual replicas of a device are traced into one jaxpr, so the same variable of two replicas is two values of it.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ _Pair = tuple[Any, Any]
 
 
 class Divergence:
-    """Two values that different numbers were given to, followed back to what made them different.
+    """Traces two values with different value numbers back to the origin of their difference.
 
     Args:
         jaxpr: The body into which both replicas were traced.
-        numbers: Its value numbers.
-        flows: The flows of its equations.
-        label: What to call an input, or a constant.
+        numbers: The value numbers of the body.
+        flows: The dataflow rules of its equations.
+        label: Returns the name of an input or literal in messages.
     """
 
     def __init__(self, jaxpr: Any, numbers: ValueNumbering, flows: DataflowRules, label: Callable[[Any], str]) -> None:
@@ -31,11 +34,14 @@ class Divergence:
         self._producers = {var: (eqn, j) for eqn in jaxpr.eqns for j, var in enumerate(eqn.outvars)}
 
     def trail(self, one: Any, other: Any) -> list[PathStep]:
-        """The shortest path from the origin of the difference to `one`."""
+        """Returns the shortest path from the origin of the difference to `one`.
+
+        The search is breadth-first over pairs of corresponding operands. It visits each pair of value numbers once.
+        """
         came_from: dict[tuple[int, int], tuple[_Pair, PathStep] | None] = {self._key((one, other)): None}
-        waiting = deque([(one, other)])
-        while waiting:
-            pair = waiting.popleft()
+        queue = deque([(one, other)])
+        while queue:
+            pair = queue.popleft()
             operands = list(self._differing_operands(pair))
             if not operands:
                 return [self._origin(pair), *self._steps(pair, came_from)]
@@ -43,7 +49,7 @@ class Divergence:
             for operand in operands:
                 if self._key(operand) not in came_from:
                     came_from[self._key(operand)] = (pair, step)
-                    waiting.append(operand)
+                    queue.append(operand)
         raise AssertionError("every value of a jaxpr comes from its inputs")
 
     def _key(self, pair: _Pair) -> tuple[int, int]:
@@ -52,8 +58,8 @@ class Divergence:
     def _steps(
         self, pair: _Pair, came_from: dict[tuple[int, int], tuple[_Pair, PathStep] | None]
     ) -> Iterator[PathStep]:
-        while (way := came_from[self._key(pair)]) is not None:
-            pair, step = way
+        while (entry := came_from[self._key(pair)]) is not None:
+            pair, step = entry
             yield step
 
     def _differing_operands(self, pair: _Pair) -> Iterator[_Pair]:
@@ -71,8 +77,8 @@ class Divergence:
     def _origin(self, pair: _Pair) -> PathStep:
         one, other = map(self._describe, pair)
         if one == other:
-            return PathStep(f"{one}, which every replica has its own of")
-        return PathStep(f"{one} in one replica, {other} in another of the same device")
+            return PathStep(f"{one}, of which each replica has its own")
+        return PathStep(f"{one} on one replica, {other} on another replica of the same device")
 
     def _describe(self, atom: Any) -> str:
         if not isinstance(atom, Literal) and atom in self._producers:

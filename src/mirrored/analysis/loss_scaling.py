@@ -1,11 +1,11 @@
 """Finds losses that are averaged over the per-replica batch although their gradients are summed over replicas.
 
 The derivative of such a loss starts with ``1 / b``, where b is the per-replica batch size; that of a part of the global
-mean starts with ``1 / (b * replicas)``. Both are constants of the body's jaxpr: the literal 1 that reverse-mode
-differentiation starts from, divided by numbers, broadcast to the shape of the batch, and combined with what depends on
-the batch. Only such divisors count. A number that is not derived from that 1 (the 0.5 in the derivative of `maximum`),
-or that multiplies the loss (a coefficient, as in ``0.5 * jnp.sum(losses)``), says nothing of a mean. The analysis
-interprets the body once, in order, through calls; loops and branches are opaque.
+mean starts with ``1 / (b * replicas)``. Both are constants of the body's jaxpr: the literal 1 from which reverse-mode
+differentiation starts, divided by numbers, broadcast to the shape of the batch, and combined with values that depend on
+the batch. The analysis considers only such divisors. A number that is not derived from that 1 (the 0.5 in the
+derivative of `maximum`) or that multiplies the loss (a coefficient, as in ``0.5 * jnp.sum(losses)``) does not indicate
+a mean. The analysis interprets the body once, in order, and follows calls. Loops and branches are opaque to it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Mean:
     """A mean over the per-replica batch.
 
     Attributes:
-        size: The batch size that it divides by.
-        where: The line of user code, None if it is not known.
+        size: The batch size by which the mean divides.
+        where: The line of user code, or None if it is unknown.
     """
 
     size: int
@@ -53,22 +53,22 @@ class Mean:
 
 @dataclasses.dataclass(frozen=True)
 class _Value:
-    """What is known of a value.
+    """The abstract value of a variable.
 
     Attributes:
-        constant: The one number that all its elements are, None if they are not or it is unknown.
-        divisor: What the 1 that a derivative starts from was divided by to give the constant, None if the constant is
-            not derived from it. Coefficients are left out.
-        spread: What the divisor was when the constant was broadcast to the batch (before, to any array), and the shape
-            then.
-        depends: Whether it depends on the per-replica batch.
-        means: The means over the batch whose derivative it contains.
-        rescaled: Whether it was divided by the number of replicas after that, or scaled by what is not known.
+        constant: The number that all elements equal. None if the elements differ or are unknown.
+        divisor: The divisor by which the constant was derived from the initial 1 of the derivative, without
+            coefficients. None if the constant is not derived from that 1.
+        broadcast: The divisor when the constant was broadcast, and the shape of the result. If it was broadcast several
+            times, the first shape that may be the batch counts, or else the last one. None if there was no broadcast.
+        depends: Whether the value depends on the per-replica batch.
+        means: The means over the batch whose derivatives the value contains.
+        rescaled: Whether the value, which contains such a derivative, was then divided by the number of replicas.
     """
 
     constant: float | None = None
     divisor: float | None = None
-    spread: tuple[float, tuple[int, ...]] | None = None
+    broadcast: tuple[float, tuple[int, ...]] | None = None
     depends: bool = False
     means: frozenset[Mean] = frozenset()
     rescaled: bool = False
@@ -78,13 +78,13 @@ _UNKNOWN: Final = _Value()
 
 
 class LossScaling:
-    """The scales of the losses of one body.
+    """Finds the means over the per-replica batch that the gradients of one replica body contain.
 
     Args:
-        jaxpr: The body.
+        jaxpr: The jaxpr of the body.
         batched: For each constant and input of the body, whether it is a per-replica argument.
-        constants: The constants' values.
-        num_replicas: R.
+        constants: The values of the constants.
+        num_replicas: The number of replicas.
     """
 
     def __init__(self, jaxpr: Any, batched: Sequence[bool], constants: Sequence[Any], num_replicas: int) -> None:
@@ -99,7 +99,10 @@ class LossScaling:
             self._run(jaxpr, self._known, None)
 
     def means_in(self, gradients: Sequence[Any]) -> list[Mean]:
-        """The means over the per-replica batch whose derivative is in one of these variables, not rescaled since."""
+        """Returns the means over the per-replica batch whose derivatives these gradients contain.
+
+        Returns none if one of the gradients was divided by the number of replicas afterwards.
+        """
         values = [self._known.get(atom, _UNKNOWN) for atom in gradients if not isinstance(atom, Literal)]
         if any(value.rescaled for value in values):
             return []
@@ -128,24 +131,24 @@ class LossScaling:
         constant = _computed(name, operands)
         if constant is not None:
             divisor = self._divisor(name, operands)
-            return _Value(constant, divisor, self._spread(name, operands, divisor, shape))
+            return _Value(constant, divisor, self._broadcast_of(name, operands, divisor, shape))
         means = frozenset(chain.from_iterable(operand.means for operand in operands))
         depends = any(operand.depends for operand in operands)
         if depends:
-            means |= self._met(eqn, operands, line)
+            means |= self._means_formed(eqn, operands, line)
         rescaled = any(operand.rescaled for operand in operands) or self._rescales(name, operands)
         return _Value(depends=depends, means=means, rescaled=bool(means) and rescaled)
 
-    def _spread(
+    def _broadcast_of(
         self, name: str, operands: Sequence[_Value], divisor: float | None, shape: tuple[int, ...]
     ) -> tuple[float, tuple[int, ...]] | None:
-        earlier = next((operand.spread for operand in operands if operand.spread is not None), None)
-        if name != "broadcast_in_dim" or not shape or (earlier is not None and self._has_batch(earlier[1])):
+        earlier = next((operand.broadcast for operand in operands if operand.broadcast is not None), None)
+        if name != "broadcast_in_dim" or not shape or (earlier is not None and self._may_be_batch(earlier[1])):
             return earlier
         return None if divisor is None else (divisor, shape)
 
     def _divisor(self, name: str, operands: Sequence[_Value]) -> float | None:
-        """The divisor of the constant that an operation computes from constants."""
+        """Returns the divisor of the constant that an operation computes from constants."""
         first, second = operands[0], operands[-1]
         if name == "div":
             return first.divisor * abs(second.constant) if first.divisor and second.constant else None
@@ -160,34 +163,34 @@ class LossScaling:
         return first.divisor
 
     def _inverse(self, factor: float) -> float:
-        """What a factor divides by: a multiple of the number of replicas, or 1 where it is some coefficient."""
+        """Returns the divisor that a factor implies: a multiple of the number of replicas, or 1 for a coefficient."""
         inverse = 1 / abs(factor) if factor else 1.0
         multiple = round(inverse / self._replicas) * self._replicas
         return float(multiple) if multiple and _among(inverse, {float(multiple)}) else 1.0
 
-    def _has_batch(self, shape: tuple[int, ...]) -> bool:
-        """Whether an array of this shape may have the batch as its first dimension, alone or with another."""
+    def _may_be_batch(self, shape: tuple[int, ...]) -> bool:
+        """Returns whether the first dimension may be the batch, alone or merged with another dimension."""
         return any(shape[0] % size == 0 for size in self._sizes)
 
-    def _met(self, eqn: Any, operands: Sequence[_Value], line: str | None) -> frozenset[Mean]:
-        """The means whose derivative meets what depends on the batch here."""
+    def _means_formed(self, eqn: Any, operands: Sequence[_Value], line: str | None) -> frozenset[Mean]:
+        """Returns the means whose derivatives this equation combines with values that depend on the batch."""
         found = set()
         for operand in operands:
-            size = None if operand.spread is None else self._averaged_size(*operand.spread)
+            size = None if operand.broadcast is None else self._averaged_size(*operand.broadcast)
             if size is not None:
                 found.add(Mean(size, source_line(eqn) or line))
         return frozenset(found)
 
     def _averaged_size(self, divisor: float, shape: tuple[int, ...]) -> int | None:
-        """The per-replica batch size that `divisor` contains, if it does and does not contain the global one."""
+        """Returns the per-replica batch size if `divisor` contains it as a factor but not the global batch size."""
         for size in self._sizes:
             if shape[0] % size:
                 continue
             rest = [n for n in (shape[0] // size, *shape[1:]) if n > 1]
             products = {math.prod(some) for count in range(len(rest) + 1) for some in combinations(rest, count)}
-            right = {float(n) for n in products} | {float(n * size * self._replicas) for n in products}
-            wrong: set[float] = {float(n * size) for n in products}
-            if _among(divisor, wrong) and not _among(divisor, right):
+            accepted = {float(n) for n in products} | {float(n * size * self._replicas) for n in products}
+            suspicious: set[float] = {float(n * size) for n in products}
+            if _among(divisor, suspicious) and not _among(divisor, accepted):
                 return int(size)
         return None
 
@@ -201,7 +204,7 @@ class LossScaling:
 
 
 def _computed(name: str, operands: Sequence[_Value]) -> float | None:
-    """The constant that an operation computes from constants, None if it does not."""
+    """Returns the constant that an operation computes from constants, or None if the result is unknown."""
     numbers = [operand.constant for operand in operands]
     if not numbers or numbers[0] is None:
         return None
@@ -221,7 +224,7 @@ def _among(number: float, candidates: set[float]) -> bool:
 def _number(value: Any) -> _Value:
     if np.shape(value) or not _is_real(value):
         return _UNKNOWN
-    number = float(value)  # comparing an array while something is traced gives a tracer
+    number = float(value)  # During tracing, comparing an array would return a tracer.
     return _Value(number, 1.0 if number == 1 else None)
 
 

@@ -1,7 +1,8 @@
-"""Collectives that not all devices would come to.
+"""Finds collectives that only some replicas would execute, which would deadlock.
 
-A collective waits for every device. Inside a branch or a loop whose condition differs between devices some never
-arrive, and the program stops for good; so such a body is refused while it is traced.
+A collective is a barrier: it completes only when every device executes it. If a branch or loop has a condition that
+differs between devices, some devices skip the collectives inside, and the others wait forever. This module raises an
+error for such a body while it is traced.
 """
 
 from __future__ import annotations
@@ -18,22 +19,27 @@ _Differs = Callable[[Any], bool]
 
 
 class CollectiveSites:
-    """Looks for collectives under a condition that differs between devices.
+    """Finds collectives inside branches and loops whose condition varies between devices.
 
     Args:
-        flows: The flows of the body's equations.
+        flows: The dataflow rules of the body's equations.
     """
 
     def __init__(self, flows: DataflowRules) -> None:
         self._flows = flows
         self._with_collective: dict[int, Any] = {}
-        self._kept: list[Any] = []  # an id is a key only as long as its object lives
+        self._kept: list[Any] = []  # Keeps jaxprs alive: an id identifies an object only during its lifetime.
 
     def check(self, jaxpr: Any, differing: Sequence[bool]) -> None:
-        """Checks a jaxpr, of which some inputs (constants first) differ between devices.
+        """Checks one jaxpr.
+
+        Args:
+            jaxpr: The jaxpr to check.
+            differing: For each input, constants first, whether it varies between devices. It may omit leading inputs;
+                those do not vary.
 
         Raises:
-            MergeError: A collective sits in a branch or loop that not all devices enter equally often.
+            MergeError: A collective is in a branch or loop that some devices may execute more often than others.
         """
         if self._collective_in(jaxpr) is None:
             return
@@ -68,18 +74,18 @@ class CollectiveSites:
 
     def _check_scan(self, eqn: Any, scan: Scan, operands: Sequence[bool], differing: set[Any]) -> None:
         consts, carries = scan.num_consts, scan.num_carries
-        carried = [var in differing for var in eqn.outvars[:carries]]
-        self.check(scan.jaxpr, [*operands[:consts], *carried, *operands[consts + carries :]])
+        varying_carries = [var in differing for var in eqn.outvars[:carries]]
+        self.check(scan.jaxpr, [*operands[:consts], *varying_carries, *operands[consts + carries :]])
 
     def _check_while(self, eqn: Any, loop: While, operands: Sequence[bool], differing: set[Any]) -> None:
-        carried = [var in differing for var in eqn.outvars]
+        varying_carries = [var in differing for var in eqn.outvars]
         of_cond = loop.num_cond_consts
-        entering = [*operands[:of_cond], *carried]
-        (goes_on,) = self._flows.of_jaxpr(loop.cond)
-        if goes_on.varies & ALWAYS or any(entering[i] for i in operands_in(goes_on.varies)):
+        entering = [*operands[:of_cond], *varying_carries]
+        (continues,) = self._flows.of_jaxpr(loop.cond)
+        if continues.varies & ALWAYS or any(entering[i] for i in operands_in(continues.varies)):
             self._refuse(eqn, (loop.cond, loop.body), "a loop")
         self.check(loop.cond, entering)
-        self.check(loop.body, [*operands[of_cond : of_cond + loop.num_body_consts], *carried])
+        self.check(loop.body, [*operands[of_cond : of_cond + loop.num_body_consts], *varying_carries])
 
     def _differing_results(self, eqn: Any, differs: _Differs) -> Iterator[Any]:
         operands = [differs(atom) for atom in eqn.invars]
@@ -94,7 +100,7 @@ class CollectiveSites:
         raise mismatched(f"a reduction over replicas ({found.primitive.name}, {source_line(found)})", what, eqn)
 
     def _collective_in(self, jaxpr: Any) -> Any:
-        """The first collective of a jaxpr, at any depth; None if there is none."""
+        """Returns the first collective of a jaxpr, at any depth, or None."""
         if id(jaxpr) not in self._with_collective:
             self._with_collective[id(jaxpr)] = next(self._collectives(jaxpr), None)
             self._kept.append(jaxpr)
@@ -111,11 +117,18 @@ class CollectiveSites:
 
 
 def mismatched(collective: str, what: str, eqn: Any) -> MergeError:
-    """The error for a collective that only some replicas would execute."""
+    """Returns the error for a collective that only some replicas would execute.
+
+    Args:
+        collective: The collective, as the message describes it.
+        what: What contains it, such as ``"a branch"``.
+        eqn: The equation of that branch or loop.
+    """
     return MergeError(
         "Strategy.run",
         found=f"{collective} in {what} ({source_line(eqn)}) whose condition differs between replicas",
-        rule="all replicas execute the same collectives in the same order: one that only some execute deadlocks",
-        remedy="reduce before the condition and use the result inside it, or choose between two values with "
-        "jnp.where after both were reduced",
+        rule="all replicas execute the same collectives in the same order; one that only some replicas execute "
+        "deadlocks",
+        remedy="reduce before the branch or loop and use the result inside it, or reduce both values and select one "
+        "with jnp.where",
     )

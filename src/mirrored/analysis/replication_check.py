@@ -1,10 +1,16 @@
-"""The proof of synchrony: is a value the same on all replicas?
+"""Replication check: proves from a jaxpr which values are equal on all replicas.
 
-`shard_map(check_vma=False)` believes any claim that a result is replicated, so the claim is proved here, on the jaxpr
-of the body: shares of the batch, the replica's number and per-replica state differ between devices; mirrored state
-does not; `psum`, `all_gather` and what is built on them make a value equal; anything else differs if an operand does.
-With several local replicas traced into one body, their values must be one value too: computed by the same operations
-from the same inputs (`mirrored.analysis.value_numbering`).
+`shard_map(check_vma=False)` trusts any claim in `out_specs` that a result is replicated. This module proves the claim
+on the jaxpr of the replica body. A value is *replicated* if it is equal on every device, and *varying* if it may
+differ:
+
+- The per-replica batch, the replica ID and per-replica state are varying.
+- Mirrored variables and constants are replicated.
+- `psum`, `all_gather` and the operations built on them return replicated values.
+- Any other operation returns a varying value if one of its operands is varying.
+
+A device may run several virtual replicas, which are traced into one body. Their values must also be equal to each
+other: computed by the same operations from the same inputs (`mirrored.analysis.value_numbering`).
 """
 
 from __future__ import annotations
@@ -30,12 +36,13 @@ _NAMES_PER_LINE: Final = 3
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What an input of the body holds.
+    """Describes one constant or argument of a replica body.
 
     Attributes:
-        label: What to call it in a message: ``"variable 'dense/kernel'"``.
-        varies: Whether it differs between devices.
-        identity: Inputs with equal identities hold the same value; None: a value of its own.
+        label: Its name in error messages, such as ``"variable 'dense/kernel'"``.
+        varies: Whether it may differ between devices.
+        identity: A key for value numbering. Inputs with equal identities hold the same value. None means that no
+            other input is known to hold the same value.
     """
 
     label: str
@@ -44,19 +51,26 @@ class Origin:
 
     @classmethod
     def constant(cls, value: Any) -> Origin:
-        """A concrete constant: the same on every device, and the same value as any constant of equal bits."""
+        """Returns the origin of a concrete constant, which is replicated.
+
+        Bit-identical constants of the same shape and dtype get equal identities.
+        """
         return cls(
-            f"a constant {getattr(value, 'shape', ())}", varies=False, identity=("constant", constant_key(value))
+            f"a constant of shape {getattr(value, 'shape', ())}",
+            varies=False,
+            identity=("constant", constant_key(value)),
         )
 
 
 class ReplicationCheck:
-    """What is known of the values of one body. Made by `check_replication`.
+    """Answers which values of one replica body are replicated, and explains why a value is not.
+
+    `check_replication` creates it. The varying analysis and the value numbering run when they are first needed.
 
     Args:
-        jaxpr: The body.
-        inputs: One per constant and argument, in order.
-        axis: The mesh axis, None if there is one device only.
+        jaxpr: The jaxpr of the body.
+        inputs: One origin per constant and argument, in order.
+        axis: The mesh axis of the replicas. None if there is only one device.
     """
 
     def __init__(self, jaxpr: Any, inputs: Sequence[Origin], axis: str | None) -> None:
@@ -67,7 +81,7 @@ class ReplicationCheck:
         self._by_variable = dict(zip(self._variables, inputs, strict=True))
 
     @functools.cached_property
-    def _spread(self) -> VaryingAnalysis:
+    def _varying(self) -> VaryingAnalysis:
         entering = [0 if origin.varies else None for origin in self._inputs]
         return VaryingAnalysis(self._jaxpr, entering, self._flows, self._variables)
 
@@ -77,31 +91,36 @@ class ReplicationCheck:
         return ValueNumbering(self._jaxpr, keys, self._flows)
 
     def check_meetings(self) -> None:
-        """Refuses a body in which not all devices would come to a collective.
+        """Raises an error if only some replicas would execute a collective of the body, which would deadlock.
 
         Raises:
-            MergeError: A collective sits under a condition that differs between devices.
+            MergeError: A collective is inside a branch or loop whose condition differs between replicas.
         """
         if self._flows.axis is not None:
             CollectiveSites(self._flows).check(self._jaxpr, [origin.varies for origin in self._inputs])
+        # Virtual replicas share fused loops and branches, and `SAME` marks their conditions. If value numbering cannot
+        # prove a condition equal on all of them, the replicas may need different iterations or branches.
         if any(_contains(eqn, SAME) for eqn in self._jaxpr.eqns) and self._numbers.unequal:
             raise mismatched("a reduction over replicas", "a loop or branch", self._numbers.unequal[0])
 
     def varies(self, atom: Any) -> bool:
-        """Whether a variable (or literal) of the body may differ between devices."""
-        return self._flows.axis is not None and self._spread.distance(atom) is not None
+        """Returns whether a variable or literal of the body may differ between devices."""
+        return self._flows.axis is not None and self._varying.distance(atom) is not None
 
     def same(self, atoms: Sequence[Any]) -> bool:
-        """Whether the local replicas' values are one value, and that the same on all devices."""
+        """Returns whether the values in `atoms`, one per virtual replica, are equal to each other on all devices."""
         if all(0 in getattr(atom.aval, "shape", ()) for atom in atoms):
-            return True  # nothing in it that could differ, and collectives leave it out
+            return True  # Arrays without elements cannot differ, and collectives skip them.
         if any(map(self.varies, atoms)):
             return False
         return len(atoms) == 1 or len({self._numbers[atom] for atom in atoms}) == 1
 
     def path(self, atom: Any) -> list[PathStep]:
-        """How a value that differs between devices came to do so, from its origin; long paths are cut in the middle."""
-        trail = self._spread.trail(atom)
+        """Returns the shortest path from a varying origin to `atom`, which is varying.
+
+        A long path is shortened in the middle.
+        """
+        trail = self._varying.trail(atom)
         steps = trail.steps
         if trail.start is not None:
             label, variable = self._inputs[trail.start].label, self._variables[trail.start]
@@ -109,14 +128,20 @@ class ReplicationCheck:
         return shorten(steps)
 
     def divergence(self, atoms: Sequence[Any]) -> list[PathStep]:
-        """How values that are equal across devices came to differ between the local replicas of a device."""
+        """Returns the path by which the values of a device's virtual replicas diverged.
+
+        Each of the values is equal across devices; they differ only between the virtual replicas.
+        """
         first = self._numbers[atoms[0]]
         other = next(atom for atom in atoms if self._numbers[atom] != first)
         finder = Divergence(self._jaxpr, self._numbers, self._flows, self._label)
         return shorten(finder.trail(atoms[0], other))
 
     def explain(self, atoms: Sequence[Any]) -> str:
-        """How the local replicas' values of one thing came to differ, one step a line; empty if they are the same."""
+        """Returns the path by which the replicas' values in `atoms` diverged, one step per line.
+
+        Returns the empty string if they are equal.
+        """
         differing = [atom for atom in atoms if self.varies(atom)]
         if not differing and self.same(atoms):
             return ""
@@ -128,25 +153,25 @@ class ReplicationCheck:
 
 
 def check_replication(jaxpr: Any, inputs: Sequence[Origin], *, axis: str | None = AXIS) -> ReplicationCheck:
-    """Analyses which values of a replica body are the same on all replicas.
+    """Analyses which values of a replica body are equal on all replicas.
 
     Args:
-        jaxpr: The body, open or closed, traced with `axis` in its axis environment.
-        inputs: What each constant and argument holds, in order. The constants of a closed jaxpr may be left out.
-        axis: The mesh axis of the replicas; None if there is one device: nothing differs between devices then, only
-            between the local replicas.
+        jaxpr: The jaxpr of the body, open or closed, traced with `axis` in its axis environment.
+        inputs: The origins of the constants and arguments, in order. The constants of a closed jaxpr may be omitted.
+        axis: The mesh axis of the replicas. None if there is only one device. Values then differ between virtual
+            replicas only.
 
     Returns:
-        The analysis, which answers lazily.
+        The check, which computes its answers lazily.
 
     Example:
         >>> import jax
         >>> body = lambda w, g: (w - jax.lax.psum(g, "replica"), w - g)
         >>> closed = jax.make_jaxpr(body, axis_env=[("replica", 4)])(1.0, 2.0)
-        >>> analysis = analyse(closed, [Origin("variable 'w'", False), Origin("the gradient", True)])
-        >>> [analysis.varies(result) for result in closed.jaxpr.outvars]
+        >>> check = check_replication(closed, [Origin("variable 'w'", False), Origin("the gradient", True)])
+        >>> [check.varies(result) for result in closed.jaxpr.outvars]
         [False, True]
-        >>> analysis.path(closed.jaxpr.outvars[1])[0].what
+        >>> check.path(closed.jaxpr.outvars[1])[0].what
         'the gradient'
     """
     missing = len(jaxpr.constvars) + len(jaxpr.invars) - len(inputs)
@@ -155,7 +180,7 @@ def check_replication(jaxpr: Any, inputs: Sequence[Origin], *, axis: str | None 
 
 
 def _contains(eqn: Any, name: str) -> bool:
-    """Whether there is a primitive of this name in an equation, at any depth."""
+    """Returns whether an equation, or a jaxpr nested in it, binds the primitive called `name`."""
     if eqn.primitive.name == name:
         return True
     inner = (jaxpr for value in eqn.params.values() for jaxpr in jaxprs_in(value))
@@ -163,7 +188,7 @@ def _contains(eqn: Any, name: str) -> bool:
 
 
 def shorten(steps: Sequence[PathStep]) -> list[PathStep]:
-    """Joins neighbouring steps of one line of code, and cuts a long path in the middle."""
+    """Joins adjacent steps of the same source line, and omits the middle of a long path."""
     joined = [_join(list(group)) for _, group in groupby(steps, key=lambda step: step.where or id(step))]
     if len(joined) <= _LONGEST_PATH:
         return joined

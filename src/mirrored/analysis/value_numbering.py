@@ -1,8 +1,8 @@
-"""Which values of a jaxpr are the same value: value numbering.
+"""Value numbering: computes which variables of a jaxpr hold the same value.
 
-The local replicas of one device are traced into one jaxpr, so their values of one mirrored variable are different
-names. They are one value if they were computed by the same operations from the same inputs: equal numbers here. Inner
-jaxprs are compared by structure, since two traces of one Python function may give two objects.
+The virtual replicas of one device are traced into one jaxpr, so their copies of one mirrored variable are different
+jaxpr variables. Two variables get equal numbers if the same operations compute them from the same inputs. Inner jaxprs
+are compared by structure, because tracing one Python function twice may give two jaxpr objects.
 
 Source: value numbering by hash-consing, J. Cocke and J. T. Schwartz, "Programming Languages and Their Compilers"
 (1970).
@@ -41,18 +41,18 @@ _Site = tuple[int, ...]
 
 
 class ValueNumbering:
-    """The value numbers of one jaxpr's variables.
+    """Numbers the variables of one jaxpr.
 
-    Calls and branches are numbered inside, with the numbers of their operands: two outputs of one call that the call
-    computes once get one number. Loops are numbered by partition refinement over their carries.
+    Calls and branches are numbered inside, with the numbers of their operands. Two outputs of a call that hold the same
+    value thus get the same number. Loops are numbered by partition refinement over their carries.
 
     Args:
-        jaxpr: What to number.
-        inputs: What each constant and input holds, in order; equal keys are the same value.
-        flows: The flows of its equations.
+        jaxpr: The jaxpr to number.
+        inputs: A key per constant and input, in order. Equal keys mean equal values.
+        flows: The dataflow rules of its equations.
 
     Attributes:
-        unequal: The conditions of fused loops and branches that the local replicas may not agree on.
+        unequal: The conditions of fused loops and branches that may differ between virtual replicas.
     """
 
     def __init__(self, jaxpr: Any, inputs: Sequence[Hashable], flows: DataflowRules) -> None:
@@ -60,7 +60,7 @@ class ValueNumbering:
         self._interned: dict[Hashable, int] = {}
         self._structures: dict[int, int] = {}
         self._results: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-        self._kept: list[Any] = []  # an id is a key only as long as its object lives
+        self._kept: list[Any] = []  # Keeps jaxprs alive: an id identifies an object only during its lifetime.
         self.unequal: list[Any] = []
         self._of: _Numbered = {}
         for var, key in zip((*jaxpr.constvars, *jaxpr.invars), inputs, strict=True):
@@ -68,20 +68,20 @@ class ValueNumbering:
         self._walk(jaxpr, self._of, ())
 
     def __getitem__(self, atom: Any) -> int:
-        """The number of a variable or literal of the jaxpr."""
+        """Returns the number of a variable or literal of the jaxpr."""
         return self._read(self._of, atom)
 
     def operation(self, eqn: Any) -> int:
-        """The number of what `eqn` does, apart from its operands."""
+        """Returns the number of the operation of `eqn`, without its operands."""
         kind = self._flows.kind(eqn)
         if isinstance(kind, Call) and eqn.primitive.name != "shard_map":
-            # Other parameters (names, derivative rules, layouts) do not change the result.
+            # The other parameters (names, derivative rules, layouts) do not change the result.
             return self._intern(("call", eqn.primitive.name, self.structure(kind.jaxpr)))
         params = tuple((name, self._key(value)) for name, value in eqn.params.items())
         return self._intern((eqn.primitive.name, params))
 
     def structure(self, jaxpr: Any) -> int:
-        """The number of an inner jaxpr: equal for jaxprs that differ in names only."""
+        """Returns the number of an inner jaxpr. Jaxprs that differ only in variable names have equal numbers."""
         found = self._structures.get(id(jaxpr))
         if found is None:
             found = self._structures[id(jaxpr)] = self._intern(self._shape(jaxpr))
@@ -94,7 +94,7 @@ class ValueNumbering:
         return numbers[atom]
 
     def _walk(self, jaxpr: Any, numbers: _Numbered, site: _Site) -> None:
-        """Numbers the results of all equations. `site` tells apart the places from which one jaxpr is called."""
+        """Numbers the results of all equations. `site` identifies the chain of calls that leads to the jaxpr."""
         for eqn in jaxpr.eqns:
             operands = [self._read(numbers, atom) for atom in eqn.invars]
             numbers.update(zip(eqn.outvars, self._equation(eqn, operands, site), strict=True))
@@ -128,13 +128,16 @@ class ValueNumbering:
         return [self._opaque(eqn, j, flow, operands, here) for j, flow in enumerate(flows)]
 
     def _opaque(self, eqn: Any, j: int, flow: EquationDataflow, operands: Sequence[int], here: _Site) -> int:
-        """The number of result `j` of an equation, from its operands alone."""
+        """Returns the number of result `j` of an equation, without looking inside the equation."""
         if flow.depends & ALWAYS:
             return self._intern((here, j))
         return self._intern((self.operation(eqn), j, *(operands[i] for i in operands_in(flow.depends))))
 
     def _inside(self, jaxpr: Any, operands: Sequence[int], here: _Site) -> list[int]:
-        """The numbers of a jaxpr's outputs for these operands, as if its equations stood where it is called."""
+        """Returns the numbers of a jaxpr's outputs for these operands, as if the call were inlined.
+
+        The results are cached by structure and operands, unless the jaxpr has a source that is not repeatable.
+        """
         repeatable = not any(flow.depends & ALWAYS for flow in self._flows.of_jaxpr(jaxpr))
         key = (self.structure(jaxpr), tuple(operands))
         if repeatable and key in self._results:
@@ -154,14 +157,15 @@ class ValueNumbering:
         return [self._read(numbers, atom) for atom in jaxpr.outvars]
 
     def _chosen(self, index: int, results: Sequence[int]) -> int:
-        """What a branch gives: the one value that all branches give, or one by the index."""
+        """Returns the number of a `cond` output: that of the branches if equal, else one that includes the index."""
         return results[0] if len(set(results)) == 1 else self._intern(("chosen", index, *results))
 
     def _loop(self, eqn: Any, operands: Sequence[int], loop: _LoopNumbering, here: _Site) -> list[int]:
-        """The numbers of a loop's outputs.
+        """Returns the numbers of a loop's outputs.
 
-        Carries that start equal are taken for equal until a turn tells them apart. What no turn tells apart is equal
-        after any number of turns, by induction.
+        Carries with equal initial values start in one class. Each pass over the body splits the classes whose members
+        get different numbers. When no class splits, the carries of each class are equal after any number of iterations,
+        by induction.
         """
         first, last = loop.consts, loop.consts + loop.carries
         starting = loop.entering[first:last]
@@ -178,7 +182,7 @@ class ValueNumbering:
         groups = [*classes, *(group + loop.carries for group in _classes(leaving[loop.carries :]))]
         flows = self._flows.of(eqn)
         return [
-            starting[j]  # no turn changes it
+            starting[j]  # The loop never changes this carry.
             if j < loop.carries and leaving[j] == carried[j]
             else self._opaque(eqn, group, flows[group], operands, here)
             for j, group in enumerate(groups)
@@ -204,7 +208,7 @@ class ValueNumbering:
         return "jaxpr", consts, inputs, eqns, tuple(map(read, jaxpr.outvars))
 
     def _key(self, value: Any) -> Hashable:
-        """A parameter of an equation as a key. Unknown objects are equal to themselves only."""
+        """Returns a key for a parameter of an equation. An object of unknown type equals only itself."""
         if value is None or isinstance(value, (bool, int, str)):
             return value
         if isinstance(value, (Jaxpr, ClosedJaxpr)):
@@ -219,7 +223,10 @@ class ValueNumbering:
 
 
 def constant_key(value: Any) -> Hashable:
-    """A key of a constant: equal for equal bits of equal type; unknown objects are equal to themselves only."""
+    """Returns a key for a constant. Bit-identical constants of one type have equal keys.
+
+    An object of unknown type equals only itself, or what its own `__eq__` accepts.
+    """
     if not isinstance(value, Tracer) and isinstance(value, (np.ndarray, np.generic, jax.Array)) and _is_plain(value):
         return ArrayContents(value)
     if isinstance(value, (bool, int, float, complex)):
@@ -234,10 +241,15 @@ def constant_key(value: Any) -> Hashable:
 
 @dataclasses.dataclass(frozen=True)
 class _LoopNumbering:
-    """The body of a loop, and the numbers of what enters it: constants, carries, elements of scanned arrays.
+    """The body of a loop and the numbers of its inputs.
 
     Attributes:
-        cond: The condition of a while loop, which gets the carries behind `of_cond`.
+        jaxpr: The body.
+        entering: The numbers of the constants, the initial carries and the elements of scanned arrays.
+        consts: The number of constants.
+        carries: The number of carries.
+        cond: The condition of a `while` loop. Its inputs are its constants, then the carries.
+        of_cond: The numbers of the constants of the condition.
     """
 
     jaxpr: Any
@@ -249,13 +261,17 @@ class _LoopNumbering:
 
 
 def _classes(keys: Sequence[Hashable]) -> list[int]:
-    """For each key the position of the first one that equals it."""
+    """Returns, for each key, the position of the first key that equals it."""
     first: dict[Hashable, int] = {}
     return [first.setdefault(key, i) for i, key in enumerate(keys)]
 
 
 class ArrayContents:
-    """An array compared by its bits. They are fetched only when another one of its shape and dtype comes up."""
+    """A hashable key that compares an array by its bits.
+
+    The hash covers only the shape and dtype. The bits are fetched from the device and hashed when the key is compared
+    with another of the same shape and dtype, which avoids most transfers.
+    """
 
     __slots__ = ("_array", "_digest", "_type")
 
@@ -273,14 +289,14 @@ class ArrayContents:
         return self._array is other._array or self.digest() == other.digest()
 
     def digest(self) -> bytes:
-        """A hash of the bits."""
+        """Returns a hash of the bits."""
         if self._digest is None:
             self._digest = hashlib.blake2b(np.asarray(self._array).tobytes()).digest()
         return self._digest
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether its bits can be read here."""
+    """Returns whether this process can read the bits of `value`."""
     return not isinstance(value, jax.Array) or (
         not jnp.issubdtype(value.dtype, jax.dtypes.extended) and value.is_fully_addressable
     )

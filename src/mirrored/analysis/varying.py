@@ -1,7 +1,7 @@
-"""How difference between devices spreads through a jaxpr, and the path by which it reached a value.
+"""Varying analysis: computes which values of a jaxpr vary between devices, and the path by which each came to vary.
 
-The shortest path is told, since it is the one a reader can follow. Paths go into `jit`, `scan`, `while` and `cond`;
-inner jaxprs are walked only when a path is asked for.
+The analysis reports the shortest path, because it is the easiest to follow. Paths lead into `jit`, `scan`, `while` and
+`cond`. The analysis visits inner jaxprs only when a path is requested.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from mirrored.analysis.dataflow import ALWAYS, DataflowRules, operands_in
 
 @dataclasses.dataclass(frozen=True)
 class PathStep:
-    """One station on the way of a value.
+    """One step of a path: an input or an operation.
 
     Attributes:
-        what: An input's label, or the operation: ``"dot_general"``.
-        where: The line of user code, ``"train.py:12"``; None if there is none.
-        shape: The value after it, ``"f32[8, 3]"``; empty if it has none.
+        what: The label of the input, or the name of the operation, such as ``"dot_general"``.
+        where: The line of user code, such as ``"train.py:12"``, or None if it is unknown.
+        shape: The type of the resulting value, such as ``"f32[8, 3]"``. Empty if there is no value.
     """
 
     what: str
@@ -37,11 +37,11 @@ class PathStep:
 
 @dataclasses.dataclass(frozen=True)
 class VaryingPath:
-    """A path inside one jaxpr.
+    """A path within one jaxpr.
 
     Attributes:
-        steps: From the first operation to the value.
-        start: The number of the input it starts from; None if an operation in it is the origin.
+        steps: The steps, from the first operation to the value.
+        start: The position of the input from which it starts. None if an operation of the jaxpr is the origin.
     """
 
     steps: tuple[PathStep, ...]
@@ -49,13 +49,13 @@ class VaryingPath:
 
 
 class VaryingAnalysis:
-    """Which variables of a jaxpr differ between devices, and how many operations each is away from an origin.
+    """Computes which variables of a jaxpr vary between devices, and their distances from an origin in operations.
 
     Args:
-        jaxpr: Walked once, in order.
-        entering: Per input, its distance from an origin, None for an input that is the same everywhere.
-        flows: The flows of its equations.
-        inputs: The inputs meant, if not the jaxpr's arguments.
+        jaxpr: The jaxpr. It is visited once, in order.
+        entering: For each input its distance from an origin, or None if the input is replicated.
+        flows: The dataflow rules of its equations.
+        inputs: The input variables that `entering` refers to. The default is the arguments of the jaxpr.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class VaryingAnalysis:
             self._walk(eqn)
 
     def distance(self, atom: Any) -> int | None:
-        """How far a variable or literal is from an origin of difference; None if it is the same everywhere."""
+        """Returns the distance of a variable or literal from a varying origin, or None if it is replicated."""
         return None if isinstance(atom, Literal) else self._distance.get(atom)
 
     def trail(self, atom: Any) -> VaryingPath:
-        """The shortest path from an origin to `atom`, which differs."""
+        """Returns the shortest path from an origin to `atom`, which must be varying."""
         steps: list[PathStep] = []
         while atom not in self._inputs:
             eqn, j = self._producer(atom)
@@ -108,15 +108,15 @@ class VaryingAnalysis:
             self._producers = {var: (eqn, j) for eqn in self._jaxpr.eqns for j, var in enumerate(eqn.outvars)}
         return self._producers[var]
 
-    def _enter(self, eqn: Any, j: int) -> _Way:
+    def _enter(self, eqn: Any, j: int) -> _OperandPath:
         distances = [self.distance(atom) for atom in eqn.invars]
         kind = self._flows.kind(eqn)
         match kind:
             case Call(jaxpr):
                 trail = VaryingAnalysis(jaxpr, distances, self._flows).trail(jaxpr.outvars[j])
-                return _placed(trail, source_line(eqn)), trail.start
+                return _with_lines(trail, source_line(eqn)), trail.start
             case Scan(jaxpr, consts, carries):
-                steps, start = _LoopVarying(jaxpr, distances, consts, carries, self._flows).way_to(j)
+                steps, start = _LoopVarying(jaxpr, distances, consts, carries, self._flows).path_to(j)
                 return (*steps, path_step_of(eqn, j)), start
             case While():
                 return _enter_while(kind, j, distances, path_step_of(eqn, j), self._flows)
@@ -125,21 +125,25 @@ class VaryingAnalysis:
             case _:
                 return self._pass(eqn, j, kind, distances)
 
-    def _pass(self, eqn: Any, j: int, kind: Kind, distances: Sequence[int | None]) -> _Way:
+    def _pass(self, eqn: Any, j: int, kind: Kind, distances: Sequence[int | None]) -> _OperandPath:
         operands = operands_in(self._flows.of(eqn)[j].varies)
-        differing = [(distance, i) for i in operands if (distance := distances[i]) is not None]
-        if differing:
-            return (path_step_of(eqn, j),), min(differing)[1]
-        label = kind.label if isinstance(kind, ValueSource) else f"something inside {eqn.primitive.name}"
+        varying = [(distance, i) for i in operands if (distance := distances[i]) is not None]
+        if varying:
+            return (path_step_of(eqn, j),), min(varying)[1]
+        label = kind.label if isinstance(kind, ValueSource) else f"an operation inside {eqn.primitive.name}"
         return (PathStep(label), path_step_of(eqn, j)), None
 
 
-_Way = tuple[Sequence[PathStep], int | None]
-"""Steps to an output of an equation, and the operand from which they start (None: from inside)."""
+_OperandPath = tuple[Sequence[PathStep], int | None]
+"""The steps to an output of an equation, and the operand from which they start (None: the origin is inside)."""
 
 
 class _LoopVarying:
-    """The body of a loop, with the distances that its carries have after any number of turns."""
+    """The varying analysis of a loop body, valid after any number of iterations.
+
+    A varying carry can make other carries vary in the next iteration. The analysis repeats until no carry is added, and
+    stores for each carry the iteration that made it varying.
+    """
 
     def __init__(
         self, body: Any, distances: Sequence[int | None], consts: int, carries: int, flows: DataflowRules
@@ -148,82 +152,90 @@ class _LoopVarying:
         self._initial = distances
         self._carried = range(consts, consts + carries)
         self._entering = list(distances)
-        self._turns: dict[int, VaryingAnalysis] = {}  # by carry: the turn in which it came to differ
-        growing = True
-        while growing:
+        self._iterations: dict[int, VaryingAnalysis] = {}  # By carry: the iteration that made it varying.
+        changed = True
+        while changed:
             self._last = VaryingAnalysis(body, self._entering, flows)
-            growing = self._turn()
+            changed = self._iterate()
 
     def carries(self) -> list[int | None]:
-        """The distances of the carries."""
+        """Returns the distances of the carries."""
         return [self._entering[i] for i in self._carried]
 
-    def way_to(self, j: int) -> _Way:
-        """The way to output `j` of the loop. It goes back turn by turn, so that it ends."""
+    def path_to(self, j: int) -> _OperandPath:
+        """Returns the path to output `j` of the loop.
+
+        Each step goes to the iteration that made the carry varying, which is an earlier one, so the path is finite.
+        """
         steps: tuple[PathStep, ...] = ()
-        turn = self._turns.get(j, self._last)
-        while turn.distance(self._body.outvars[j]) is not None:
-            trail = turn.trail(self._body.outvars[j])
+        iteration = self._iterations.get(j, self._last)
+        while iteration.distance(self._body.outvars[j]) is not None:
+            trail = iteration.trail(self._body.outvars[j])
             steps = (*trail.steps, *steps)
             if trail.start is None or self._initial[trail.start] is not None:
                 return steps, trail.start
             j = trail.start - self._carried.start
-            turn = self._turns[j]
+            iteration = self._iterations[j]
         return steps, self._carried[j]
 
-    def _turn(self) -> bool:
-        """Marks the carries that came to differ in the last turn; whether there are any."""
+    def _iterate(self) -> bool:
+        """Marks the carries that the last iteration made varying. Returns whether there are any."""
         reached = [self._last.distance(left) for left in self._body.outvars[: len(self._carried)]]
-        fresh = [j for j, i in enumerate(self._carried) if self._entering[i] is None and reached[j] is not None]
-        for j in fresh:
+        added = [j for j, i in enumerate(self._carried) if self._entering[i] is None and reached[j] is not None]
+        for j in added:
             self._entering[self._carried[j]] = reached[j]
-            self._turns[j] = self._last
-        return bool(fresh)
+            self._iterations[j] = self._last
+        return bool(added)
 
 
-def _enter_while(loop: While, j: int, distances: Sequence[int | None], step: PathStep, flows: DataflowRules) -> _Way:
+def _enter_while(
+    loop: While, j: int, distances: Sequence[int | None], step: PathStep, flows: DataflowRules
+) -> _OperandPath:
     first, carries = loop.num_cond_consts, len(loop.body.outvars)
     inside = _LoopVarying(loop.body, distances[first:], loop.num_body_consts, carries, flows)
     if inside.carries()[j] is not None:
-        steps, start = inside.way_to(j)
+        steps, start = inside.path_to(j)
         return (*steps, step), None if start is None else start + first
-    goes_on = VaryingAnalysis(loop.cond, [*distances[:first], *inside.carries()], flows).trail(loop.cond.outvars[0])
-    turns = (*goes_on.steps, dataclasses.replace(step, what="while whose number of turns differs"))
-    if goes_on.start is None or goes_on.start < first:
-        return turns, goes_on.start
-    steps, start = inside.way_to(goes_on.start - first)
-    return (*steps, *turns), None if start is None else start + first
+    condition = VaryingAnalysis(loop.cond, [*distances[:first], *inside.carries()], flows).trail(loop.cond.outvars[0])
+    iterations = (*condition.steps, dataclasses.replace(step, what="while with a varying number of iterations"))
+    if condition.start is None or condition.start < first:
+        return iterations, condition.start
+    steps, start = inside.path_to(condition.start - first)
+    return (*steps, *iterations), None if start is None else start + first
 
 
 def _enter_branch(
     branches: Sequence[Any], j: int, distances: Sequence[int | None], step: PathStep, flows: DataflowRules
-) -> _Way:
+) -> _OperandPath:
     if distances[0] is not None:
-        return (dataclasses.replace(step, what="cond whose branch differs"),), 0
+        return (dataclasses.replace(step, what="cond with a varying branch index"),), 0
     for jaxpr in branches:
         inside = VaryingAnalysis(jaxpr, distances[1:], flows)
         if inside.distance(jaxpr.outvars[j]) is not None:
             trail = inside.trail(jaxpr.outvars[j])
             return (*trail.steps, step), None if trail.start is None else trail.start + 1
-    raise AssertionError("an output of cond differs only by its index or by a branch")
+    raise AssertionError("an output of cond varies only by its index or by a branch")
 
 
-def _placed(trail: VaryingPath, line: str | None) -> Sequence[PathStep]:
-    """The steps of a call, where they know no line with that of the call: JAX's own helpers are traced once for all."""
+def _with_lines(trail: VaryingPath, line: str | None) -> Sequence[PathStep]:
+    """Returns the steps of a call, with the line of the call where a step has none.
+
+    JAX traces its own helpers once and caches the jaxprs, whose equations therefore have no line of user code.
+    """
     origins = 1 if trail.start is None else 0
-    placed = (dataclasses.replace(step, where=step.where or line) for step in trail.steps[origins:])
-    return *trail.steps[:origins], *placed
+    located = (dataclasses.replace(step, where=step.where or line) for step in trail.steps[origins:])
+    return *trail.steps[:origins], *located
 
 
 def path_step_of(eqn: Any, j: int) -> PathStep:
-    """The step that `eqn` makes on the way to its output `j`."""
+    """Returns the step from the operands of `eqn` to its output `j`."""
     called = eqn.params.get("name")
     what = f"{eqn.primitive.name} {called}" if isinstance(called, str) else eqn.primitive.name
     return PathStep(what, source_line(eqn), shape_of(eqn.outvars[j]))
 
 
 def shape_of(atom: Any) -> str:
-    """``f32[8, 3]``."""
+    """Returns the type of a value in short form, such as ``f32[8, 3]``."""
     return str(getattr(atom.aval, "str_short", lambda **_: str(atom.aval))(short_dtypes=True))
 
 

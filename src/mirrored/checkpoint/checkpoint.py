@@ -1,4 +1,4 @@
-"""`Checkpoint`: the state below some objects, saved and restored by name."""
+"""`Checkpoint`: saves and restores the state of a tree of objects by name."""
 
 from __future__ import annotations
 
@@ -33,26 +33,30 @@ PathLike = str | os.PathLike[str]
 
 
 class Checkpoint:
-    """The state below some objects, to be saved and restored by name.
+    """Saves and restores the state of a tree of objects by name.
 
-    A name is the path to a piece of state: ``model/layers/0/w``. State is variables and arrays in attributes, lists,
-    tuples and dicts; the slots of optimizers, under the names of their variables; iterators and generators with
-    `get_state` and `set_state`; `numpy.random.Generator`; and plain numbers, where they are given to the checkpoint
-    directly, in dicts and lists, or as attributes of an object that holds no variables.
+    A name is the path from the checkpoint to a piece of state: ``model/layers/0/w``. These are state:
 
-    A mirrored variable is one value, whatever the number of replicas. A sync-on-read variable is its aggregate: a SUM
-    is divided among the replicas when restored, any other goes to each as it is; without aggregation every replica's
-    component is saved, and restored to the replicas that are there.
+    - variables and arrays in attributes, lists, tuples and dicts,
+    - the slots of optimizers, under the names of their variables,
+    - iterators and generators with `get_state` and `set_state`, and `numpy.random.Generator`,
+    - plain numbers that are parts of the checkpoint itself, items of dicts, lists and tuples, or attributes of an
+      object that holds no variables.
 
-    Several workers save and restore together, all at the same step. What they save under one path is written once, by
-    worker 0; the position of an iterator is kept for each worker where they differ.
+    A mirrored variable is saved as one value, independent of the number of replicas. A sync-on-read variable is saved
+    as its aggregate. On restore a SUM is divided among the replicas; any other aggregate is copied to each replica. A
+    sync-on-read variable without aggregation saves the component of every replica. Each replica that had a component is
+    restored; additional replicas keep theirs.
+
+    All workers of a job save and restore together, at the same step. A checkpoint that they save under one path is
+    written once, by worker 0. It stores the position of an iterator per worker if the positions differ.
 
     Args:
-        root: An object whose parts become parts of the checkpoint (but for its numbers).
-        **parts: The objects, by name. They are attributes of the checkpoint afterwards, and more may be set.
+        root: An object whose parts become parts of the checkpoint, except for its plain numbers.
+        **parts: The objects, by name. They become attributes of the checkpoint; you can set more attributes later.
 
     Raises:
-        ArgumentError: A part that cannot hold state (None, a string, a dataset), or with the name of a method.
+        ArgumentError: A part cannot hold state (None, a string, a dataset), or has the name of a method.
 
     Example:
         >>> import mirrored as mr, tempfile
@@ -66,16 +70,17 @@ class Checkpoint:
         >>> print(v.numpy(), checkpoint.epoch)
         1.0 3
 
-    TensorFlow: `tf.train.Checkpoint`. Numbers, arrays and any Python object may be parts, where TensorFlow wants
-    trackable ones. A checkpoint is a folder. A restore changes everything that it can, or nothing.
+    TensorFlow: `tf.train.Checkpoint`. Parts can be numbers, arrays and any Python object; TensorFlow requires trackable
+    objects. A checkpoint is a folder. A restore is atomic: it either restores everything that matches, or raises an
+    error and changes nothing.
     """
 
     _parts: dict[str, Any]
     _root: dict[str, Any]
     _counter: Variable | None
-    _saving: Any  # held while saving: by one thread at a time
+    _saving: Any  # a lock: one thread saves at a time
     _writer: Writer
-    _series: SeriesLock | None  # of what `save` counts
+    _series: SeriesLock | None  # lock on the series of checkpoints that `save` numbers
     _restoration: Restoration | None
     _keepers: list[Any]
 
@@ -91,7 +96,7 @@ class Checkpoint:
     # Parts
 
     def __getattr__(self, name: str) -> Any:
-        """A part."""
+        """Returns a part by name."""
         parts = vars(self).get("_parts", {})
         if name not in parts:
             raise AttributeError(f"this Checkpoint has no part {name!r} (it has: {', '.join(parts) or 'none'})")
@@ -106,7 +111,7 @@ class Checkpoint:
             raise ArgumentError(
                 "Checkpoint",
                 found=f"a part named {name!r}",
-                rule="the parts of a checkpoint are its attributes, beside its methods",
+                rule="parts are attributes of the checkpoint, so a part cannot have the name of a method",
                 remedy="choose another name",
             )
         value = value.data if isinstance(value, (NoticingList, NoticingDict)) else value  # `checkpoint.part += [...]`
@@ -116,7 +121,7 @@ class Checkpoint:
         deferred.state_came(value)
 
     def checkpoint_parts(self, place: Place) -> Iterator[Part]:
-        """The parts, for a checkpoint that has this one as a part."""
+        """Yields the parts, for a checkpoint that has this one as a part."""
         for name, value in self._parts.items():
             yield Part(name, value, Attribute(place, name))
 
@@ -130,7 +135,7 @@ class Checkpoint:
 
     @property
     def save_counter(self) -> Variable:
-        """How often it was saved: ``i32[]``. It is saved and restored too."""
+        """The number of saves so far: ``i32[]``. The counter itself is saved and restored too."""
         with self._saving:
             if self._counter is None:
                 with within(strategies=()):
@@ -140,22 +145,22 @@ class Checkpoint:
     # Saving
 
     def save(self, file_prefix: PathLike, *, wait: bool = True) -> str:
-        """Saves to the folder ``<file_prefix>-<number>``, counting up.
+        """Saves to the folder ``<file_prefix>-<number>``, where the number increases with every save.
 
         Context: cross-replica, outside of compiled functions.
 
         Args:
-            file_prefix: Folder and beginning of the name.
-            wait: False returns as soon as the state is copied to this host; see `wait`.
+            file_prefix: The parent folder and the prefix of the name.
+            wait: False returns after the state is copied to this host and writes in the background; see `wait`.
 
         Returns:
-            The path.
+            The path of the checkpoint.
 
         Raises:
-            CheckpointError: It could not be written; or, with ``wait=False``, the one before it could not; or another
-                process saves checkpoints of this name to the folder.
-            ContextError: Inside a step.
-            LostStateError: The value of a variable went with a failed step.
+            CheckpointError: The checkpoint could not be written; or, with ``wait=False``, the previous one could not;
+                or another process saves checkpoints of this name to the folder.
+            ContextError: Called inside a step.
+            LostStateError: A failed step has destroyed the value of a variable.
             MissingExtraError: Orbax is not installed.
         """
         with self._saving:
@@ -169,9 +174,9 @@ class Checkpoint:
                 raise
 
     def write(self, file_prefix: PathLike, *, wait: bool = True) -> str:
-        """Saves to the folder `file_prefix`. A checkpoint that is there already is replaced when the new one is whole.
+        """Saves to the folder `file_prefix`, and replaces an existing checkpoint after the new one is written.
 
-        Context: as `save`, and so are arguments, result and errors.
+        The context, arguments, result and errors are those of `save`.
         """
         with self._saving:
             self._write(file_prefix, Path(file_prefix).name, wait=wait)
@@ -179,27 +184,29 @@ class Checkpoint:
 
     def _write(self, save_path: PathLike, series: str, *, wait: bool) -> SeriesLock | None:
         called, path = "Checkpoint.write", Path(save_path).absolute()
-        mine = writes_here(called, path)
+        writes = writes_here(called, path)
         manifest = self.snapshot()
 
         def make_ready() -> SeriesLock | None:
             self._writer.wait()
-            return claim(path.parent, series, called) if mine else None
+            return claim(path.parent, series, called) if writes else None
 
         def work(_: SeriesLock | None) -> None:
             write(path, manifest)
 
-        lock: SeriesLock | None = settled(called, "wait for the checkpoint before", make_ready)
-        if mine:
-            self._writer.start(functools.partial(work, lock))  # which keeps the lock
+        lock: SeriesLock | None = settled(called, "wait for the previous checkpoint", make_ready)
+        if writes:
+            # The partial holds a reference to the lock, which keeps it locked until the write is done.
+            self._writer.start(functools.partial(work, lock))
         if wait:
             self.wait()
         return lock
 
     def snapshot(self, step: int | None = None) -> Manifest:
-        """Everything that is to be saved, copied to this host, so that training may go on.
+        """Copies all state to this host, so that training can continue while the checkpoint is written.
 
-        Context: any thread. All variables are those after one and the same step: a thread that trains waits.
+        Context: any thread. The snapshot is consistent: a training thread waits, so that all variables have their
+        values after the same step.
         """
         engine()
         refuse_callbacks("Checkpoint.save")
@@ -209,48 +216,48 @@ class Checkpoint:
         return with_all_positions(Manifest(leaves, graph.aliases, graph.groups, step), "Checkpoint.save")
 
     def wait(self) -> None:
-        """Waits until what was saved with ``wait=False`` is on disk.
+        """Waits until the checkpoints saved with ``wait=False`` are on disk.
 
-        Context: of several workers, all wait for the one that writes.
+        Context: every worker of a job calls it, and all wait for the worker that writes.
 
         Raises:
-            CheckpointError: It could not be written.
+            CheckpointError: A checkpoint could not be written.
         """
         settled("Checkpoint.wait", "wait until the checkpoint is on disk", self._writer.wait)
 
     def sync(self) -> None:
-        """The same as `wait`."""
+        """Same as `wait`."""
         self.wait()
 
     # Restoring
 
     def restore(self, save_path: PathLike | None) -> RestoreStatus:
-        """Restores what has the same name; see the result for what has not.
+        """Restores all state whose name is in the checkpoint. The returned status lists the names that did not match.
 
-        Slots that an optimizer has not made yet are made. What does not exist yet is restored when it is created: the
-        weights of a Keras model that is not built, variables that an object makes in its first call, slots, new
-        attributes, parts, and items of lists and dicts that are parts. That goes on until everything in the checkpoint
-        is restored, or the objects are gone.
+        The restore creates optimizer slots that the optimizer has not created yet. State that does not exist yet is
+        restored when it is created (deferred restoration): the weights of an unbuilt Keras model, variables that an
+        object creates in its first call, slots, new attributes, parts, and items of lists and dicts that are parts.
+        Deferred restoration ends when everything in the checkpoint is restored or the objects are garbage-collected.
 
         Context: cross-replica, outside of compiled functions.
 
         Args:
-            save_path: As `save` or `latest_checkpoint` returned it; None restores nothing.
+            save_path: A path that `save` or `latest_checkpoint` returned; None restores nothing.
 
         Raises:
-            MissingCheckpointError: There is no checkpoint.
-            DamagedCheckpointError: It is not as it was written.
-            CheckpointMismatchError: Something has another kind, shape or dtype, or nothing fits. In all of these cases
-                every variable is as it was.
+            MissingCheckpointError: There is no checkpoint at the path.
+            DamagedCheckpointError: The checkpoint was changed or damaged after it was written.
+            CheckpointMismatchError: A name has a different kind, shape or dtype in the checkpoint, or no name matches.
+                After any of these errors every variable keeps its value.
         """
         return self.restore_from(save_path, called="Checkpoint.restore")
 
     def read(self, save_path: PathLike) -> RestoreStatus:
-        """The same as `restore`, for what `write` wrote."""
+        """Same as `restore`, for a path that `write` returned."""
         return self.restore_from(save_path, called="Checkpoint.read")
 
     def restore_from(self, save_path: PathLike | None, *, called: str, strict: bool = False) -> RestoreStatus:
-        """`restore`, or with `strict` only if every name on either side has its counterpart."""
+        """Restores like `restore`; with `strict`, only if every name is both in the program and in the checkpoint."""
         if save_path is None:
             return RestoreStatus(None, lambda: match(self._look(), Manifest({}, {}, {})))
         self._writer.wait()
@@ -267,7 +274,7 @@ class Checkpoint:
             self._restoration = restoration
             self._keepers = [one for one in self._look().visited.values() if can_keep(one)]
             deferred.expect(self, self._keepers)
-            framework_bridges.connect()  # so that their objects tell of new attributes
+            framework_bridges.connect()  # so that the frameworks' objects report new attributes
 
         def look() -> Match:
             deferred.settle(checkpoint=self)
@@ -276,19 +283,19 @@ class Checkpoint:
         return RestoreStatus(os.fspath(save_path), look)
 
     def held_among(self, variables: Sequence[Variable]) -> list[Variable]:
-        """Those of the variables that the parts hold."""
-        mine = {leaf.owner for leaf in self._look().leaves.values()}
-        return [one for one in variables if id(one) in mine]
+        """Returns those of the variables that the parts hold."""
+        held = {leaf.owner for leaf in self._look().leaves.values()}
+        return [one for one in variables if id(one) in held]
 
     def state_came(self, value: Any) -> None:
-        """Restores what is below `value`: new variables, an object's new attribute, a list's new item."""
+        """Restores the state in `value`: new variables, an object's new attribute, or a list's new item."""
         if self._restoration is None:
             return
         found = walk([Part("new", value, Root({"new": value}, "new"))])
-        came = {*found.visited, *(leaf.owner for leaf in found.leaves.values())}
+        new = {*found.visited, *(leaf.owner for leaf in found.leaves.values())}
         if found.leaves:
             deferred.settle(checkpoint=self)
-            self._proceed(value, lambda _, leaf: leaf.owner in came)
+            self._proceed(value, lambda _, leaf: leaf.owner in new)
 
     def _proceed(self, value: Any, wanted: Callable[[str, Leaf], bool]) -> None:
         if self._restoration is None:
@@ -296,7 +303,7 @@ class Checkpoint:
         try:
             self._restoration.proceed("Checkpoint.restore", wanted)
         except CheckpointError:
-            # Whoever has set it is told. It keeps its value.
+            # The caller that set the attribute gets the error; the new variables keep their initial values.
             leaves = walk([Part("new", value, Root({"new": value}, "new"))]).leaves.values()
             deferred.drop([leaf.variable for leaf in leaves if isinstance(leaf, VariableLeaf)])
             raise
@@ -315,6 +322,6 @@ def _checked(name: str, part: Any) -> Any:
             "Checkpoint",
             found=f"{name}={part!r}"[:200],
             rule="a part holds state: variables, arrays, numbers, or a position (get_state and set_state)",
-            remedy="of a dataset, give the iterator: dataset_iterator=iter(dataset)",
+            remedy="pass an object that holds state; for a dataset pass its iterator: dataset_iterator=iter(dataset)",
         )
     return part

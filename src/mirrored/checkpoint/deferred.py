@@ -1,9 +1,9 @@
-"""Deferred restoration: which checkpoints wait for state that is created after the restore.
+"""Deferred restoration: restores state that is created after `Checkpoint.restore` was called.
 
-A new variable is restored when its value is first used, at the latest when somebody asks what became of the restore:
-when it is made nothing leads to it yet. An object that can tell of a new attribute (`tf.Module`, Keras' layers, NNX
-modules) tells at once. The value is put into storage, whatever is being traced or run meanwhile: the variable is new,
-so that no step has seen another value.
+A new variable is restored when its value is first used, or when the restore status is inspected. Restoring it at its
+creation is not possible: no object refers to it yet, so it has no name. Objects that can report new attributes
+(`tf.Module`, Keras layers, NNX modules) do so immediately. The restored value is written directly to the variable's
+storage, even during a trace or a step: the variable is new, so no step has read another value.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ KEPT: Final = "_mirrored_waiting_checkpoints"
 
 
 class Waiting(Protocol):
-    """A checkpoint that waits for state."""
+    """A checkpoint with a restore that waits for new state."""
 
     def state_came(self, value: Any) -> None:
-        """Restores what is below `value`: an object's new attribute, or a list of new variables."""
+        """Restores the state in `value`: an object's new attribute, or a list of new variables."""
         ...
 
     def held_among(self, variables: Sequence[Variable]) -> list[Variable]:
-        """Those that the checkpoint's objects hold."""
+        """Returns those of the variables that the checkpoint's objects hold."""
         ...
 
 
 _waiting: dict[int, tuple[weakref.ref[Waiting], int]] = {}
-"""Each checkpoint, by identity, with the number of the last variable that was made before it began to wait."""
+"""Each waiting checkpoint, by identity, with the number of the last variable created before it started to wait."""
 
 
 class _Fresh:
-    """The variables made since a checkpoint began to wait, but for those that were found; by identity, held weakly.
+    """The variables created since the first checkpoint started to wait, without those already found; by identity.
 
-    With each goes a weak reference to its first value (one that has been assigned since is not restored) and its
-    number: a checkpoint restores those made after it began to wait, whoever else has been waiting for longer.
+    Each entry holds weak references to the variable and to its initial value, and the variable's number. A variable
+    that has been assigned since its creation no longer has its initial value and is not restored. A checkpoint restores
+    only variables created after it started to wait, even if another checkpoint has waited for longer.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,7 @@ class _Fresh:
             self.variables.pop(id(variable), None)
 
     def untouched(self) -> list[tuple[Variable, int]]:
-        """Those that still have their first value, each with its number."""
+        """Returns the variables that still have their initial value, each with its number."""
         entries = [(own(), first(), number) for own, first, number in list(self.variables.values())]
         return [
             (one, number)
@@ -76,15 +77,15 @@ _fresh = _Fresh()
 
 
 def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
-    """Tells `checkpoint` of what comes from now on.
+    """Starts to report new state to `checkpoint`.
 
     Args:
-        checkpoint: Who waits.
+        checkpoint: The checkpoint that waits.
         keepers: Objects that keep the checkpoint alive as long as they live.
     """
     key = id(checkpoint)
     _waiting.pop(key, None)
-    # The newest comes last, so that its values stay.
+    # The newest restore comes last in the dict, so that its values overwrite those of earlier restores.
     _waiting[key] = weakref.ref(checkpoint, lambda _: _forget(key)), _fresh.count
     for keeper in keepers:
         vars(keeper).setdefault(KEPT, {})[key] = checkpoint
@@ -92,7 +93,7 @@ def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
 
 
 def stop(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
-    """Tells `checkpoint` of nothing any more."""
+    """Stops reporting new state to `checkpoint`."""
     for keeper in keepers:
         vars(keeper).get(KEPT, {}).pop(id(checkpoint), None)
     _forget(id(checkpoint))
@@ -106,41 +107,43 @@ def _forget(key: int) -> None:
 
 
 def state_came(value: Any) -> None:
-    """Tells those that wait of an object's new attribute. Objects that can notice one call it.
+    """Reports an object's new attribute to the waiting checkpoints. Objects that detect new attributes call it.
 
-    Context: any. It is cheap if nobody waits.
+    Context: any. It is cheap if no checkpoint waits.
     """
     for checkpoint, _ in _all_waiting():
         checkpoint.state_came(value)
 
 
 def drop(variables: Iterable[Variable]) -> None:
-    """Lets new variables keep their first values."""
+    """Excludes new variables from deferred restoration, so that they keep their initial values."""
     _fresh.drop(variables)
 
 
 def is_expected() -> bool:
-    """Whether any checkpoint waits for state."""
+    """Returns whether any checkpoint waits for state."""
     return bool(_waiting)
 
 
 def settle(asking: Variable | None = None, checkpoint: Waiting | None = None) -> None:
-    """Has the checkpoints that wait look for the new variables, and restore those that they find.
+    """Offers the new variables to the waiting checkpoints, each of which restores those that it finds.
 
     Args:
         asking: The variable whose value is about to be used.
-        checkpoint: Who asks what became of a restore. Errors of others are for those who use their variables.
+        checkpoint: The checkpoint whose restore status is being inspected. Errors of other checkpoints are raised when
+            their variables are used.
 
     Raises:
-        CheckpointMismatchError: One has another shape or dtype in the checkpoint.
-        DamagedCheckpointError: The checkpoint is not as it was written.
+        CheckpointMismatchError: A variable has a different shape or dtype in the checkpoint.
+        DamagedCheckpointError: The checkpoint was changed or damaged after it was written.
     """
     with turn(), lock:
         if _fresh.is_settling:
             return
         _fresh.is_settling = True
         try:
-            # What `fit` carries along still has its first value in storage, but is in use: its value is with `fit`.
+            # Excludes the variables that Keras' `fit` carries as loop state: their storage still contains the initial
+            # value, but their current value is in the loop.
             new = [(one, number) for one, number in _fresh.untouched() if not one.is_withheld_from(settle)]
             for variable, _ in new:
                 variable.release()
@@ -157,7 +160,8 @@ def _offer(checkpoint: Waiting, new: list[Variable], asking: Variable | None, *,
     try:
         checkpoint.state_came(new)
     except CheckpointError as error:
-        # Those of the checkpoint must not be used with other values. Others have nothing to do with it.
+        # The checkpoint's variables must not be used with unrestored values: each use of one raises the error.
+        # Variables that the checkpoint does not hold are not affected.
         refused = checkpoint.held_among(new)
         for variable in refused:
             variable.withhold(functools.partial(_refuse, error))

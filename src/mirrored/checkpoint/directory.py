@@ -1,4 +1,4 @@
-"""The checkpoints of a folder."""
+"""Finds the checkpoints in a folder."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from mirrored.errors import DamagedCheckpointError, MissingCheckpointError
 
 
 def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -> list[str]:
-    """The paths of the finished checkpoints in a folder, oldest first. Waits for what this process is writing.
+    """Returns the paths of the finished checkpoints in a folder, oldest first.
+
+    Waits for checkpoints that this process is writing.
 
     Args:
         directory: The folder; it need not exist.
-        name: Only those called ``name-<number>``.
+        name: Selects the checkpoints called ``name-<number>``; None: all.
     """
     settle()
     folder = Path(directory)
@@ -29,7 +31,10 @@ def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -
 
 
 def without_manifest(directory: str | os.PathLike[str], name: str) -> list[str]:
-    """The folders called ``name-<number>`` that have lost their manifest, by number. Writing leaves none behind."""
+    """Returns the folders called ``name-<number>`` without a manifest, by number.
+
+    Such a checkpoint was damaged later: an interrupted write does not leave one behind.
+    """
     folder = Path(directory)
     if not folder.is_dir():
         return []
@@ -38,18 +43,18 @@ def without_manifest(directory: str | os.PathLike[str], name: str) -> list[str]:
 
 
 def latest_checkpoint(directory: str | os.PathLike[str], latest_filename: str | None = None) -> str | None:
-    """The path of the newest finished checkpoint in a folder, None if there is none.
+    """Returns the path of the newest finished checkpoint in a folder; None if the folder has no checkpoint.
 
     Args:
         directory: The folder; it need not exist.
-        latest_filename: Accepted for TensorFlow's sake.
+        latest_filename: Accepted for compatibility with TensorFlow and ignored.
 
     Example:
         >>> latest_checkpoint("/nowhere") is None
         True
 
-    TensorFlow: `tf.train.latest_checkpoint`. It reads a file named ``checkpoint`` there; here the checkpoints
-    themselves say when they were written.
+    TensorFlow: `tf.train.latest_checkpoint`, which reads a file named ``checkpoint`` in the folder. Here the manifest
+    of each checkpoint contains the time of the save.
     """
     del latest_filename
     found = checkpoints_in(directory)
@@ -57,7 +62,7 @@ def latest_checkpoint(directory: str | os.PathLike[str], latest_filename: str | 
 
 
 def number_of(file: str, name: str) -> int | None:
-    """The number in ``name-<number>``, None if it is not called so."""
+    """Returns the number in ``name-<number>``; None if `file` does not have this form."""
     prefix, _, number = file.rpartition("-")
     return int(number) if prefix == name and number.isdecimal() else None
 
@@ -67,11 +72,11 @@ def _is_one(path: Path) -> bool:
 
 
 def _age(path: Path) -> tuple[int, str] | None:
-    """What checkpoints are sorted by; None for one that the job that writes them has just removed."""
+    """Returns the sort key of a checkpoint; None if the job that writes checkpoints has just removed it."""
     try:
         return read_manifest(actual(path)).order, path.name
     except (DamagedCheckpointError, MissingCheckpointError):
-        # It still counts: what is wrong with it is told when it is restored.
+        # A damaged checkpoint is still listed; restoring it raises an error that describes the damage.
         with contextlib.suppress(FileNotFoundError):
             return actual(path).stat().st_mtime_ns, path.name
     return None

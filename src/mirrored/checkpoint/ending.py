@@ -1,4 +1,4 @@
-"""The end of the program: noticing it in time to finish what is being written."""
+"""Program exit: runs callbacks early enough to finish the checkpoint that is being written."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class _End:
 
 
 def is_ending() -> bool:
-    """Whether the main thread is done, and Python starts no more threads (from 3.12 on)."""
+    """Returns whether the main thread has finished, after which Python starts no more threads (from 3.12 on)."""
     return _End.has_come
 
 
 def at_end(finish: Callable[[], None]) -> None:
-    """Has `finish` called when the main thread is done, before Python refuses work to executors.
+    """Registers `finish` to run when the main thread has finished, before executors reject new work.
 
-    That is before `atexit` and before threads are joined. `concurrent.futures` is told by this hook of CPython (3.9 to
-    3.14), too; the last registered comes first, so it has to be imported by now.
+    This is before `atexit` callbacks and before threads are joined. `concurrent.futures` uses the same hook of CPython
+    (3.9 to 3.14). Hooks run in reverse order of registration, so this module imports `concurrent.futures.thread` first.
     """
 
     def end() -> None:

@@ -1,9 +1,9 @@
-"""Arrays on disk, by Orbax: the only module that imports it.
+"""Adapter for Orbax: writes and reads arrays. The only module that imports Orbax.
 
-Of Orbax's v0 interface only the plain `Checkpointer` is used, over arrays that are on this host already. Its
-asynchronous one and its `CheckpointManager` were tried: the first loses a save that is under way when the program ends
-("cannot schedule new futures after shutdown"), the second refuses steps below the newest one without a word, and
-neither can replace a checkpoint without removing the old one first. Those parts are `writing` and `manager` here.
+Of Orbax's v0 interface we use only the plain `Checkpointer`, with arrays that are already on this host. We tried its
+asynchronous checkpointer and its `CheckpointManager`. The first loses a save in progress when the program ends ("cannot
+schedule new futures after shutdown"). The second silently rejects steps below the newest one. Neither can replace a
+checkpoint without removing the old one first. The modules `writing` and `manager` implement these parts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from mirrored.checkpoint.ending import is_ending
 
 _PLAIN: Final = "arrays.npz"
-# What TensorStore can hold. Arrays of other dtypes are written as their bytes.
+# The dtypes that TensorStore supports. Arrays of other dtypes are written as bytes.
 _KNOWN: Final = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
     "float16 float32 float64 bfloat16 complex64 complex128".split()
@@ -29,12 +29,12 @@ _KNOWN: Final = frozenset(
 
 
 def write_arrays(directory: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Writes arrays by name. Arrays without elements are left to the manifest: Orbax refuses them."""
+    """Writes arrays by name. Omits arrays without elements, which Orbax rejects; the manifest has their shapes."""
     tree = {name: _as_stored(array) for name, array in arrays.items() if array.size}
     if not tree:
         return
     if jax.process_index():
-        # Orbax merges what the processes of a job write, and looks for the part of process 0. Here another one writes.
+        # Orbax merges the files of all processes and requires the file of process 0. Here another process writes alone.
         _write_plainly(directory, tree)
         return
     try:
@@ -43,13 +43,13 @@ def write_arrays(directory: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) ->
     except RuntimeError:
         if not is_ending():
             raise
-        # The program is ending, and Python starts no more threads, which Orbax needs: from 3.12 on nothing can wait
-        # before that. The last checkpoint is written plainly.
+        # The program is ending. Orbax needs threads, but from 3.12 on Python starts no more of them at this point, and
+        # no hook runs early enough to prevent it. The last checkpoint is therefore written as an npz file.
         _write_plainly(directory, tree)
 
 
 def _checkpointer() -> Any:
-    """Orbax's, for this process alone: which of several workers writes is settled elsewhere."""
+    """Returns an Orbax checkpointer for this process only. `mirrored.checkpoint.sharing` selects the writing worker."""
     if jax.process_count() == 1:
         return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     here = jax.process_index()
@@ -62,7 +62,7 @@ def _checkpointer() -> Any:
 def _write_plainly(directory: Path, tree: Mapping[str, np.ndarray[Any, Any]]) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    # Typed loosely for the sake of NumPy's annotations of savez.
+    # Typed as Any because of NumPy's annotations of savez.
     numbered: dict[str, Any] = {str(at): np.frombuffer(one.tobytes(), np.uint8) for at, one in enumerate(tree.values())}
     np.savez(directory / _PLAIN, names=np.array(list(tree)), **numbered)
 
@@ -76,7 +76,7 @@ def _read_plainly(path: Path, names: Iterable[str], dtypes: Mapping[str, str]) -
 
 
 def read_arrays(directory: Path, wanted: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, np.ndarray[Any, Any]]:
-    """Reads some arrays by name, shape and dtype."""
+    """Reads the arrays of the given names, shapes and dtypes."""
     empty = {name: np.empty(shape, np.dtype(dtype)) for name, (shape, dtype) in wanted.items() if 0 in shape}
     names = [name for name in wanted if name not in empty]
     plain = directory / _PLAIN

@@ -1,4 +1,4 @@
-"""The optional extra "checkpoint": Orbax, loaded on first use."""
+"""Loads the optional extra "checkpoint" (Orbax) on first use."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mirrored.extras import load
 
 @functools.cache
 def engine() -> Any:
-    """`mirrored.checkpoint.engine`, which needs Orbax.
+    """Imports `mirrored.checkpoint.engine`, which requires Orbax.
 
     Raises:
         MissingExtraError: Orbax is not installed.
     """
     name = "mirrored.checkpoint"
-    return load(f"{name}._engine", called=name, extra="checkpoint", package="orbax-checkpoint")
+    return load(f"{name}.engine", called=name, extra="checkpoint", package="orbax-checkpoint")

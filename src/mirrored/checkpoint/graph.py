@@ -1,4 +1,4 @@
-"""The state below a checkpoint, by name: breadth first, so that every leaf has the shortest of its paths as name."""
+"""Walks the objects of a checkpoint and names their state. Breadth first: the shortest path to a leaf is its name."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SLOTS: Final = "slots"
 
 @dataclasses.dataclass
 class Graph:
-    """What `walk` found.
+    """The result of `walk`.
 
     Attributes:
         leaves: The pieces of state, by name.
-        aliases: Other paths to what has a name: ``{path: name}``.
-        groups: Of every optimizer, the names of the variables that have slots, group by group.
+        aliases: Other paths to named objects: ``{path: name}``.
+        groups: For every optimizer, the names of the variables that have slots, by group.
         optimizers: The optimizers, by name.
-        visited: All objects that were passed, so that their identities stay theirs.
+        visited: All visited objects, by `id`. Keeping them alive prevents the reuse of their ids.
         variables: The variables (ours or Keras') by name.
     """
 
@@ -46,7 +46,7 @@ class Graph:
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def other_names(self) -> dict[str, list[str]]:
-        """The other paths, by name."""
+        """Returns the other paths to each named object, by name."""
         found: dict[str, list[str]] = {}
         for path, name in self.aliases.items():
             found.setdefault(name, []).append(path)
@@ -55,10 +55,10 @@ class Graph:
 
 @dataclasses.dataclass(frozen=True)
 class _Zone:
-    """Whether plain numbers count as state here.
+    """Whether plain numbers count as state in a part of the graph.
 
-    They do where they are given to the checkpoint: directly, in dicts, lists and tuples, and as attributes of an object
-    that holds no variables (then `holder` is its name). In a model they are its configuration.
+    Numbers are state as parts of the checkpoint itself, in dicts, lists and tuples of it, and as attributes of an
+    object that holds no variables (`holder` is the name of this object). In a model, numbers are configuration.
     """
 
     numbers: bool
@@ -66,7 +66,7 @@ class _Zone:
 
 
 def walk(parts: Iterable[Part], of_root: Iterable[Part] = ()) -> Graph:
-    """All state below the parts of a checkpoint, and below those of its root object."""
+    """Collects all state in the parts of a checkpoint and in the parts of its root object."""
     return _Walk(parts, of_root).graph
 
 
@@ -101,7 +101,7 @@ class _Walk:
             self._queue.append((dataclasses.replace(one, name=f"{name}/{one.name}"), inner))
 
     def _visit_optimizer(self, part: Part, zone: _Zone) -> bool:
-        """Names an optimizer and its scalars; its slots wait until their variables have names."""
+        """Names an optimizer and its scalars. Its slots are named later, after all variables have names."""
         given = keras_slots(part.value) or part.value
         if not has_slots(given):
             return False
@@ -127,7 +127,7 @@ class _Walk:
         return _Zone(numbers=holds, holder=name if holds else None)
 
     def _is_known(self, name: str, value: Any) -> bool:
-        """Whether it has a name already; notes the other one."""
+        """Returns whether `value` already has a name. Records `name` as its name or as an alias."""
         if not is_shareable(value) or not (is_open(value) or is_container(value) or isinstance(value, Variable)):
             return False
         known = self._names.get(id(value))
@@ -143,8 +143,8 @@ class _Walk:
             raise ArgumentError(
                 "Checkpoint",
                 found=f"two pieces of state with the name {name!r}",
-                rule="every piece of state has a name of its own",
-                remedy="rename one of them (keys 1 and '1' of a dict have the same name, for instance)",
+                rule="every piece of state has a unique name",
+                remedy="rename one of them (the keys 1 and '1' of a dict have the same name, for example)",
             )
         self.graph.leaves[name] = leaf
 
@@ -163,12 +163,12 @@ class _Walk:
             self._add(name, keras_leaf(slot) or VariableLeaf(slot))
 
     def _name_of(self, variable: Any) -> str:
-        """A variable's name here; one that is not part of the checkpoint goes by its own, marked with a colon."""
+        """Returns a variable's name in the checkpoint, or for other variables their own name, prefixed with a colon."""
         own = f":{variable.name.removesuffix(':0')}"
         return self._names.get(id(variable), own)
 
     def _drop_configuration(self) -> None:
-        """Leaves out numbers of objects that turned out to hold variables."""
+        """Removes the numbers of objects that turned out to hold variables: they are configuration."""
         stateful = [name for name, leaf in self.graph.leaves.items() if isinstance(leaf, (VariableLeaf, KerasLeaf))]
         owners = {f"{holder}/" for holder in self._held.values()}
         models = {owner for owner in owners if any(name.startswith(owner) for name in stateful)}

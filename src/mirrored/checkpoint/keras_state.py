@@ -1,7 +1,8 @@
-"""Keras' objects in checkpoints: what they are made of, without importing Keras.
+"""The state of Keras objects in checkpoints, found without importing Keras.
 
-Keras keeps sublayers and variables in lists of its own. Names are attributes' names where there are any, else positions
-(``layers/0``) and variables' names (``kernel``): not Keras' paths, which count layers over the whole process.
+Keras stores sublayers and variables in its own lists. A name in the checkpoint is the attribute's name if there is one,
+otherwise a position (``layers/0``) or the variable's name (``kernel``). Keras' own paths are not used, because they
+count the layers of the whole process.
 """
 
 from __future__ import annotations
@@ -25,43 +26,43 @@ _SCALARS: Final = ("iteration", "learning_rate", "step_counter", "dynamic_scale"
 
 @dataclasses.dataclass(frozen=True)
 class KerasLeaf(Leaf):
-    """A variable of Keras' own, outside of strategies."""
+    """A Keras variable created outside of strategies."""
 
     variable: Any
 
     @property
     def owner(self) -> int:
-        """The variable."""
+        """The identity of the variable."""
         return id(self.variable)
 
     def outline(self) -> Saved:
-        """Shape and dtype."""
+        """Returns the shape and dtype."""
         return Saved("array", tuple(self.variable.shape), str(np.dtype(self.variable.dtype)))
 
     def read(self) -> Saved:
-        """The value.
+        """Returns the value.
 
         Raises:
-            ContextError: Keras has taken it away, as it does in the middle of an epoch of `fit`.
+            ContextError: The variable has no value: Keras' `fit` holds it as loop state during an epoch.
         """
         if self.variable._value is None:
             raise ContextError(
                 "Checkpoint.save",
-                found=f"{self.variable.path} has no value: Model.fit carries it along until the end of the epoch",
-                rule="a checkpoint is of the state between two steps",
-                remedy="call model.jax_state_sync() first (in a callback, self.model does that)",
+                found=f"{self.variable.path} has no value: Model.fit holds it as loop state until the end of the epoch",
+                rule="a checkpoint contains the state between two steps",
+                remedy="call model.jax_state_sync() first (in a callback, accessing self.model does that)",
             )
         return dataclasses.replace(self.outline(), value=on_host(self.variable.numpy()))
 
     def put(self, saved: Saved) -> Undo:
-        """Assigns it."""
+        """Assigns the saved value."""
         variable, before = self.variable, on_host(self.variable.numpy())
         variable.assign(saved.one())
         return lambda: variable.assign(before)
 
 
 def keras_leaf(value: Any) -> Leaf | None:
-    """The leaf that a variable of Keras' is; None for anything else."""
+    """Returns the leaf for a Keras variable; None for anything else."""
     if not _is(value, "Variable") or has_no_value_yet(value):
         return None
     ours = variable_behind(value)
@@ -69,20 +70,20 @@ def keras_leaf(value: Any) -> Leaf | None:
 
 
 def has_no_value_yet(value: Any) -> bool:
-    """Whether it is a variable of Keras' that will be initialized at the end of the scope it is made in."""
+    """Returns whether `value` is a Keras variable that is initialized only at the end of the scope that created it."""
     if not _is(value, "Variable") or variable_behind(value) is not None:
         return False
     return vars(value).get("_value") is None and getattr(value, "_initializer", None) is not None
 
 
 def variable_behind(value: Any) -> Variable | None:
-    """The variable of ours behind one of Keras', made in a strategy's scope."""
+    """Returns our variable behind a Keras variable that was created in a strategy's scope; None otherwise."""
     ours = getattr(value, "mirrored", None) if _is(value, "Variable") else None
     return ours if isinstance(ours, Variable) else None
 
 
 def keras_parts(value: Any, place: Place) -> list[Part] | None:
-    """The parts of a layer, model, metric or seed generator of Keras'; None for anything else."""
+    """Returns the parts of a Keras layer, model, metric or seed generator; None for anything else."""
     if has_no_value_yet(value):
         return []
     if _is(value, "Layer"):
@@ -95,13 +96,13 @@ def keras_parts(value: Any, place: Place) -> list[Part] | None:
 
 
 def keras_slots(value: Any) -> KerasSlots | None:
-    """The slots of an optimizer of Keras'; None for anything else."""
+    """Returns the slots of a Keras optimizer; None for anything else."""
     return KerasSlots(value) if _is(value, "optimizers.Optimizer") else None
 
 
 @dataclasses.dataclass(frozen=True)
 class KerasGroup:
-    """The variables that an optimizer of Keras' was built for, with its slots by position."""
+    """The variables that a Keras optimizer was built for, with its slots by position."""
 
     variables: tuple[Any, ...]
     shared: Mapping[str, Any]
@@ -109,7 +110,7 @@ class KerasGroup:
 
 @dataclasses.dataclass(frozen=True)
 class KerasMade:
-    """What an optimizer of Keras' has made so far."""
+    """The state that a Keras optimizer has created so far."""
 
     scalars: Mapping[str, Any]
     groups: tuple[KerasGroup, ...]
@@ -117,12 +118,12 @@ class KerasMade:
 
 @dataclasses.dataclass(frozen=True)
 class KerasSlots:
-    """An optimizer of Keras', seen as `HasSlots`."""
+    """Adapts a Keras optimizer to `HasSlots`."""
 
     optimizer: Any
 
     def made(self) -> KerasMade:
-        """Its step and learning rate, and its slots once it is built."""
+        """Returns the step and learning rate, and the slots after the optimizer is built."""
         variables = list(self.optimizer.variables)
         scalars = {one.name: one for one in variables if one.name in _SCALARS}
         rest = [one for one in variables if one.name not in _SCALARS]
@@ -133,12 +134,12 @@ class KerasSlots:
         return KerasMade(scalars, (KerasGroup(tuple(inner._trainable_variables), slots),))
 
     def slots(self, variable: Any) -> Mapping[str, Any]:
-        """Nothing: they are by position."""
+        """Returns no slots: Keras' slots are named by position, in `KerasGroup.shared`."""
         del variable
         return {}
 
     def build(self, var_list: Sequence[Any]) -> None:
-        """Builds it, in the scope of the variables' strategy."""
+        """Builds the optimizer in the scope of the variables' strategy."""
         owners = [ours.strategy for one in var_list if (ours := variable_behind(one)) is not None]
         if var_list and not self.optimizer.built:
             with owners[0].scope() if owners and owners[0] is not None else contextlib.nullcontext():
@@ -161,7 +162,7 @@ def _is_stateful(value: Any) -> bool:
 
 
 def _numbered(name: str, values: Sequence[Any], place: Place) -> list[Part]:
-    # The place is the owner's: Keras' objects are changed, never replaced.
+    # The place of the owner is sufficient: Keras objects are changed in place, never replaced.
     return [Part(f"{name}/{number}", value, place) for number, value in enumerate(values)]
 
 
@@ -173,7 +174,7 @@ def _by_name(variables: Sequence[Any], owner: Any, place: Place) -> list[Part]:
 
 
 def _is(value: Any, name: str) -> bool:
-    """Whether it is an instance of a class of Keras', if Keras has been imported at all."""
+    """Returns whether `value` is an instance of a Keras class. It cannot be one if Keras has not been imported."""
     found: Any = sys.modules.get("keras")
     for part in name.split("."):
         found = getattr(found, part, None)

@@ -1,4 +1,4 @@
-"""Leaves: the pieces of state that a checkpoint saves, each with how it is read, checked and put back."""
+"""Leaves: the pieces of state that a checkpoint saves. Each knows how to read, check and restore its value."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ _NUMBERS: Final = (bool, int, float, complex, np.generic)
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A piece of state as it is saved.
+    """A piece of state in its saved form.
 
     Attributes:
         kind: ``array``, ``components`` (one per replica, in the first axis), ``key`` (a random key's data), ``number``
             or ``position`` (JSON-like state of an iterator or generator).
-        shape: Of arrays; of components, that of one.
-        dtype: Of arrays: NumPy's name. Of keys: the implementation.
-        value: The array on this host, the number, or the position. None in what is read from a manifest for arrays.
+        shape: The shape of an array or of one component.
+        dtype: NumPy's name of the dtype of an array; the implementation of a key.
+        value: The array on this host, the number, or the position. In a manifest that was read from disk, the value of
+            an array is its stored shape.
     """
 
     kind: str
@@ -43,15 +44,15 @@ class Saved:
 
     @property
     def is_array(self) -> bool:
-        """Whether it is written among the arrays."""
+        """Whether the value is stored as an array file, not in the manifest."""
         return self.kind in ("array", "components", "key")
 
     def one(self) -> Any:
-        """The value; of several components the first."""
+        """Returns the value; the first one of several components."""
         return self.value[0] if self.kind == "components" else self.value
 
     def __str__(self) -> str:
-        """``float32[2, 3]``."""
+        """Formats the dtype and shape: ``float32[2, 3]``."""
         shape = f"[{', '.join(map(str, self.shape))}]"
         if self.kind == "array":
             return f"{self.dtype}{shape}"
@@ -65,25 +66,25 @@ class Leaf(abc.ABC):
 
     @abc.abstractmethod
     def outline(self) -> Saved:
-        """What it would be saved as, without its value."""
+        """Returns the saved form without its value."""
 
     @abc.abstractmethod
     def read(self) -> Saved:
-        """What is to be saved, with its value on this host."""
+        """Returns the saved form, with the value copied to this host."""
 
     @abc.abstractmethod
     def put(self, saved: Saved) -> Undo:
-        """Puts a saved value back. Returns what undoes it."""
+        """Restores a saved value. Returns a function that undoes it."""
 
     @property
     @abc.abstractmethod
     def owner(self) -> int:
-        """The identity of the object that the state belongs to."""
+        """The `id` of the object that the state belongs to."""
 
     def accepts(self, saved: Saved) -> bool:
-        """Whether a saved value can be put here."""
+        """Returns whether a saved value can be restored here."""
         here = self.outline()
-        # One component of several, or one value for all of them, will do.
+        # Components and a single value are interchangeable: `put` takes the first component, or copies the value.
         known = {"array", "components"}
         alike = here.kind == saved.kind or (here.kind in known and saved.kind in known)
         return alike and (here.shape, here.dtype) == (saved.shape, saved.dtype)
@@ -91,13 +92,13 @@ class Leaf(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class VariableLeaf(Leaf):
-    """A variable: one value for all replicas, or one component for each where nothing aggregates them."""
+    """A variable: one value for all replicas, or one component per replica if it has no aggregation."""
 
     variable: Variable
 
     @property
     def owner(self) -> int:
-        """The variable."""
+        """The `id` of the variable."""
         return id(self.variable)
 
     @property
@@ -105,12 +106,12 @@ class VariableLeaf(Leaf):
         return self.variable.per_replica and self.variable.aggregation is VariableAggregation.NONE
 
     def outline(self) -> Saved:
-        """Shape and dtype."""
+        """Returns the kind, shape and dtype."""
         kind = "components" if self._by_component else "array"
         return Saved(kind, tuple(self.variable.shape), str(np.dtype(self.variable.dtype)))
 
     def read(self) -> Saved:
-        """The value as read in cross-replica context: a sync-on-read variable's aggregate."""
+        """Returns the value as read in cross-replica context: for a sync-on-read variable the aggregate."""
         variable = self.variable
         if not variable.per_replica:
             return dataclasses.replace(self.outline(), value=variable.on_host())
@@ -122,7 +123,7 @@ class VariableLeaf(Leaf):
         return dataclasses.replace(self.outline(), value=on_host(array))
 
     def put(self, saved: Saved) -> Undo:
-        """Assigns it for all replicas: a SUM is divided among them, components go to the replicas that had them."""
+        """Assigns the value for all replicas. A SUM is divided among them; each component goes to its replica."""
         variable, value = self.variable, saved.one()
         undo = self._undo()
         if self._by_component:
@@ -136,16 +137,16 @@ class VariableLeaf(Leaf):
         try:
             before = variable.stored()
         except LostStateError:
-            return lambda: variable.lose("and a restore that would have given it another one failed")
+            return lambda: variable.lose("and a restore that would have assigned a new value failed")
         return lambda: variable.store(before)
 
     def _components(self, saved: Sequence[Any]) -> list[Any]:
-        """The saved components for the replicas that had one (of this process); the others keep theirs."""
+        """Returns one component per replica of this process: the saved one, or the current one if none was saved."""
         variable = self.variable
-        mine = variable.device_assignment.addressable_replicas
+        replicas = variable.device_assignment.addressable_replicas
         return [
             saved[replica] if replica < len(saved) else on_host(variable.stored_component(local))
-            for local, replica in enumerate(mine)
+            for local, replica in enumerate(replicas)
         ]
 
 
@@ -157,24 +158,24 @@ class ArrayLeaf(Leaf):
 
     @property
     def owner(self) -> int:
-        """The array."""
+        """The `id` of the array."""
         return id(self.place.get())
 
     def outline(self) -> Saved:
-        """Shape and dtype."""
+        """Returns the shape and dtype."""
         array = self.place.get()
         if is_key(array):
             return Saved("key", tuple(array.shape), str(jax.random.key_impl(array)))
         return Saved("array", tuple(array.shape), str(array.dtype))
 
     def read(self) -> Saved:
-        """A copy of it."""
+        """Returns a copy of the array."""
         array = self.place.get()
         data = jax.random.key_data(array) if is_key(array) else array
         return dataclasses.replace(self.outline(), value=on_host(data))
 
     def put(self, saved: Saved) -> Undo:
-        """Into the array itself where it can be changed, else another array in its place, on the same devices."""
+        """Writes into a writeable NumPy array; replaces any other array by a new one on the same devices."""
         place, before = self.place, self.place.get()
         if isinstance(before, np.ndarray) and before.flags.writeable:
             old = before.copy()
@@ -200,20 +201,20 @@ class NumberLeaf(Leaf):
 
     @property
     def owner(self) -> int:
-        """What holds the number: equal numbers may be one object."""
+        """The `id` of the object that holds the number. The `id` of a number is not unique: equal numbers share it."""
         return id(self.place.holder())
 
     def outline(self) -> Saved:
-        """A number."""
+        """Returns the kind: a number."""
         return Saved("number")
 
     def read(self) -> Saved:
-        """The number; NumPy's become Python's."""
+        """Returns the number. NumPy numbers become Python numbers."""
         value = self.place.get()
         return Saved("number", value=encode(value.item() if isinstance(value, np.generic) else value, "a number"))
 
     def put(self, saved: Saved) -> Undo:
-        """Replaces it."""
+        """Replaces the number."""
         place, before = self.place, self.place.get()
         value = decode(saved.value)
         place.put(type(before)(value) if isinstance(before, np.generic) else value)
@@ -221,19 +222,19 @@ class NumberLeaf(Leaf):
 
 
 class HasPosition(Protocol):
-    """An iterator whose position can be saved: those of `mirrored.data` and of Grain, for instance."""
+    """An iterator whose position can be saved, for example one of `mirrored.data` or of Grain."""
 
     def get_state(self) -> Any:
-        """The position, as JSON-like data (or bytes)."""
+        """Returns the position, as JSON-like data (or bytes)."""
         ...
 
     def set_state(self, state: Any) -> Any:
-        """Goes to a position."""
+        """Restores a position."""
         ...
 
 
 def has_position(value: Any) -> TypeGuard[HasPosition]:
-    """Whether it is such an iterator."""
+    """Returns whether `value` has `get_state` and `set_state`."""
     return defines(value, "get_state", "set_state")
 
 
@@ -245,19 +246,19 @@ class PositionLeaf(Leaf):
 
     @property
     def owner(self) -> int:
-        """The iterator."""
+        """The `id` of the iterator."""
         return id(self.iterator)
 
     def outline(self) -> Saved:
-        """A position."""
+        """Returns the kind: a position."""
         return Saved("position")
 
     def read(self) -> Saved:
-        """The position."""
+        """Returns the position."""
         return Saved("position", value=encode(self.iterator.get_state(), type(self.iterator).__name__))
 
     def put(self, saved: Saved) -> Undo:
-        """Goes there."""
+        """Restores the position."""
         iterator, before = self.iterator, self.iterator.get_state()
         iterator.set_state(decode(saved.value))
         return lambda: iterator.set_state(before)
@@ -271,19 +272,19 @@ class GeneratorLeaf(Leaf):
 
     @property
     def owner(self) -> int:
-        """The generator."""
+        """The `id` of the generator."""
         return id(self.generator)
 
     def outline(self) -> Saved:
-        """A position in a stream of random numbers."""
+        """Returns the kind: a position in a stream of random numbers."""
         return Saved("position")
 
     def read(self) -> Saved:
-        """The state of its bit generator."""
+        """Returns the state of the bit generator."""
         return Saved("position", value=encode(self.generator.bit_generator.state, "numpy.random.Generator"))
 
     def put(self, saved: Saved) -> Undo:
-        """Goes on from there."""
+        """Restores the state of the bit generator."""
         bits = self.generator.bit_generator
         before = bits.state
         bits.state = decode(saved.value)
@@ -291,13 +292,13 @@ class GeneratorLeaf(Leaf):
 
 
 def leaf_of(value: Any, place: Place) -> Leaf | None:
-    """The leaf that `value` is, None if it is none (or a plain number, see `is_number`)."""
+    """Returns the leaf for `value`; None if it is not a leaf or is a plain number (see `is_number`)."""
     if isinstance(value, Variable):
         return VariableLeaf(value)
     if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.dtype.kind not in "OSUMmV"):
         return ArrayLeaf(place)
     if isinstance(value, np.ndarray) and value.dtype.kind == "V" and value.dtype.fields is None:
-        return ArrayLeaf(place)  # bfloat16 and its kin
+        return ArrayLeaf(place)  # bfloat16 and similar extension dtypes have kind "V"
     if isinstance(value, np.random.Generator):
         return GeneratorLeaf(value)
     if has_position(value):
@@ -306,17 +307,17 @@ def leaf_of(value: Any, place: Place) -> Leaf | None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a plain number."""
+    """Returns whether `value` is a plain number."""
     return isinstance(value, _NUMBERS) and not (isinstance(value, np.generic) and value.dtype.kind in "OSUMm")
 
 
 def is_key(array: Any) -> bool:
-    """Whether it is an array of random keys."""
+    """Returns whether `array` is an array of random keys."""
     return isinstance(array, jax.Array) and bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
 
 
 def on_host(array: Any) -> np.ndarray[Any, Any]:
-    """A copy on this host that nothing else writes to."""
+    """Copies an array to this host. Nothing else writes to the copy."""
     return np.array(array)
 
 
@@ -324,10 +325,10 @@ def on_host(array: Any) -> np.ndarray[Any, Any]:
 
 
 def encode(value: Any, owner: str) -> Any:
-    """JSON-like data, with what JSON lacks marked.
+    """Converts a value to JSON-like data. Types that JSON lacks become marked dicts, such as ``{"__tuple__": [...]}``.
 
     Raises:
-        ArgumentTypeError: Something that cannot be written so.
+        ArgumentTypeError: The value contains an unsupported type.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -345,14 +346,15 @@ def encode(value: Any, owner: str) -> Any:
         return {"__array__": value.tolist(), "dtype": str(value.dtype)}
     raise ArgumentTypeError(
         "Checkpoint.save",
-        found=f"the state of {owner} holds a {type(value).__name__}",
-        rule="such a state is made of None, numbers, strings, bytes, NumPy arrays, lists, tuples and dicts by strings",
-        remedy="keep other things out of what get_state() returns",
+        found=f"the state of {owner} contains a {type(value).__name__}",
+        rule="such a state consists of None, numbers, strings, bytes, NumPy arrays, lists, tuples and dicts with "
+        "string keys",
+        remedy="return only these types from get_state()",
     )
 
 
 def decode(value: Any) -> Any:
-    """What `encode` was given."""
+    """Inverts `encode`."""
     if isinstance(value, list):
         return [decode(one) for one in value]
     if not isinstance(value, dict):
@@ -369,5 +371,5 @@ def decode(value: Any) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """One line, the same for the same data."""
+    """Serializes JSON-like data to one line. Equal data gives equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))

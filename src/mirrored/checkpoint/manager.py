@@ -1,4 +1,4 @@
-"""`CheckpointManager`: the newest checkpoints of a training run, in one folder."""
+"""`CheckpointManager`: keeps the newest checkpoints of a training run in one folder."""
 
 from __future__ import annotations
 
@@ -31,30 +31,32 @@ _NANOSECONDS_PER_HOUR: Final = 3600 * 10**9
 
 
 class CheckpointManager:
-    """Saves a checkpoint every so many steps, in the background, and keeps the newest.
+    """Saves a checkpoint every `save_interval_steps` steps in the background, and keeps the newest ones.
 
-    A checkpoint is the folder ``<directory>/<checkpoint_name>-<step>``. It appears there when it is whole: a program
-    that is killed while saving, or a disk that is full, leaves the earlier ones as they were.
+    A checkpoint is the folder ``<directory>/<checkpoint_name>-<step>``. It is renamed to this path after it is
+    completely written. A program that is killed while saving, or a full disk, does not affect earlier checkpoints.
 
     Args:
-        checkpoint: What to save.
-        directory: The folder; made when needed. One job at a time saves checkpoints of one name there: the lock file
-            ``.<checkpoint_name>.lock`` is its process's from the first `save` on, until the process ends or the manager
-            is dropped. Other programs may restore meanwhile.
-        max_to_keep: How many to keep, None for all. The oldest goes when a new one is whole.
-        save_interval_steps: `save` passes over steps that are no multiple of it.
-        checkpoint_name: Beginning of the names.
-        keep_every_n_hours: One in so many hours is kept for good, beside the newest; `checkpoints` leaves it out.
-        save_on_preemption: On SIGTERM, to whichever worker, `save` saves whatever the interval, on all workers at the
-            same step, waits until the checkpoint is on disk, says so, and ends the program with exit status 0. So call
-            it at every step. The next start resumes by `restore_latest`. Default: if `mirrored run` has started the
-            program, which kills it when it does not end in time.
+        checkpoint: The checkpoint to save.
+        directory: The folder; created when needed. One job at a time can save checkpoints of one name there. Its
+            process holds the lock file ``.<checkpoint_name>.lock`` from the first `save` until the process ends or the
+            manager is garbage-collected. Other programs can restore at any time.
+        max_to_keep: Number of checkpoints to keep; None: all. The oldest is removed after a new one is written.
+        save_interval_steps: `save` skips steps that are not a multiple of this number.
+        checkpoint_name: Prefix of the checkpoint names.
+        keep_every_n_hours: Keeps one checkpoint per this many hours permanently, in addition to the newest ones.
+            `checkpoints` does not list it.
+        save_on_preemption: Whether to save and exit on SIGTERM. After any worker receives the signal, `save` saves on
+            all workers at the same step regardless of the interval, waits until the checkpoint is on disk, prints a
+            message, and ends the program with exit status 0. Call `save` at every step for this to work. The next start
+            resumes with `restore_latest`. Default: True if `mirrored run` started the program. `mirrored run` kills a
+            program that does not end in time.
 
-    Several workers call each method together, all at the same step.
+    All workers of a job call each method together, at the same step.
 
     Raises:
-        ArgumentError: A number below one.
-        ContextError: `save_on_preemption` outside of the main thread.
+        ArgumentError: `max_to_keep` or `save_interval_steps` is less than 1.
+        ContextError: `save_on_preemption` is used outside of the main thread.
 
     Example:
         >>> import mirrored as mr, tempfile
@@ -88,7 +90,7 @@ class CheckpointManager:
                 "CheckpointManager",
                 found=f"max_to_keep={max_to_keep}, save_interval_steps={save_interval_steps}",
                 rule="both are at least 1",
-                remedy="give max_to_keep=None to keep all checkpoints",
+                remedy="pass max_to_keep=None to keep all checkpoints",
             )
         self._checkpoint = checkpoint
         self._directory = os.fspath(directory)
@@ -98,7 +100,7 @@ class CheckpointManager:
         self._keep_every_n_hours = keep_every_n_hours
         self._last_kept_nanoseconds = time.time_ns()
         self._writer = Writer()
-        self._saving = threading.RLock()  # held while saving: by one thread at a time
+        self._saving = threading.RLock()  # one thread saves at a time
         self._series: SeriesLock | None = None
         wanted = _is_launched() if save_on_preemption is None else save_on_preemption
         self._preemption = preemption() if wanted else None
@@ -106,53 +108,53 @@ class CheckpointManager:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """What it saves."""
+        """The checkpoint that the manager saves."""
         return self._checkpoint
 
     @property
     def directory(self) -> str:
-        """Where it saves to."""
+        """The folder that the manager saves to."""
         return self._directory
 
     @property
     def checkpoints(self) -> list[str]:
-        """The paths of the finished checkpoints, oldest first. Waits for one that this process is writing."""
+        """The paths of the finished checkpoints, oldest first. Waits for a checkpoint that this process is writing."""
         self._writer.wait()
         return self._managed()
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The path of the newest one, None if there is none. Waits for one that this process is writing."""
+        """The path of the newest checkpoint, or None. Waits for a checkpoint that this process is writing."""
         found = self.checkpoints
         return found[-1] if found else None
 
     @property
     def restored(self) -> RestoreStatus | None:
-        """What became of the newest `restore_latest` that found a checkpoint."""
+        """The restore status of the last `restore_latest` that found a checkpoint; None before."""
         return self._restored
 
     def save(self, step: int | None = None, *, force: bool = False) -> str | None:
-        """Saves, if it is time to.
+        """Saves a checkpoint if `step` is due.
 
-        The state is copied to this host, and training may go on while it is written. Before that an earlier checkpoint
-        that is still being written is waited for.
+        `save` waits for a previous checkpoint that is still being written. It then copies the state to this host and
+        returns; a background thread writes the checkpoint while training continues.
 
         Context: cross-replica, outside of compiled functions.
 
         Args:
-            step: The number in the checkpoint's name, and what `restore_latest` returns. Default: one more than the
-                checkpoint's `save_counter`. If it is there already it is replaced.
-            force: Saves whatever `save_interval_steps` says.
+            step: The number in the checkpoint's name, which `restore_latest` returns. Default: one more than the
+                checkpoint's `save_counter`. An existing checkpoint of this number is replaced.
+            force: Whether to save even if `step` is not a multiple of `save_interval_steps`.
 
         Returns:
-            The path; None if the step was passed over.
+            The path; None if the step was skipped.
 
         Raises:
-            ArgumentError: `step` is not a whole number of at least 0.
-            CheckpointError: The checkpoint *before* this one could not be written; or another process saves checkpoints
-                of this name to the folder.
-            ContextError: Inside a step.
-            LostStateError: The value of a variable went with a failed step.
+            ArgumentError: `step` is not an integer of at least 0.
+            CheckpointError: The *previous* checkpoint could not be written; or another process saves checkpoints of
+                this name to the folder.
+            ContextError: Called inside a step.
+            LostStateError: A failed step has destroyed the value of a variable.
             MissingExtraError: Orbax is not installed.
             SystemExit: With `save_on_preemption`, after a SIGTERM.
         """
@@ -167,43 +169,45 @@ class CheckpointManager:
             return None
         path = os.path.join(self._directory, f"{self._name}-{number}")
         where = Path(path).absolute()
-        mine = writes_here("CheckpointManager.save", where)
-        settled("CheckpointManager.save", "wait for the checkpoint before", lambda: self._make_ready(where, mine))
+        writes = writes_here("CheckpointManager.save", where)
+        settled("CheckpointManager.save", "wait for the previous checkpoint", lambda: self._make_ready(where, writes))
         counter.assign_add(1)
         manifest = self._checkpoint.snapshot(number)
-        if mine:
+        if writes:
             self._writer.start(lambda: self._write(where, manifest))
         if ends:
             self.wait()
-            print(f"mirrored: got SIGTERM, saved step {number} to {path}, and end here", file=sys.stderr, flush=True)
+            print(f"mirrored: received SIGTERM, saved step {number} to {path}, exiting", file=sys.stderr, flush=True)
             raise SystemExit(0)
         return path
 
-    def _make_ready(self, where: Path, mine: bool) -> None:
+    def _make_ready(self, where: Path, writes: bool) -> None:
         self._writer.wait()
-        if mine:
+        if writes:
             self._series = claim(where.parent, where.name.rpartition("-")[0], "CheckpointManager.save")
 
     def restore_latest(self, *, partial: bool = False) -> int | None:
-        """Restores the newest checkpoint, if there is one; of damaged ones the newest that is whole, with a warning.
+        """Restores the newest intact checkpoint, if there is one. Warns if it skips damaged checkpoints.
 
         Context: cross-replica, outside of compiled functions.
 
         Args:
-            partial: Whether names without a counterpart are passed over. `restored` tells which.
+            partial: Whether to allow names that are only in the program or only in the checkpoint. `restored` lists
+                them.
 
         Returns:
-            Its step; None if there is no checkpoint yet.
+            The step of the checkpoint; None if there is no checkpoint yet.
 
         Raises:
-            CheckpointMismatchError: It does not fit the program; without `partial` every name must be on both sides.
-            DamagedCheckpointError: None is as it was written. In both cases every variable is as it was.
+            CheckpointMismatchError: The checkpoint does not match the program. Without `partial`, every name must be
+                on both sides.
+            DamagedCheckpointError: All checkpoints are damaged. After either error every variable keeps its value.
         """
         path = self.restore_newest(partial=partial)
         return None if path is None else number_of(Path(path).name, self._name)
 
     def restore_newest(self, *, partial: bool = False) -> str | None:
-        """As `restore_latest`; returns the path of what it has restored."""
+        """Restores like `restore_latest`, and returns the path of the restored checkpoint."""
         called = "CheckpointManager.restore_latest"
         errors: list[DamagedCheckpointError] = []
         seen: set[str] = set()
@@ -211,7 +215,8 @@ class CheckpointManager:
             path = paths[-1]
             seen.add(path)
             try:
-                # Settled: a file that one worker alone cannot read must not let it go on with another state.
+                # `settled` raises an error of one worker on all of them. Otherwise a worker that cannot read a file
+                # would continue with different state.
                 self._restored = settled(
                     called,
                     f"restore {Path(path).name}",
@@ -224,7 +229,7 @@ class CheckpointManager:
                     errors.append(error)
                 continue
             newer = number_of(Path(path).name, self._name) or 0
-            _tell_of_damage([*errors, *self._without_manifest(called, newer)], path)
+            _warn_of_damage([*errors, *self._without_manifest(called, newer)], path)
             return str(path)
         errors += self._without_manifest(called, -1)
         if errors:
@@ -239,15 +244,15 @@ class CheckpointManager:
         return [no_manifest(path) for path in newest_first if (number_of(path.name, self._name) or 0) > newer_than]
 
     def _found(self, called: str) -> list[str]:
-        """What worker 0 finds, which has written them."""
+        """Returns the checkpoints that worker 0 finds. Worker 0 writes them, so it sees all of them."""
         paths: list[str] = settled(called, "wait for the newest checkpoint", lambda: self.checkpoints)
         return host_allgather(called, "restore the newest checkpoint", paths)[0] if several_workers() else paths
 
     def wait(self) -> None:
-        """Waits until all that was saved is on disk.
+        """Waits until all saved checkpoints are on disk.
 
         Raises:
-            CheckpointError: It could not be written.
+            CheckpointError: A checkpoint could not be written.
         """
         settled("CheckpointManager.wait", "wait until the checkpoint is on disk", self._writer.wait)
 
@@ -256,7 +261,7 @@ class CheckpointManager:
         self._tidy()
 
     def _tidy(self) -> None:
-        """Removes what is too old, and what killed programs have left unfinished."""
+        """Removes checkpoints beyond `max_to_keep`, and unfinished ones that killed programs left behind."""
         if self._max_to_keep is not None:
             for path in self._managed()[: -self._max_to_keep]:
                 self._retire(Path(path))
@@ -267,7 +272,7 @@ class CheckpointManager:
         return [path for path in found if not (Path(path) / _KEPT).exists()]
 
     def _retire(self, path: Path) -> None:
-        """Removes a checkpoint, or keeps it for good if it is time for one."""
+        """Removes a checkpoint, or keeps it permanently if `keep_every_n_hours` have passed since the last kept one."""
         hours = self._keep_every_n_hours
         if hours is not None:
             written = read_manifest(actual(path)).order
@@ -278,28 +283,28 @@ class CheckpointManager:
         _remove(path)
 
 
-def _tell_of_damage(errors: list[DamagedCheckpointError], restored: str) -> None:
+def _warn_of_damage(errors: list[DamagedCheckpointError], restored: str) -> None:
     if errors:
         warnings.warn(
-            f"{restored} was restored, since newer checkpoints are damaged:\n"
+            f"{restored} was restored because newer checkpoints are damaged:\n"
             + "\n".join(f"  {error.called}: {error.found}" for error in errors),
             stacklevel=4,
         )
 
 
 def _is_gone(path: str, called: str) -> bool:
-    """Whether a checkpoint that was there is gone on all workers: the job that writes them has removed it."""
+    """Returns whether a listed checkpoint no longer exists on any worker: the job that writes them removed it."""
     gone = not is_checkpoint(actual(Path(path)))
-    return all(host_allgather(called, f"look whether {Path(path).name} is gone", gone)) if several_workers() else gone
+    return all(host_allgather(called, f"check whether {Path(path).name} is gone", gone)) if several_workers() else gone
 
 
 def _is_launched() -> bool:
-    """Whether `mirrored run` has started this program, and this is its main thread, which hears signals."""
+    """Returns whether `mirrored run` started this program and this is its main thread, which handles signals."""
     return RESTART.is_set() and threading.current_thread() is threading.main_thread()
 
 
 def _remove(path: Path) -> None:
-    """Removes a checkpoint. It is no checkpoint any more from the beginning on."""
+    """Removes a checkpoint. It is renamed first, so that a partly removed folder is never taken for a checkpoint."""
     for one in (path, path.with_name(path.name + REPLACED)):
         if one.exists():
             doomed = unfinished_beside(one)
@@ -308,11 +313,11 @@ def _remove(path: Path) -> None:
 
 
 def _step_number(step: Any) -> int:
-    """The step as an int; a variable or an array of an integer type counts as its value.
+    """Converts a step to an int. Accepts ints, and scalar variables and arrays of an integer dtype.
 
     Raises:
-        ArgumentError: It is anything else, or negative. A bool is an int in Python, and a float would replace the
-            checkpoint of the number that it is cut off to.
+        ArgumentError: `step` is anything else, or negative. Bools are rejected although they are ints in Python. Floats
+            are rejected because a truncated number could replace the checkpoint of another step.
     """
     is_whole = np.ndim(step) == 0 and np.issubdtype(getattr(step, "dtype", type(step)), np.integer)
     number = int(step) if is_whole else -1
@@ -320,7 +325,7 @@ def _step_number(step: Any) -> int:
         raise ArgumentError(
             "CheckpointManager.save",
             found=f"step={step!r}",
-            rule="the step names the checkpoint: it is a whole number of at least 0",
-            remedy="pass the number of steps so far: manager.save(int(step))",
+            rule="the step names the checkpoint: it is an integer of at least 0",
+            remedy="pass the number of completed steps: manager.save(int(step))",
         )
     return number

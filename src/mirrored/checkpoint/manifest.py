@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: one JSON file that says what is in it, and by which checksums it can be trusted.
+"""The manifest of a checkpoint: one JSON file that lists the contents and the checksums of the array files.
 
-A checkpoint is a folder with ``mirrored.json`` and ``arrays/``, the latter in Orbax's own format. Names, shapes and
-dtypes are in it, nothing about devices or replicas: it fits any number of them.
+A checkpoint is a folder with ``mirrored.json`` and ``arrays/``, which has Orbax's format. The manifest contains names,
+shapes and dtypes, and nothing about devices or replicas, so a checkpoint can be restored on any number of them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _VERSION: Final = 1
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What is in a checkpoint.
+    """The contents of a checkpoint.
 
     Attributes:
-        leaves: Every piece of state by name; numbers and positions with their values.
-        aliases: Other paths to what has a name, in the program that wrote it.
-        groups: Of every optimizer, the names of the variables that have slots, group by group.
-        step: The step given to `CheckpointManager.save`, if any.
-        order: Nanoseconds since 1970 when the save began: which of two checkpoints is newer.
-        files: The checksum of every file below ``arrays/``.
+        leaves: Every piece of state by name. Numbers and positions include their values.
+        aliases: Other paths to named objects, in the program that wrote the checkpoint.
+        groups: For every optimizer, the names of the variables that have slots, by group.
+        step: The step passed to `CheckpointManager.save`, if any.
+        order: The time when the save started, in nanoseconds since 1970. It determines which checkpoint is newer.
+        files: The checksum of every file in ``arrays/``.
     """
 
     leaves: dict[str, Saved]
@@ -43,7 +43,7 @@ class Manifest:
     files: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
-        """Writes ``mirrored.json``, with the checksums of the arrays that are there."""
+        """Writes ``mirrored.json``, with the checksums of the array files in `directory`."""
         files = {one: checksum(directory / ARRAYS / one) for one in _files(directory / ARRAYS)}
         body = dataclasses.asdict(dataclasses.replace(self, files=files))
         body["leaves"] = {name: _leaf_to_json(saved) for name, saved in self.leaves.items()}
@@ -53,16 +53,16 @@ class Manifest:
 
     @property
     def shape_and_dtype(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Of everything written among the arrays, as it is stored there."""
+        """The stored shape and dtype of every array, by name."""
         return {name: (tuple(s.value), _stored_dtype(s)) for name, s in self.leaves.items() if s.is_array}
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a checkpoint.
+    """Reads and checks the manifest of a checkpoint.
 
     Raises:
-        MissingCheckpointError: There is none at the path.
-        DamagedCheckpointError: It is not as it was written.
+        MissingCheckpointError: There is no checkpoint at the path.
+        DamagedCheckpointError: The manifest was changed or damaged after it was written.
     """
     path = directory / FILE
     try:
@@ -76,9 +76,9 @@ def read_manifest(directory: Path) -> Manifest:
         body, stated = head["contents"], head["checksum"]
         version = head["version"]
     except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(directory, f"{FILE} is not what was written: {error}") from None
+        raise _damaged(directory, f"{FILE} is not a valid manifest: {error}") from None
     if version != _VERSION:
-        raise _damaged(directory, f"{FILE} has version {version!r}, and this version of mirrored reads {_VERSION}")
+        raise _damaged(directory, f"{FILE} has version {version!r}, but this version of mirrored reads {_VERSION}")
     if _crc(to_json(body).encode()) != stated:
         raise _damaged(directory, f"the checksum of {FILE} does not match its contents")
     leaves = {name: _leaf_from_json(saved) for name, saved in body.pop("leaves").items()}
@@ -86,10 +86,10 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def verify_files(directory: Path, manifest: Manifest) -> None:
-    """Checks the arrays' files by their checksums.
+    """Checks the array files against their checksums.
 
     Raises:
-        DamagedCheckpointError: A file is missing or is not as it was written.
+        DamagedCheckpointError: A file is missing, or was changed or damaged after it was written.
     """
     for name, stated in manifest.files.items():
         path = directory / ARRAYS / name
@@ -100,7 +100,7 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
 
 
 def marks_of_files(directory: Path, manifest: Manifest) -> tuple[tuple[int, int, int] | None, ...]:
-    """Inode, size and time of each file, which change when it is written; None for one that is missing."""
+    """Returns the inode, size and modification time of each file, which change on a write; None for a missing file."""
     return tuple(_mark(directory / ARRAYS / name) for name in manifest.files)
 
 
@@ -113,7 +113,7 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
 
 
 def checksum(path: Path) -> str:
-    """The CRC-32 of a file and its size."""
+    """Returns the CRC-32 and the size of a file."""
     total, size = 0, 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -122,7 +122,7 @@ def checksum(path: Path) -> str:
 
 
 def is_checkpoint(directory: Path) -> bool:
-    """Whether there is a finished checkpoint at the path."""
+    """Returns whether there is a finished checkpoint at the path."""
     return (directory / FILE).is_file()
 
 
@@ -135,7 +135,8 @@ def _crc(data: bytes) -> str:
 
 
 def _leaf_to_json(saved: Saved) -> dict[str, Any]:
-    # Of an array the value stays away; the shape as stored tells how many components or words of a key there are.
+    # For an array, the manifest stores the shape of the stored data instead of the value. It differs from the shape of
+    # the leaf by the axis of components or of the words of a key.
     value = list(saved.value.shape) if saved.is_array else saved.value
     return {"kind": saved.kind, "shape": list(saved.shape), "dtype": saved.dtype, "value": value}
 
@@ -152,7 +153,7 @@ def _missing(directory: Path) -> MissingCheckpointError:
     there = directory.exists()
     return MissingCheckpointError(
         "restoring a checkpoint",
-        found=f"{directory} {f'has no {FILE}: it is no checkpoint of mirrored' if there else 'does not exist'}",
+        found=f"{directory} {f'has no {FILE}: it is not a checkpoint of mirrored' if there else 'does not exist'}",
         rule="the path is that of a finished checkpoint, as save() returned it",
         remedy=_nearby(directory),
     )
@@ -163,12 +164,12 @@ def _nearby(directory: Path) -> str:
     for place in inside:
         found = sorted(one.name for one in place.iterdir() if is_checkpoint(one)) if place.is_dir() else []
         if found:
-            return f"in {place} there are: {', '.join(found[-5:])} (latest_checkpoint(directory) finds the newest)"
-    return "latest_checkpoint(directory) finds the newest one of a folder, or returns None"
+            return f"{place} contains: {', '.join(found[-5:])} (latest_checkpoint(directory) returns the newest)"
+    return "use latest_checkpoint(directory), which returns the newest checkpoint in a folder, or None"
 
 
 def no_manifest(directory: Path) -> DamagedCheckpointError:
-    """The error for a checkpoint whose manifest is gone."""
+    """Returns the error for a checkpoint whose manifest is missing."""
     return _damaged(directory, f"{FILE} is missing")
 
 
@@ -176,6 +177,6 @@ def _damaged(directory: Path, found: str) -> DamagedCheckpointError:
     return DamagedCheckpointError(
         f"reading the checkpoint {directory}",
         found=found,
-        rule="a checkpoint is read only if everything in it is as it was written; nothing was restored",
-        remedy="restore an older one, by its path",
+        rule="a checkpoint is read only if all of its files are as they were written; nothing was restored",
+        remedy="restore an older checkpoint by its path",
     )

@@ -1,4 +1,4 @@
-"""Matching a checkpoint with the program: what fits, what is missing, what is unexpected, what has another shape."""
+"""Matches the names in a checkpoint with those in the program: matched, missing, unexpected, or incompatible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN: Final = 8
 
 @dataclasses.dataclass(frozen=True)
 class Misfit:
-    """A name whose state is of another kind, shape or dtype in the checkpoint."""
+    """A name whose state has a different kind, shape or dtype in the checkpoint."""
 
     name: str
     source: str
@@ -27,15 +27,15 @@ class Misfit:
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """How a checkpoint and a program fit together.
+    """The result of matching a checkpoint with a program.
 
     Attributes:
-        pairs: ``{name in the program: (name in the checkpoint, leaf)}`` for all that fits.
-        missing: Names of the program that the checkpoint does not have.
-        unexpected: Names of the checkpoint that the program does not have.
-        misfits: Names of both with different kinds, shapes or dtypes.
-        saved: Everything in the checkpoint.
-        here: Outlines of everything in the program.
+        pairs: ``{name in the program: (name in the checkpoint, leaf)}`` for all names that match.
+        missing: The names of the program that are not in the checkpoint.
+        unexpected: The names of the checkpoint that are not in the program.
+        misfits: The names on both sides with different kinds, shapes or dtypes.
+        saved: All state in the checkpoint.
+        here: The outlines of all state in the program.
     """
 
     pairs: dict[str, tuple[str, Leaf]]
@@ -47,14 +47,14 @@ class Match:
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything on either side has its counterpart."""
+        """Whether all names of both sides match."""
         return not (self.missing or self.unexpected or self.misfits)
 
     def report(self) -> str:
-        """A few lines: how many matched, and what did not."""
+        """Formats a summary in a few lines: how many names matched, and which did not."""
         matched, all_here = self.pairs.keys() - {COUNTER}, self.here.keys() - {COUNTER}
         lines = [f"{len(matched)} of {len(all_here)} names of the program matched"]
-        lines += _section("of another shape, dtype or kind", [_misfit_line(one) for one in self.misfits])
+        lines += _section("with a different shape, dtype or kind", [_misfit_line(one) for one in self.misfits])
         lines += _section("missing in the checkpoint", [self._missing_line(name) for name in self.missing])
         lines += _section("unexpected in the checkpoint", [f"{name}  {self.saved[name]}" for name in self.unexpected])
         return "\n".join([*lines, *self._renamed()])
@@ -65,17 +65,17 @@ class Match:
         return f"{name}  {self.here[name]}{f'  (is it {near[0]}?)' if near else ''}"
 
     def _renamed(self) -> list[str]:
-        """A line if all names of one part stand under another part's name in the checkpoint."""
+        """Returns a line if all names of one part are in the checkpoint under the name of another part."""
         here, there = _by_part(self.missing), _by_part(self.unexpected)
         for part, names in here.items():
             for other, others in there.items():
                 if part != other and names == others:
-                    return [f"  everything below {part!r} is there, below the name {other!r}: Checkpoint({other}=...)"]
+                    return [f"  the state of {part!r} is in the checkpoint as {other!r}: use Checkpoint({other}=...)"]
         return []
 
 
 def match(graph: Graph, manifest: Manifest) -> Match:
-    """Finds for every leaf of the program its counterpart: by name, or by another path to it on either side."""
+    """Finds the saved state of every leaf in the program: by its name, or by another path to it on either side."""
     others = graph.other_names()
     pairs: dict[str, tuple[str, Leaf]] = {}
     missing: list[str] = []
@@ -95,7 +95,7 @@ def match(graph: Graph, manifest: Manifest) -> Match:
 
 
 def resolve(path: str, manifest: Manifest) -> str:
-    """The name in the checkpoint to which a path leads, through other paths to objects on the way."""
+    """Resolves a path to a name in the checkpoint, through the aliases of objects along the path."""
     for _ in range(len(manifest.aliases) + 1):
         if path in manifest.leaves:
             return path
@@ -109,7 +109,7 @@ def resolve(path: str, manifest: Manifest) -> str:
 
 
 def _paths(name: str, others: dict[str, list[str]]) -> Iterable[str]:
-    """All paths to a leaf of the program."""
+    """Yields all paths to a leaf of the program."""
     yield name
     yield from others.get(name, ())
     parts = name.split("/")

@@ -1,6 +1,6 @@
-"""Lists and dicts of a checkpoint that tell of what comes into them, while a restore still waits for state.
+"""Views of a checkpoint's lists and dicts that report new items, while a restore waits for state.
 
-They are views: what is added goes into the list or dict that the checkpoint was given.
+A new item is added to the underlying list or dict, which was passed to the checkpoint.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from mirrored.checkpoint.deferred import state_came
 
 
 class NoticingList(UserList[Any]):
-    """A view of a list."""
+    """A view of a list that reports new items."""
 
     def __init__(self, given: list[Any]) -> None:
         super().__init__()
         self.data = given
 
     def append(self, item: Any) -> None:
-        """Adds an item, which is restored if a restore waits for it."""
+        """Appends an item, and restores it if a restore waits for it."""
         self.data.append(item)
         state_came(item)
 
     def insert(self, i: int, item: Any) -> None:
-        """Adds an item at a place."""
+        """Inserts an item, and restores it if a restore waits for it."""
         self.data.insert(i, item)
         state_came(item)
 
     def extend(self, other: Iterable[Any]) -> None:
-        """Adds several."""
+        """Appends several items, and restores those that a restore waits for."""
         for item in other:
             self.append(item)
 
@@ -44,7 +44,7 @@ class NoticingList(UserList[Any]):
 
 
 class NoticingDict(UserDict[Any, Any]):
-    """A view of a dict."""
+    """A view of a dict that reports new items."""
 
     def __init__(self, given: dict[Any, Any]) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class NoticingDict(UserDict[Any, Any]):
 
 
 def noticing(value: Any) -> Any:
-    """A view of a list or dict; anything else as it is."""
+    """Returns a view of a list or dict; returns any other value unchanged."""
     if type(value) is list:
         return NoticingList(value)
     return NoticingDict(value) if type(value) is dict else value

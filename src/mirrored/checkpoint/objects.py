@@ -1,7 +1,7 @@
-"""What an object is made of, for the names in a checkpoint: its parts, each with a name and a place.
+"""The parts of an object, each with its name in a checkpoint and its place.
 
-Dicts, lists and tuples give their entries, other objects their attributes (public ones first). Objects of the standard
-library, of JAX, NumPy and optax, functions, classes, strategies and datasets have no parts.
+The parts of dicts, lists and tuples are their entries; those of other objects are their attributes, public ones first.
+Objects of the standard library, of JAX, NumPy and optax, functions, classes, strategies and datasets have no parts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax
 from mirrored.checkpoint.places import Attribute, Item, Place, defines, is_frozen
 from mirrored.variables import Variable
 
-# Packages whose objects hold no state that a checkpoint saves (subclasses in other packages do).
+# Packages whose objects hold no state that a checkpoint saves. Subclasses in other packages can hold state.
 _CLOSED: Final = frozenset(sys.stdlib_module_names) | {
     "absl",
     "grain",
@@ -30,7 +30,8 @@ _CLOSED: Final = frozenset(sys.stdlib_module_names) | {
     "orbax",
     "scipy",
 }
-# Parts of mirrored that hold variables of others (a compiled function, a tape), or none.
+# Subpackages of mirrored whose objects hold no variables, or only variables that belong to other objects (a compiled
+# function, a tape).
 _CLOSED_HERE: Final = frozenset(
     {
         "_jax",
@@ -50,7 +51,7 @@ _CLOSED_HERE: Final = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of an object: its name in the checkpoint and where it sits."""
+    """A part of an object: its name in the checkpoint, its value and its place."""
 
     name: str
     value: Any
@@ -58,7 +59,7 @@ class Part:
 
 
 class CheckpointSlotGroup(Protocol):
-    """Variables of an optimizer that share state (a step counter)."""
+    """A group of variables for which an optimizer keeps shared state, such as a step counter."""
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -67,50 +68,50 @@ class CheckpointSlotGroup(Protocol):
 
     @property
     def shared(self) -> Mapping[str, Variable]:
-        """The state that they share, by label."""
+        """The shared state, by label."""
         ...
 
 
 class OptimizerState(Protocol):
-    """The state that an optimizer has made so far."""
+    """The state that an optimizer has created so far."""
 
     @property
     def scalars(self) -> Mapping[str, Variable]:
-        """Its own: the step, the learning rate."""
+        """The state of the optimizer itself: the step, the learning rate."""
         ...
 
     @property
     def groups(self) -> tuple[CheckpointSlotGroup, ...]:
-        """The variables that have slots, in the order in which they came."""
+        """The groups of variables that have slots, in the order of their creation."""
         ...
 
 
 class HasSlots(Protocol):
-    """An optimizer: its slots are saved under the names of the variables that they belong to."""
+    """An optimizer. Its slots are saved under the names of the variables that they belong to."""
 
     def made(self) -> OptimizerState:
-        """The state made so far; makes nothing."""
+        """Returns the state created so far, without creating any."""
         ...
 
     def slots(self, variable: Variable) -> Mapping[str, Variable]:
-        """The slots of one variable, by label."""
+        """Returns the slots of one variable, by label."""
         ...
 
     def build(self, var_list: Any) -> None:
-        """Makes the slots of variables."""
+        """Creates the slots of variables."""
         ...
 
 
 class HasParts(Protocol):
-    """An object that says itself what it is made of."""
+    """An object that defines its own parts."""
 
     def checkpoint_parts(self, place: Place) -> Iterator[Part]:
-        """Its parts, given where it sits."""
+        """Yields the parts of this object, which is at `place`."""
         ...
 
 
 def has_slots(value: Any) -> TypeGuard[HasSlots]:
-    """Whether it is an optimizer."""
+    """Returns whether `value` is an optimizer."""
     return defines(value, "made", "slots", "build")
 
 
@@ -119,7 +120,7 @@ def _has_parts(value: Any) -> TypeGuard[HasParts]:
 
 
 def parts_of(value: Any, place: Place) -> Iterator[Part]:
-    """The parts of `value`, which sits at `place`; nothing if it has none."""
+    """Yields the parts of `value`, which is at `place`."""
     if _has_parts(value):
         yield from value.checkpoint_parts(place)
     elif isinstance(value, Mapping):
@@ -137,7 +138,7 @@ def parts_of(value: Any, place: Place) -> Iterator[Part]:
 
 
 def is_open(value: Any) -> bool:
-    """Whether an object's attributes are looked at."""
+    """Returns whether the attributes of an object are its parts."""
     if isinstance(value, (type, enum.Enum)):
         return False
     package, _, rest = type(value).__module__.partition(".")
@@ -147,29 +148,29 @@ def is_open(value: Any) -> bool:
 
 
 def is_container(value: Any) -> bool:
-    """Whether it is a dict, list or tuple."""
+    """Returns whether `value` is a dict, list or tuple."""
     return isinstance(value, (Mapping, list, tuple, deque))
 
 
 def is_node(value: Any) -> bool:
-    """Whether JAX takes it apart (a pytree node): such an object's numbers are part of its structure, not state."""
+    """Returns whether `value` is a pytree node. The numbers of such an object are part of its structure, not state."""
     return not jax.tree_util.all_leaves([value])
 
 
 def is_shareable(value: Any) -> bool:
-    """Whether two names for it are names of one thing that changes: not so for tuples and what is frozen."""
+    """Returns whether two references to `value` share state. Immutable values, such as tuples, share none."""
     return not isinstance(value, (tuple, MappingProxyType, jax.Array)) and not is_frozen(value)
 
 
 def can_keep(value: Any) -> bool:
-    """Whether an attribute may be put into an object: a variable, or one of Keras' or this package's kind."""
+    """Returns whether we can set an attribute on `value`: its class derives from one of Keras or mirrored."""
     packages = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
     return bool(packages & {"keras", "mirrored"}) and hasattr(value, "__dict__")
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     try:
-        # Not by `getattr`: objects with slots may hand unknown attributes on to a value that they hold (nnx.Variable).
+        # Not `getattr`: objects with slots can forward unknown attributes to a value that they hold (nnx.Variable).
         found = dict(object.__getattribute__(value, "__dict__"))
     except AttributeError:
         found = {}
@@ -189,7 +190,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _key_name(key: Any, index: int) -> str:
-    """A dict's key as a name: by value where it has one that is the same in every process, else by position."""
+    """Converts a dict key to a name: its value if that is the same in every process, otherwise its position."""
     if isinstance(key, str):
         return key.replace("%", "%25").replace("/", "%2F")
     if isinstance(key, (bool, int, float)) or key is None:

@@ -1,6 +1,7 @@
-"""Places: where a value sits in the user's objects, so that a restored one can be put there.
+"""Places: locations of values in the user's objects, where a restore replaces them.
 
-A tuple or a frozen dataclass cannot be changed: putting a value into one puts a changed copy where the old one sat.
+Tuples and frozen dataclasses are immutable. Replacing a value in one of them creates a changed copy and replaces the
+original with this copy.
 """
 
 from __future__ import annotations
@@ -16,30 +17,30 @@ from mirrored.errors import ArgumentTypeError
 
 
 class Place(abc.ABC):
-    """Where a value sits."""
+    """The location of a value."""
 
     @abc.abstractmethod
     def get(self) -> Any:
-        """What sits there now."""
+        """Returns the current value."""
 
     @abc.abstractmethod
     def put(self, value: Any) -> None:
-        """Puts another value there."""
+        """Replaces the value."""
 
     @abc.abstractmethod
     def holder(self) -> Any:
-        """The object in which it sits."""
+        """Returns the object that holds the value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Root(Place):
-    """An entry of a dict that the checkpoint itself keeps."""
+    """An entry of a dict that belongs to the checkpoint itself."""
 
     parts: dict[str, Any]
     key: str
 
     def get(self) -> Any:
-        """The part."""
+        """Returns the part."""
         return self.parts[self.key]
 
     def put(self, value: Any) -> None:
@@ -47,7 +48,7 @@ class Root(Place):
         self.parts[self.key] = value
 
     def holder(self) -> Any:
-        """The dict."""
+        """Returns the dict."""
         return self.parts
 
 
@@ -59,15 +60,15 @@ class Attribute(Place):
     name: str
 
     def holder(self) -> Any:
-        """The object with the attribute."""
+        """Returns the object with the attribute."""
         return self.parent.get()
 
     def get(self) -> Any:
-        """The attribute."""
+        """Returns the attribute."""
         return getattr(self.parent.get(), self.name)
 
     def put(self, value: Any) -> None:
-        """Sets the attribute; of a frozen object, in a copy of it."""
+        """Sets the attribute. A frozen object is replaced by a changed copy."""
         owner = self.parent.get()
         try:
             setattr(owner, self.name, value)
@@ -80,24 +81,24 @@ class Attribute(Place):
 
 @dataclasses.dataclass(frozen=True)
 class Item(Place):
-    """An entry of a dict or list, or of a tuple."""
+    """An entry of a dict, list or tuple."""
 
     parent: Place
     key: Any
 
     def holder(self) -> Any:
-        """The container."""
+        """Returns the container."""
         return self.parent.get()
 
     def get(self) -> Any:
-        """The entry."""
+        """Returns the entry."""
         return self.parent.get()[self.key]
 
     def put(self, value: Any) -> None:
-        """Sets the entry; of a tuple, in a copy of it.
+        """Sets the entry. A tuple or an immutable mapping is replaced by a changed copy.
 
         Raises:
-            ArgumentTypeError: It is a mapping that can neither be changed nor copied with a change.
+            ArgumentTypeError: The container is a mapping that can be neither changed nor copied.
         """
         owner = self.parent.get()
         if isinstance(owner, tuple):
@@ -112,12 +113,15 @@ class Item(Place):
 
 
 def defines(value: Any, *methods: str) -> bool:
-    """Whether an object has these methods. Objects may answer to any name, as `nnx.Rngs` does with a random stream."""
+    """Returns whether an object defines these methods statically.
+
+    `hasattr` is not sufficient: some objects return a value for any name, as `nnx.Rngs` does with random streams.
+    """
     return not isinstance(value, type) and all(inspect.getattr_static(value, name, None) for name in methods)
 
 
 def is_frozen(value: Any) -> bool:
-    """Whether an object's attributes cannot be set: a frozen dataclass (Flax's structs), or one that refuses."""
+    """Returns whether `value` is a dataclass that is frozen (such as Flax structs) or overrides `__setattr__`."""
     parameters = getattr(type(value), "__dataclass_params__", None)
     own_rule = getattr(type(value), "__setattr__", None) is not getattr(object, "__setattr__", None)
     return parameters is not None and (bool(parameters.frozen) or own_rule)
@@ -127,6 +131,6 @@ def _unchangeable(owner: Any) -> ArgumentTypeError:
     return ArgumentTypeError(
         "Checkpoint.restore",
         found=f"a {type(owner).__name__} that holds numbers or arrays and cannot be changed",
-        rule="restored values are put where the old ones were",
-        remedy="hold them in a dict, a list, a tuple or an object",
+        rule="a restore replaces values in the object that holds them",
+        remedy="hold the values in a dict, a list, a tuple or an object with attributes",
     )

@@ -1,11 +1,11 @@
-"""Ending on SIGTERM without losing a step: all workers agree on one, save it, and end.
+"""Preemption handling: on SIGTERM all workers choose a common step, save a checkpoint after it, and exit.
 
-The signal may reach one worker only, and workers are some steps apart. Whoever gets it tells all others by the job's
-key-value store. On every worker a thread then holds the step back, says how many steps it has made, and hears the
-others; the first step that none has made yet is the one after which all save. The threads wait for each other, never
-for a device, so that no worker is held back by a collective of another.
+The signal can reach a single worker, and workers can be several steps apart. The worker that receives it publishes a
+notice in the job's key-value store. On every worker a background thread sees the notice, blocks `poll`, publishes its
+step count, and reads the counts of the others. All workers save after the first step that none of them has completed.
+The threads wait only for each other, never for a device, so a pending collective cannot cause a deadlock.
 
-Source of the agreement: the preemption sync protocol of TensorFlow's and XLA's coordination service.
+Source: the preemption sync protocol of TensorFlow's and XLA's coordination service.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WAIT_SECONDS: Final = 60.0
 
 
 class Preemption:
-    """Listens for SIGTERM on all workers. Made once per process, by `preemption`."""
+    """Handles SIGTERM for all workers of the job. `preemption` creates one instance per process."""
 
     def __init__(self) -> None:
         self._noticed, self._stopped = threading.Event(), threading.Event()
@@ -39,11 +39,11 @@ class Preemption:
         if coordination.is_connected():
             self._thread = threading.Thread(target=self._watch, name="mirrored-preemption", daemon=True)
             self._thread.start()
-            # Before JAX takes its client away.
+            # `atexit` runs this before JAX shuts down the coordination client that the thread uses.
             atexit.register(self._stop)
 
     def poll(self) -> bool:
-        """Counts a step; whether this is the one after which all workers save and end.
+        """Counts a step, and returns whether it is the one after which all workers save and exit.
 
         Context: once per step, on every worker.
         """
@@ -54,12 +54,12 @@ class Preemption:
             return self._due is not None and self._polls >= self._due
 
     def _reset(self) -> None:
-        """In a forked child, which has no such thread and saves nothing: SIGTERM does what it did before."""
+        """Restores the previous SIGTERM handler in a forked child, which has no background thread and saves nothing."""
         self._thread, self._due = None, None
         self._noticed, self._lock = threading.Event(), threading.Lock()
         _made.clear()
         if signal.getsignal(signal.SIGTERM) == self._on_signal:
-            # None stands for a handler that was not installed from Python.
+            # None means that the previous handler was not installed from Python.
             signal.signal(signal.SIGTERM, signal.SIG_DFL if self._previous is None else self._previous)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -69,16 +69,16 @@ class Preemption:
         try:
             while not self._stopped.is_set():
                 if self._noticed.wait(_LOOK_SECONDS):
-                    _tell(f"{_ROOT}/notice", "SIGTERM")
+                    _publish(f"{_ROOT}/notice", "SIGTERM")
                 if coordination.look(f"{_ROOT}/notice") is not None:
-                    self._agree()
+                    self._choose_step()
                     return
         except (RuntimeError, coordination.NoAnswer):
-            return  # another worker is gone, and with it the job
+            return  # a worker was lost, so the job ends anyway
 
-    def _agree(self) -> None:
-        with self._lock:
-            _tell(f"{_ROOT}/steps/{coordination.this_process()}", str(self._polls))
+    def _choose_step(self) -> None:
+        with self._lock:  # blocks `poll`, so that this worker's count cannot change
+            _publish(f"{_ROOT}/steps/{coordination.this_process()}", str(self._polls))
             count = coordination.num_processes()
             polls = [int(coordination.get(f"{_ROOT}/steps/{worker}", _WAIT_SECONDS)) for worker in range(count)]
             self._due = max(polls) + 1
@@ -94,13 +94,13 @@ def _install(handler: Any) -> Any:
         raise ContextError(
             "CheckpointManager",
             found=f"save_on_preemption=True in thread {threading.current_thread().name!r}",
-            rule="signals are handled by the main thread",
-            remedy="make the manager there",
+            rule="signal handlers are installed in the main thread",
+            remedy="create the manager in the main thread",
         )
     return signal.signal(signal.SIGTERM, handler)
 
 
-def _tell(key: str, value: str) -> None:
+def _publish(key: str, value: str) -> None:
     try:
         coordination.put(key, value)
     except RuntimeError as error:
@@ -112,7 +112,7 @@ _made: list[Preemption] = []
 
 
 def preemption() -> Preemption:
-    """This process's."""
+    """Returns the `Preemption` of this process."""
     if not _made:
         _made.append(Preemption())
     return _made[0]

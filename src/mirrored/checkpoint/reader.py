@@ -1,4 +1,4 @@
-"""`CheckpointReader`: looking into a checkpoint without a program that fits it."""
+"""`CheckpointReader`: reads a checkpoint by name, without the program that saved it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mirrored.errors import ArgumentError
 
 
 class CheckpointReader:
-    """What is in a checkpoint, by name.
+    """Reads the contents of a checkpoint by name.
 
     Args:
-        path: A checkpoint, or a folder whose newest checkpoint is meant.
+        path: A checkpoint, or a folder whose newest checkpoint is read.
 
     Raises:
-        MissingCheckpointError: There is none.
-        DamagedCheckpointError: It is not as it was written.
+        MissingCheckpointError: There is no checkpoint.
+        DamagedCheckpointError: The checkpoint was changed or damaged after it was written.
 
     Example:
         >>> import mirrored as mr, tempfile
@@ -59,18 +59,20 @@ class CheckpointReader:
         return {name: saved.dtype for name, saved in self._arrays()}
 
     def read(self, name: str) -> Any:
-        """An array as NumPy's (of a variable with a component per replica ``[replicas, ...]``), a number or a position.
+        """Returns a NumPy array, an array of random keys, a number or a position.
+
+        The array of a variable with one component per replica has the shape ``[replicas, ...]``.
 
         Raises:
-            ArgumentError: There is no such name.
-            DamagedCheckpointError: The files are not as they were written.
+            ArgumentError: The checkpoint has no such name.
+            DamagedCheckpointError: The files were changed or damaged after they were written.
         """
         if name not in self._manifest.leaves:
             raise ArgumentError(
                 "CheckpointReader.read",
                 found=f"the name {name!r}",
                 rule=f"{self._directory} has the names {', '.join(self.names[:20])}",
-                remedy="give one of these",
+                remedy="pass one of these names",
             )
         verify_files(self._directory, self._manifest)
         saved = read_leaves(self._directory, self._manifest, [name])[name]

@@ -1,4 +1,4 @@
-"""Restoring: everything is checked and read before anything changes; then all of it changes, or none."""
+"""Atomic restore: checks and reads everything before it changes anything; then changes all state or none."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _log = logging.getLogger("mirrored.checkpoint")
 
 @contextlib.contextmanager
 def outside_of_steps(called: str) -> Iterator[None]:
-    """State is read and written as a whole, whatever scope or tape is open.
+    """Returns a context in which state is read and written eagerly, independent of open strategy scopes and tapes.
 
     Raises:
-        ContextError: Inside `run` or a compiled function.
+        ContextError: Called inside `run` or a compiled function.
     """
     here = ambient()
     if here.replica is not None or here.store is not None:
         raise ContextError(
             called,
             found="it was called inside a replica function or a compiled function",
-            rule="a checkpoint is of the whole state, between two steps",
+            rule="a checkpoint contains the whole state between two steps",
             remedy="call it after strategy.run(...), outside of mirrored.function",
         )
     with within(strategies=(), listeners=()), eager():
@@ -44,12 +44,12 @@ def outside_of_steps(called: str) -> Iterator[None]:
 
 
 class Restoration:
-    """One checkpoint being put into one program: what fits at once, and what comes later when it comes.
+    """The restore of one checkpoint into one program: existing state immediately, new state when it is created.
 
     Args:
-        directory: Of the checkpoint.
-        manifest: Its manifest.
-        look: Finds the program's state, as it is when it is called.
+        directory: The folder of the checkpoint.
+        manifest: The manifest of the checkpoint.
+        look: Returns the current state of the program.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, look: Callable[[], Graph]) -> None:
@@ -60,7 +60,7 @@ class Restoration:
         self._verified: object = None
 
     def match(self) -> Match:
-        """How both sides fit now. State that came too late to be restored counts as missing."""
+        """Matches both sides as they are now. State that was created too late to be restored counts as missing."""
         found = match(self._look(), self._manifest)
         late = [name for name in found.pairs if name not in self._done]
         kept = {name: pair for name, pair in found.pairs.items() if name in self._done}
@@ -70,39 +70,40 @@ class Restoration:
         )
 
     def is_over(self) -> bool:
-        """Whether everything in the checkpoint is restored."""
+        """Returns whether everything in the checkpoint is restored."""
         return self._manifest.leaves.keys() <= self._used
 
     def begin(self, called: str, *, strict: bool = False) -> None:
-        """Puts everything that fits into the program.
+        """Restores everything that matches the existing state of the program.
 
         Args:
-            called: For messages.
-            strict: Whether everything on either side needs its counterpart.
+            called: The function that the user called, for messages.
+            strict: Whether every name must be both in the program and in the checkpoint.
 
         Raises:
-            CheckpointMismatchError: Kinds, shapes or dtypes differ, nothing fits, or (strict) a name is on one side.
-            DamagedCheckpointError: The files are not as they were written.
+            CheckpointMismatchError: Kinds, shapes or dtypes differ, no name matches, or with `strict` a name is only on
+                one side.
+            DamagedCheckpointError: The files were changed or damaged after they were written.
         """
         self._restore(called, lambda name, leaf: True, strict=strict, first=True)
 
     def proceed(self, called: str, wanted: Callable[[str, Leaf], bool]) -> None:
-        """Puts state into what has just come: not into what has been there, which may have been trained since.
+        """Restores state that was just created. Older state is not restored again: it may have been trained since.
 
         Args:
-            called: For messages.
-            wanted: Says of a name of the program and its leaf whether it has just come.
+            called: The function that the user called, for messages.
+            wanted: From a name in the program and its leaf to whether it was just created.
 
         Raises:
             CheckpointMismatchError: Kinds, shapes or dtypes differ.
-            DamagedCheckpointError: The files are not as they were written.
+            DamagedCheckpointError: The files were changed or damaged after they were written.
         """
         if ambient().replica is not None or ambient().store is not None:
             self._give_up(wanted)
-        elif self._came(wanted):
+        elif self._new_names(wanted):
             self._restore(called, wanted, strict=False, first=False)
 
-    def _came(self, wanted: Callable[[str, Leaf], bool]) -> list[str]:
+    def _new_names(self, wanted: Callable[[str, Leaf], bool]) -> list[str]:
         graph = self._look()
         found = match(graph, self._manifest)
         known = [*found.pairs, *(one.name for one in found.misfits)]
@@ -112,12 +113,12 @@ class Restoration:
         return name not in self._done and name not in self._late
 
     def _give_up(self, wanted: Callable[[str, Leaf], bool]) -> None:
-        came = self._came(wanted)
-        if came:
-            self._late.update(came)
+        new = self._new_names(wanted)
+        if new:
+            self._late.update(new)
             _log.warning(
-                "%s came inside a step, after %s was restored, and kept its initial value: build it before the restore",
-                ", ".join(came[:5]), self._directory,
+                "%s: created in a step after the restore of %s, keeps its initial value; build it before the restore",
+                ", ".join(new[:5]), self._directory,
             )  # fmt: skip
 
     def _restore(self, called: str, wanted: Callable[[str, Leaf], bool], *, strict: bool, first: bool) -> None:
@@ -134,21 +135,21 @@ class Restoration:
         _check(found, self._directory, called, strict=strict, first=first)
         todo = [found.pairs[name] for name in found.pairs if name in chosen]
         values = read_leaves(self._directory, self._manifest, [source for source, _ in todo])
-        # All workers read the same files, so what they assign need not be compared.
+        # All workers read the same files, so the assigned values are equal and need no comparison between workers.
         with outside_of_steps(called), skipping_comparisons():
             _put([(leaf, own_position(values[source], source, called)) for source, leaf in todo])
         self._done |= chosen
         self._used.update(source for source, _ in todo)
 
     def _concerning(self, found: Match, graph: Graph, wanted: Callable[[str, Leaf], bool]) -> Match:
-        """`found` without the misfits of others than are wanted."""
+        """Returns `found` with only the misfits of wanted, new names."""
         misfits = tuple(
             one for one in found.misfits if self._is_new(one.name) and wanted(one.name, graph.leaves[one.name])
         )
         return dataclasses.replace(found, misfits=misfits)
 
     def _verify(self) -> None:
-        """Checks the files, unless they are those that were checked before."""
+        """Checks the checksums of the files, unless the same files were checked before."""
         mark = marks_of_files(self._directory, self._manifest)
         if mark != self._verified:
             verify_files(self._directory, self._manifest)
@@ -160,19 +161,23 @@ def _check(found: Match, directory: Path, called: str, *, strict: bool, first: b
     nothing = first and bool(here and there) and not found.pairs.keys() - {COUNTER} and not found.misfits
     if not (found.misfits or nothing or (strict and not found.is_complete)):
         return
-    what = "is of another program" if nothing else "does not fit the program"
+    what = "has no name in common with the program" if nothing else "does not match the program"
     raise CheckpointMismatchError(
         called,
         found=f"{directory} {what}; nothing was restored\n{found.report()}",
-        rule="what has the same name has the same shape and dtype"
+        rule="state with the same name has the same shape and dtype in the program and in the checkpoint"
         + (", and every name is on both sides" if strict else ""),
         remedy="build the same objects under the same names as when it was saved"
-        + (", or restore what fits with partial=True" if strict and not (found.misfits or nothing) else ""),
+        + (", or restore only matching names with partial=True" if strict and not (found.misfits or nothing) else ""),
     )
 
 
 def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
-    """Makes the slots that optimizers had and have not made yet, where all of their variables are there."""
+    """Creates optimizer slots that are in the checkpoint but not yet in the program, if all their variables exist.
+
+    Returns:
+        Whether any slots were created.
+    """
     variables = {source: graph.variables.get(name) for name, (source, _) in found.pairs.items()}
     made = False
     for name, groups in manifest.groups.items():
@@ -190,10 +195,10 @@ def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
 
 
 def read_leaves(directory: Path, manifest: Manifest, names: list[str]) -> dict[str, Saved]:
-    """Some pieces of state with their values.
+    """Reads the named pieces of state with their values.
 
     Raises:
-        DamagedCheckpointError: They cannot be read.
+        DamagedCheckpointError: The arrays cannot be read.
     """
     stored = manifest.shape_and_dtype
     wanted = {name: stored[name] for name in names if name in stored}
@@ -203,15 +208,15 @@ def read_leaves(directory: Path, manifest: Manifest, names: list[str]) -> dict[s
         raise DamagedCheckpointError(
             f"reading the checkpoint {directory}",
             found=f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else ''}",
-            rule="a checkpoint is read only if everything in it is as it was written; nothing was restored",
-            remedy="restore an older one, by its path",
+            rule="a checkpoint is read only if all of its files are as they were written; nothing was restored",
+            remedy="restore an older checkpoint by its path",
         ) from error
     saved = {name: manifest.leaves[name] for name in names}
     return {**saved, **{name: dataclasses.replace(saved[name], value=array) for name, array in arrays.items()}}
 
 
 def _put(todo: list[tuple[Leaf, Saved]]) -> None:
-    """Positions first: the code behind them is the user's and may refuse."""
+    """Restores all values, or none if one fails. Positions come first: user code implements them and can fail."""
     todo = sorted(todo, key=lambda pair: not isinstance(pair[0], (PositionLeaf, GeneratorLeaf)))
     undos: list[Undo] = []
 

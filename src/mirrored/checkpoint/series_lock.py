@@ -1,11 +1,11 @@
-"""`SeriesLock`: one job at a time writes the checkpoints of one name to a folder.
+"""`SeriesLock`: ensures that only one job at a time writes the checkpoints of one name to a folder.
 
-Two jobs would replace, remove and restore each other's checkpoints. The lock is the operating system's: `flock` on a
-hidden file beside the checkpoints. The kernel releases it when the process ends, however it ends, so a killed job never
-blocks its restart. The file's content says who holds the lock, for the error of the other job.
+Two jobs would replace, remove and restore each other's checkpoints. The lock is an operating system lock: `flock` on a
+hidden file beside the checkpoints. The kernel releases it when the process ends for any reason, so a killed job never
+blocks its restart. The content of the file identifies the holder, for the error message of the other job.
 
-On a file system without locks the content decides. The job that came last has the folder, because it may be the restart
-of a dead one, and the job before it raises at its next save. Neither waits for a process that may be gone.
+On a file system without locks, the content decides. The most recent job gets the folder, because it may be the restart
+of a dead one. The earlier job raises an error at its next save. Neither waits for a process that may no longer exist.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ except ImportError:  # Windows
 else:
     fcntl = _fcntl
 
-# A process that was killed takes a moment to be gone.
+# A killed process takes a moment to end.
 _PATIENCE_SECONDS: Final = 2.0
 _PAUSE_SECONDS: Final = 0.05
 _UNSUPPORTED: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 
 class SeriesLock:
-    """The right of this process to write the checkpoints of one name to a folder. It lasts as long as the object.
+    """A lock of this process on the checkpoints of one name in a folder, held for the lifetime of the object.
 
     Args:
         path: The lock file.
-        called: What the user called, for messages.
+        called: The function that the user called, for messages.
 
     Raises:
-        CheckpointError: Another process has it.
+        CheckpointError: Another process holds the lock.
         OSError: The folder cannot be written to.
     """
 
@@ -60,10 +60,10 @@ class SeriesLock:
         self._take(called)
 
     def check(self, called: str) -> None:
-        """Makes sure that this process still has the lock: the folder or the file may be gone, or another's.
+        """Checks that this process still holds the lock, and takes it again if the folder or the file was removed.
 
         Raises:
-            CheckpointError: Another process has it.
+            CheckpointError: Another process holds the lock.
             OSError: The folder cannot be written to.
         """
         if self._open.is_locked and self._open.is_at_path():
@@ -77,7 +77,7 @@ class SeriesLock:
         self._take(called)
 
     def forget(self) -> None:
-        """In a forked child, to which the lock does not belong. While its copy is open the parent's lock lasts."""
+        """Closes the inherited descriptor in a forked child. An open copy would hold the lock after the parent ends."""
         self._open.close()
 
     def _take(self, called: str) -> None:
@@ -90,7 +90,7 @@ class SeriesLock:
 
 
 class _Open:
-    """The lock file while it is open: apart from the lock, so that a finalizer may hold it."""
+    """The open lock file. It is separate from `SeriesLock` so that the finalizer does not keep that object alive."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -98,7 +98,10 @@ class _Open:
         self.is_locked = False
 
     def try_lock(self) -> bool:
-        """Locks the file. Returns False if another process has it; True without `is_locked` if there are no locks."""
+        """Locks the file. Returns False if another process holds it.
+
+        Returns True without setting `is_locked` if the file system does not support locks.
+        """
         while fcntl is not None:
             self._descriptor = _opened(self._path)
             try:
@@ -113,11 +116,11 @@ class _Open:
             self.is_locked = True
             if self.is_at_path():
                 return True
-            self.close()  # its owner has just removed it
+            self.close()  # the previous holder has just removed the file: lock the new one
         return True
 
     def is_at_path(self) -> bool:
-        """Whether the path still leads to the open file."""
+        """Returns whether the path still refers to the open file."""
         if self._descriptor is None:
             return False
         try:
@@ -132,7 +135,7 @@ class _Open:
             os.close(descriptor)
 
     def release(self) -> None:
-        """Removes the file, while it is locked, so that no other process can have locked it."""
+        """Removes the file while it is locked, so that no other process can have locked it, and closes it."""
         with contextlib.suppress(OSError):
             if self.is_locked and self.is_at_path():
                 os.unlink(self._path)
@@ -144,15 +147,15 @@ _claiming = [threading.Lock()]
 
 
 def claim(folder: Path, series: str, called: str) -> SeriesLock | None:
-    """The lock of this process for a series of checkpoints. All objects of a process share one lock per series.
+    """Returns the lock of this process for a series of checkpoints. All objects of a process share it.
 
     Args:
-        folder: Where the checkpoints are.
-        series: The beginning of their names: ``c`` for ``c-1`` and ``c-2``. Or the name of one checkpoint.
-        called: What the user called, for messages.
+        folder: The folder of the checkpoints.
+        series: The prefix of their names (``c`` for ``c-1`` and ``c-2``), or the name of one checkpoint.
+        called: The function that the user called, for messages.
 
     Returns:
-        The lock; None if the folder cannot be written to. The write itself fails then, and says why.
+        The lock; None if the folder cannot be written to. The write itself then fails with the reason.
 
     Raises:
         CheckpointError: Another process writes this series.
@@ -161,7 +164,7 @@ def claim(folder: Path, series: str, called: str) -> SeriesLock | None:
         with _claiming[0]:
             folder.mkdir(parents=True, exist_ok=True)
             there = folder.stat()
-            # Not by path: two paths may lead to one folder.
+            # The key is not the path, because two paths can lead to the same folder.
             key = (there.st_dev, there.st_ino, series)
             lock = _held.get(key)
             if lock is not None:
@@ -182,18 +185,18 @@ def _opened(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except PermissionError:
-        return os.open(path, os.O_RDONLY)  # another user's
+        return os.open(path, os.O_RDONLY)  # the file belongs to another user
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """Writes over the file, whose inode has the lock."""
+    """Overwrites the content in place: the lock belongs to the inode, which a new file would replace."""
     with contextlib.suppress(OSError), path.open("r+" if path.exists() else "w", encoding="utf-8") as file:
         file.write(json.dumps(content))
         file.truncate()
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What the file says; None if there is no file, and an empty dict if it says nothing."""
+    """Returns the content of the file; None if there is no file, an empty dict if it has no valid content."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -216,8 +219,8 @@ def _taken(path: Path, owner: dict[str, Any] | None, called: str) -> CheckpointE
         found=f"{who} writes the checkpoints {series} of {path.parent}",
         rule="one job at a time writes the checkpoints of one name to a folder: two would replace, remove and restore "
         "each other's",
-        remedy="end the other job, or give this one another folder or name for its checkpoints; only if that process "
-        f"is gone, and a network file system has kept its lock, remove {path}",
+        remedy="end the other job, or use another folder or name for the checkpoints of this one; if that process no "
+        f"longer exists and a network file system has kept its lock, remove {path}",
     )
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints of a job of several workers: who writes, what all hear of it, and what each has of its own.
+"""Coordinates the checkpoints of several workers: which worker writes, shared errors, and per-worker positions.
 
-A checkpoint that all workers save under one path is written once, by worker 0. Workers that name paths of their own, as
-TensorFlow's programs do for all but the chief, each write theirs.
+A checkpoint that all workers save under one path is written once, by worker 0. If workers use different paths, as
+TensorFlow programs do for all workers but the chief, the first worker of each path writes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _WORKERS: Final = "__workers__"
 
 
 def several_workers() -> bool:
-    """Whether this process is one of several that save together."""
+    """Returns whether this process is one of several workers that save together."""
     return coordination.is_connected()
 
 
 def writes_here(called: str, path: Path) -> bool:
-    """Whether this worker writes the checkpoint: it is the first one that saves under this path."""
+    """Returns whether this worker writes the checkpoint: it is the first worker that saves under this path."""
     if not several_workers():
         return True
     paths = host_allgather(called, "save a checkpoint", str(path))
@@ -35,11 +35,11 @@ def writes_here(called: str, path: Path) -> bool:
 
 
 def with_all_positions(manifest: Manifest, called: str) -> Manifest:
-    """The manifest with the positions of all workers, where they differ: each may read data of its own."""
+    """Returns the manifest with the positions of all workers, if they differ because each reads its own data."""
     own = {name: saved.value for name, saved in manifest.leaves.items() if saved.kind == "position"}
     if not several_workers() or not own:
         return manifest
-    everyone = host_allgather(called, "collect the positions of all workers in their data", own)
+    everyone = host_allgather(called, "collect the data positions of all workers", own)
     leaves = dict(manifest.leaves)
     for name in own:
         values = [theirs.get(name) for theirs in everyone]
@@ -49,10 +49,10 @@ def with_all_positions(manifest: Manifest, called: str) -> Manifest:
 
 
 def own_position(saved: Saved, name: str, called: str) -> Saved:
-    """A saved position as this worker takes it: its own, if each had one.
+    """Returns a saved position for this worker: its own position if each worker saved one, else the common one.
 
     Raises:
-        CheckpointMismatchError: It was saved by another number of workers, each with data of its own.
+        CheckpointMismatchError: The positions of a different number of workers were saved.
     """
     if saved.kind != "position" or not isinstance(saved.value, dict) or saved.value.keys() != {_WORKERS}:
         return saved
@@ -63,17 +63,17 @@ def own_position(saved: Saved, name: str, called: str) -> Saved:
     raise CheckpointMismatchError(
         called,
         found=f"{name} has a position for each of {len(values)} workers, and this job has {workers}",
-        rule="where each worker reads data of its own, a position fits as many workers",
-        remedy=f"go on with {len(values)} workers, leave {name} out of the checkpoint, or distribute global batches "
+        rule="if each worker reads its own data, positions are restored with the same number of workers",
+        remedy=f"resume with {len(values)} workers, omit {name} from the checkpoint, or distribute global batches "
         "(AutoShardPolicy.DATA), whose position fits any number of workers",
     )
 
 
 def settled(called: str, question: str, work: Callable[[], Any]) -> Any:
-    """Does `work` on every worker and waits for all of them; an error of one is raised on all.
+    """Runs `work` on every worker and waits for all of them. A `CheckpointError` of one worker is raised on all.
 
     Raises:
-        CheckpointError: Of this worker or of another one.
+        CheckpointError: `work` failed on this worker or on another one.
     """
     if not several_workers():
         return work()
@@ -82,11 +82,11 @@ def settled(called: str, question: str, work: Callable[[], Any]) -> Any:
         result = work()
     except CheckpointError as caught:
         error = caught
-    mine = None if error is None else [type(error).__name__, error.called, error.found, error.rule, error.remedy]
-    told = host_allgather(called, question, mine)
-    for worker, theirs in enumerate(told):
+    parts = None if error is None else [type(error).__name__, error.called, error.found, error.rule, error.remedy]
+    errors = host_allgather(called, question, parts)
+    for worker, theirs in enumerate(errors):
         if theirs is not None:
-            # The first error on all workers, so that all go on in the same way.
+            # All workers raise the error of the same worker, so that their control flow does not diverge.
             if error is not None and worker == coordination.this_process():
                 raise error
             kind, what, found, rule, remedy = theirs
@@ -97,22 +97,22 @@ def settled(called: str, question: str, work: Callable[[], Any]) -> Any:
 
 
 def check_same_files(called: str, path: Path) -> None:
-    """Makes sure that all workers are about to restore the same checkpoint.
+    """Checks that all workers are about to restore the same checkpoint.
 
     Raises:
-        CheckpointError: One of them does not find it, or finds another one.
+        CheckpointError: A worker does not find the checkpoint, or finds a different one.
     """
     if not several_workers():
         return
-    manifest = settled(called, f"look at the checkpoint {path.name}", lambda: read_manifest(actual(path)))
+    manifest = settled(called, f"read the checkpoint {path.name}", lambda: read_manifest(actual(path)))
     marks = host_allgather(called, f"compare the checkpoint {path.name}", digest(to_json(dataclasses.asdict(manifest))))
     different = [worker for worker, mark in enumerate(marks) if mark != marks[0]]
     if different:
         raise CheckpointError(
             called,
-            found=f"{path} is another checkpoint on worker {different[0]} than on worker 0",
+            found=f"{path} is a different checkpoint on worker {different[0]} than on worker 0",
             rule="all workers restore the same checkpoint",
-            remedy="keep checkpoints on a file system that all workers share, and give all the same path",
+            remedy="store checkpoints on a file system that all workers share, and pass the same path on all workers",
         )
 
 

@@ -1,4 +1,4 @@
-"""What became of a restore: which names matched, which were missing, which were unexpected."""
+"""`RestoreStatus`: the result of a restore, with the names that matched, were missing or were unexpected."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _log = logging.getLogger("mirrored.checkpoint")
 
 
 class RestoreStatus:
-    """What `Checkpoint.restore` returns.
+    """The result of `Checkpoint.restore`: lists which names matched, and checks the match on request.
 
-    A partial restore is told in the log once the status is dropped, unless one of its methods was called.
+    After a partial restore, a warning is logged when the status is garbage-collected, unless `expect_partial` or one of
+    the `assert_` methods was called.
 
     TensorFlow: the `CheckpointLoadStatus` of `tf.train.Checkpoint.restore`.
     """
@@ -31,54 +32,56 @@ class RestoreStatus:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Names of the program that the checkpoint does not have; they kept their values."""
+        """The names of the program that are not in the checkpoint. Their state kept its values."""
         return self._look().missing
 
     @property
     def unexpected(self) -> tuple[str, ...]:
-        """Names of the checkpoint that the program does not have (yet)."""
+        """The names of the checkpoint that the program does not have (yet)."""
         return self._look().unexpected
 
     @property
     def report(self) -> str:
-        """All of that in a few lines."""
+        """A summary of the match in a few lines."""
         return self._look().report()
 
     def assert_consumed(self) -> RestoreStatus:
-        """Checks that every name on either side has its counterpart.
+        """Checks that the program and the checkpoint have the same names.
 
         Raises:
-            CheckpointMismatchError: Some have none.
+            CheckpointMismatchError: A name is missing on one side.
         """
-        return self._assert("assert_consumed", "every name is on both sides", lambda found: found.is_complete)
+        return self._assert(
+            "assert_consumed", "every name is in both the program and the checkpoint", lambda found: found.is_complete
+        )
 
     def assert_existing_objects_matched(self) -> RestoreStatus:
-        """Checks that everything in the program was restored; the checkpoint may hold more.
+        """Checks that everything in the program was restored. The checkpoint can contain more.
 
         Raises:
-            CheckpointMismatchError: Something was not.
+            CheckpointMismatchError: A name of the program was not restored.
         """
-        rule = "everything in the program is in the checkpoint"
+        rule = "every name of the program is in the checkpoint"
         return self._assert("assert_existing_objects_matched", rule, lambda found: not found.missing)
 
     def assert_nontrivial_match(self) -> RestoreStatus:
-        """Checks that anything was restored.
+        """Checks that at least one name was restored.
 
         Raises:
-            CheckpointMismatchError: Nothing was.
+            CheckpointMismatchError: No name was restored.
         """
-        return self._assert("assert_nontrivial_match", "something matches", lambda found: bool(found.pairs))
+        return self._assert("assert_nontrivial_match", "at least one name matches", lambda found: bool(found.pairs))
 
     def expect_partial(self) -> RestoreStatus:
-        """Says that a partial restore is meant: nothing is logged."""
+        """Declares that a partial restore is intended, so that no warning is logged."""
         self._partial = None
         return self
 
     def run_restore_ops(self, session: object = None) -> None:
-        """Accepted for TensorFlow's sake: values are restored already."""
+        """Does nothing. Exists for compatibility with TensorFlow; the values are already restored."""
 
     def initialize_or_restore(self, session: object = None) -> None:
-        """Accepted for TensorFlow's sake: values are restored already."""
+        """Does nothing. Exists for compatibility with TensorFlow; the values are already restored."""
 
     def _assert(self, method: str, rule: str, holds: Callable[[Match], bool]) -> RestoreStatus:
         self._partial = None
@@ -88,7 +91,7 @@ class RestoreStatus:
                 f"restore(...).{method}",
                 found="no checkpoint was given (None), so nothing was restored"
                 if self._path is None
-                else f"{self._path} was restored in part\n{found.report()}",
+                else f"{self._path} was partially restored\n{found.report()}",
                 rule=rule,
                 remedy="build all objects under the names that they had when it was saved, or use expect_partial()",
             )
@@ -100,8 +103,8 @@ class RestoreStatus:
     def __del__(self) -> None:
         if getattr(self, "_partial", None) is not None:
             _log.warning(
-                "%s was restored in part so far; what is created later is restored then. "
-                "expect_partial() says that this is meant\n%s",
+                "%s was partially restored so far; state that is created later is restored at that time. "
+                "Call expect_partial() if this is intended\n%s",
                 self._path,
                 self._partial,
             )

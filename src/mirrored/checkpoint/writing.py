@@ -1,6 +1,6 @@
-"""Writing a checkpoint: in a thread of its own, beside its final place, then renamed: whole or not at all.
+"""Writes checkpoints in a background thread. A checkpoint is written to a temporary folder and renamed when complete.
 
-Every write has a temporary folder of its own, so that no two of them ever write to the same files.
+Every write uses its own temporary folder, so that two writes never write to the same files.
 """
 
 from __future__ import annotations
@@ -32,30 +32,31 @@ _log = logging.getLogger("mirrored.checkpoint")
 
 
 _LEFT: Final = re.compile(r"(.+?)(\.[0-9a-f]{8})?" + re.escape(UNFINISHED))
-# Temporary folders of this process, and the lock under which it renames.
+# The temporary folders that this process is writing, and the lock that it holds while renaming.
 _in_use: set[Path] = set()
 _renaming = threading.Lock()
 
 _REMEDIES: Final = {
     errno.ENOSPC: "free space on its file system",
-    errno.EDQUOT: "free space, or have the quota of this user raised",
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
-    errno.EROFS: "mount its file system writable",
-    errno.EACCES: "give this user the right to write to the folder",
-    errno.EPERM: "give this user the right to write to the folder",
-    errno.ENOTDIR: "remove the file that is in the place of a folder",
-    errno.EEXIST: "remove the file that is in the place of a folder",
+    errno.EDQUOT: "free space, or raise the disk quota of this user",
+    errno.EFBIG: "raise the file size limit (ulimit -f)",
+    errno.EROFS: "mount its file system as writable",
+    errno.EACCES: "grant this user write permission on the folder",
+    errno.EPERM: "grant this user write permission on the folder",
+    errno.ENOTDIR: "remove the file that has the path of a folder",
+    errno.EEXIST: "remove the file that has the path of a folder",
 }
 
 
 def write(directory: Path, manifest: Manifest) -> None:
-    """Writes a checkpoint, whose leaves have their values. One that is there already is replaced at the end.
+    """Writes a checkpoint, whose leaves have their values. An existing checkpoint is replaced at the end.
 
-    Context: while this process holds the lock of the series (`series_lock`). What killed processes have left of this
-    checkpoint is removed.
+    Removes temporary folders of this checkpoint that killed processes left behind.
+
+    Context: while this process holds the lock of the series (`series_lock`).
 
     Raises:
-        CheckpointError: It cannot be written. What was there before is as it was.
+        CheckpointError: The checkpoint cannot be written. An existing checkpoint is unchanged.
     """
     unfinished = unfinished_beside(directory)
     _in_use.add(unfinished)
@@ -73,7 +74,7 @@ def write(directory: Path, manifest: Manifest) -> None:
         raise CheckpointError(
             "saving a checkpoint",
             found=f"{directory} could not be written: {_first_line(error)}{_space_left(directory, error)}",
-            rule="a checkpoint is written whole or not at all; earlier ones are as they were",
+            rule="a checkpoint is written completely or not at all; earlier checkpoints are unchanged",
             remedy=f"{_remedy(error)}, or choose another folder, and save again",
         ) from error
     finally:
@@ -81,16 +82,16 @@ def write(directory: Path, manifest: Manifest) -> None:
 
 
 def unfinished_beside(directory: Path) -> Path:
-    """A new name for what is not, or no longer, the checkpoint at a path."""
+    """Returns a new temporary path for a checkpoint that is being written or removed."""
     return directory.with_name(f"{directory.name}.{secrets.token_hex(4)}{UNFINISHED}")
 
 
 def remove_leftovers(folder: Path, wanted: Callable[[str], bool]) -> None:
-    """Removes what processes that are gone have left unfinished.
+    """Removes the temporary folders that dead processes left behind.
 
     Args:
-        folder: Where.
-        wanted: Says of a checkpoint's name whether its series is this process's to write.
+        folder: The folder of the checkpoints.
+        wanted: From the name of a checkpoint to whether this process may write its series.
     """
     if not folder.is_dir():
         return
@@ -101,11 +102,11 @@ def remove_leftovers(folder: Path, wanted: Callable[[str], bool]) -> None:
 
 
 def _remedy(error: BaseException) -> str:
-    return _REMEDIES.get(_number_of(error) or 0, "look at the folder and its file system")
+    return _REMEDIES.get(_number_of(error) or 0, "check the folder and its file system")
 
 
 def _number_of(error: BaseException) -> int | None:
-    """The system's error number; TensorStore has only its words."""
+    """Returns the system's error number. TensorStore's errors contain only its text, so the text is searched too."""
     if isinstance(error, OSError) and error.errno in _REMEDIES:
         return error.errno
     text = str(error)
@@ -117,11 +118,11 @@ def _space_left(directory: Path, error: BaseException) -> str:
     if _number_of(error) != errno.ENOSPC:
         return ""
     there = next(one for one in directory.parents if one.exists())
-    return f" ({shutil.disk_usage(there).free / 1e6:.1f} MB are free there)"
+    return f" ({shutil.disk_usage(there).free / 1e6:.1f} MB are free on its file system)"
 
 
 def _put_in_place(unfinished: Path, directory: Path) -> None:
-    """Renames; where a checkpoint is replaced there is always one to be found (see `actual`)."""
+    """Renames a finished checkpoint to its path. During a replacement, `actual` always finds one of the two."""
     replaced = directory.with_name(directory.name + REPLACED)
     if directory.exists():
         shutil.rmtree(replaced, ignore_errors=True)
@@ -132,13 +133,13 @@ def _put_in_place(unfinished: Path, directory: Path) -> None:
 
 
 def actual(directory: Path) -> Path:
-    """Where a checkpoint is: at its path, or beside it if the program was killed while it was being replaced."""
+    """Returns the folder of a checkpoint: its path, or the folder beside it if a replacement was interrupted."""
     replaced = directory.with_name(directory.name + REPLACED)
     return replaced if not directory.exists() and replaced.exists() else directory
 
 
 def _flush(path: Path) -> None:
-    """Has the system write a file or folder to the disk now."""
+    """Flushes a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -152,7 +153,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class Writer:
-    """Writes in the background, one checkpoint at a time, and keeps an error for whoever waits next."""
+    """Writes one checkpoint at a time in the background. The next `wait` raises the error of a failed write."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -160,22 +161,22 @@ class Writer:
         _writers.add(self)
 
     def start(self, work: Callable[[], None]) -> None:
-        """Does `work` in the background, after what is under way.
+        """Waits for the current write, and runs `work` in the background.
 
         Raises:
-            CheckpointError: What was under way has failed.
+            CheckpointError: The current write failed.
         """
         self.wait()
-        # Not a daemon: a program that ends normally ends after its last checkpoint.
+        # Not a daemon thread, so that a program that ends normally finishes its last checkpoint.
         thread = threading.Thread(target=self._run, args=(work,), name=_THREAD)
         thread.start()
-        self._thread = thread  # only now: another thread may be about to join it
+        self._thread = thread  # after `start`: another thread can call `join`, which fails before `start`
 
     def wait(self) -> None:
-        """Waits for what is under way.
+        """Waits for the current write.
 
         Raises:
-            CheckpointError: It has failed, or what was before it and nobody has asked.
+            CheckpointError: The current write failed, or an earlier one whose error has not been raised yet.
         """
         thread = self._thread
         if thread is not None:
@@ -186,11 +187,11 @@ class Writer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being written now."""
+        """Whether a write is in progress."""
         return self._thread is not None and self._thread.is_alive()
 
     def join(self) -> None:
-        """Waits for what is under way; an error is kept for `wait`."""
+        """Waits for the current write without raising its error, which `wait` raises later."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -206,7 +207,7 @@ _writers: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 
 def settle() -> None:
-    """Waits for everything that this process is writing, so that a look at a folder sees it. Not for writers."""
+    """Waits for all writes of this process, so that a folder listing includes them. Has no effect in writer threads."""
     if threading.current_thread().name != _THREAD:
         for writer in list(_writers):
             writer.join()
@@ -221,4 +222,4 @@ def _finish_all() -> None:
 
 
 at_end(_finish_all)
-in_forked_children(_writers.clear)  # what the parent writes is the parent's to finish
+in_forked_children(_writers.clear)  # the parent process finishes its own writes

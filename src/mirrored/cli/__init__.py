@@ -1,4 +1,4 @@
-"""The command `mirrored`: devices, demo."""
+"""The command `mirrored`: devices, demo, run, doctor, plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m mirrored.cli`` is ``mirrored``."""
+"""Runs the command `mirrored` by ``python -m mirrored.cli``."""
 
 from mirrored.cli.main import main
 

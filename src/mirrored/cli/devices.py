@@ -1,4 +1,4 @@
-"""`mirrored devices`: what there is, and which replicas would live where."""
+"""`mirrored devices`: shows the devices, and the assignment of replicas to them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def show_devices(names: list[str], *, num_replicas: int | None, virtual: int | N
 
     Args:
         names: Devices of the strategy; empty for the default ones.
-        num_replicas: Replicas to place; None for one per device.
-        virtual: CPU devices to simulate; None for those there are.
-        kind: What simulated devices stand for.
+        num_replicas: The number of replicas to assign; None for one per device.
+        virtual: The number of CPU devices to simulate; None for the existing devices.
+        kind: The kind of device that they simulate.
 
     Raises:
         DeviceError: A device does not exist, or the replicas do not fit.
@@ -35,7 +35,7 @@ def show_devices(names: list[str], *, num_replicas: int | None, virtual: int | N
 
 
 def device_table(device_assignment: DeviceAssignment) -> Table:
-    """One row per device of this process; those of the layout with their replicas."""
+    """Returns a table with one row per device of this process, with the replicas assigned to it."""
     table = Table(title=f"Devices (JAX {jax.__version__}, process {jax.process_index()} of {jax.process_count()})")
     for column in ("device", "kind", "hardware", "memory", "replicas"):
         table.add_column(column, no_wrap=True)
@@ -49,7 +49,7 @@ def device_table(device_assignment: DeviceAssignment) -> Table:
 
 
 def layout_sentence(device_assignment: DeviceAssignment) -> str:
-    """What a strategy on this layout is made with, and how many replicas live where."""
+    """Describes a device assignment: its replicas per device, and the call that creates such a strategy."""
     names = ", ".join(f'"{name_device(device)}"' for device in device_assignment.devices)
     each = f"{device_assignment.local} on each" if device_assignment.is_folded else "one on each"
     devices = f"{device_assignment.num_devices} device{'s' * (device_assignment.num_devices != 1)}"

@@ -1,4 +1,4 @@
-"""The command line: one sub-command per file, loaded when it is called."""
+"""The command line `mirrored`: one subcommand per file, imported when it is called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "sh
 
 
 class _Group(click.Group):
-    """Shows the errors of mirrored as a message, without a traceback."""
+    """Shows mirrored's errors as messages without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -29,15 +29,15 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--replicas", type=int, help="Show where this many replicas would live.  [default: one per device]")
+@click.option("--replicas", type=int, help="Number of replicas to assign to devices.  [default: one per device]")
 @click.option("--virtual", type=int, help="Simulate this many devices on the CPU.")
 @click.option("--kind", type=click.Choice(["CPU", "GPU", "TPU"], case_sensitive=False), default="CPU",
-              help="What the simulated devices stand for.")  # fmt: skip
+              help="Kind of device to simulate.")  # fmt: skip
 @click.argument("names", nargs=-1, metavar="[DEVICE]...")
 def devices(names: tuple[str, ...], replicas: int | None, virtual: int | None, kind: str) -> None:
-    """Show the devices, and which replicas would live where.
+    """Show the devices, and the assignment of replicas to them.
 
-    DEVICE is a name like GPU:0 or /gpu:0; without any, all accelerators are taken, or all CPU devices.
+    DEVICE is a name such as GPU:0 or /gpu:0. Default: all accelerators, or all CPU devices if there are none.
     """
     from mirrored.cli.devices import show_devices
 
@@ -46,35 +46,35 @@ def devices(names: tuple[str, ...], replicas: int | None, virtual: int | None, k
 
 @main.command()
 @click.option("--replicas", type=click.IntRange(min=1), default=4, help="Number of replicas.")
-@click.option("--epochs", type=click.IntRange(min=1), help="Passes over the training images.  [default: 12]")
+@click.option("--epochs", type=click.IntRange(min=1), help="Number of epochs.  [default: 12]")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("demo_report"),
-              help="Where the report goes.")  # fmt: skip
-@click.option("--quick", is_flag=True, help="Two epochs: shows everything, learns less.")
+              help="Output folder for the report.")  # fmt: skip
+@click.option("--quick", is_flag=True, help="Train for two epochs, and accept a lower accuracy.")
 def demo(replicas: int, epochs: int | None, out: Path, quick: bool) -> None:
-    """Train a convnet on handwritten digits, on several replicas, and write a report."""
+    """Train a convnet on handwritten digits, and write a report."""
     from mirrored.cli.demo.command import run_demo
 
     run_demo(num_replicas=replicas, epochs=epochs or (2 if quick else 12), out=out, must_learn=not quick)
 
 
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--replicas", type=click.IntRange(min=1), help="One process with this many replicas.")
-@click.option("--workers", type=click.IntRange(min=1), default=1, help="Processes on this machine.")
+@click.option("--replicas", type=click.IntRange(min=1), help="Run one process with this many replicas.")
+@click.option("--workers", type=click.IntRange(min=1), default=1, help="Number of processes on this machine.")
 @click.option("--replicas-per-worker", type=click.IntRange(min=1),
-              help="Devices of each worker: accelerators, or virtual CPU devices where there are none.")  # fmt: skip
-@click.option("--nodes", type=click.IntRange(min=1), default=1, help="How many machines take part.")
-@click.option("--node-rank", type=click.IntRange(min=0), default=0, help="Which of them this is.")
-@click.option("--coordinator", metavar="HOST:PORT", help="Where the launchers of all machines meet: on machine 0.")
+              help="Number of accelerators of each worker, or of virtual CPU devices if there are none.")  # fmt: skip
+@click.option("--nodes", type=click.IntRange(min=1), default=1, help="Number of machines.")
+@click.option("--node-rank", type=click.IntRange(min=0), default=0, help="Index of this machine, from 0.")
+@click.option("--coordinator", metavar="HOST:PORT", help="Address on machine 0 for the rendezvous of all machines.")
 @click.option("--max-restarts", type=click.IntRange(min=0), default=0,
-              help="How often all workers are started again after one has failed.")  # fmt: skip
+              help="Maximum number of restarts of all workers after a failure.")  # fmt: skip
 @click.option("--log-dir", type=click.Path(path_type=Path, file_okay=False),
-              help="Write the output of worker i to worker-i.log here as well.")  # fmt: skip
+              help="Also write the output of worker i to worker-i.log in this folder.")  # fmt: skip
 @click.option("--grace-seconds", type=click.FloatRange(min=0), default=30.0,
-              help="How long the workers have to save and end after a SIGTERM.")  # fmt: skip
+              help="How long the workers may take to save and end after a SIGTERM.")  # fmt: skip
 @click.option("--meeting-seconds", type=click.FloatRange(min=1), default=300.0,
-              help="How long the launchers of several machines wait for each other.")  # fmt: skip
+              help="Timeout of the rendezvous of several machines.")  # fmt: skip
 @click.option("--no-compile-cache", is_flag=True, help="Do not keep compiled programs between runs.")
-@click.option("-m", "is_module", is_flag=True, help="PROGRAM is the name of a module.")
+@click.option("-m", "is_module", is_flag=True, help="Run PROGRAM as a module, as python -m does.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(program: str, arguments: tuple[str, ...], is_module: bool, replicas: int | None, workers: int,
@@ -85,13 +85,13 @@ def run(program: str, arguments: tuple[str, ...], is_module: bool, replicas: int
 
     \b
     mirrored run --replicas 4 train.py                              one process, four replicas
-    mirrored run --workers 2 --replicas-per-worker 2 train.py       two processes of this machine
+    mirrored run --workers 2 --replicas-per-worker 2 train.py       two processes on this machine
     mirrored run --nodes 2 --node-rank 0 --coordinator host0:8476 train.py    on each of two machines
-    srun mirrored run train.py                                      one worker per task of Slurm
+    srun mirrored run train.py                                      one worker per Slurm task
 
-    Every line of output gets its worker's name. When one worker fails, all are ended, its error comes first, and the
-    exit status is its own.
-    """  # noqa: D301 (click wants the character, and leaves such a paragraph as it is)
+    Every line of output is prefixed with its worker. When one worker fails, its error is printed first, all workers are
+    ended, and the exit status is that of the failed worker.
+    """  # noqa: D301 (click requires the character to keep a paragraph unwrapped)
     from mirrored.cli.run import run as run_program
     from mirrored.launcher import Job
 
@@ -103,18 +103,19 @@ def run(program: str, arguments: tuple[str, ...], is_module: bool, replicas: int
 
 
 @main.command()
-@click.option("--workers", type=click.IntRange(min=1), default=1, help="Processes on this machine.")
-@click.option("--replicas-per-worker", type=click.IntRange(min=1), help="Devices of each worker.")
-@click.option("--nodes", type=click.IntRange(min=1), default=1, help="How many machines take part.")
-@click.option("--node-rank", type=click.IntRange(min=0), default=0, help="Which of them this is.")
-@click.option("--coordinator", metavar="HOST:PORT", help="Where the launchers of all machines meet: on machine 0.")
+@click.option("--workers", type=click.IntRange(min=1), default=1, help="Number of processes on this machine.")
+@click.option("--replicas-per-worker", type=click.IntRange(min=1), help="Number of devices of each worker.")
+@click.option("--nodes", type=click.IntRange(min=1), default=1, help="Number of machines.")
+@click.option("--node-rank", type=click.IntRange(min=0), default=0, help="Index of this machine, from 0.")
+@click.option("--coordinator", metavar="HOST:PORT", help="Address on machine 0 for the rendezvous of all machines.")
 @click.option("--checkpoints", type=click.Path(path_type=Path, file_okay=False),
-              help="A folder for checkpoints: is it shared, how quick, how full?")  # fmt: skip
+              help="Checkpoint folder: check that it is shared, its write speed and its free space.")  # fmt: skip
 def doctor(workers: int, replicas_per_worker: int | None, nodes: int, node_rank: int, coordinator: str | None,
            checkpoints: Path | None) -> None:  # fmt: skip
-    """Examine the machines that training is to run on, and name the one that is wrong.
+    """Check the machines of a job, and name those with a fault.
 
-    Started like `mirrored run`: devices, versions, rendezvous, all-reduce between neighbours, clocks, disk.
+    Start it like `mirrored run`. It checks devices, versions, the rendezvous, the all-reduce between neighbours, clocks
+    and the disk.
     """
     from mirrored.cli.doctor.command import run_doctor
     from mirrored.launcher import Job
@@ -127,30 +128,32 @@ def doctor(workers: int, replicas_per_worker: int | None, nodes: int, node_rank:
 @main.command()
 @click.argument("program", type=click.Path(exists=True, path_type=Path, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option("--replicas", default="8,64,512,4096", help="Numbers of replicas, each on a device of its own.")
 @click.option(
-    "--bandwidth", help="What one device sends to the next, in bytes (or Gbit/s).  [25GB/s, or measured here]"
+    "--replicas", default="8,64,512,4096", help="Numbers of replicas to predict, each replica on its own device."
 )
-@click.option("--latency", help="Until the first byte is there.  [5us, or measured here]")
+@click.option(
+    "--bandwidth", help="Bandwidth from one device to the next, in bytes (or Gbit/s).  [25GB/s, or measured here]"
+)
+@click.option("--latency", help="Latency until the first byte arrives.  [5us, or measured here]")
 @click.option("--keep", "keeps", type=click.Choice(["replica-batch", "global-batch"]), default="replica-batch",
-              help="What stays as it is when there are more replicas.")  # fmt: skip
+              help="Fixed quantity: replica-batch is weak scaling, global-batch is strong scaling.")  # fmt: skip
 @click.option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0,
-              help="How fast one replica's device is, in units of one here.")  # fmt: skip
-@click.option("--shared", is_flag=True, help="The replicas share this machine, as virtual devices do.")
-@click.option("--steps", type=click.IntRange(min=1), default=10, help="Steps to time at least.")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the plan into this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print figures for a program to read.")
+              help="Speed of one replica's device relative to a device here.")  # fmt: skip
+@click.option("--shared", is_flag=True, help="Predict for replicas that share this machine, as virtual devices do.")
+@click.option("--steps", type=click.IntRange(min=1), default=10, help="Minimum number of steps to time.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Plot the prediction into this file.")
+@click.option("--json", "as_json", is_flag=True, help="Output JSON.")
 def plan(program: Path, arguments: tuple[str, ...], replicas: str, bandwidth: str | None, latency: str | None,
          keeps: str, speed: float, shared: bool, steps: int, plot: Path | None, as_json: bool) -> None:  # fmt: skip
-    """Predict PROGRAM's step on more replicas, and say why it is not faster.
+    """Predict how PROGRAM scales, and name the bottleneck.
 
     \b
     mirrored plan step.py --replicas 8,64,512,4096 --bandwidth 25GB/s --latency 5us --plot plan.png
 
-    The program runs here until its training step (the compiled function that it calls most) has been timed. One
-    replica's part of it is then timed by itself, what more replicas exchange is read off the step traced for devices
-    that need not exist: 5 to 20 seconds in all. Sums are measured between the devices here if --shared, or if there
-    are several accelerators, unless a network is given. Arguments for the program go behind --.
+    The program runs here until its training step (the compiled function that it calls most) has been timed. The part
+    of one replica is then timed alone. What more replicas exchange is read from the step traced for devices that need
+    not exist. All of this takes 5 to 20 seconds. All-reduces are measured between the devices here with --shared, or if
+    there are several accelerators, unless a network is given. Put arguments of the program after --.
     """  # noqa: D301 (as above)
     from mirrored.cli.plan import show_plan
 

@@ -1,4 +1,4 @@
-"""`mirrored plan`: how fast a program's step would be on more replicas, and why not faster."""
+"""`mirrored plan`: predicts the scaling of a program's step to more replicas, and names the bottleneck."""
 
 from __future__ import annotations
 
@@ -37,16 +37,29 @@ def show_plan(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Runs the program until its step has been timed, measures its parts, and prints the plan.
+    """Runs the program until its step has been timed, measures its parts, and prints the prediction.
+
+    Args:
+        program: The Python file to run.
+        arguments: Its arguments.
+        replicas: The numbers of replicas, separated by commas.
+        bandwidth: The network's bandwidth; None for the default.
+        latency: The network's latency; None for the default.
+        keeps: The fixed quantity, ``replica-batch`` (weak scaling) or ``global-batch`` (strong scaling).
+        speed: The speed of one replica's device relative to a device here.
+        shared: Whether the replicas share this machine.
+        steps: The minimum number of steps to time.
+        plot: A file to plot the prediction into; None for no plot.
+        as_json: Whether to print JSON.
 
     Raises:
-        ArgumentError: Numbers that cannot be read, or a program without a step.
-        MissingExtraError: A plot was asked for and matplotlib is not installed.
+        ArgumentError: A number cannot be parsed, or the program has no step.
+        MissingExtraError: A plot is requested and matplotlib is not installed.
     """
     counts = _counts(replicas)
     network = _network(bandwidth, latency)
     with _Bar() as bar:
-        bar.show("the program, until its step has been timed", 0, None)
+        bar.show("run the program until its step has been timed", 0, None)
         observation = detect_step(
             lambda: _run(program, arguments), steps=steps, seconds=_LONG_ENOUGH_SECONDS, called="mirrored plan"
         )
@@ -63,7 +76,7 @@ def show_plan(
 
 
 class _Bar:
-    """What is being measured, on stderr where that is a terminal, and gone at the end."""
+    """A progress bar for the current measurement, on stderr if that is a terminal. It disappears at the end."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -83,7 +96,7 @@ class _Bar:
 
 
 def as_data(plan: ScalingPlan) -> list[dict[str, object]]:
-    """The plan as plain data."""
+    """Returns the plan as JSON data."""
     return [
         {
             "replicas": one.replicas,
@@ -116,7 +129,7 @@ def _run(program: Path, arguments: list[str]) -> None:
 def _print(plan: ScalingPlan) -> None:
     console = Console()
     console = Console(width=max(console.width, 120))
-    table = Table(title="A step, predicted (milliseconds)")
+    table = Table(title="Predicted time of a step (milliseconds)")
     for column in ("replicas", "each", "compute", "exchange", "dispatch", "input", "step", "examples/s", "efficiency"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("bottleneck", no_wrap=True)
@@ -126,16 +139,16 @@ def _print(plan: ScalingPlan) -> None:
                       f"{one.examples_per_second:,.0f}", f"{one.efficiency:.0%}", bottleneck(one))  # fmt: skip
     console.print(table)
     sums, exchanges = plan.merged
-    told = f"{sums} sums over replicas in the program, exchanged as {exchanges}; {_of_network(plan)}."
-    console.print(told, soft_wrap=True)
+    summary = f"{sums} all-reduces in the program, executed as {exchanges}; {_of_network(plan)}."
+    console.print(summary, soft_wrap=True)
     check, observed = plan.check.device_seconds + plan.check.dispatch_seconds, plan.observed_seconds
     replicas = f"{plan.check.replicas} replica{'s' * (plan.check.replicas != 1)}"
     console.print(
-        f"As observed here, a step of {replicas} took {_ms(observed)} ms; predicted from its parts it takes "
-        f"{_ms(check)} ms, {check / observed:.2f} times that.",
+        f"A step with {replicas} took {_ms(observed)} ms here; the prediction from its parts is {_ms(check)} ms, "
+        f"{check / observed:.2f} times that.",
         soft_wrap=True,
     )
-    console.print("Why not faster?")
+    console.print("Bottlenecks:")
     for one in plan.predictions:
         counted = f"{one.replicas} replica{'s' * (one.replicas != 1)}"
         console.print(f"  {counted}, {bottleneck(one)}: {explanation(plan, one)}", soft_wrap=True)
@@ -143,7 +156,7 @@ def _print(plan: ScalingPlan) -> None:
 
 def _of_network(plan: ScalingPlan) -> str:
     if plan.network is None:
-        return "sums as measured between the devices here"
+        return "all-reduces as measured between the devices here"
     rate = f"{plan.network.bandwidth_bytes_per_second / 1e9:.3g} GB/s, {1e6 * plan.network.latency_seconds:.3g} us"
     return f"network {rate} ({plan.network_source})"
 
@@ -153,7 +166,7 @@ def _ms(seconds: float) -> str:
 
 
 def _network(bandwidth: str | None, latency: str | None) -> Network | None:
-    """What is known of it; of the other rate what is assumed."""
+    """Returns the network with the given rates; an omitted one of the two has its assumed default."""
     if bandwidth is None and latency is None:
         return None
     return Network(
@@ -166,7 +179,7 @@ def _counts(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise _unreadable("--replicas", text, "numbers with commas between", "--replicas 8,64,512") from None
+        raise _unreadable("--replicas", text, "numbers separated by commas", "--replicas 8,64,512") from None
 
 
 def _bandwidth(text: str) -> float:

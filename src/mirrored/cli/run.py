@@ -1,4 +1,4 @@
-"""`mirrored run`: a program on several workers."""
+"""`mirrored run`: runs a program on several workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mirrored.launcher import Job, detect, run_job
 
 
 def run(job: Job, *, replicas: int | None) -> NoReturn:
-    """Runs a job and ends with its exit status; what a scheduler says fills what the command line leaves open."""
+    """Runs a job and exits with its status. A scheduler's environment supplies options that the command line omits."""
     if replicas is not None:
         if job.workers > 1 or job.nodes > 1:
             raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Where a process learns which tasks there are and which of them it is."""
+"""Cluster resolvers, the rendezvous of workers, and `MultiWorkerMirroredStrategy`."""
 
 from mirrored.cluster.kubernetes import ExecutableLocation as ExecutableLocation
 from mirrored.cluster.kubernetes import KubernetesClusterResolver as KubernetesClusterResolver

@@ -1,4 +1,4 @@
-"""The cluster of a process that was given none: what JAX's detection, or an earlier initialization, says."""
+"""Detects the cluster of a process that has none configured: an earlier initialization of JAX, or JAX's detection."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _REMEDY = (
 
 
 def detected_process(called: str, timeout_seconds: int) -> Process | None:
-    """Returns this process's place in the cluster that the environment describes; None if it says nothing of others.
+    """Returns this process's place in the cluster that the environment describes; None if it describes no cluster.
 
-    What `jax.distributed.initialize` was told counts first, then JAX's own detection (Open MPI, Slurm, Kubernetes,
-    Cloud TPU).
+    The arguments of an earlier `jax.distributed.initialize` take precedence over JAX's own detection (Open MPI, Slurm,
+    Kubernetes, Cloud TPU).
 
     Args:
         called: What the user called, for messages.
-        timeout_seconds: How long to wait until the coordinator's host has an address.
+        timeout_seconds: How long to wait until the coordinator's host name resolves.
 
     Raises:
         ClusterError: There are several processes, but no description of how they reach each other.
@@ -44,13 +44,13 @@ def detected_process(called: str, timeout_seconds: int) -> Process | None:
 
 
 def resolver_of(process: Process) -> SimpleClusterResolver:
-    """Returns a resolver that says the same: all processes are workers."""
+    """Returns a resolver of the same cluster, in which all processes are workers."""
     spec = ClusterSpec({WORKER: list(process.addresses)})
     return SimpleClusterResolver(spec, task_type=WORKER, task_id=process.index, rpc_layer="grpc")
 
 
 def _process(coordinator: str, count: int, index: int, source: str, method: str | None = None) -> Process:
-    # Only the coordinator's address is known before the processes have met; the others have names instead.
+    # Only the coordinator's address is known before the rendezvous; the other processes get names instead.
     names = tuple(f"{source}-process-{other}" for other in range(1, count))
     return Process(coordinator, count, index, (coordinator, *names), method)
 
@@ -58,7 +58,7 @@ def _process(coordinator: str, count: int, index: int, source: str, method: str 
 def _no_description(called: str, found: str) -> ClusterError:
     return ClusterError(
         called,
-        found=f"this process is one of several, and was not told how to reach the others: {found}",
-        rule="the processes of a job meet at one address; without it each would train a model of its own",
+        found=f"this process is one of several, and nothing says how to reach the others: {found}",
+        rule="the processes of a job need one coordinator address; without it each would train a model of its own",
         remedy=_REMEDY,
     )

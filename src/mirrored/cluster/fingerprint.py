@@ -1,4 +1,4 @@
-"""What must be the same on all workers before they train: versions, flags, the program's first file."""
+"""Checks that all workers have the same versions, JAX settings and XLA flags before they train."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import jax
 from mirrored.errors import DisagreementError
 
 _PACKAGES: Final = ("mirrored", "jax", "jaxlib", "numpy", "optax", "ml_dtypes")
-# Compared where both workers have imported them.
+# Compared only between workers that have imported them.
 _OPTIONAL: Final = ("flax", "keras", "equinox")
-# Settings of JAX that change numbers or programs.
+# JAX settings that change results or compiled programs.
 _SETTINGS: Final = (
     "jax_enable_x64",
     "jax_default_matmul_precision",
@@ -42,14 +42,14 @@ _SETTINGS: Final = (
     "jax_optimization_level",
     "jax_explicit_x64_dtypes",
 )
-# Variables that change the numbers of compiled programs.
+# Environment variables that change the results of compiled programs.
 _VARIABLES: Final = ("LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
-# Flags of XLA that may differ: how many devices a worker has, and where it writes what for people.
+# XLA flags that may differ between workers: the number of host devices, and the debug dumps.
 _OWN_FLAGS: Final = re.compile(r"--xla_(force_host_platform_device_count|dump_|gpu_dump_)")
 
 
 def fingerprint(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What this worker compares with the others, in the order in which it is worth telling."""
+    """Returns the versions and settings that workers compare, the most informative differences first."""
     environment = os.environ if environment is None else environment
     found = {f"the version of {name}": _version(name) for name in _PACKAGES}
     found |= {f"the version of {name}": _version(name) for name in _OPTIONAL if name in sys.modules}
@@ -62,27 +62,27 @@ def fingerprint(environment: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def check_fingerprints(called: str, everyone: Sequence[Mapping[str, str]], names: Sequence[str]) -> None:
-    """Refuses workers that differ.
+    """Checks that the fingerprints of all workers are equal.
 
     Args:
-        called: What the user called.
+        called: What the user called, for messages.
         everyone: The fingerprints, by worker.
-        names: Of the workers: their addresses.
+        names: The workers' addresses.
 
     Raises:
-        DisagreementError: Naming the first worker and the first thing that differ.
+        DisagreementError: Two fingerprints differ. It names the first such worker and entry.
     """
-    for worker, theirs in enumerate(everyone):
+    for worker, other in enumerate(everyone):
         for what, expected in everyone[0].items():
-            missing = what not in theirs and what.rpartition(" ")[2] in _OPTIONAL
-            if missing or theirs.get(what) == expected:
+            missing = what not in other and what.rpartition(" ")[2] in _OPTIONAL
+            if missing or other.get(what) == expected:
                 continue
             raise DisagreementError(
                 called,
-                found=f"{what} is {expected!r} on worker 0 ({names[0]}) and {theirs.get(what)!r} on worker {worker} "
+                found=f"{what} is {expected!r} on worker 0 ({names[0]}) and {other.get(what)!r} on worker {worker} "
                 f"({names[worker]})",
                 rule="all workers run the same program with the same versions and flags",
-                remedy=f"make worker {worker} like the others; mirrored doctor shows what each has",
+                remedy=f"give worker {worker} the same versions and flags; mirrored doctor shows those of each worker",
             )
 
 

@@ -1,4 +1,4 @@
-"""Joining a job of several processes by `jax.distributed`; errors say who was waited for, where and how long."""
+"""Joins a job of several processes by `jax.distributed`; errors name the missing worker, the address and the wait."""
 
 from __future__ import annotations
 
@@ -23,31 +23,35 @@ from mirrored.transport.binding import joined
 from mirrored.watchdog.fail_fast_exit import fail_fast
 from mirrored.watchdog.forked_children import in_forked_children
 
-# A worker that has ended waits for the others, one of which may still be writing the last checkpoint.
+# How long a worker that has ended waits for the others: one of them may still be writing the last checkpoint.
 _SHUTDOWN_SECONDS: Final = 3600
-# All have met when JAX's own rendezvous begins.
+# JAX's own rendezvous begins only after ours, so that it needs little time.
 _LEAST_SECONDS: Final = 10.0
 _JAX_SECONDS: Final = 30
 
 
 def join(process: Process, called: str) -> None:
-    """Makes this process one of its job. Does nothing if it is one already.
+    """Joins this process to its job. Has no effect if it has joined already.
 
     Context: before JAX's first operation in this process.
 
-    ``MIRRORED_RENDEZVOUS_SECONDS`` (300) says how long to wait for the others, ``MIRRORED_HEARTBEAT_SECONDS`` (30)
-    after how long without a sign of life a process counts as dead.
+    ``MIRRORED_RENDEZVOUS_SECONDS`` (300) is the timeout of the rendezvous. ``MIRRORED_HEARTBEAT_SECONDS`` (30) is the
+    time without a heartbeat after which a process counts as dead.
+
+    Args:
+        process: This process's place in the job.
+        called: What the user called, for messages.
 
     Raises:
         ContextError: JAX has started without its cluster, or as part of another job.
-        RendezvousError: The coordinator cannot be reached, its port is taken, or a worker has not come.
+        RendezvousError: The coordinator cannot be reached, its port is taken, or a worker did not join in time.
     """
-    settings.check()  # `os.environ` may have changed since the import; other threads read some of them later
+    settings.check()  # `os.environ` may have changed since the import, and threads read some settings later
     if coordination.is_connected():
         _check_same(process, called)
         return
-    # SIGTERM ends a process, unless it has asked to save a checkpoint before (`CheckpointManager`). JAX's own service
-    # would swallow it in any case.
+    # SIGTERM ends a process, unless a `CheckpointManager` handles it to save a checkpoint first. JAX's own preemption
+    # service would ignore it in every case.
     jax.config.update("jax_enable_preemption_service", False)
     if coordination.has_devices():
         raise _too_late(called)
@@ -66,7 +70,7 @@ def join(process: Process, called: str) -> None:
                 process.coordinator,
                 process.num_processes,
                 process.index,
-                # Without it JAX would take the environment of an outer scheduler for a limit to one accelerator.
+                # Without it JAX would derive a limit to one accelerator from the environment of an outer scheduler.
                 cluster_detection_method=process.detection or "deactivate",
                 coordinator_bind_address=joined(interface, port) if interface else None,
                 initialization_timeout=int(left) + _JAX_SECONDS,
@@ -79,17 +83,17 @@ def join(process: Process, called: str) -> None:
 
 
 def _interface(coordinator: str) -> str:
-    """Where to listen: as JAX's variable says, else on the interface that the coordinator's address names."""
+    """Returns the interface to listen on: that of JAX's variable, otherwise that of the coordinator's address."""
     given = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", "").rpartition(":")[0].strip("[]")
     return given or interface_of(coordinator.rpartition(":")[0])
 
 
 @contextlib.contextmanager
 def _left_in_time(process: Process, seconds: float) -> Iterator[None]:
-    """Ends this process with a message before JAX aborts it: a worker has gone after all had met."""
+    """Ends this process with a message before JAX aborts it, if a worker is lost between the two rendezvous."""
 
     def end() -> None:
-        error = _failed(process, seconds, "a worker has gone after all had met")
+        error = _failed(process, seconds, "a worker was lost after all had joined")
         fail_fast("error", 1, f"ended by {error}", lambda: print(error, file=sys.stderr, flush=True))
 
     timer = threading.Timer(seconds, end)
@@ -102,7 +106,10 @@ def _left_in_time(process: Process, seconds: float) -> Iterator[None]:
 
 
 def check_mtls(called: str) -> None:
-    """Refuses certificates for the coordinator that this JAX would not use.
+    """Checks that this JAX uses the configured certificates for its coordinator.
+
+    Args:
+        called: What the user called, for messages.
 
     Raises:
         ContextError: JAX is older than 0.12, and variables of its later mTLS options are set.
@@ -112,18 +119,18 @@ def check_mtls(called: str) -> None:
         raise ContextError(
             called,
             found=f"{', '.join(given)} with JAX {jax.__version__}",
-            rule="JAX secures its coordinator by mTLS from version 0.12 on; this one would start it without",
+            rule="JAX secures its coordinator by mTLS from version 0.12 on; this version would start it without mTLS",
             remedy="install JAX 0.12, or unset the variables and keep the coordinator's port inside a trusted network",
         )
 
 
 def rendezvous_seconds() -> int:
-    """How long to wait for the other processes of the job."""
+    """Returns the timeout of the rendezvous with the other processes of the job."""
     return settings.RENDEZVOUS_SECONDS.read()
 
 
 def heartbeat_seconds() -> int:
-    """After how long without a sign of life a process counts as dead."""
+    """Returns the time without a heartbeat after which a process counts as dead."""
     return settings.HEARTBEAT_SECONDS.read()
 
 
@@ -133,27 +140,27 @@ def _check_same(process: Process, called: str) -> None:
         return
     raise ContextError(
         called,
-        found=f"this process is worker {here[0]} of {here[1]} already, and is to be {process.index} of "
+        found=f"this process is worker {here[0]} of {here[1]} already, and is to become worker {process.index} of "
         f"{process.num_processes}",
-        rule="a process is part of one job, as long as it runs",
-        remedy="make all strategies of a program from the same cluster",
+        rule="a process belongs to one job as long as it runs",
+        remedy="create all strategies of a program from the same cluster",
     )
 
 
 def _too_late(called: str) -> ContextError:
     return ContextError(
         called,
-        found="JAX has made its devices already, without those of the other workers",
-        rule="a process joins its job before its first JAX operation (creating an array or asking for the devices is "
-        "one)",
-        remedy="make the strategy right after the imports, and load data and build models after it",
+        found="JAX has initialized its devices already, without those of the other workers",
+        rule="a process joins its job before its first JAX operation (creating an array and calling jax.devices() are "
+        "operations)",
+        remedy="create the strategy right after the imports, and load data and build models after it",
     )
 
 
 def _failed(process: Process, seconds: float, reason: str) -> RendezvousError:
     others = [address for index, address in enumerate(process.addresses) if index != process.index]
     waiting = (
-        f"not all of {', '.join(others)} have come to {process.coordinator}"
+        f"not all of {', '.join(others)} have joined at {process.coordinator}"
         if process.index == 0
         else f"the coordinator at {process.coordinator} has not started the job"
     )
@@ -161,5 +168,5 @@ def _failed(process: Process, seconds: float, reason: str) -> RendezvousError:
         "joining the cluster",
         found=f"{waiting} after {seconds:.0f} s ({reason})",
         rule=f"all {process.num_processes} tasks of the cluster are started, with the same cluster in TF_CONFIG",
-        remedy=f"look at the output of the others; {settings.RENDEZVOUS_SECONDS.name} says how long to wait",
+        remedy=f"check the output of the other tasks; {settings.RENDEZVOUS_SECONDS.name} sets the timeout",
     )

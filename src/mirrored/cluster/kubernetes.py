@@ -1,4 +1,4 @@
-"""`KubernetesClusterResolver`: the pods that labels select."""
+"""`KubernetesClusterResolver`: the cluster of the pods that labels select."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from mirrored.extras import load
 
 
 class ExecutableLocation(enum.Enum):
-    """Where the program runs, and so how Kubernetes is reached."""
+    """Whether the program runs inside the Kubernetes cluster, which determines how to reach its API."""
 
     WITHIN_CLUSTER = 0
     OFF_CLUSTER = 1
 
 
 class KubernetesClusterResolver(ClusterResolver):
-    """The cluster of the running pods that labels select, sorted by name; asked for anew every time.
+    """Resolves the cluster of the running pods that labels select, sorted by name. Every call queries Kubernetes again.
 
-    It cannot know which of them this process is: set `task_type` and `task_id`.
+    The resolver cannot know which pod this process runs in: set `task_type` and `task_id`.
 
     Args:
         job_to_label_mapping: ``{"worker": ["job-name=a", "job-name=b"]}``.
             Default: ``{"worker": ["job-name=tensorflow"]}``.
         tf_server_port: The port of every task.
-        rpc_layer: What stands before addresses in `master`.
-        override_client: A `kubernetes.client.CoreV1Api` with its credentials loaded, or anything with its
-            `list_pod_for_all_namespaces`. Default: one is made.
-        executable_location: Where this program runs.
+        rpc_layer: The protocol prefix of addresses in `master`.
+        override_client: A `kubernetes.client.CoreV1Api` with its credentials loaded, or an object with its method
+            `list_pod_for_all_namespaces`. Default: a new client.
+        executable_location: Whether this program runs inside or outside of the Kubernetes cluster.
 
     Raises:
-        ArgumentError: `executable_location` is none.
+        ArgumentError: `executable_location` is not an `ExecutableLocation`.
         MissingExtraError: The package kubernetes is not installed, and no client is given.
 
     TensorFlow: `tf.distribute.cluster_resolver.KubernetesClusterResolver`.
@@ -52,18 +52,18 @@ class KubernetesClusterResolver(ClusterResolver):
             raise ArgumentError(
                 "KubernetesClusterResolver",
                 found=f"executable_location={executable_location!r}",
-                rule="it is a KubernetesExecutableLocation",
-                remedy="give WITHIN_CLUSTER in a pod, else OFF_CLUSTER",
+                rule="executable_location is a KubernetesExecutableLocation",
+                remedy="give WITHIN_CLUSTER in a pod, otherwise OFF_CLUSTER",
             )
         self._labels = dict(job_to_label_mapping or {"worker": ["job-name=tensorflow"]})
         self._port, self._rpc_layer = tf_server_port, rpc_layer
         self._client = _client(executable_location) if override_client is None else override_client
 
     def cluster_spec(self) -> ClusterSpec:
-        """The pods' addresses by job.
+        """Returns the pods' addresses by job.
 
         Raises:
-            AllocationError: A pod does not run.
+            AllocationError: A pod is not running.
         """
         return ClusterSpec(
             {job: [one for label in labels for one in self._pods(label)] for job, labels in self._labels.items()}
@@ -77,14 +77,14 @@ class KubernetesClusterResolver(ClusterResolver):
                 raise AllocationError(
                     "KubernetesClusterResolver.cluster_spec",
                     found=f'Pod "{pod.metadata.name}" is not running; phase: "{pod.status.phase}"',
-                    rule=f"all pods with the label {label} run",
-                    remedy="wait until they do, or ask for a label that only running pods have",
+                    rule=f"all pods with the label {label} are running",
+                    remedy="wait until they are, or select them by a label that only running pods have",
                 )
             addresses.append(f"{pod.status.host_ip}:{self._port}")
         return addresses
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a task, by default of this one; empty if it is not known which.
+        """Returns the address of a task, by default of this one; an empty string if this task is not known.
 
         Raises:
             ClusterError: There is no such task.

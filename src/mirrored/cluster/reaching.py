@@ -1,4 +1,4 @@
-"""Waiting for the coordinator, so that one that is not there has a name and an address."""
+"""Waits for the coordinator; the error for an unreachable one names its address."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _LONGEST_PAUSE_SECONDS = 1.0
 
 
 def wait_for_coordinator(address: str, timeout_seconds: float) -> float:
-    """Waits until something listens at an address.
+    """Waits until a program listens at an address.
 
     Args:
         address: ``host:port``.
         timeout_seconds: How long to wait.
 
     Returns:
-        The seconds that it took.
+        The time waited, in seconds.
 
     Raises:
-        RendezvousError: Nothing listens there, or the host has no address.
+        RendezvousError: No program listens there, or the host name does not resolve.
     """
     host, _, port = address.rpartition(":")
     start, pause = time.monotonic(), _PAUSE_SECONDS
@@ -39,11 +39,11 @@ def wait_for_coordinator(address: str, timeout_seconds: float) -> float:
 
 
 def unreachable(address: str, seconds: float, error: OSError) -> RendezvousError:
-    """The error for an address that does not answer."""
+    """Returns the error for an address that does not answer."""
     return RendezvousError(
         "waiting for the coordinator",
-        found=f"nobody answers at {address} after {seconds:.1f} s ({error})",
+        found=f"no process answers at {address} after {seconds:.1f} s ({error})",
         rule="the first task of the cluster listens there before the others start to train",
-        remedy="look whether it was started, whether its name leads to its machine from here, and whether a firewall "
-        "closes the port",
+        remedy="check that it was started, that its host name resolves to its machine here, and that no firewall "
+        "blocks the port",
     )

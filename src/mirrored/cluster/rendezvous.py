@@ -1,8 +1,8 @@
 """The rendezvous of the workers of a job, at the coordinator's address, before JAX's coordinator listens there.
 
-JAX's own way to join aborts the process, with a C++ stack, if not all workers come in time, and says nothing while it
-waits. So all workers meet here first. Who is missing is known by then, is said while the others wait, and is named in
-the error that all of them raise. The port is JAX's as soon as all are there.
+JAX's own rendezvous aborts the process with a C++ stack trace if not all workers join in time, and prints nothing while
+it waits. All workers therefore perform this rendezvous first. It prints which workers are missing while the others
+wait, and names them in the error that all workers raise. The port is released to JAX as soon as all have joined.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _TELL_SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 0.5
-# Another program may have the port for a moment; who refuses for longer has another cluster or secret.
+# Another program may hold the port for a moment; a server that refuses for longer has another cluster or secret.
 _MOST_REFUSALS: Final = 8
 
 
 def meet(process: Process, interface: str, seconds: float, called: str) -> None:
-    """Waits until all workers of the job are there.
+    """Waits until all workers of the job have joined.
 
     Args:
         process: This worker's place in the job.
-        interface: Where worker 0 listens, the empty string for all interfaces.
+        interface: The interface that worker 0 listens on; the empty string for all interfaces.
         seconds: How long to wait.
         called: What the user called, for messages.
 
     Raises:
-        RendezvousError: Not all have come in time, the coordinator cannot be reached, or its port is taken.
+        RendezvousError: Not all have joined in time, the coordinator cannot be reached, or its port is taken.
     """
-    # Workers that were given different clusters do not meet.
+    # The secret contains the cluster: workers with different clusters refuse each other.
     description = json.dumps([process.num_processes, *process.addresses]).encode()
     secret = hashlib.sha256(description).digest() + given_secret()
     if process.index == 0:
@@ -52,7 +52,7 @@ def meet(process: Process, interface: str, seconds: float, called: str) -> None:
 
 
 class _Host:
-    """Worker 0: notes which workers have arrived."""
+    """Worker 0: accepts the other workers, and tells them when all have joined."""
 
     def __init__(self, process: Process, seconds: float) -> None:
         self._process, self._seconds = process, seconds
@@ -69,15 +69,15 @@ class _Host:
         try:
             missing = self._wait_for_all()
         finally:
-            server.close()  # the port is JAX's from now on
+            server.close()  # releases the port to JAX
         with self._changed:
-            self._tell({"missing": missing} if missing else {"go": True})
+            self._broadcast({"missing": missing} if missing else {"go": True})
         if missing:
             raise _missing(self._process, missing, time.monotonic() - self._start)
 
     def _wait_for_all(self) -> list[int]:
-        """Returns the workers that have not arrived in time."""
-        told = self._start
+        """Returns the workers that have not joined in time."""
+        reported = self._start
         while True:
             with self._changed:
                 missing = [index for index in range(1, self._process.num_processes) if index not in self._here]
@@ -85,18 +85,18 @@ class _Host:
                 left = self._start + self._seconds - now
                 if not missing or left <= 0:
                     return missing
-                if now - told >= _TELL_SECONDS:
-                    told = now
+                if now - reported >= _TELL_SECONDS:
+                    reported = now
                     _say(_waiting(self._process, missing, now - self._start, self._seconds))
-                    self._tell({"waiting": missing, "seconds": now - self._start})
+                    self._broadcast({"waiting": missing, "seconds": now - self._start})
                 self._changed.wait(min(left, _TELL_SECONDS))
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _broadcast(self, message: dict[str, Any]) -> None:
         for channel in self._here.values():
             channel.send(message)
 
     def _serve(self, channel: Channel) -> None:
-        """Hears one worker until it goes."""
+        """Serves one worker until its connection ends."""
         messages = channel.receive()
         index = next(messages, {}).get("here")
         if not isinstance(index, int) or not 0 < index < self._process.num_processes:
@@ -114,15 +114,15 @@ class _Host:
 
 
 class _Guest:
-    """Another worker: comes, and waits for the word of worker 0."""
+    """Another worker: joins at worker 0, and waits until all have joined."""
 
     def __init__(self, process: Process, seconds: float) -> None:
         self._process, self._seconds = process, seconds
-        self._start = self._heard = time.monotonic()
+        self._start = self._received_at = time.monotonic()
 
     def wait(self, secret: bytes) -> None:
         host, _, port = self._process.coordinator.rpartition(":")
-        refusals, pause, told = 0, _PAUSE_SECONDS, self._start
+        refusals, pause, reported = 0, _PAUSE_SECONDS, self._start
         while True:
             left = self._start + self._seconds - time.monotonic()
             try:
@@ -130,16 +130,16 @@ class _Guest:
             except OSError as error:
                 refusals = refusals + 1 if isinstance(error, RefusedError) else 0
                 self._check(error, left - pause, refusals)
-                if time.monotonic() - told >= _TELL_SECONDS:
-                    told = time.monotonic()
-                    _say(_waiting(self._process, [0], told - self._start, self._seconds))
+                if time.monotonic() - reported >= _TELL_SECONDS:
+                    reported = time.monotonic()
+                    _say(_waiting(self._process, [0], reported - self._start, self._seconds))
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 continue
             seconds = max(left, 0) + _CONNECT_SECONDS
-            with contextlib.closing(channel), _closed_after(channel, seconds), self._telling():
+            with contextlib.closing(channel), _closed_after(channel, seconds), self._reporting_silence():
                 channel.send({"here": self._process.index})
-                if self._hears_go(channel):
+                if self._receives_go(channel):
                     return
             time.sleep(pause)
 
@@ -148,42 +148,42 @@ class _Guest:
         if isinstance(error, RefusedError) and (left <= 0 or refusals >= _MOST_REFUSALS):
             raise RendezvousError(
                 "joining the cluster",
-                found=f"what answers at {address} is not worker 0 of this job: {error}",
-                rule=f"all workers are given the same cluster, and the same secret if {settings.SECRET.name} is set",
-                remedy="compare the clusters in TF_CONFIG; look for a program of an earlier run at that address",
+                found=f"the program that answers at {address} is not worker 0 of this job: {error}",
+                rule=f"all workers have the same cluster, and the same secret if {settings.SECRET.name} is set",
+                remedy="compare the clusters in TF_CONFIG; check that no program of an earlier run uses that address",
             )
         if left <= 0:
             raise unreachable(address, seconds, error) from error
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Says who is waited for, if worker 0 says nothing: it is stopped, or its machine does not answer."""
+    def _reporting_silence(self) -> Iterator[None]:
+        """Reports that this worker waits for worker 0, if worker 0 is silent: stopped, or on an unreachable machine."""
         ended = threading.Event()
 
-        def tell() -> None:
+        def report() -> None:
             while not ended.wait(_TELL_SECONDS):
                 now = time.monotonic()
-                if now - self._heard > 1.5 * _TELL_SECONDS:
+                if now - self._received_at > 1.5 * _TELL_SECONDS:
                     _say(_waiting(self._process, [0], now - self._start, self._seconds))
 
-        threading.Thread(target=tell, name="mirrored-waiting", daemon=True).start()
+        threading.Thread(target=report, name="mirrored-waiting", daemon=True).start()
         try:
             yield
         finally:
             ended.set()
 
-    def _hears_go(self, channel: Channel) -> bool:
-        """Whether all are there; False if worker 0 has gone, and may come again."""
+    def _receives_go(self, channel: Channel) -> bool:
+        """Returns whether all have joined; False if the connection to worker 0 ended, and may be tried again."""
         for message in channel.receive():
-            self._heard = time.monotonic()
+            self._received_at = time.monotonic()
             if "go" in message:
                 return True
             if "twice" in message:
                 raise RendezvousError(
                     "joining the cluster",
                     found=f"another process has joined as worker {self._process.index} already",
-                    rule="every process of the job is another task of the cluster",
-                    remedy="give each process its own task.index in TF_CONFIG, and end what is left of an earlier run",
+                    rule="every process of the job is a different task of the cluster",
+                    remedy="give each process its own task.index in TF_CONFIG, and end processes of an earlier run",
                 )
             seconds = time.monotonic() - self._start
             if "missing" in message:
@@ -197,7 +197,7 @@ class _Guest:
 
 @contextlib.contextmanager
 def _closed_after(channel: Channel, seconds: float) -> Iterator[None]:
-    """Has the channel end after some time, also if worker 0 is stopped and says nothing."""
+    """Closes the channel after some time, even if worker 0 is stopped and sends nothing."""
     timer = threading.Timer(seconds, channel.close)
     timer.daemon = True
     timer.start()
@@ -220,17 +220,17 @@ def _named(process: Process, workers: Sequence[int]) -> str:
 def _waiting(process: Process, missing: Sequence[int], seconds: float, limit: float) -> str:
     return (
         f"worker {process.index} has waited {seconds:.0f} s of {limit:.0f} for {_named(process, missing)} to join; "
-        f"{settings.RENDEZVOUS_SECONDS.name} sets the limit"
+        f"{settings.RENDEZVOUS_SECONDS.name} sets the timeout"
     )
 
 
 def _missing(process: Process, missing: Sequence[int], seconds: float) -> RendezvousError:
     return RendezvousError(
         "joining the cluster",
-        found=f"{_named(process, missing)} did not come to {process.coordinator} within {seconds:.0f} s",
+        found=f"{_named(process, missing)} did not join at {process.coordinator} within {seconds:.0f} s",
         rule=f"all {process.num_processes} tasks of the cluster are started, with the same cluster in TF_CONFIG",
-        remedy="look whether they were started, at their output, and whether they reach that address; "
-        f"{settings.RENDEZVOUS_SECONDS.name} says how long to wait",
+        remedy="check that they were started, their output, and that they can reach that address; "
+        f"{settings.RENDEZVOUS_SECONDS.name} sets the timeout",
     )
 
 
@@ -239,6 +239,6 @@ def _taken(port: int, address: str, error: OSError, called: str) -> RendezvousEr
         called,
         found=f"port {port} of this machine is taken ({error.strerror}), so that the coordinator cannot listen at "
         f"{address}",
-        rule="the first task of the cluster listens at its address, where the others meet",
-        remedy="look for a program of an earlier run that is still there, or give the first task another port",
+        rule="the first task of the cluster listens at its address, where the others join",
+        remedy="check that no program of an earlier run uses the port, or give the first task another port",
     )

@@ -1,4 +1,4 @@
-"""`ClusterResolver`: where a process learns which tasks there are and which of them it is."""
+"""`ClusterResolver`: the interface that provides the tasks of a cluster, and which of them this process is."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mirrored.cluster.spec import ClusterSpec
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:
-    """``grpc://host:port``, or the address alone."""
+    """Returns ``grpc://host:port``, or the address alone without a layer."""
     return f"{rpc_layer}://{address}" if rpc_layer else address
 
 
 class ClusterResolver(abc.ABC):
-    """Where a process learns which tasks there are and which of them it is.
+    """Provides the tasks of a cluster, and which of them this process is.
 
-    `task_type`, `task_id` and `rpc_layer` may be set, and then say so instead of what was found.
+    Setting `task_type`, `task_id` or `rpc_layer` overrides the resolved value.
 
     TensorFlow: `tf.distribute.cluster_resolver.ClusterResolver`.
     """
@@ -30,15 +30,15 @@ class ClusterResolver(abc.ABC):
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """The tasks of the cluster, as they are now.
+        """Returns the current tasks of the cluster.
 
         Raises:
-            ClusterError: They cannot be found out.
+            ClusterError: The tasks cannot be determined.
         """
 
     @abc.abstractmethod
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a task (by default of this one), with the layer before it; empty if there is only one.
+        """Returns the address of a task (default: this one), prefixed by the layer; an empty string for a single task.
 
         Raises:
             ClusterError: There is no such task.
@@ -47,10 +47,10 @@ class ClusterResolver(abc.ABC):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
     ) -> dict[str, int]:
-        """How many accelerators this process has, by kind: ``{"GPU": 8}``.
+        """Returns the number of accelerators of this process, by kind: ``{"GPU": 8}``.
 
-        Without an answer of the resolver's own it asks JAX, which opens the devices: `jax.distributed.initialize` (and
-        so `MultiWorkerMirroredStrategy`) must come before.
+        A resolver without information of its own queries JAX, which initializes the devices: call
+        `jax.distributed.initialize` (or create the `MultiWorkerMirroredStrategy`) first.
         """
         del task_type, task_id, config_proto
         kinds = Counter(device.platform.upper() for device in jax.local_devices())
@@ -58,7 +58,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def environment(self) -> str | None:
-        """Accepted for TensorFlow's sake: empty outside of Google."""
+        """For compatibility with TensorFlow: empty outside of Google."""
         return ""
 
     @property
@@ -81,7 +81,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def rpc_layer(self) -> str | None:
-        """What stands before addresses in `master`."""
+        """The protocol prefix of addresses in `master`."""
         return self._rpc_layer
 
     @rpc_layer.setter

@@ -1,4 +1,4 @@
-"""Resolvers of what is given: a fixed cluster, and several resolvers taken together."""
+"""`SimpleClusterResolver` for a fixed cluster, and `UnionResolver` for several resolvers combined."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from mirrored.errors import ArgumentTypeError, ClusterError, ClusterKeyError
 
 
 class SimpleClusterResolver(ClusterResolver):
-    """A cluster that is given.
+    """Resolves a fixed cluster.
 
     Args:
         cluster_spec: The tasks.
-        master: What `master()` returns when no task is asked for.
+        master: The result of `master()` without a task.
         task_type: The job of this task.
         task_id: The index of this task.
-        environment: Accepted for TensorFlow's sake.
-        num_accelerators: How many accelerators each task has, by kind.
-        rpc_layer: What stands before addresses in `master`.
+        environment: Accepted for compatibility with TensorFlow.
+        num_accelerators: The number of accelerators of each task, by kind.
+        rpc_layer: The protocol prefix of addresses in `master`.
 
     Raises:
-        ArgumentTypeError: `cluster_spec` is no `ClusterSpec`, or `master` no string.
+        ArgumentTypeError: `cluster_spec` is not a `ClusterSpec`, or `master` is not a string.
 
     Example:
         >>> spec = ClusterSpec({"worker": ["a:1", "b:1"]})
@@ -52,11 +52,11 @@ class SimpleClusterResolver(ClusterResolver):
         self._accelerators = dict(num_accelerators or {})
 
     def cluster_spec(self) -> ClusterSpec:
-        """The tasks, as given."""
+        """Returns the given tasks."""
         return self._spec
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a task, or what was given for `master`.
+        """Returns the address of a task, or the given `master` without a task.
 
         Raises:
             ClusterError: There is no such task.
@@ -68,28 +68,28 @@ class SimpleClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
     ) -> dict[str, int]:
-        """What was given."""
+        """Returns the given numbers of accelerators."""
         del task_type, task_id, config_proto
         return dict(self._accelerators)
 
     @property
     def environment(self) -> str:
-        """What was given."""
+        """The given environment."""
         return self._environment
 
 
 class UnionResolver(ClusterResolver):
-    """Several resolvers taken together: lists of tasks one after the other, single tasks by index.
+    """Combines several resolvers: lists of tasks are concatenated, single tasks are merged by index.
 
     Args:
-        *resolvers: The resolvers. What is asked about this task comes from the first one.
+        *resolvers: The resolvers. The first one determines which task this process is.
         task_type: The job of this task, instead of the first resolver's.
-        task_id: The index of this task.
-        rpc_layer: What stands before addresses in `master`.
+        task_id: The index of this task, instead of the first resolver's.
+        rpc_layer: The protocol prefix of addresses in `master`, instead of the first resolver's.
 
     Raises:
-        ArgumentTypeError: One of them is no resolver.
-        ClusterError: None is given.
+        ArgumentTypeError: An argument is not a resolver.
+        ClusterError: No resolver is given.
 
     TensorFlow: `tf.distribute.cluster_resolver.UnionResolver`.
     """
@@ -115,10 +115,10 @@ class UnionResolver(ClusterResolver):
         self._task_type, self._task_id, self._rpc_layer = task_type, task_id, rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
-        """The tasks of all.
+        """Returns the tasks of all resolvers.
 
         Raises:
-            ClusterKeyError: Two of them have a task of the same job and index.
+            ClusterKeyError: Two resolvers have a task of the same job and index.
         """
         specs = [resolver.cluster_spec().as_dict() for resolver in self._resolvers]
         sparse = {job for spec in specs for job, tasks in spec.items() if isinstance(tasks, dict)}
@@ -133,7 +133,7 @@ class UnionResolver(ClusterResolver):
         return ClusterSpec({**lists, **dicts})
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a task of any of them, or the first resolver's answer.
+        """Returns the address of a task of any resolver, or the first resolver's result without a task.
 
         Raises:
             ClusterError: There is no such task.
@@ -145,17 +145,17 @@ class UnionResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
     ) -> dict[str, int]:
-        """The first resolver's answer."""
+        """Returns the first resolver's numbers of accelerators."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
     @property
     def environment(self) -> str | None:
-        """The first resolver's."""
+        """The first resolver's environment."""
         return self._resolvers[0].environment
 
     @property
     def task_type(self) -> str | None:
-        """What was set, or the first resolver's."""
+        """The job of this task: the value that was set, or the first resolver's."""
         return self._resolvers[0].task_type if self._task_type is None else self._task_type
 
     @task_type.setter
@@ -164,7 +164,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """What was set, or the first resolver's."""
+        """The index of this task: the value that was set, or the first resolver's."""
         return self._resolvers[0].task_id if self._task_id is None else self._task_id
 
     @task_id.setter
@@ -173,7 +173,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """What was set, or the first resolver's."""
+        """The protocol prefix of addresses: the value that was set, or the first resolver's."""
         return self._resolvers[0].rpc_layer if self._rpc_layer is None else self._rpc_layer
 
     @rpc_layer.setter
@@ -187,8 +187,8 @@ def _merge(job: str, merged: dict[int, str], tasks: dict[int, str]) -> None:
         raise ClusterKeyError(
             "UnionResolver.cluster_spec",
             found=f"Duplicate keys detected when merging two ClusterSpecs: {sorted(twice)} of job {job!r}",
-            rule="a task is described by one resolver",
-            remedy="leave these tasks to one of the resolvers",
+            rule="each task is described by one resolver only",
+            remedy="describe these tasks in one of the resolvers only",
         )
     merged.update(tasks)
 

@@ -1,4 +1,4 @@
-"""`SlurmClusterResolver`: the environment of a Slurm job step."""
+"""`SlurmClusterResolver`: the cluster of a Slurm job step, from its environment variables."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from mirrored.errors import AllocationError, ClusterError
 
 
 class SlurmClusterResolver(ClusterResolver):
-    """The cluster that Slurm has assigned to a job step. What is not given is taken from the environment.
+    """Resolves the cluster that Slurm has assigned to a job step. Omitted arguments are read from the environment.
 
-    Tasks are numbered as Slurm numbers them: node after node, in the order of the list of nodes.
+    Tasks are numbered as Slurm numbers them: node by node, in the order of the list of nodes.
 
     Args:
-        jobs: How many tasks each job has: ``{"worker": 4}``. Default: all of the step's tasks are workers.
-        port_base: The port of the first task on a node; the next ones follow.
-        gpus_per_node: Default: as many as CUDA_VISIBLE_DEVICES names, or `nvidia-smi` lists; without it none.
-        gpus_per_task: Default: those of a node divided among its tasks.
+        jobs: The number of tasks of each job: ``{"worker": 4}``. Default: all of the step's tasks are workers.
+        port_base: The port of the first task on a node; further tasks use the following ports.
+        gpus_per_node: Default: the number that CUDA_VISIBLE_DEVICES names or `nvidia-smi` lists; 0 without either.
+        gpus_per_task: Default: the GPUs of a node divided among its tasks.
         tasks_per_node: A number, or ``{host: number}``. Default: SLURM_STEP_TASKS_PER_NODE.
-        auto_set_gpu: Whether `cluster_spec` sets CUDA_VISIBLE_DEVICES for this task. Call it before JAX opens devices.
-        rpc_layer: What stands before addresses in `master`.
+        auto_set_gpu: Whether `cluster_spec` sets CUDA_VISIBLE_DEVICES for this task. Call it before JAX initializes
+            its devices.
+        rpc_layer: The protocol prefix of addresses in `master`.
 
     Raises:
-        AllocationError: A variable of Slurm is missing, or more is asked for than was assigned.
-        ClusterError: A variable of Slurm cannot be read.
+        AllocationError: A Slurm variable is missing, or the arguments request more than was assigned.
+        ClusterError: A Slurm variable cannot be parsed.
 
-    TensorFlow: `tf.distribute.cluster_resolver.SlurmClusterResolver`, which sorts hosts by name (``n10`` before
-    ``n2``), and so gives tasks other hosts than Slurm does; and which fails on nodes without `nvidia-smi`.
+    TensorFlow: `tf.distribute.cluster_resolver.SlurmClusterResolver`. It sorts hosts by name (``n10`` before ``n2``),
+    and so assigns tasks to other hosts than Slurm does; and it fails on nodes without `nvidia-smi`.
     """
 
     def __init__(
@@ -67,11 +68,11 @@ class SlurmClusterResolver(ClusterResolver):
                 f"Requested {wanted} tasks but only {assigned} were assigned"
                 if wanted > assigned
                 else f"Requested {wanted} tasks and {assigned} were assigned",
-                "the jobs have as many tasks as the job step",
+                "the jobs have as many tasks in total as the job step",
             )
 
     def cluster_spec(self) -> ClusterSpec:
-        """The tasks; with `auto_set_gpu` it also sets CUDA_VISIBLE_DEVICES for this one."""
+        """Returns the tasks; with `auto_set_gpu` it also sets CUDA_VISIBLE_DEVICES for this task."""
         hosts = [(host, place) for host, count in self._tasks_per_node.items() for place in range(count)]
         addresses = [f"{host}:{self._port_base + place}" for host, place in hosts]
         cluster, first = {}, 0
@@ -85,11 +86,11 @@ class SlurmClusterResolver(ClusterResolver):
         return ClusterSpec(cluster)
 
     def get_task_info(self) -> tuple[str | None, int | None]:
-        """The job and index of this task."""
+        """Returns the job and index of this task."""
         return self.task_type, self.task_id
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a task, by default of this one.
+        """Returns the address of a task, by default of this one.
 
         Raises:
             ClusterError: There is no such task.
@@ -103,13 +104,13 @@ class SlurmClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
     ) -> dict[str, int]:
-        """The GPUs of a task: ``{"GPU": 1}``."""
+        """Returns the number of GPUs of a task: ``{"GPU": 1}``."""
         del task_type, task_id, config_proto
         return {"GPU": self._gpus_per_task}
 
     @property
     def task_type(self) -> str | None:
-        """What was set, or the job of this task by its rank."""
+        """The job of this task: the value that was set, or by its rank."""
         return self._found()[0] if self._task_type is None else self._task_type
 
     @task_type.setter
@@ -118,7 +119,7 @@ class SlurmClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """What was set, or the index of this task by its rank."""
+        """The index of this task: the value that was set, or by its rank."""
         return self._found()[1] if self._task_id is None else self._task_id
 
     @task_id.setter
@@ -135,10 +136,10 @@ class SlurmClusterResolver(ClusterResolver):
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
-    """The hosts of a list of Slurm's, in order.
+    """Expands Slurm's short form of a list of hosts, in order.
 
     Raises:
-        ClusterError: It cannot be read.
+        ClusterError: The list cannot be parsed.
 
     Example:
         >>> expand_hostlist("n[09-10],m5")
@@ -151,10 +152,10 @@ def expand_hostlist(hostlist: str) -> list[str]:
 
 
 def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
-    """How many tasks each node has, from Slurm's short form.
+    """Expands Slurm's short form of the number of tasks per node.
 
     Raises:
-        ClusterError: It cannot be read.
+        ClusterError: The text cannot be parsed.
 
     Example:
         >>> expand_tasks_per_node("3(x2),2,1")
@@ -170,7 +171,7 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
 
 
 def _split(hostlist: str) -> Iterator[str]:
-    """Cuts at the commas outside of brackets."""
+    """Splits at the commas outside of brackets."""
     return (part for part in re.split(r",(?![^\[]*\])", hostlist.strip()) if part)
 
 
@@ -195,7 +196,9 @@ def _tasks_per_node(given: int | Mapping[str, int] | None) -> dict[str, int]:
     hosts = expand_hostlist(_variable("STEP_NODELIST"))
     counts = expand_tasks_per_node(_variable("STEP_TASKS_PER_NODE")) if given is None else [int(given)] * len(hosts)
     if len(hosts) != len(counts):
-        raise _too_much(f"{len(hosts)} hosts, and numbers of tasks for {len(counts)}", "every host has its number")
+        raise _too_much(
+            f"{len(hosts)} hosts, and numbers of tasks for {len(counts)}", "every host has a number of tasks"
+        )
     return dict(zip(hosts, counts, strict=True))
 
 
@@ -217,7 +220,7 @@ def _variable(name: str) -> str:
             "SlurmClusterResolver",
             found=f"SLURM_{name} not found in environment",
             rule="Slurm sets it in a job step",
-            remedy="start the program with srun, or give the argument that stands for it",
+            remedy="start the program with srun, or give the corresponding argument",
         )
     return value
 
@@ -234,11 +237,14 @@ def _unreadable(what: str, text: str) -> ClusterError:
         "SlurmClusterResolver",
         found=f"{text!r} as a {what}",
         rule="Slurm's short forms: n[1-3],m5 for hosts, 2(x3),1 for numbers of tasks",
-        remedy="correct the variable of the environment, or leave it to srun",
+        remedy="correct the environment variable, or let srun set it",
     )
 
 
 def _too_much(found: str, rule: str) -> AllocationError:
     return AllocationError(
-        "SlurmClusterResolver", found=found, rule=rule, remedy="change the arguments, or what srun or sbatch asks for"
+        "SlurmClusterResolver",
+        found=found,
+        rule=rule,
+        remedy="change the arguments, or the resources that srun or sbatch requests",
     )

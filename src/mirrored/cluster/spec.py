@@ -1,4 +1,4 @@
-"""`ClusterSpec`: which tasks there are, by job, and their addresses."""
+"""`ClusterSpec`: the tasks of a cluster and their addresses, by job."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Tasks = Sequence[str] | Mapping[int, str]
 
 
 class ClusterSpec:
-    """The tasks of a cluster: for each job the addresses of its tasks.
+    """The tasks of a cluster: for each job, the addresses of its tasks.
 
     Args:
-        cluster: ``{"worker": ["host0:2222", "host1:2222"]}``; for single tasks of a job ``{"ps": {1: "host2:2222"}}``;
-            or another `ClusterSpec`.
+        cluster: ``{"worker": ["host0:2222", "host1:2222"]}``; for a subset of a job's tasks
+            ``{"ps": {1: "host2:2222"}}``; or another `ClusterSpec`.
 
     Raises:
-        ArgumentTypeError: Anything else.
-        ClusterError: A task index below zero.
+        ArgumentTypeError: `cluster` has another type.
+        ClusterError: A task index is negative.
 
     Example:
         >>> spec = ClusterSpec({"worker": ["a:1", "b:1"]})
@@ -41,11 +41,11 @@ class ClusterSpec:
         return list(self._jobs)
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """The addresses by job: a list, or a dict by index where indices are missing."""
+        """Returns the addresses by job: a list, or a dict by index if indices are missing."""
         return {job: _dense(tasks) for job, tasks in self._jobs.items()}
 
     def num_tasks(self, job_name: str) -> int:
-        """How many tasks a job has.
+        """Returns the number of tasks of a job.
 
         Raises:
             ClusterError: There is no such job.
@@ -53,7 +53,7 @@ class ClusterSpec:
         return len(self._tasks(job_name, "num_tasks"))
 
     def task_indices(self, job_name: str) -> list[int]:
-        """The indices of a job's tasks, ascending.
+        """Returns the indices of a job's tasks, ascending.
 
         Raises:
             ClusterError: There is no such job.
@@ -61,7 +61,7 @@ class ClusterSpec:
         return sorted(self._tasks(job_name, "task_indices"))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """The address of a task.
+        """Returns the address of a task.
 
         Raises:
             ClusterError: There is no such job or task.
@@ -77,7 +77,7 @@ class ClusterSpec:
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """The addresses of a job's tasks by index, None for a missing one.
+        """Returns the addresses of a job's tasks by index, with None for missing ones.
 
         Raises:
             ClusterError: There is no such job.
@@ -91,7 +91,7 @@ class ClusterSpec:
                 f"ClusterSpec.{method}",
                 found=f"No such job in cluster: {job!r}",
                 rule=f"the jobs are {self.jobs}",
-                remedy="give one of these",
+                remedy="give one of these jobs",
             )
         return self._jobs[job]
 
@@ -146,6 +146,6 @@ def _wrong(found: Any) -> ArgumentTypeError:
     return ArgumentTypeError(
         "ClusterSpec",
         found=f"{found!r}"[:300],
-        rule="`cluster` is a dictionary from names of jobs to lists of addresses (or dictionaries by index)",
+        rule="`cluster` is a dictionary from job names to lists of addresses (or to dictionaries by index)",
         remedy='write ClusterSpec({"worker": ["host0:2222", "host1:2222"]})',
     )

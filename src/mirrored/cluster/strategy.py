@@ -1,4 +1,4 @@
-"""`MultiWorkerMirroredStrategy`: the replicas of all workers of a cluster."""
+"""`MultiWorkerMirroredStrategy`: synchronous training on the devices of all workers of a cluster."""
 
 from __future__ import annotations
 
@@ -25,31 +25,34 @@ from mirrored.topology.independent_processes import job_is_formed
 class MultiWorkerMirroredStrategy(MirroredStrategy):
     """Synchronous training on the devices of all workers of a cluster: one program, started once per worker.
 
-    The replicas are those of all workers' devices, in the order of tasks (the chief, then the workers), and may be
-    more or fewer on one worker than on another. Each worker runs the same program in the same order; it sees the
-    components of its own replicas (`local_results`, `values`), while a reduced value or a variable is the same on all.
-    New variables take the value of worker 0.
+    The replicas run on the devices of all workers, in the order of tasks (the chief, then the workers). Workers may
+    have different numbers of devices. Each worker runs the same program in the same order. It sees the components of
+    its own replicas (`local_results`, `values`); a reduced value or a variable is the same on all workers. New
+    variables take the value of worker 0.
 
-    A worker's devices are its accelerators; where there are none, its CPU devices: one, unless
-    ``MIRRORED_VIRTUAL_DEVICES`` says how many. With one task it behaves as `MirroredStrategy`.
+    A worker's devices are its accelerators. Without accelerators they are its CPU devices: one, unless
+    ``MIRRORED_VIRTUAL_DEVICES`` is set. With one task it behaves as `MirroredStrategy`.
 
     Context: before JAX's first operation in the process, if there are several workers.
 
     Args:
-        cluster_resolver: Says which tasks there are, and which of them this is. Default: from ``TF_CONFIG``; without
-            it the job that `jax.distributed.initialize` has formed, or what JAX detects (Open MPI, Slurm, Kubernetes,
-            Cloud TPU). There all processes are workers, and only the coordinator's address is known.
-        communication_options: Accepted for TensorFlow's sake: the collectives are JAX's.
-        num_replicas: How many replicas, over all workers; a multiple of the number of all devices. Default: one per
+        cluster_resolver: Provides the tasks of the cluster, and which of them this process is. Default: from
+            ``TF_CONFIG``; without it the job that `jax.distributed.initialize` has formed, or that JAX detects (Open
+            MPI, Slurm, Kubernetes, Cloud TPU). In that case all processes are workers, and only the coordinator's
+            address is known.
+        communication_options: Accepted for compatibility with TensorFlow; has no effect, since JAX runs the
+            collectives.
+        num_replicas: The number of replicas on all workers, a multiple of the number of all devices. Default: one per
             device.
-        deterministic: Sum in one fixed order, so that results have the same bits on any number of devices and workers.
+        deterministic: Whether to sum in one fixed order, so that results are bit-identical on any number of devices
+            and workers.
 
     Raises:
         ClusterError: The cluster's description is malformed, or the environment says that there are several
             processes and nothing says how they reach each other.
         ContextError: JAX has started already, without the other workers.
         RendezvousError: A worker, or the coordinator, cannot be reached in time.
-        DeviceError: Workers have devices of different kinds; a `num_replicas` that does not fit.
+        DeviceError: Workers have devices of different kinds, or `num_replicas` does not fit the devices.
 
     Warns:
         IndependentProcessesWarning: The description has one task, but the environment says that there are several
@@ -60,8 +63,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         >>> MultiWorkerMirroredStrategy().num_replicas_in_sync >= 1
         True
 
-    TensorFlow: `tf.distribute.MultiWorkerMirroredStrategy`. The last two arguments are ours. A worker that raises an
-    exception ends at once, and so does the job.
+    TensorFlow: `tf.distribute.MultiWorkerMirroredStrategy`. The last two arguments are our additions. A worker that
+    raises an exception ends at once, and so does the job.
     """
 
     def __init__(
@@ -83,54 +86,54 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
 
     @property
     def cluster_resolver(self) -> Any:
-        """Which tasks there are."""
+        """The resolver of the cluster's tasks."""
         return self._cluster_resolver
 
 
 def _alone() -> list[str | jax.Device] | None:
-    # As in TensorFlow, where a CPU is one device; but who has asked for several gets them.
+    # As in TensorFlow, the CPU is one device, unless the user has requested virtual devices.
     only_cpus = jax.default_backend() == "cpu" and config.virtual_kind() == "CPU"
     return ["CPU:0"] if only_cpus and not settings.VIRTUAL_DEVICES.is_set() else None
 
 
 def _together(process: Process) -> list[str | jax.Device]:
-    """The devices of all workers, in the order of tasks."""
+    """Joins the job, starts the watchdog, and returns the devices of all workers, in the order of tasks."""
     called = "MultiWorkerMirroredStrategy"
     join(process, called)
     job_is_formed()
     watchdog.install_fail_fast()
     watchdog.start_watchdog(heartbeat_seconds())
     check_fingerprints(called, host_allgather(called, "compare versions and flags", fingerprint()), process.addresses)
-    mine = sorted(jax.local_devices(), key=lambda device: device.id)
-    everyone = host_allgather(called, "make a strategy", [kind_of(mine[0]), len(mine), mine[0].device_kind])
+    own = sorted(jax.local_devices(), key=lambda device: device.id)
+    everyone = host_allgather(called, "make a strategy", [kind_of(own[0]), len(own), own[0].device_kind])
     if len({kind for kind, _, _ in everyone}) > 1:
         found = ", ".join(f"{count} {kind} on worker {worker}" for worker, (kind, count, _) in enumerate(everyone))
         raise DeviceError(
             called,
             found=found,
             rule="all workers have devices of one kind",
-            remedy="look at the driver of those that have found no accelerator (mirrored doctor), or hide the others' "
-            "(JAX_PLATFORMS=cpu)",
+            remedy="check the driver of the workers that have found no accelerator (mirrored doctor), or hide the "
+            "accelerators of the others (JAX_PLATFORMS=cpu)",
         )
     warn_of_models([model for _, _, model in everyone])
     return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
 
 
 def warn_of_models(models: Sequence[str]) -> None:
-    """Warns of workers whose devices are of different models.
+    """Warns if workers have devices of different models.
 
-    Each worker updates its copies by its own compiled program. For another model the compiler chooses other kernels,
-    whose results may differ in the last bits.
+    Each worker updates its copies of variables by its own compiled program. The compiler chooses other kernels for
+    another model, and their results may differ in the last bits.
 
     Args:
-        models: Of the workers' devices.
+        models: The model of each worker's devices.
     """
     other = next((worker for worker, model in enumerate(models) if model != models[0]), None)
     if other is not None:
         warnings.warn(
             f"MultiWorkerMirroredStrategy: worker 0 has {models[0]!r} devices, and worker {other} {models[other]!r}\n"
-            "  rule:   copies are bit-identical where all devices run the same kernels; those of other models may "
-            "differ in the last bits\n"
-            "  remedy: train on devices of one model, or compare variables from time to time",
+            "  rule:   copies of variables are bit-identical if all devices run the same kernels; those of other "
+            "models may differ in the last bits\n"
+            "  remedy: train on devices of one model, or compare the copies from time to time",
             stacklevel=4,
         )

@@ -1,4 +1,4 @@
-"""The part that each task plays: who trains, who is the chief, and in which order tasks become processes of JAX."""
+"""The roles of tasks: which tasks train, which is the chief, and how tasks map to JAX's processes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ PS: Final = "ps"
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """What a task is to JAX's distributed runtime.
+    """A task as a process of JAX's distributed runtime.
 
     Attributes:
         coordinator: The address of process 0, ``host:port``.
-        num_processes: How many tasks train together.
-        index: Which of them this is; the chief first, then the workers.
-        addresses: Of all of them, by index.
-        detection: JAX's name of the method that limits this process to one accelerator of its host, as
-            `jax.distributed.initialize` does; None if it has all that it can see.
+        num_processes: The number of tasks that train together.
+        index: The index of this task; the chief comes first, then the workers.
+        addresses: The addresses of all these tasks, by index.
+        detection: JAX's name of the cluster detection method that limits this process to one accelerator of its host,
+            as `jax.distributed.initialize` does; None if the process uses all accelerators that it sees.
     """
 
     coordinator: str
@@ -38,19 +38,19 @@ class Process:
 
 
 def process_of(resolver: ClusterResolver) -> Process | None:
-    """What the resolver's task is to JAX's distributed runtime.
+    """Returns the process of JAX's distributed runtime that the resolver's task becomes.
 
-    Parameter servers in the cluster are accepted and unused; an evaluator works by itself.
+    Parameter servers in the cluster are accepted and unused; an evaluator runs independently.
 
     Args:
-        resolver: Says which tasks there are, and which of them this is.
+        resolver: Provides the tasks of the cluster, and which of them this process is.
 
     Returns:
         None if this task trains alone: no cluster, one task, or an evaluator.
 
     Raises:
-        ClusterError: The task is missing, is a parameter server or of another job, has an index that is not there; two
-            tasks have one address; an address has no port; there are several chiefs.
+        ClusterError: The task is missing, is a parameter server, has an unknown job or index; two tasks have the same
+            address; an address has no port; there are several chiefs.
     """
     spec = resolver.cluster_spec()
     job, index = resolver.task_type, resolver.task_id
@@ -76,10 +76,10 @@ def process_of(resolver: ClusterResolver) -> Process | None:
 
 
 def training_tasks(spec: ClusterSpec) -> list[tuple[str, int]]:
-    """The tasks that train, in the order of JAX's processes: the chief, then the workers.
+    """Returns the tasks that train, in the order of JAX's processes: the chief, then the workers.
 
     Raises:
-        ClusterError: There are several chiefs, or a job that is not known.
+        ClusterError: There are several chiefs, or an unknown job.
     """
     unknown = [job for job in spec.jobs if job not in (CHIEF, WORKER, EVALUATOR, PS)]
     if unknown:
@@ -91,18 +91,22 @@ def training_tasks(spec: ClusterSpec) -> list[tuple[str, int]]:
     if CHIEF in spec.jobs and spec.num_tasks(CHIEF) > 1:
         raise _error(
             f"There must be at most one 'chief' job; found {spec.num_tasks(CHIEF)} chiefs",
-            "one task leads",
-            "make the others workers",
+            "a cluster has one chief at most",
+            "make the other chiefs workers",
         )
     jobs = [job for job in (CHIEF, WORKER) if job in spec.jobs]
     return [(job, index) for job in jobs for index in spec.task_indices(job)]
 
 
 def check_addresses(spec: ClusterSpec, source: str) -> None:
-    """Refuses two tasks with one address.
+    """Checks that no two tasks have the same address.
+
+    Args:
+        spec: The tasks.
+        source: Where they are described, for messages.
 
     Raises:
-        ClusterError: There are such.
+        ClusterError: Two tasks have the same address.
     """
     addresses = Counter(spec.task_address(job, index) for job in spec.jobs for index in spec.task_indices(job))
     twice = [address for address, count in addresses.items() if count > 1]
@@ -145,14 +149,14 @@ def _check_port(address: str) -> None:
         )
 
 
-# The words of tf.distribute's multi_worker_util
+# The functions of tf.distribute's multi_worker_util
 
 
 def normalize_cluster_spec(cluster_spec: Any) -> ClusterSpec:
-    """A `ClusterSpec` from one, or from a dict.
+    """Returns a `ClusterSpec` from a `ClusterSpec` or a dict.
 
     Raises:
-        ArgumentTypeError: Anything else.
+        ArgumentTypeError: `cluster_spec` has another type.
     """
     if isinstance(cluster_spec, (ClusterSpec, Mapping)):
         return ClusterSpec(cluster_spec)
@@ -165,7 +169,7 @@ def normalize_cluster_spec(cluster_spec: Any) -> ClusterSpec:
 
 
 def is_chief(cluster_spec: Any, task_type: str | None = None, task_id: int | None = None) -> bool:
-    """Whether a task is the chief: the one called so, else worker 0; an evaluator is its own chief.
+    """Returns whether a task is the chief: the task of that type, otherwise worker 0; an evaluator is its own chief.
 
     Raises:
         ClusterError: There is no such task.
@@ -180,10 +184,10 @@ def is_chief(cluster_spec: Any, task_type: str | None = None, task_id: int | Non
 
 
 def worker_count(cluster_spec: Any, task_type: str) -> int:
-    """How many tasks train together with one of this type.
+    """Returns the number of tasks that train together with a task of this type.
 
     Raises:
-        ClusterError: It does not train.
+        ClusterError: A task of this type does not train.
     """
     if task_type not in (CHIEF, WORKER, EVALUATOR):
         raise _error(f"Unexpected `task_type` {task_type!r}", "a task trains or evaluates", "give 'worker' or 'chief'")
@@ -194,23 +198,25 @@ def worker_count(cluster_spec: Any, task_type: str) -> int:
 
 
 def id_in_cluster(cluster_spec: Any, task_type: str, task_id: int) -> int:
-    """Which of the tasks that train this one is: the chief first.
+    """Returns the index of a task among those that train; the chief comes first.
 
     Raises:
-        ClusterError: It does not train, or is not there.
+        ClusterError: The task does not train or does not exist.
     """
     spec = normalize_cluster_spec(cluster_spec)
     if task_type == EVALUATOR:
         return task_id
     trainers = training_tasks(spec)
     if task_type == PS:
-        raise _error("There is no id for task_type 'ps'", "a parameter server does not train", "ask for a worker")
+        raise _error(
+            "There is no id for task_type 'ps'", "a parameter server does not train", "give 'worker' or 'chief'"
+        )
     _check_task(spec, task_type, task_id)
     return trainers.index((task_type, task_id))
 
 
 def collective_leader(cluster_spec: Any, task_type: str | None, task_id: int | None) -> str:
-    """The device name of the task that leads collectives; empty for a task that works by itself."""
+    """Returns the device name of the task that leads collectives; an empty string for an independent task."""
     spec = normalize_cluster_spec(cluster_spec)
     if not spec or task_type == EVALUATOR or task_type is None:
         return ""

@@ -1,4 +1,4 @@
-"""`TFConfigClusterResolver`: the environment variable TF_CONFIG."""
+"""`TFConfigClusterResolver`: the cluster in the environment variable TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _EXAMPLE: Final = (
 
 
 class TFConfigClusterResolver(ClusterResolver):
-    """The cluster that the environment variable TF_CONFIG describes; it is read anew for every question.
+    """Resolves the cluster that the environment variable TF_CONFIG describes. Every call reads the variable again.
 
     TF_CONFIG is JSON: ``{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index":
-    0}}``, and perhaps ``"rpc_layer"`` and ``"session_master"``.
+    0}}``, and optionally ``"rpc_layer"`` and ``"session_master"``.
 
     Args:
-        task_type: The job of this task, instead of what TF_CONFIG says.
-        task_id: The index of this task.
-        rpc_layer: What stands before addresses in `master`.
-        environment: Accepted for TensorFlow's sake.
+        task_type: The job of this task, instead of that in TF_CONFIG.
+        task_id: The index of this task, instead of that in TF_CONFIG.
+        rpc_layer: The protocol prefix of addresses in `master`, instead of that in TF_CONFIG.
+        environment: Accepted for compatibility with TensorFlow.
 
     Example:
         >>> TFConfigClusterResolver(task_type="worker", task_id=1).task_id
         1
 
-    TensorFlow: `tf.distribute.cluster_resolver.TFConfigClusterResolver`. What is malformed is told by name.
+    TensorFlow: `tf.distribute.cluster_resolver.TFConfigClusterResolver`. Errors name the malformed part of TF_CONFIG.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TFConfigClusterResolver(ClusterResolver):
         self._environment = environment
 
     def cluster_spec(self) -> ClusterSpec:
-        """The tasks; none if TF_CONFIG is not set or has no cluster.
+        """Returns the tasks; an empty cluster if TF_CONFIG is not set or has no cluster.
 
         Raises:
             ClusterError: TF_CONFIG is malformed, or two tasks have the same address.
@@ -61,7 +61,7 @@ class TFConfigClusterResolver(ClusterResolver):
         return spec
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a task, by default of this one; empty if there is only one.
+        """Returns the address of a task, by default of this one; an empty string for a single task.
 
         Raises:
             ClusterError: TF_CONFIG is malformed, does not say which task this is, or has no such task.
@@ -80,12 +80,12 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def environment(self) -> str | None:
-        """What was given."""
+        """The given environment."""
         return self._environment
 
     @property
     def task_type(self) -> str | None:
-        """The job of this task: what was given, or what TF_CONFIG says, as a string.
+        """The job of this task: the given one, or that in TF_CONFIG, as a string.
 
         Raises:
             ClusterError: TF_CONFIG is malformed.
@@ -99,7 +99,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this task: what was given, or what TF_CONFIG says, as a number.
+        """The index of this task: the given one, or that in TF_CONFIG, as an int.
 
         Raises:
             ClusterError: TF_CONFIG is malformed.
@@ -113,7 +113,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """What was given, or what TF_CONFIG says."""
+        """The protocol prefix of addresses: the given one, or that in TF_CONFIG."""
         return _config().get("rpc_layer") if self._rpc_layer is None else self._rpc_layer
 
     @rpc_layer.setter
@@ -142,7 +142,7 @@ def _section(key: str) -> Mapping[str, Any]:
 
 
 def _task_index(index: Any) -> int:
-    """The index as an int; TensorFlow's examples write it as a string, too."""
+    """Returns the index as an int; TensorFlow's examples also write it as a string."""
     is_text = isinstance(index, str) and index.isascii() and index.isdecimal()
     if not is_text and (isinstance(index, bool) or not isinstance(index, int) or index < 0):
         raise _malformed(f"its task.index is {index!r}", "an int, 0 or more")

@@ -1,4 +1,4 @@
-"""Reductions over replicas: what they mean, and the algorithms that carry them out.
+"""Reductions over replicas (`ReduceOp`) and the cross-device algorithms that compute them (`CrossDeviceOps`).
 
 Example:
     >>> from mirrored.collectives import ReduceOp

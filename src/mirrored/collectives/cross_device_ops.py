@@ -1,12 +1,15 @@
 """Algorithms for reductions over replicas, under TensorFlow's names.
 
-| algorithm | what it compiles to, for any number of arrays | |---|---| | `AllReduce` | one all-reduce | |
-`NcclAllReduce(num_packs)` | `num_packs` all-reduces of packed buffers | | `HierarchicalCopyAllReduce(num_packs)` |
-two reduce-scatters (within groups, between groups) and an all-gather, for each pack | | `ReductionToOneDevice` | an
-all-gather, then sums in replica order | | `OrderedTree` | log2(devices) all-reduces between pairs: the same bits on
-any number of devices |
+| algorithm                              | collectives, for any number of arrays                                     |
+|----------------------------------------|---------------------------------------------------------------------------|
+| `AllReduce`                            | one all-reduce                                                            |
+| `NcclAllReduce(num_packs)`             | `num_packs` all-reduces of buckets                                        |
+| `HierarchicalCopyAllReduce(num_packs)` | per bucket two reduce-scatters (within and between groups), an all-gather |
+| `ReductionToOneDevice`                 | an all-gather, then sums in replica order                                 |
+| `OrderedTree`                          | log2(devices) all-reduces between pairs of devices; the result is         |
+|                                        | bit-identical on any number of devices                                    |
 
-On one device none needs a collective.
+On one device, no algorithm needs a collective.
 """
 
 from __future__ import annotations
@@ -32,13 +35,13 @@ from mirrored.errors import ArgumentError
 
 @dataclasses.dataclass(frozen=True)
 class AllReduce(CrossDeviceOps):
-    """Sums local replicas, then all-reduces over devices, all arrays at once. The default.
+    """Sums the virtual replicas of each device, then all-reduces all arrays at once over the devices. The default.
 
-    Across processes small arrays travel together in one buffer. The order of sums across devices is the backend's.
+    Across processes, small arrays share one bucket. The backend chooses the order of sums across devices.
     """
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """One all-reduce."""
+        """Sums with one all-reduce."""
         totals = [tree_sum(components) for components in arrays]
         axis = group.axis
         if axis is not None and totals:
@@ -49,10 +52,10 @@ class AllReduce(CrossDeviceOps):
 
 @dataclasses.dataclass(frozen=True)
 class NcclAllReduce(CrossDeviceOps):
-    """`AllReduce` of packed buffers. On GPUs all-reduces are NCCL's in any case.
+    """All-reduces buckets of arrays. On GPUs, XLA uses NCCL for the all-reduces of every algorithm.
 
     Args:
-        num_packs: Into how many buffers the arrays of one dtype are packed; 0: not packed, one all-reduce each.
+        num_packs: The maximum number of buckets for the arrays of one dtype. 0 means one all-reduce per array.
 
     TensorFlow: `tf.distribute.NcclAllReduce`.
     """
@@ -63,7 +66,7 @@ class NcclAllReduce(CrossDeviceOps):
         check_packs("NcclAllReduce", self.num_packs)
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """One all-reduce for each pack."""
+        """Sums with one all-reduce per bucket."""
         totals = [tree_sum(components) for components in arrays]
         axis = group.axis
         if axis is not None:
@@ -73,13 +76,14 @@ class NcclAllReduce(CrossDeviceOps):
 
 @dataclasses.dataclass(frozen=True)
 class HierarchicalCopyAllReduce(CrossDeviceOps):
-    """Reduces in two levels: within groups of neighbouring devices, then between the groups.
+    """Reduces in two levels: within groups of adjacent devices, then between the groups.
 
-    Each device ends with one piece of the sum, and all pieces are gathered. Groups are as near to the square root of
-    the number of devices as it divides; a prime number of devices has one level.
+    The reduce-scatters leave one piece of the sum on each device, and an all-gather collects the pieces. The group size
+    is the largest divisor of the number of devices that is at most its square root. A prime number of devices therefore
+    has one level.
 
     Args:
-        num_packs: Into how many buffers the arrays of one dtype are packed; 0: not packed.
+        num_packs: The maximum number of buckets for the arrays of one dtype. 0 means one per array.
 
     TensorFlow: `tf.distribute.HierarchicalCopyAllReduce`, which copies along a fixed tree of DGX-1 links.
     Source: two-level reduce-scatter, P. Sanders et al., "Two-tree algorithms for full bandwidth broadcast, reduction
@@ -92,7 +96,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
         check_packs("HierarchicalCopyAllReduce", self.num_packs)
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Two levels of reduce-scatter, and one all-gather."""
+        """Sums with two levels of reduce-scatter and one all-gather."""
         totals = [tree_sum(components) for components in arrays]
         if group.axis is not None:
             collective = functools.partial(_two_levels, axis=group.axis, devices=group.devices)
@@ -102,13 +106,13 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
 
 @dataclasses.dataclass(frozen=True)
 class ReductionToOneDevice(CrossDeviceOps):
-    """Brings all components to one place and adds them in replica order.
+    """Gathers all components and adds them in replica order.
 
-    Every device is that place, so that none has to broadcast. Needs the memory of all components at once.
+    Every device gathers and adds, so no broadcast follows. Each device needs memory for all components at once.
 
     Args:
-        reduce_to_device: Accepted for TensorFlow's sake: every device does the same.
-        accumulation_fn: From a list of components to their sum; None: one after the other.
+        reduce_to_device: Has no effect. It is accepted for compatibility with TensorFlow; every device reduces.
+        accumulation_fn: Maps a list of components to their sum. None adds them one after another.
 
     TensorFlow: `tf.distribute.ReductionToOneDevice`.
     """
@@ -117,20 +121,24 @@ class ReductionToOneDevice(CrossDeviceOps):
     accumulation_fn: Callable[[list[Any]], Any] | None = None
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Gathers, then adds."""
+        """Sums with an all-gather and local additions."""
         add = self.accumulation_fn or functools.partial(functools.reduce, operator.add)
         return _for_each_local([add(list(stack_all(components, group))) for components in arrays], group)
 
 
 def check_packs(called: str, num_packs: Any) -> None:
-    """Refuses a number of packs that is none."""
+    """Checks a `num_packs` argument.
+
+    Raises:
+        ArgumentError: It is not an integer of 0 or more.
+    """
     if isinstance(num_packs, int) and not isinstance(num_packs, bool) and num_packs >= 0:
         return
     raise ArgumentError(
         called,
         found=f"num_packs={num_packs!r}",
-        rule="arrays are packed into a number of buffers, 0 or more",
-        remedy="leave num_packs away (1), or give 0 to pack nothing",
+        rule="num_packs is the number of buckets per dtype, an integer of 0 or more",
+        remedy="omit num_packs (the default is 1), or pass 0 to disable bucketing",
     )
 
 
@@ -139,7 +147,7 @@ def _for_each_local(totals: Sequence[Any], group: Group) -> list[list[Any]]:
 
 
 def _two_levels(buffer: Any, axis: str, devices: int) -> Any:
-    """The sum of a buffer, whose length is a multiple of `devices`, by reduce-scatters within and between groups."""
+    """Sums a buffer by reduce-scatters within and between groups. Its length is a multiple of `devices`."""
     size = max(n for n in range(1, math.isqrt(devices) + 1) if devices % n == 0)
     groups = [[start + i for i in range(size)] for start in range(0, devices, size)]
     across = [list(peers) for peers in zip(*groups, strict=True)]

@@ -1,4 +1,4 @@
-"""Custom reductions that ship with the library. They resist outliers, or scale with the number of replicas."""
+"""Custom reductions of the library: reductions that are robust against outliers, and Adasum."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mirrored.errors import ArgumentError
 
 @dataclasses.dataclass(frozen=True)
 class Median(ReduceOp):
-    """The median over replicas, element by element; of an even number, the mean of the middle two.
+    """The element-wise median over replicas. For an even number, it is the mean of the middle two.
 
     Source: coordinate-wise median, D. Yin, Y. Chen, K. Ramchandran, P. Bartlett, "Byzantine-robust distributed
     learning: towards optimal statistical rates", ICML 2018.
@@ -25,19 +25,19 @@ class Median(ReduceOp):
     """
 
     def __call__(self, per_replica: Any) -> Any:
-        """Over axis 0, in the components' dtype."""
+        """Reduces over axis 0, and keeps the dtype of the components."""
         return jnp.median(per_replica, axis=0).astype(per_replica.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrimmedMean(ReduceOp):
-    """The mean without the `k` smallest and the `k` largest values, element by element.
+    """The element-wise mean over replicas without the `k` smallest and the `k` largest values.
 
     Args:
-        k: How many to leave out on either side; less than half of the replicas.
+        k: The number of values to omit on either side; less than half of the replicas.
 
     Raises:
-        ArgumentError: `k` is negative, or (when it is used) leaves nothing.
+        ArgumentError: `k` is negative, or, when the reduction runs, `k` omits all values.
 
     Source: coordinate-wise trimmed mean, D. Yin, Y. Chen, K. Ramchandran, P. Bartlett, "Byzantine-robust distributed
     learning: towards optimal statistical rates", ICML 2018.
@@ -55,19 +55,19 @@ class TrimmedMean(ReduceOp):
             raise ArgumentError(
                 "TrimmedMean",
                 found=f"k={self.k!r}",
-                rule="a whole number of values, 0 or more, is left out on either side",
-                remedy="TrimmedMean(1), for instance",
+                rule="k is the number of values to omit on either side, an integer of 0 or more",
+                remedy="pass such an integer, for instance TrimmedMean(1)",
             )
 
     def __call__(self, per_replica: Any) -> Any:
-        """Over axis 0, in the components' dtype."""
+        """Reduces over axis 0, and keeps the dtype of the components."""
         count = per_replica.shape[0]
         if 2 * self.k >= count:
             raise ArgumentError(
                 "TrimmedMean",
                 found=f"k={self.k} for {count} replicas",
-                rule="something is left after leaving out k values on either side",
-                remedy=f"use k of at most {(count - 1) // 2}, or more replicas",
+                rule="at least one value remains after omitting k values on either side",
+                remedy=f"use a k of at most {(count - 1) // 2}, or more replicas",
             )
         kept = jnp.sort(per_replica, axis=0)[self.k : count - self.k]
         return jnp.mean(kept, axis=0).astype(per_replica.dtype)
@@ -75,11 +75,11 @@ class TrimmedMean(ReduceOp):
 
 @dataclasses.dataclass(frozen=True)
 class Adasum(ReduceOp):
-    """Adds what gradients do not share and averages what they do.
+    """Adaptive summation: adds the orthogonal parts of gradients and averages their parallel parts.
 
     Two gradients a and b become ``(1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b``: their sum if they are orthogonal,
-    their mean if they are equal. More are combined by a balanced tree over replicas. Each array is a vector of its
-    own.
+    their mean if they are equal. A balanced tree over replicas combines more than two. Each array is treated as a
+    separate vector.
 
     Source: S. Maleki et al., "Scaling distributed training with adaptive summation", MLSys 2021, section 3.
 
@@ -92,7 +92,7 @@ class Adasum(ReduceOp):
     """
 
     def __call__(self, per_replica: Any) -> Any:
-        """Over axis 0; dot products in float32 at least."""
+        """Reduces over axis 0. Dot products use at least float32."""
         values = list(per_replica.astype(jnp.promote_types(per_replica.dtype, jnp.float32)))
         while len(values) > 1:
             paired = [_adasum(one, other) for one, other in zip(values[::2], values[1::2], strict=False)]
@@ -106,6 +106,6 @@ def _adasum(one: Any, other: Any) -> Any:
 
 
 def _half_of(shared: Any, vector: Any) -> Any:
-    """How much of what is shared to take from `vector`; nothing from a vector of zeros."""
+    """Returns the fraction of `vector` to subtract, or 0 if `vector` is zero."""
     squared = jnp.real(jnp.vdot(vector, vector))
     return jnp.where(squared > 0, shared / (2 * jnp.where(squared > 0, squared, 1)), 0)

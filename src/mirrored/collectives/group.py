@@ -1,4 +1,4 @@
-"""How the values of one reduction lie: over the devices of a mesh axis, several on each."""
+"""`Group`, which describes how replicas are placed on the devices of a mesh axis."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """R = `devices` x `local` replicas, seen from one device inside a `shard_map` body.
+    """The replicas of a reduction, as the `shard_map` body of one device sees them.
 
-    Replica r is local replica ``r % local`` of device ``r // local``.
+    There are R = `devices` x `local` replicas. Replica r is virtual replica ``r % local`` of device ``r // local``.
+    (The code calls several replicas per device *folding*, and those of one device *local* replicas.)
 
     Attributes:
-        axis: The mesh axis of the devices; None where there is one device, so that no collective is needed.
+        axis: The mesh axis of the devices. None if there is one device, which needs no collectives.
         devices: D, the size of the axis.
-        local: K, the replicas of each device.
-        spans_processes: Whether the devices belong to several processes, so that every buffer costs a message of its
-            own.
+        local: K, the number of virtual replicas per device.
+        spans_processes: Whether the devices belong to several processes. Each buffer then costs a separate message.
     """
 
     axis: str | None
@@ -26,5 +26,5 @@ class Group:
 
     @property
     def num_replicas(self) -> int:
-        """R."""
+        """R, the number of replicas."""
         return self.devices * self.local

@@ -1,7 +1,8 @@
-"""What the workers of a job tell each other, host to host: every worker says a value and gets those of all.
+"""Host all-gather: exchanges one host value per worker through JAX's coordination service.
 
-All workers come to the same agreements in the same order; whoever comes with another question, or not at all, is named.
-It goes by way of the coordinator (about a millisecond), does not wait for devices, and may be done while tracing.
+JAX says *process* where this library says *worker*. All workers must issue the same host all-gathers in the same order.
+If a worker issues another one, or none in time, the error names that worker. A host all-gather takes about a
+millisecond. It does not wait for devices, so it also works during tracing.
 """
 
 from __future__ import annotations
@@ -31,44 +32,46 @@ class _Allgathers:
 
 
 def host_allgather(called: str, question: str, value: Any = None, *, timeout_seconds: float | None = None) -> list[Any]:
-    """Tells the other workers a value, and gets that of each.
+    """All-gathers one host value per worker through JAX's coordination service.
 
-    Context: the main thread of every worker of a job, in the same order everywhere.
+    Context: the main thread of every worker of a job, in the same order on all workers.
 
     Args:
-        called: What the user called, for messages.
-        question: What it is about; the same on all workers.
-        value: JSON-like data.
-        timeout_seconds: How long to wait for the others. Default: ``MIRRORED_AGREEMENT_SECONDS``, or ten minutes.
+        called: The function that the user called, for error messages.
+        question: A label of the exchange, equal on all workers. It detects workers that are at different exchanges.
+        value: JSON-serializable data.
+        timeout_seconds: How long to wait for the other workers. The default is ``MIRRORED_AGREEMENT_SECONDS``, or ten
+            minutes if that is not set.
 
     Returns:
-        One value per worker, in their order.
+        One value per worker, in the order of the workers.
 
     Raises:
-        DisagreementError: A worker has come with another question.
-        AbsentWorkerError: A worker has not come in time.
+        DisagreementError: Another worker issued a host all-gather with another label.
+        AbsentWorkerError: Another worker did not issue it in time.
     """
     line = user_lines()
     with collective_log.at(f"{called}: {question}"[:200], line):
-        return _agreed(called, question, value, timeout_seconds, line)
+        return _allgather(called, question, value, timeout_seconds, line)
 
 
-def _agreed(called: str, question: str, value: Any, timeout_seconds: float | None, line: str) -> list[Any]:
+def _allgather(called: str, question: str, value: Any, timeout_seconds: float | None, line: str) -> list[Any]:
     _Allgathers.count += 1
     key, here, count = f"{_ROOT}/{_Allgathers.count}", coordination.this_process(), coordination.num_processes()
     coordination.put(f"{key}/{here}", json.dumps([question, value, line]))
     limit = AGREEMENT_SECONDS.read() if timeout_seconds is None else timeout_seconds
-    answers = _answers(key, count, limit, called, f"{question} (at {line})")
+    gathered = _wait_for_values(key, count, limit, called, f"{question} (at {line})")
     if _Allgathers.count > 1:
-        # Whoever has answered this question has read all answers to the one before.
+        # A worker that has put its value for this exchange has read all values of the previous one, so this worker's
+        # previous value can be deleted.
         coordination.forget(f"{_ROOT}/{_Allgathers.count - 1}/{here}")
-    for worker, (other, _, place) in enumerate(answers):
+    for worker, (other, _, place) in enumerate(gathered):
         if other != question:
-            raise _apart(called, here, f"{question} (at {line})", worker, f"{other} (at {place})")
-    return [answer for _, answer, _ in answers]
+            raise _mismatched_exchange(called, here, f"{question} (at {line})", worker, f"{other} (at {place})")
+    return [gathered_value for _, gathered_value, _ in gathered]
 
 
-def _answers(key: str, count: int, limit: float, called: str, question: str) -> list[Any]:
+def _wait_for_values(key: str, count: int, limit: float, called: str, question: str) -> list[Any]:
     start = time.monotonic()
     found: dict[str, str] = {}
     while len(found) < count:
@@ -79,43 +82,45 @@ def _answers(key: str, count: int, limit: float, called: str, question: str) -> 
                 coordination.get(f"{key}/{missing[0]}", limit - (time.monotonic() - start))
             except coordination.NoAnswer:
                 present = coordination.below(key)
-                raise _absent(called, question, [w for w in missing if w not in present], limit) from None
+                raise _absent_worker(called, question, [w for w in missing if w not in present], limit) from None
     return [json.loads(found[str(worker)]) for worker in range(count)]
 
 
 def host_barrier(called: str, question: str) -> None:
-    """Waits until all workers have come here."""
+    """Waits at a barrier until all workers have called this function with the same label."""
     host_allgather(called, question)
 
 
 def check_equal(called: str, values: Mapping[str, Any], *, rule: str, remedy: str) -> None:
-    """Refuses arrays or plain values that are not the same on all workers, bit for bit.
+    """Checks that arrays or plain values are bit-identical on all workers.
+
+    Workers exchange digests, not the values.
 
     Args:
-        called: What the user called.
-        values: By name.
-        rule: For the message.
-        remedy: For the message.
+        called: The function that the user called, for the error message.
+        values: The values to compare, by name.
+        rule: The rule in the error message.
+        remedy: The remedy in the error message.
 
     Raises:
-        DisagreementError: Naming the values and the workers that differ.
+        DisagreementError: Some values differ. The message names these values and the workers.
     """
     if _Allgathers.trusted or not values:
         return
-    mine = {name: digest(value) for name, value in values.items()}
-    everyone = host_allgather(called, f"{called}: are {', '.join(list(values)[:3])} equal", mine)
+    own_digests = {name: digest(value) for name, value in values.items()}
+    all_digests = host_allgather(called, f"{called}: compare {', '.join(list(values)[:3])}", own_digests)
     different = {
-        name: [worker for worker, theirs in enumerate(everyone) if theirs.get(name) != everyone[0].get(name)]
-        for name in mine
+        name: [worker for worker, theirs in enumerate(all_digests) if theirs.get(name) != all_digests[0].get(name)]
+        for name in own_digests
     }
-    wrong = {name: workers for name, workers in different.items() if workers}
-    if wrong:
-        told = "; ".join(f"{name} on {_workers(workers)}" for name, workers in list(wrong.items())[:5])
-        shown = ", ".join(f"{name} = {_short(values[name])}" for name in list(wrong)[:3])
+    unequal = {name: workers for name, workers in different.items() if workers}
+    if unequal:
+        differing = "; ".join(f"{name} on {_workers(workers)}" for name, workers in list(unequal.items())[:5])
+        shown = ", ".join(f"{name} = {_short(values[name])}" for name in list(unequal)[:3])
         here = coordination.this_process()
         raise DisagreementError(
             called,
-            found=f"not what it is on worker 0: {told} (here, on worker {here}: {shown})",
+            found=f"values that differ from those of worker 0: {differing} (on this worker, {here}: {shown})",
             rule=rule,
             remedy=remedy,
         )
@@ -123,7 +128,7 @@ def check_equal(called: str, values: Mapping[str, Any], *, rule: str, remedy: st
 
 @contextmanager
 def skipping_comparisons() -> Iterator[None]:
-    """In the block values need not be compared: they are known to come from one source."""
+    """Skips `check_equal` inside the block, for values that are known to come from one source."""
     _Allgathers.trusted += 1
     try:
         yield
@@ -132,12 +137,12 @@ def skipping_comparisons() -> Iterator[None]:
 
 
 def digest(value: Any) -> str:
-    """A short text that is the same for the same bits, shape and dtype."""
+    """Returns a digest of the bits, shape and dtype of a value."""
     array = np.asarray(key_data(value))
-    made = hashlib.blake2b(digest_size=16)
-    made.update(f"{array.dtype}{array.shape}".encode())
-    made.update(repr(value).encode() if array.dtype.hasobject else np.ascontiguousarray(array).tobytes())
-    return made.hexdigest()
+    hasher = hashlib.blake2b(digest_size=16)
+    hasher.update(f"{array.dtype}{array.shape}".encode())
+    hasher.update(repr(value).encode() if array.dtype.hasobject else np.ascontiguousarray(array).tobytes())
+    return hasher.hexdigest()
 
 
 def _short(value: Any) -> str:
@@ -148,22 +153,22 @@ def _workers(workers: Sequence[int | str]) -> str:
     return f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))}"
 
 
-def _apart(called: str, here: int, question: str, worker: int, other: str) -> DisagreementError:
+def _mismatched_exchange(called: str, here: int, question: str, worker: int, other: str) -> DisagreementError:
     return DisagreementError(
         called,
         found=f"worker {here} is at: {question}; worker {worker} at: {other}",
         rule="all workers run the same program: they create the same variables and make the same runs, reductions and "
         "checkpoints in the same order",
-        remedy="take it out of the Python branch that only some workers enter; on one worker alone only print, plot, "
-        "or look at values (not of sync-on-read variables, which are aggregated over all workers)",
+        remedy="move the call out of the Python branch that only some workers enter; code that runs on one worker may "
+        "print, plot, or read values (except of sync-on-read variables, which are aggregated over all workers)",
     )
 
 
-def _absent(called: str, question: str, missing: Sequence[str], seconds: float) -> AbsentWorkerError:
+def _absent_worker(called: str, question: str, missing: Sequence[str], seconds: float) -> AbsentWorkerError:
     return AbsentWorkerError(
         called,
-        found=f"{_workers(missing)} did not come within {seconds:.0f} s to: {question}",
+        found=f"{_workers(missing)} did not arrive within {seconds:.0f} s at: {question}",
         rule="all workers run the same program, in the same order",
-        remedy="look whether only some workers call it (a Python branch on the task), and at the output of the missing "
-        f"ones; {AGREEMENT_SECONDS.name} says how long to wait",
+        remedy="check whether only some workers make this call (a Python branch on the task), and read the output of "
+        f"the missing workers; {AGREEMENT_SECONDS.name} sets the timeout",
     )

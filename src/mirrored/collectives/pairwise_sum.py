@@ -1,4 +1,4 @@
-"""Balanced sums: pairs of neighbours first."""
+"""Pairwise summation by a balanced binary tree."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import Any
 
 
 def sum_pairs(values: Sequence[Any]) -> list[Any]:
-    """One level: neighbours added; a last one without a neighbour is passed on."""
+    """Adds adjacent pairs: one level of the tree. An unpaired last value is passed through."""
     paired = [one + other for one, other in zip(values[::2], values[1::2], strict=False)]
     return paired + list(values[len(paired) * 2 :])
 
 
 def tree_sum(values: Sequence[Any]) -> Any:
-    """The sum of `values` by a balanced binary tree over their order.
+    """Sums `values` by a balanced binary tree over their order.
 
-    Its rounding error grows with the logarithm of their number. Source: N. J. Higham, "The accuracy of floating point
-    summation", SIAM J. Sci. Comput. 14 (1993), pairwise summation.
+    The rounding error grows with the logarithm of the number of values.
+
+    Source: N. J. Higham, "The accuracy of floating point summation", SIAM J. Sci. Comput. 14 (1993):
+    pairwise summation.
     """
     values = list(values)
     while len(values) > 1:

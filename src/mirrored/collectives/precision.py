@@ -1,4 +1,4 @@
-"""16-bit floats in sums and means: added up in float32, and rounded once."""
+"""Conversions of 16-bit floats for sums and means, which accumulate in float32 and round once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from jax import lax
 
 
 def widen(array: Any) -> Any:
-    """16-bit floats as float32, rounded to what they are: XLA keeps excess precision through conversions alone."""
+    """Converts 16-bit floats to float32. Returns other arrays unchanged.
+
+    The explicit rounding is needed because XLA may keep excess precision across a pair of conversions.
+    """
     info = _narrow_float(array.dtype)
     if info is None:
         return array
@@ -17,7 +20,7 @@ def widen(array: Any) -> Any:
 
 
 def narrow(array: Any, dtype: Any) -> Any:
-    """Back from `widen`."""
+    """Rounds the result of `widen` back to `dtype`. Returns it unchanged if `dtype` is not a 16-bit float."""
     info = _narrow_float(dtype)
     if info is None:
         return array

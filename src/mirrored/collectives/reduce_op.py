@@ -1,4 +1,4 @@
-"""Reductions: how the components of a per-replica value become one value."""
+"""`ReduceOp`: operations that reduce the components of a per-replica value to one value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from mirrored.errors import ArgumentError
 
 _RULE: Final = "a reduction is ReduceOp.SUM, ReduceOp.MEAN, one of their names, a ReduceOp subclass or another callable"
-_REMEDY: Final = "give ReduceOp.SUM, for instance"
+_REMEDY: Final = "pass one of these, for instance ReduceOp.SUM"
 
 
 class _Members(type):
@@ -34,16 +34,18 @@ class _Members(type):
 
 
 class ReduceOp(metaclass=_Members):
-    """How the components of a per-replica value become one: `SUM`, `MEAN`, or a subclass.
+    """Reduces the components of a per-replica value to one value: `SUM`, `MEAN`, or a subclass.
 
-    A subclass defines `__call__`, from the stacked components ``[replicas, ...]``, in replica order, to one value
-    ``[...]`` of the component's shape and dtype. It is traced, and called on every device with the same values. Give
-    it equality and a hash (a frozen dataclass has both): compiled programs are found again by it.
+    A subclass defines `__call__`, which maps the stacked components ``[replicas, ...]``, in replica order, to one value
+    ``[...]`` of the component's shape and dtype. It is traced, and every device calls it with the same values. A
+    subclass needs equality and a hash, because it is part of the cache keys of compiled programs. A frozen dataclass
+    has both.
 
     Attributes:
-        SUM: The sum, in the components' dtype: of 16-bit floats it may overflow where a float32 does not (cast them
-            first), and they travel as they are.
-        MEAN: The sum divided by the number of replicas; of integers, as float32. 16-bit floats are added up in float32.
+        SUM: The sum, in the dtype of the components. 16-bit floats are sent between devices as they are, and their sum
+            may overflow where a float32 would not. Cast them first to avoid this.
+        MEAN: The sum divided by the number of replicas. 16-bit floats are accumulated in float32. The mean of integers
+            is a float32.
 
     Example:
         >>> import jax.numpy as jnp
@@ -55,25 +57,25 @@ class ReduceOp(metaclass=_Members):
         >>> ReduceOp("mean")
         ReduceOp.MEAN
 
-    TensorFlow: `tf.distribute.ReduceOp`, an enum with the same members; there the mean of 16-bit floats is infinite
-    where their sum is. Subclasses have no counterpart.
+    TensorFlow: `tf.distribute.ReduceOp`, an enum with the same members. There the mean of 16-bit floats is infinite if
+    their sum overflows. TensorFlow has no counterpart to subclasses.
     """
 
     SUM: ClassVar[ReduceOp]
     MEAN: ClassVar[ReduceOp]
 
     def __call__(self, per_replica: Any) -> Any:
-        """Reduces stacked components ``[replicas, ...]`` to one ``[...]``. A subclass defines it."""
-        raise NotImplementedError(f"{type(self).__name__} defines no __call__(per_replica)")
+        """Reduces stacked components ``[replicas, ...]`` to one ``[...]``. Subclasses override this method."""
+        raise NotImplementedError(f"{type(self).__name__} does not define __call__(per_replica)")
 
     @property
     def name(self) -> str:
-        """``"SUM"``, or the subclass's name."""
+        """The name of the reduction: ``"SUM"``, ``"MEAN"``, or the name of the subclass."""
         return type(self).__name__
 
     @property
     def value(self) -> str:
-        """The same as `name`, as in TensorFlow's enum."""
+        """The same as `name`, for compatibility with TensorFlow's enum."""
         return self.name
 
     def __repr__(self) -> str:
@@ -81,23 +83,23 @@ class ReduceOp(metaclass=_Members):
 
     @staticmethod
     def from_variable_aggregation(aggregation: Any) -> ReduceOp:
-        """The reduction that a `VariableAggregation` (SUM or MEAN) stands for."""
+        """Returns the reduction of a `VariableAggregation`, which is `SUM` or `MEAN`."""
         return as_reduce_op(aggregation)
 
 
 class _Member(ReduceOp):
-    """`SUM` and `MEAN`: one object each, also after pickling and copying."""
+    """`SUM` or `MEAN`. Pickling and copying return the same object."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __call__(self, per_replica: Any) -> Any:
-        """Over axis 0."""
+        """Reduces over axis 0."""
         return jnp.mean(per_replica, axis=0) if self is ReduceOp.MEAN else jnp.sum(per_replica, axis=0)
 
     @property
     def name(self) -> str:
-        """``"SUM"`` or ``"MEAN"``."""
+        """The name, ``"SUM"`` or ``"MEAN"``."""
         return self._name
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -111,30 +113,30 @@ ReduceOp.MEAN = _BY_NAME["MEAN"]
 
 @dataclasses.dataclass(frozen=True)
 class CallableReduction(ReduceOp):
-    """Any callable over stacked components, as a reduction."""
+    """Adapts a callable over stacked components to `ReduceOp`."""
 
     fn: Callable[[Any], Any]
 
     def __call__(self, per_replica: Any) -> Any:
-        """Calls it."""
+        """Calls the callable with the stacked components."""
         return self.fn(per_replica)
 
     @property
     def name(self) -> str:
-        """The callable's name."""
+        """The name of the callable."""
         return getattr(self.fn, "__name__", type(self.fn).__name__)
 
 
 def as_reduce_op(value: Any) -> ReduceOp:
-    """The reduction that a user means.
+    """Converts an argument of a user to a `ReduceOp`.
 
     Args:
-        value: A `ReduceOp`, a subclass of it that needs no arguments, a name in any case (``"sum"``,
+        value: A `ReduceOp`, a subclass of it that needs no arguments, a name in upper or lower case (``"sum"``,
             ``"ReduceOp.SUM"``), an object with such a `.name` (`VariableAggregation.SUM`), or a callable over stacked
             components.
 
     Raises:
-        ArgumentError: It is none of these.
+        ArgumentError: `value` is not a valid reduction.
     """
     if isinstance(value, ReduceOp):
         return value
@@ -154,22 +156,22 @@ def _instance(subclass: type[ReduceOp]) -> ReduceOp:
     except TypeError as error:
         raise ArgumentError(
             "ReduceOp",
-            found=f"the class {subclass.__name__}, which cannot be made without arguments ({error})",
+            found=f"the class {subclass.__name__}, which cannot be constructed without arguments ({error})",
             rule=_RULE,
-            remedy=f"give an object: {subclass.__name__}(...)",
+            remedy=f"pass an instance: {subclass.__name__}(...)",
         ) from error
 
 
 def check_reduction(op: Any, component: Any, num_replicas: int) -> None:
-    """Refuses a custom reduction that does not keep the component's shape and dtype.
+    """Checks that a custom reduction keeps the shape and dtype of the component.
 
     Args:
-        op: The reduction. SUM and MEAN pass.
-        component: Anything with `shape` and `dtype`.
-        num_replicas: How many components it will get.
+        op: The reduction. `SUM` and `MEAN` always pass.
+        component: An object with `shape` and `dtype`.
+        num_replicas: The number of components that the reduction receives.
 
     Raises:
-        ArgumentError: It fails on such values, or gives another shape or dtype.
+        ArgumentError: The reduction raises an exception for such values, or returns another shape or dtype.
     """
     op = as_reduce_op(op)
     if isinstance(op, _Member):
@@ -181,16 +183,16 @@ def check_reduction(op: Any, component: Any, num_replicas: int) -> None:
     except Exception as error:
         raise _unsuitable(op, stacked, f"raised {type(error).__name__}: {error}", expected) from error
     if not isinstance(result, jax.ShapeDtypeStruct):
-        raise _unsuitable(op, stacked, f"gave a {type(result).__name__}", expected)
+        raise _unsuitable(op, stacked, f"returned a {type(result).__name__}", expected)
     if (result.shape, result.dtype) != (tuple(component.shape), jnp.dtype(component.dtype)):
-        raise _unsuitable(op, stacked, f"gave {_describe(result)}", expected)
+        raise _unsuitable(op, stacked, f"returned {_describe(result)}", expected)
 
 
 def _unsuitable(op: ReduceOp, stacked: Any, what: str, expected: str) -> ArgumentError:
     return ArgumentError(
         op.name,
         found=f"called with the stacked components {_describe(stacked)}, it {what}",
-        rule=f"a custom reduction gives one component: {expected}",
+        rule=f"a custom reduction returns one component: {expected}",
         remedy="reduce over axis 0 only, and keep the dtype (result.astype(per_replica.dtype))",
     )
 

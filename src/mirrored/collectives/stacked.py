@@ -1,4 +1,4 @@
-"""Reducing and gathering stacked values ``[replicas, ...]`` that lie over a layout's devices, outside a run."""
+"""Reduces and gathers stacked values ``[replicas, ...]``, which are sharded over devices, in cross-replica context."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mirrored.watchdog.collective_log import collective_log
 
 
 def group_of(device_assignment: DeviceAssignment) -> Group:
-    """How a layout's replicas lie: over how many devices, how many on each."""
+    """Returns the `Group` of a device assignment."""
     devices = len(device_assignment.devices)
     return Group(AXIS if devices > 1 else None, devices, device_assignment.local, device_assignment.spans_processes)
 
@@ -28,13 +28,13 @@ def group_of(device_assignment: DeviceAssignment) -> Group:
 def over_devices(
     body: Callable[..., Any], device_assignment: DeviceAssignment, num_inputs: int, *, equal: bool
 ) -> Callable[..., Any]:
-    """Runs `body` on every device over its local part ``[local, ...]`` of stacked inputs.
+    """Returns a function that runs `body` on every device over its shards ``[local, ...]`` of stacked inputs.
 
     Args:
-        body: From the local parts to a list of arrays.
+        body: Maps the shards to a list of arrays.
         device_assignment: The devices.
-        num_inputs: How many stacked inputs there are.
-        equal: Whether the results are equal on all devices (else they are local parts of stacked results).
+        num_inputs: The number of stacked inputs.
+        equal: Whether the results are replicated. Otherwise they are shards of stacked results.
     """
     if len(device_assignment.devices) == 1:
         return body
@@ -71,46 +71,50 @@ def _compiled_reduction(
 
 
 def reduce_stacked(algorithm: Any, op: Any, arrays: Sequence[Any], device_assignment: DeviceAssignment) -> list[Any]:
-    """Reduces each ``[replicas, ...]`` over its first axis, by `algorithm`.
+    """Reduces each ``[replicas, ...]`` over its first axis with `algorithm`.
 
-    Context: cross-replica, eager or traced. All arrays go into one program.
+    One program reduces all arrays.
+
+    Context: cross-replica, eager or traced.
     """
     if not arrays:
         return []
     if any(is_live_box(array) for array in arrays):
-        alone = Group(axis=None, devices=1, local=device_assignment.num_replicas)
+        one_device = Group(axis=None, devices=1, local=device_assignment.num_replicas)
         lists = [[array[k] for k in range(device_assignment.num_replicas)] for array in arrays]
-        return [on_all_devices(reduced, device_assignment) for reduced in algorithm.reduce_arrays(op, lists, alone)]
+        return [
+            on_all_devices(reduced, device_assignment) for reduced in algorithm.reduce_arrays(op, lists, one_device)
+        ]
     if any(is_tracer(array) for array in arrays):
         return list(_reduction(algorithm, op, device_assignment, len(arrays))(*arrays))
     placed = [jax.device_put(array, device_assignment.sharded) for array in arrays]
     compiled = _compiled_reduction(algorithm, op, device_assignment, len(placed))
-    return list(_together(f"reduce {op!r}", device_assignment, lambda: compiled(*placed)))
+    return list(_logged(f"reduce {op!r}", device_assignment, lambda: compiled(*placed)))
 
 
 def on_all_devices(array: Any, device_assignment: DeviceAssignment) -> Any:
-    """`array`, computed on one device, on all devices of `device_assignment`, where it meets variables.
+    """Copies an array from one device to all devices of `device_assignment`, where the variables are.
 
-    A tape records the transfer, so that the cotangent goes back to the one device. Tracers are left as they are: JAX's
-    own rule would leave their cotangents on all devices.
+    A tape records the transfer, so that the backward pass moves the cotangent back to the one device. Tracers are
+    returned unchanged, because JAX's own rule would leave their cotangents on all devices.
     """
     if len(device_assignment.devices) == 1 or is_tracer(array):
         return array
     return jax.device_put(array, device_assignment.replicated)
 
 
-def _together(label: str, device_assignment: DeviceAssignment, compute: Callable[[], Any]) -> Any:
-    """Runs an eager collective; where it spans processes, the collective log says so while it is under way."""
+def _logged(label: str, device_assignment: DeviceAssignment, compute: Callable[[], Any]) -> Any:
+    """Runs an eager collective. If it spans processes, enters it in the collective log until it ends."""
     if not device_assignment.spans_processes:
         return compute()
     collective_log.arrive(label, user_lines())
-    token = None
+    result_array = None
     try:
         result = compute()
-        token = jax.tree.leaves(result)[0]
+        result_array = jax.tree.leaves(result)[0]
         return result
     finally:
-        collective_log.depart(token)
+        collective_log.depart(result_array)
 
 
 @functools.lru_cache(maxsize=256)
@@ -134,19 +138,19 @@ def _compiled_ragged_gather(
 
 
 def gather_padded(array: Any, axis: int, sizes: Sequence[int], device_assignment: DeviceAssignment) -> Any:
-    """`gather_stacked` of components that were padded at their ends along `axis`, without the padding.
+    """Concatenates components that are padded at their ends along `axis`, without the padding.
 
     Args:
-        array: ``[replicas, ...]``, concrete.
-        axis: Which dimension of the components, not negative.
-        sizes: Of each replica's component without padding.
-        device_assignment: Where they lie.
+        array: A concrete array ``[replicas, ...]``.
+        axis: The dimension of the components, not negative.
+        sizes: The size along `axis` of each replica's component without padding.
+        device_assignment: The devices.
     """
     compiled, placed = (
         _compiled_ragged_gather(axis, tuple(sizes), device_assignment),
         jax.device_put(array, device_assignment.sharded),
     )
-    return _together("gather", device_assignment, lambda: compiled(placed))
+    return _logged("gather", device_assignment, lambda: compiled(placed))
 
 
 @functools.lru_cache(maxsize=256)
@@ -155,11 +159,14 @@ def _compiled_first(device_assignment: DeviceAssignment) -> Callable[..., Any]:
 
 
 def first_stacked(array: Any, device_assignment: DeviceAssignment) -> Any:
-    """The first replica's component of ``[replicas, ...]``, on every device of a job of several processes."""
+    """Returns the first replica's component of ``[replicas, ...]``.
+
+    In a job of several processes it is copied to every device.
+    """
     if is_tracer(array) or is_live_box(array) or not device_assignment.spans_processes:
         return array[0]
-    return _together(
-        "take the first replica's value", device_assignment, lambda: _compiled_first(device_assignment)(array)
+    return _logged(
+        "fetch the first replica's value", device_assignment, lambda: _compiled_first(device_assignment)(array)
     )
 
 
@@ -169,10 +176,10 @@ def _compiled_whole(device_assignment: DeviceAssignment) -> Callable[..., Any]:
 
 
 def whole_stacked(array: Any, device_assignment: DeviceAssignment) -> Any:
-    """``[replicas, ...]`` as one array that this process can read, whatever processes hold its parts."""
+    """Returns ``[replicas, ...]`` as an array that this process can read, whichever processes hold its shards."""
     if not device_assignment.spans_processes:
         return array
-    return _together("take all replicas' values", device_assignment, lambda: _compiled_whole(device_assignment)(array))
+    return _logged("fetch all replicas' values", device_assignment, lambda: _compiled_whole(device_assignment)(array))
 
 
 def gather_stacked(array: Any, axis: int, device_assignment: DeviceAssignment) -> Any:
@@ -180,4 +187,4 @@ def gather_stacked(array: Any, axis: int, device_assignment: DeviceAssignment) -
     if is_tracer(array) or is_live_box(array):
         return on_all_devices(_concatenated(array, axis), device_assignment)
     placed = jax.device_put(array, device_assignment.sharded)
-    return _together("gather", device_assignment, lambda: _compiled_gather(axis, device_assignment)(placed))
+    return _logged("gather", device_assignment, lambda: _compiled_gather(axis, device_assignment)(placed))

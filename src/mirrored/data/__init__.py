@@ -1,4 +1,4 @@
-"""Input: datasets over Grain, and their distribution over replicas."""
+"""Input pipelines: datasets built on Grain, and their distribution over replicas."""
 
 from __future__ import annotations
 

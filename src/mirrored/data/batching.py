@@ -1,4 +1,4 @@
-"""Whether the elements of a pipeline are batches, as far as its steps tell."""
+"""Infers from the steps of a pipeline whether its elements are batches."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ _MAPPING: Final = (indexed.Mapped, indexed.RandomMapped, streams.StreamMapped, s
 
 
 def is_batched(node: Node) -> bool | None:
-    """Whether the elements are batches; None where the steps do not tell.
+    """Returns whether the elements are batches; None if the steps do not determine it.
 
-    A generator, a tensor (`from_tensors`) and a function of scalars (names of files, say) may give either.
+    A generator, a tensor (`from_tensors`) and a function of scalars (file names, for example) can return either.
 
     Args:
-        node: The last step.
+        node: The last step of the pipeline.
 
     Example:
         >>> from mirrored.data import Dataset
@@ -83,5 +83,5 @@ def _is_scalar(node: Node) -> bool:
 def _spec_or_none(node: Node) -> Any:
     try:
         return node.spec
-    except StopIteration:  # no element to ask
+    except StopIteration:  # the dataset is empty, so there is no first element to infer the spec from
         return None

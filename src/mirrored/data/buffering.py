@@ -1,4 +1,4 @@
-"""The shuffle buffer of streams."""
+"""The shuffle buffer of stream pipelines."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from mirrored.data.elements import Element
 from mirrored.data.pipeline import Cursor
 
 DRAWS: Final = 1024
-"""Random numbers are drawn in blocks of this many, so that those of any position are at hand."""
+"""Block size of random numbers. Each block has its own generator, so any position can be reached without the others."""
 
 
 class BufferCursor:
-    """A buffer of `size` elements: a random one leaves, and the next one of the stream takes its place.
+    """Shuffles a stream with a buffer: returns a random element of the buffer and replaces it with the next one.
 
-    A position holds no elements. It says how many have left; the numbers of those in the buffer follow from that, and
-    they are read again, from a position of the stream before the oldest of them.
+    A saved position contains no elements, only the number of elements returned so far. Restoring it replays the random
+    numbers to find which elements the buffer held, and reads these again from the last stream position before the
+    oldest of them.
 
     Args:
-        parent: The stream, at its beginning.
-        size: How many elements the buffer holds.
-        draws: From the number of a block to its `DRAWS` random numbers in [0, 1).
+        parent: The stream, at its start.
+        size: Number of elements in the buffer.
+        draws: From the index of a block to its `DRAWS` random numbers in [0, 1).
 
     Source: the algorithm of `tf.data.Dataset.shuffle` (its random numbers differ).
     """
@@ -34,7 +35,7 @@ class BufferCursor:
         self._buffer: list[tuple[int, Element]] = []
         self._given = self._read = 0
         self._ended = False
-        # Positions of the stream, one for every `size` elements, back to the oldest element in the buffer.
+        # Positions of the stream, one per `size` elements, starting before the oldest element in the buffer.
         self._marks: collections.deque[tuple[int, Any]] = collections.deque([(0, parent.get_state())])
         self._block: tuple[int, np.ndarray] = (-1, np.empty(0))
 
@@ -105,7 +106,7 @@ class BufferCursor:
 
 
 def _leave(buffer: list[Any], draw: float) -> Any:
-    """Takes one out; the last one gets its place."""
+    """Removes and returns the element that `draw` selects. The last element moves into its slot."""
     slot = int(draw * len(buffer))
     buffer[slot], buffer[-1] = buffer[-1], buffer[slot]
     return buffer.pop()

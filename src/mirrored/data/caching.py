@@ -1,4 +1,4 @@
-"""Elements kept in memory after the first reading."""
+"""Caches the elements of the first iteration in memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mirrored.data.streams import StreamStep
 
 
 def _pinned(run: Run) -> Run:
-    """What is below a cache is read once, so it never reshuffles."""
+    """Returns the run without its epoch path. The steps before a cache run once, so they never reshuffle."""
     return Run(seeds=run.seeds)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cached(OneParent):
-    """Remembers every element that it has computed. Where nothing is computed, it remembers only the order."""
+    """Caches every computed element by position. If no step before it computes anything, it fixes only the order."""
 
     items: dict[int, Element] = dataclasses.field(default_factory=dict)
 
@@ -44,7 +44,7 @@ class _CachedRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamCached(StreamStep):
-    """Remembers the elements of a stream once it has been read to its end."""
+    """Caches the elements of a stream after it has been read to its end."""
 
     complete: list[list[Element]] = dataclasses.field(default_factory=list)
 
@@ -84,7 +84,7 @@ class _CacheCursor:
         return {"place": self._place}
 
     def set_state(self, state: Any) -> None:
-        # The parent is read again up to the place, unless the cache is complete: elements are not part of a position.
+        # A position contains no elements: unless the cache is complete, the parent is read again up to this index.
         self._place = state["place"]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Calling user functions on elements: TensorFlow's way of passing tuples, and errors that name the element."""
+"""Calls user functions on elements: unpacks tuples like TensorFlow, and adds the element's index to errors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mirrored.data.elements import Element, handed_out, own_element
 
 
 def call(function: Callable[..., Any], element: Element, called: str, index: int) -> Any:
-    """`function(element)`, or `function(*element)` for a tuple, on the host.
+    """Calls `function(element)`, or `function(*element)` for a tuple, on the host.
 
-    An exception keeps its type and traceback and gets a note that names the element.
+    An exception keeps its type and traceback. A note adds the index of the element.
     """
     handed_out(element)
     start = time.perf_counter()
@@ -30,7 +30,7 @@ def call(function: Callable[..., Any], element: Element, called: str, index: int
 
 
 class _Clock(threading.local):
-    """Time spent in user functions by this thread."""
+    """The time that this thread has spent in user functions."""
 
     seconds = 0.0
 
@@ -39,19 +39,19 @@ _clock = _Clock()
 
 
 def function_seconds() -> float:
-    """How long user functions of pipelines have run in this thread."""
+    """Returns the seconds that this thread has spent in user functions of pipelines."""
     return _clock.seconds
 
 
 def transformed(function: Callable[..., Any], element: Element, called: str, index: int) -> Element:
-    """`call`, with the result as an element."""
+    """Calls `function` like `call`, and converts the result to an element."""
     result = call(function, element, called, index)
     with naming_element(called, index):
         return own_element(result, called)
 
 
 class naming_element:
-    """Adds "at element i" to an exception that passes."""
+    """A context manager that adds the note "at element i" to exceptions."""
 
     __slots__ = ("_called", "_index")
 
@@ -63,14 +63,14 @@ class naming_element:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, StopIteration):
-            # It would end the iteration quietly.
+            # A StopIteration from user code would silently end the iteration.
             raise RuntimeError(f"{self._called}: StopIteration at element {self._index}") from error
         if isinstance(error, Exception):
             error.add_note(f"{self._called}: at element {self._index}")
             if isinstance(error, ValueError) and "read-only" in str(error):
-                error.add_note("the arrays of a dataset are shared between epochs: write to a copy (x = x.copy())")
+                error.add_note("epochs share the arrays of a dataset: modify a copy instead (x = x.copy())")
 
 
 def _on_host() -> Any:
-    """JAX operations in user functions of a pipeline run on the CPU, not on the accelerator that trains."""
+    """Returns a context in which JAX operations of user functions run on the CPU, not on the training accelerator."""
     return nullcontext() if jax.default_backend() == "cpu" else jax.default_device(jax.local_devices(backend="cpu")[0])

@@ -1,4 +1,4 @@
-"""Datasets made of several."""
+"""`Dataset` methods that combine datasets."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from mirrored.errors import ArgumentError, StructureError
 
 
 class Combining(Steps):
-    """The methods of `Dataset` that take or make other datasets."""
+    """The methods of `Dataset` that combine several datasets."""
 
     @classmethod
     def zip(cls, *args: Any, datasets: Any = None) -> Self:
-        """Elements at the same position together, in the structure in which the datasets were given.
+        """Zips datasets: combines the elements at the same position in the structure of the arguments.
 
         Args:
-            *args: Datasets, or one structure of them.
-            datasets: The structure, by name.
+            *args: Datasets, or one pytree of datasets.
+            datasets: The pytree, as a keyword argument.
         """
         structure = datasets if datasets is not None else args[0] if len(args) == 1 else args
         members, treedef = jax.tree.flatten(structure)
@@ -34,7 +34,7 @@ class Combining(Steps):
             raise ArgumentError(
                 "Dataset.zip",
                 found=f"{structure!r}",
-                rule="zip takes datasets, or a structure of datasets",
+                rule="zip takes datasets, or one pytree of datasets",
                 remedy="write Dataset.zip((a, b)); wrap arrays with Dataset.from_tensor_slices",
             )
         parts = [member._node for member in members]
@@ -43,11 +43,11 @@ class Combining(Steps):
         return cls(streams.StreamZipped(tuple(parts), treedef))
 
     def concatenate(self, dataset: Steps) -> Self:
-        """This dataset, then the other."""
-        mine, other = self._node, dataset._node
-        if isinstance(mine, IndexedNode) and isinstance(other, IndexedNode):
-            return self._then(indexed.Concatenated((mine, other)))
-        return self._then(streams.StreamConcatenated((mine, other)))
+        """Appends the elements of `dataset`."""
+        first, second = self._node, dataset._node
+        if isinstance(first, IndexedNode) and isinstance(second, IndexedNode):
+            return self._then(indexed.Concatenated((first, second)))
+        return self._then(streams.StreamConcatenated((first, second)))
 
     def interleave(
         self,
@@ -57,14 +57,14 @@ class Combining(Steps):
         num_parallel_calls: int | None = None,
         **_: Any,
     ) -> Self:
-        """Elements of the datasets `map_func(element)` in turn.
+        """Maps every element to a dataset, and interleaves the elements of these datasets.
 
         Args:
             map_func: From an element to a dataset.
-            cycle_length: How many datasets are read at a time; one per core (at most 10) if None or AUTOTUNE.
-            block_length: How many elements of one before the next; 1 by default.
-            num_parallel_calls: Accepted for TensorFlow's sake.
-            **_: TensorFlow's `deterministic` and `name`.
+            cycle_length: Number of datasets read concurrently. None or AUTOTUNE: one per core, at most 10.
+            block_length: Number of consecutive elements from one dataset; 1 by default.
+            num_parallel_calls: Accepted for compatibility with TensorFlow and ignored.
+            **_: TensorFlow's `deterministic` and `name`, which have no effect.
         """
         cycle = cycle_length if cycle_length not in (None, AUTOTUNE) else min(os.cpu_count() or 1, 10)
         assert cycle is not None
@@ -72,7 +72,7 @@ class Combining(Steps):
         return self._interleaved(map_func, cycle, block_length or 1, "Dataset.interleave")
 
     def flat_map(self, map_func: Callable[..., Steps]) -> Self:
-        """The elements of the datasets `map_func(element)`, one dataset after the other."""
+        """Maps every element to a dataset, and concatenates these datasets."""
         return self._interleaved(map_func, 1, 1, "Dataset.flat_map")
 
     def _interleaved(self, map_func: Callable[..., Steps], cycle: int, block: int, called: str) -> Self:
@@ -83,8 +83,8 @@ class Combining(Steps):
             raise StructureError(
                 called,
                 found=f"the function returned {type(made).__name__} for element {number}",
-                rule="it returns a Dataset",
-                remedy="wrap it: Dataset.from_tensor_slices(...), or use .map for one element each",
+                rule="the function returns a Dataset",
+                remedy="wrap the result: Dataset.from_tensor_slices(...), or use .map to return one element",
             )
 
         return self._then(streams.Interleaved(self._node, open_input, cycle, block))

@@ -1,4 +1,4 @@
-"""Lines of comma-separated values: read as records, taken apart, made into columns."""
+"""CSV parsing: reads records from files, splits them into fields, and converts fields to columns."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _KINDS: Final = ("int32", "int64", "float32", "float64", "object")
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """How the texts of a column become values.
+    """How the fields of a column are converted to values.
 
     Attributes:
-        dtype: Of the values; object for bytes.
-        default: What an empty text stands for; None if the column needs a value.
+        dtype: The dtype of the values; object for bytes.
+        default: The value of an empty field; None if every field must have a value.
     """
 
     dtype: np.dtype[Any]
@@ -36,10 +36,10 @@ class Column:
 
     @classmethod
     def of(cls, given: Any) -> Column:
-        """From a dtype (a value is needed), or a default value.
+        """Creates a column from a dtype (every field must have a value) or from a default value.
 
         Raises:
-            ArgumentError: It is neither.
+            ArgumentError: `given` is neither.
         """
         kind = _dtype_of(given)
         if kind is not None:
@@ -50,8 +50,8 @@ class Column:
             raise ArgumentError(
                 "record_defaults",
                 found=f"{given!r}",
-                rule="a column has a default of int32, int64, float32, float64 or text, or one of these dtypes",
-                remedy="give one number or text per column",
+                rule="a column has a default of type int32, int64, float32, float64 or string, or one of these dtypes",
+                remedy="pass one number or string per column",
             )
         if array.size == 0:
             return cls(dtype, None)
@@ -59,10 +59,10 @@ class Column:
         return cls(dtype, _bytes(value) if dtype == _TEXT else dtype.type(value))
 
     def value(self, text: str, place: str) -> Any:
-        """The value of a text.
+        """Converts the text of a field to its value.
 
         Raises:
-            StructureError: It is no such value, or is not there and has no default.
+            StructureError: The text is not valid for the dtype, or it is empty and the column has no default.
         """
         if not text:
             if self.default is None:
@@ -110,21 +110,21 @@ def _refused(place: str, found: str) -> StructureError:
     return StructureError(
         "CSV",
         found=f"{place} {found}",
-        rule="every text of a column can be read as its dtype, or is empty where there is a default",
-        remedy="give the column another dtype or a default, or name what stands for a missing value by na_value",
+        rule="every field of a column can be parsed as its dtype, or is empty and the column has a default",
+        remedy="give the column another dtype or a default, or pass the marker of missing values as na_value",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How lines are taken apart.
+    """How lines are split into fields.
 
     Attributes:
-        delimiter: Between fields.
-        quotes: Whether ``"`` may enclose a field.
-        missing: What stands for no value, besides an empty text.
-        fields: The numbers of the fields that are wanted; None for all.
-        count: How many fields a line has; None if it does not matter.
+        delimiter: The separator between fields.
+        quotes: Whether ``"`` can enclose a field.
+        missing: The marker of a missing value, in addition to an empty field.
+        fields: The indices of the selected fields; None for all.
+        count: The required number of fields per line; None for any.
     """
 
     delimiter: str = ","
@@ -134,10 +134,10 @@ class Format:
     count: int | None = None
 
     def texts(self, line: bytes) -> list[str]:
-        """The wanted fields of a line, "" where there is no value.
+        """Returns the selected fields of a line, "" for missing values.
 
         Raises:
-            StructureError: It has more or fewer fields than it should, or a quote that does not end.
+            StructureError: The line has the wrong number of fields, or an unterminated quote.
         """
         try:
             found = next(self._reader(line.decode()), [""])
@@ -146,7 +146,7 @@ class Format:
         wanted = self.fields if self.fields is not None else range(len(found) if self.count is None else self.count)
         if (self.count is not None and len(found) != self.count) or any(place >= len(found) for place in wanted):
             needed = self.count if self.count is not None else max(wanted) + 1
-            raise _wrong_line(line, f"{len(found)} fields where {needed} are expected")
+            raise _wrong_line(line, f"{len(found)} fields instead of {needed}")
         return ["" if found[place] == self.missing else found[place] for place in wanted]
 
     def _reader(self, text: str) -> Iterator[list[str]]:
@@ -159,16 +159,16 @@ def _wrong_line(line: bytes, found: str) -> StructureError:
     return StructureError(
         "CSV",
         found=f"{found}, in the line {line[:80]!r}",
-        rule="all lines have the same fields, quoted alike",
-        remedy="check field_delim and use_quote_delim, or leave the columns out by select_cols",
+        rule="all lines have the same fields and the same quoting",
+        remedy="check field_delim and use_quote_delim, or omit the columns with select_cols",
     )
 
 
 def columns_of(lines: Sequence[bytes], form: Format, columns: Sequence[Column]) -> list[Any]:
-    """An array per column.
+    """Parses lines into one array per column.
 
     Raises:
-        StructureError: A line or a value cannot be read.
+        StructureError: A line or a value cannot be parsed.
     """
     rows = [form.texts(line) for line in lines]
     made = []
@@ -182,7 +182,7 @@ def columns_of(lines: Sequence[bytes], form: Format, columns: Sequence[Column]) 
 
 @dataclasses.dataclass(frozen=True)
 class Readable:
-    """Whether a line can be read."""
+    """A predicate: whether a line can be parsed."""
 
     form: Format
     columns: tuple[Column, ...]
@@ -197,7 +197,7 @@ class Readable:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CsvRows(StreamStep):
-    """The parent's lines as tuples of values."""
+    """Parses the parent's lines into tuples of values."""
 
     form: Format
     columns: tuple[Column, ...]
@@ -219,12 +219,12 @@ class CsvRows(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CsvBatches(StreamStep):
-    """The parent's batches of lines as ordered dicts of columns, the label apart.
+    """Parses the parent's batches of lines into ordered dicts of columns, or into pairs (dict, label column).
 
     Attributes:
-        form: How lines are taken apart.
-        columns: By name.
-        label: The name of the column that is the label; None for none.
+        form: How lines are split into fields.
+        columns: The columns by name.
+        label: The name of the label column, or None.
     """
 
     form: Format
@@ -243,18 +243,18 @@ class CsvBatches(StreamStep):
         return self._with_label(columns_of(list(lines), self.form, list(self.columns.values())))
 
     def _with_label(self, values: Sequence[Any]) -> Any:
-        # JAX sorts the keys of a plain dict.
+        # JAX sorts the keys of a plain dict when it flattens one; an OrderedDict keeps the column order.
         named = OrderedDict(zip(self.columns, values, strict=True))
         return named if self.label is None else (named, named.pop(self.label))
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadRecord:
-    """Reads a line of a file, or several while a quote is open.
+    """Reads one record from a file. A record spans several lines while a quote is open.
 
     Attributes:
-        header: Whether the first is passed over.
-        quotes: Whether quotes may enclose line ends.
+        header: Whether to skip the first line.
+        quotes: Whether quoted fields can contain line breaks.
     """
 
     header: bool
@@ -264,7 +264,7 @@ class ReadRecord:
         if self.header and record == 0:
             self._read(file, path, 0)
         line = self._read(file, path, record)
-        while line == b"":  # empty lines, as at the end of many files, are no records
+        while line == b"":  # skips empty lines, which many files have at their end
             line = self._read(file, path, record)
         return line
 
@@ -279,7 +279,9 @@ class ReadRecord:
 
 
 def inferred(texts: Sequence[str]) -> Column:
-    """The narrowest column that holds all these texts: int32, int64, float32, float64 or text; empty ones say nothing.
+    """Infers the narrowest column type that holds all texts: int32, int64, float32, float64 or string.
+
+    Empty texts are ignored.
 
     Source: the inference of TensorFlow's `make_csv_dataset`.
     """

@@ -1,4 +1,4 @@
-"""Positions in streams that Grain has no iterator for."""
+"""Cursors: stream iterators with a position that can be saved, for the operations that Grain does not have."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mirrored.errors import InputError
 
 
 class Iterators:
-    """Makes the iterators of a Python iterable, one for each reading.
+    """Creates a new iterator of a Python iterable for each iteration over the dataset.
 
     Args:
-        make: Makes the iterable.
-        called: For messages.
+        make: Creates the iterable.
+        called: The function that the user called, for messages.
     """
 
     def __init__(self, make: Callable[[], Any], called: str) -> None:
@@ -26,30 +26,30 @@ class Iterators:
         self._last: Any = None
 
     def __call__(self) -> Iterator[Any]:
-        """A new iterator.
+        """Returns a new iterator.
 
         Raises:
-            InputError: It is the one of an earlier reading, which is exhausted, or in use.
+            InputError: `make` returned the iterator of an earlier iteration, which is exhausted or in use.
         """
         made: Iterator[Any] = iter(self._make())
         if made is self._last:
             raise InputError(
                 self._called,
-                found=f"the same iterator ({type(made).__name__}) for a second reading",
-                rule="a dataset can be read again for every epoch; an iterator gives its elements once, so that the "
+                found=f"the same iterator ({type(made).__name__}) for a second iteration",
+                rule="a dataset is read again in every epoch; an iterator returns its elements only once, so the "
                 "next epoch would have no steps",
-                remedy="make a new iterator for each reading: a generator function, or __iter__ that yields",
+                remedy="create a new iterator for each iteration: a generator function, or an __iter__ that yields",
             )
         self._last = made
         return made
 
 
 class IterableCursor:
-    """Reads a Python iterable. A position is a count: going there reads the elements before it again.
+    """Reads a Python iterable. A position is a count; restoring it reads the preceding elements again.
 
     Args:
-        make: Makes the iterable; called for every reading.
-        convert: From what it yields, and its number, to an element.
+        make: Creates the iterable; called for every iteration.
+        convert: From a yielded value and its index to an element.
     """
 
     def __init__(self, make: Callable[[], Any], convert: Callable[[Any, int], Element]) -> None:
@@ -84,11 +84,11 @@ class IterableCursor:
 
 
 class SequenceCursor:
-    """Reads several cursors one after the other: concatenate, repeat, several files.
+    """Reads several cursors in sequence: concatenate, repeat, several files.
 
     Args:
         open_part: Opens part i, or returns None after the last one.
-        needs_elements: Stop after a part without elements, since all others would be empty too (an endless repeat).
+        needs_elements: Whether to stop after an empty part. All parts of an infinite repeat would be empty too.
     """
 
     def __init__(self, open_part: Callable[[int], Cursor | None], needs_elements: bool = False) -> None:
@@ -133,25 +133,26 @@ class SequenceCursor:
 
 
 class StrideCursor:
-    """Every `step`-th element, from `start` on: skip and shard."""
+    """Returns every `step`-th element, beginning at index `start`: skip and shard."""
 
     def __init__(self, parent: Cursor, start: int, step: int) -> None:
         self._parent, self._step = parent, step
-        self._leave_out = start
+        self._to_skip = start
 
     def __next__(self) -> Element:
-        while self._leave_out:
+        while self._to_skip:
             next(self._parent)
-            self._leave_out -= 1
+            self._to_skip -= 1
         element = next(self._parent)
-        self._leave_out = self._step - 1
+        self._to_skip = self._step - 1
         return element
 
     def get_state(self) -> Any:
-        return {"leave_out": self._leave_out, "parent": self._parent.get_state()}
+        # The key "leave_out" is part of the format of saved positions.
+        return {"leave_out": self._to_skip, "parent": self._parent.get_state()}
 
     def set_state(self, state: Any) -> None:
-        self._leave_out = state["leave_out"]
+        self._to_skip = state["leave_out"]
         self._parent.set_state(state["parent"])
 
     def close(self) -> None:
@@ -159,15 +160,15 @@ class StrideCursor:
 
 
 class InterleaveCursor:
-    """Elements of several streams in turn, `block` of each, from `cycle` of them at a time.
+    """Interleaves several streams: `block` elements from each in turn, with `cycle` streams open at a time.
 
     Args:
-        inputs: Gives what to open.
-        open_input: Opens the stream of one input; its second argument is the input's number.
-        cycle: How many are open at a time.
-        block: How many elements are taken from one before it is the next one's turn.
+        inputs: The inputs, each of which becomes a stream.
+        open_input: Opens the stream of one input; its second argument is the index of the input.
+        cycle: Number of streams that are open at a time.
+        block: Number of consecutive elements from one stream.
 
-    Source: the order of `tf.data.Dataset.interleave`: a stream that ends gives its place to the next input.
+    Source: the order of `tf.data.Dataset.interleave`, where the next input takes the slot of a stream that ends.
     """
 
     def __init__(self, inputs: Cursor, open_input: Callable[[Element, int], Cursor], cycle: int, block: int) -> None:
@@ -219,7 +220,7 @@ class InterleaveCursor:
 
     def set_state(self, state: Any) -> None:
         self._close_slots()
-        # Inputs may be anything, so a position holds their numbers, and they are read again.
+        # Inputs can be of any type, so a position contains only their indices, and the inputs are read again.
         self._inputs.set_state(self._start)
         wanted = {slot["number"]: place for place, slot in enumerate(state["slots"]) if slot is not None}
         for number in range(state["opened"]):
@@ -244,7 +245,7 @@ class InterleaveCursor:
 
 
 class WindowCursor:
-    """Lists of `size` elements, each beginning `shift` after the one before, of every `stride`-th element."""
+    """Returns windows: lists of `size` elements, `stride` apart. Each window starts `shift` after the previous one."""
 
     def __init__(self, parent: Cursor, size: int, shift: int, stride: int, drop_remainder: bool) -> None:
         self._parent, self._start = parent, parent.get_state()
@@ -268,7 +269,7 @@ class WindowCursor:
         while len(self._ahead) < count and not self._ended:
             try:
                 element = next(self._parent)
-                # What several windows hold must not be changed by a function that gets it from one of them.
+                # Overlapping windows share elements: frozen, a user function that gets one window cannot change others.
                 self._ahead.append(jax.tree.map(frozen, element) if self._overlaps else element)
             except StopIteration:
                 self._ended = True

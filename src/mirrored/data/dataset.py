@@ -1,4 +1,4 @@
-"""`Dataset`: the subset of tf.data that training loops use, over Grain."""
+"""`Dataset`: the subset of `tf.data` that training loops use, built on Grain."""
 
 from __future__ import annotations
 
@@ -26,42 +26,43 @@ S = TypeVar("S")
 
 
 class Dataset(Making, Combining, Grouping, Sampling, Tables):
-    """A sequence of elements (pytrees of NumPy arrays), read once per iteration, transformed step by step.
+    """An immutable input pipeline: a sequence of elements (pytrees of NumPy arrays) and their transformations.
 
-    Made by `Dataset.range`, `Dataset.from_tensor_slices` and the other class methods. Datasets are immutable: each
-    transformation gives a new one. Elements come in the order of tf.data, always the same for the same seeds.
+    `Dataset.range`, `Dataset.from_tensor_slices` and the other class methods create a dataset. Each transformation
+    returns a new one. Every iteration reads the data again. Elements have the same order as in `tf.data`, and the same
+    seeds always give the same order.
 
-    Pipelines over arrays (`range`, `from_tensors`, `from_tensor_slices`, `list_files`, and what follows, but not
-    `filter`, `interleave`, `flat_map`, `window`, `unbatch`, `rebatch`) work by position: a batch is one gather, and
-    going to a restored position costs nothing.
+    Pipelines over arrays are indexed: they find element i without reading the elements before it. A batch is one
+    gather, and restoring a position takes constant time. `range`, `from_tensors`, `from_tensor_slices` and `list_files`
+    start an indexed pipeline; `filter`, `interleave`, `flat_map`, `window`, `unbatch` and `rebatch` end it.
 
     Example:
         >>> dataset = Dataset.range(5).map(lambda x: x * x).batch(2)
         >>> [batch.tolist() for batch in dataset]
         [[0, 1], [4, 9], [16]]
 
-    TensorFlow: `tf.data.Dataset`. Functions get NumPy arrays and run as Python, not as a graph. A `map` with random
-    numbers draws them per element (use `random_map`), not per replica.
+    TensorFlow: `tf.data.Dataset`. Functions receive NumPy arrays and run as Python, not as a graph. For random
+    augmentation use `random_map`, which draws random numbers per element, not per replica.
     """
 
     is_dataset: ClassVar[bool] = True
     hand_out: ClassVar[Callable[[Element], Any]] = staticmethod(handed_out)
-    """Applied to every element that iteration gives out. A facade sets it; functions of a pipeline see NumPy arrays."""
+    """Converts every element that iteration returns. A facade sets it; functions of a pipeline see NumPy arrays."""
     end_error: ClassVar[Callable[..., EndOfDataError]] = EndOfDataError
-    """Makes the error for an element that is asked for after the last one."""
+    """Creates the error for a request past the last element."""
     number_out: ClassVar[Callable[[int], Any]] = int
-    """Applied to the cardinality that is given out."""
+    """Converts the cardinality that `cardinality` returns."""
 
     # --- element by element ------------------------------------------------------
 
     def map(self, map_func: Callable[..., Any], num_parallel_calls: int | None = None, **_: Any) -> Self:
-        """`map_func` of every element.
+        """Applies `map_func` to every element.
 
         Args:
-            map_func: Takes an element, a tuple as its parts; returns an element.
-            num_parallel_calls: Threads that call it, where the pipeline works by position; AUTOTUNE: one per core.
-                The order stays.
-            **_: TensorFlow's `deterministic` and `name`, which change nothing here.
+            map_func: Takes an element and returns an element. A tuple is passed as separate arguments.
+            num_parallel_calls: Number of threads that call it, if the pipeline is indexed; AUTOTUNE: one per core. The
+                order of elements does not change.
+            **_: TensorFlow's `deterministic` and `name`, which have no effect.
         """
         if isinstance(self._node, IndexedNode):
             threads = (os.cpu_count() or 1) if num_parallel_calls == AUTOTUNE else (num_parallel_calls or 0)
@@ -69,13 +70,14 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self._then(streams.StreamMapped(self._node, map_func))
 
     def random_map(self, map_func: Callable[..., Any], seed: int | None = None) -> Self:
-        """`map_func(element, rng)` of every element, with random numbers of its own for each element and epoch.
+        """Applies `map_func(element, rng)` to every element, with a separate random generator per element and epoch.
 
-        They depend on the seed, the epoch and the element's number only: not on replicas, threads or resuming.
+        The random numbers depend only on the seed, the epoch and the index of the element. The number of replicas or
+        threads, or resuming from a saved position, does not change them.
 
         Args:
-            map_func: Takes an element (a tuple as its parts) and a `numpy.random.Generator`.
-            seed: An int; drawn if None, and then kept in positions.
+            map_func: Takes an element (a tuple as separate arguments) and a `numpy.random.Generator`.
+            seed: An int. None: a random seed, which is saved with positions.
         """
         known = shuffling.new_seed() if seed is None else seed
         if isinstance(self._node, IndexedNode):
@@ -83,11 +85,11 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self._then(streams.StreamRandomMapped(self._node, map_func, known))
 
     def filter(self, predicate: Callable[..., Any]) -> Self:
-        """The elements for which `predicate` holds."""
+        """Keeps the elements for which `predicate` returns True."""
         return self._then(streams.Filtered(self._node, predicate))
 
     def enumerate(self, start: int = 0) -> Self:
-        """Tuples (number, element)."""
+        """Pairs every element with its index: ``(index, element)``."""
         known = self._node.cardinality
         numbers = type(self).range(start, start + (2**62 if known < 0 else known))
         return self._with(type(self).zip((numbers, self)))
@@ -97,14 +99,14 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
     def shuffle(
         self, buffer_size: int | None, seed: int | None = None, reshuffle_each_iteration: bool | None = None
     ) -> Self:
-        """The elements in random order.
+        """Shuffles the elements.
 
         Args:
-            buffer_size: How far elements move; None or the dataset's length: a uniform permutation.
-            seed: An int; drawn if None, and then kept in positions.
-            reshuffle_each_iteration: Whether every epoch has another order; True by default.
+            buffer_size: Size of the shuffle buffer. None or the dataset's length: a uniform permutation.
+            seed: An int. None: a random seed, which is saved with positions.
+            reshuffle_each_iteration: Whether every epoch has a different order; True by default.
 
-        TensorFlow: The same buffer, with other random numbers.
+        TensorFlow: The same algorithm, with different random numbers.
         """
         known = shuffling.new_seed() if seed is None else int(seed)
         again = reshuffle_each_iteration is not False
@@ -119,14 +121,14 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return at_least(1, int(buffer_size), "Dataset.shuffle", "buffer_size")
 
     def repeat(self, count: int | None = None) -> Self:
-        """The dataset `count` times; for ever if None or -1."""
+        """Repeats the dataset `count` times; indefinitely if `count` is None or -1."""
         times = -1 if count is None else int(count)
         if isinstance(self._node, IndexedNode):
             return self._then(indexed.Repeated(self._node, times))
         return self._then(streams.StreamRepeated(self._node, times))
 
     def take(self, count: int) -> Self:
-        """The first `count` elements; all if -1."""
+        """Keeps the first `count` elements; all of them if `count` is -1."""
         if count < 0:
             return self._then(self._node)
         if isinstance(self._node, IndexedNode):
@@ -134,7 +136,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self._then(streams.Limited(self._node, int(count)))
 
     def skip(self, count: int) -> Self:
-        """All but the first `count` elements; none if -1."""
+        """Skips the first `count` elements; all of them if `count` is -1."""
         if count < 0:
             return self.take(0)
         if isinstance(self._node, IndexedNode):
@@ -142,14 +144,14 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self._then(streams.Strided(self._node, int(count)))
 
     def shard(self, num_shards: int, index: int) -> Self:
-        """Every `num_shards`-th element, from number `index` on."""
+        """Keeps every `num_shards`-th element, starting at `index`."""
         at_least(1, int(num_shards), "Dataset.shard", "num_shards")
         if not 0 <= index < num_shards:
             raise ArgumentError(
                 "Dataset.shard",
                 found=f"index={index} of {num_shards} shards",
                 rule="0 <= index < num_shards",
-                remedy="pass the number of this worker or input pipeline, counted from 0",
+                remedy="pass the index of this worker or input pipeline, counted from 0",
             )
         if isinstance(self._node, IndexedNode):
             return self._then(indexed.Sliced(self._node, int(index), None, int(num_shards)))
@@ -158,13 +160,14 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
     # --- how it is read -----------------------------------------------------------------
 
     def cache(self, filename: str | os.PathLike[str] = "") -> Self:
-        """Keeps the elements after the first reading. What is before it is read once and never reshuffles.
+        """Caches the elements of the first iteration. The steps before `cache` run once, so they never reshuffle.
 
         Args:
-            filename: "": in memory. Else in a folder of this name, which the first reading writes before it gives the
-                first element; if it is there, also from another run of the program, what is before it is not read.
+            filename: "" caches in memory. Any other value names a cache folder. The first iteration writes it before it
+                returns the first element. If the folder exists, for example from an earlier run of the program, the
+                steps before `cache` do not run.
 
-        TensorFlow: There `filename` is the beginning of several files' names, written while the elements are given.
+        TensorFlow: There `filename` is the prefix of several file names, written while the elements are returned.
         """
         if filename:
             return self._then(storing.Kept(self._node, os.fspath(filename), "Dataset.cache"))
@@ -173,28 +176,28 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self._then(caching.StreamCached(self._node))
 
     def snapshot(self, path: str | os.PathLike[str], compression: str = "AUTO") -> Self:
-        """As `cache(path)`.
+        """Caches the elements in a folder, like `cache(path)`.
 
         Args:
-            path: A folder.
-            compression: Ignored: nothing is packed.
+            path: The folder.
+            compression: Ignored: the data is not compressed.
 
-        TensorFlow: `tf.data.Dataset.snapshot`, without functions for shards.
+        TensorFlow: `tf.data.Dataset.snapshot`, without `shard_func` and `reader_func`.
         """
         del compression
         return self._then(storing.Kept(self._node, os.fspath(path), "Dataset.snapshot"))
 
     def save(self, path: str | os.PathLike[str], compression: str | None = None) -> None:
-        """Writes the elements to a folder, in place of those that are there, once they are all written.
+        """Writes the elements to a folder. Elements saved there before are replaced after all new ones are written.
 
         Args:
-            path: The folder, which is made.
-            compression: Ignored: nothing is packed.
+            path: The folder. It is created if it does not exist.
+            compression: Ignored: the data is not compressed.
 
         Raises:
-            ArgumentError: The dataset is endless.
-            StructureError: Elements differ in structure, dtype or number of dims, or are more than dictionaries with
-                text for keys and tuples of arrays and bytes.
+            ArgumentError: The dataset is infinite.
+            StructureError: Elements differ in structure, dtype or number of dims, or are not dictionaries with string
+                keys and tuples of arrays and bytes.
 
         Example:
             >>> import tempfile
@@ -204,13 +207,13 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
             ...     [int(element["square"]) for element in Dataset.load(folder)]
             [0, 1, 4]
 
-        TensorFlow: `tf.data.Dataset.save`, with a format of its own and without functions for shards.
+        TensorFlow: `tf.data.Dataset.save`, with a different file format and without `shard_func`.
         """
         del compression
         storing.store(self._node, path, "Dataset.save")
 
     def prefetch(self, buffer_size: int = AUTOTUNE, **_: Any) -> Self:
-        """Reads up to `buffer_size` elements ahead, by a thread; AUTOTUNE: 2."""
+        """Prefetches up to `buffer_size` elements in a background thread; AUTOTUNE: 2."""
         size = 2 if buffer_size == AUTOTUNE else int(buffer_size)
         if size == 0:
             return self._then(self._node)
@@ -219,24 +222,24 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self._then(streams.StreamPrefetched(self._node, size))
 
     def with_options(self, options: Options) -> Self:
-        """The same dataset with `options`."""
+        """Returns the same dataset with its options replaced by `options`."""
         return type(self)(self._node, dataclasses.replace(options))
 
     def options(self) -> Options:
-        """The dataset's options."""
+        """Returns the dataset's options."""
         return self._options
 
     def apply(self, transformation_func: Callable[[Self], S]) -> S:
-        """`transformation_func(self)`."""
+        """Returns `transformation_func(self)`."""
         return transformation_func(self)
 
     # --- what it is ------------------------------------------------------------------------
 
     @property
     def element_spec(self) -> Any:
-        """The shapes and dtypes of the elements, as a pytree of `ArraySpec`; None for dims that vary.
+        """The shapes and dtypes of the elements: a pytree of `ArraySpec`, with None for dims that vary.
 
-        Where a function decides about them (`map`), the function is called with the first element.
+        If a function determines them (`map`), this property calls the function with the first element.
         """
         try:
             return self._node.spec
@@ -245,11 +248,11 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
                 "Dataset.element_spec",
                 found="the dataset has no element",
                 rule="the spec of a mapped or generated dataset is that of its first element",
-                remedy="give output_signature to from_generator, or check why the dataset is empty",
+                remedy="pass output_signature to from_generator, or check why the dataset is empty",
             ) from None
 
     def cardinality(self) -> Any:
-        """How many elements; INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
+        """Returns the number of elements, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
         return type(self).number_out(self._node.cardinality)
 
     def __len__(self) -> int:
@@ -266,20 +269,20 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         return self.iterator(type(self).hand_out)
 
     def iterator(self, hand_out: Callable[[Element], Any]) -> DatasetIterator:
-        """A new reading of the dataset, whose elements pass through `hand_out`."""
+        """Returns a new iterator, which applies `hand_out` to every element."""
         note_iteration()
         return DatasetIterator(self._node, self._epochs, hand_out, type(self).end_error)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
-        """A new reading that gives NumPy arrays, also where iteration gives something else."""
+        """Returns a new iterator over NumPy arrays, even if plain iteration returns another type."""
         return self.iterator(handed_out)
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """`state = reduce_func(state, element)` over all elements.
+        """Folds the elements into one state: ``state = reduce_func(state, element)`` for every element.
 
         Args:
             initial_state: A pytree of arrays.
-            reduce_func: Returns the next state.
+            reduce_func: From a state and an element to the next state.
 
         Example:
             >>> import numpy as np

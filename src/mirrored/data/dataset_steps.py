@@ -1,4 +1,4 @@
-"""What every part of `Dataset` builds on: a pipeline of nodes, and how a step is added to it."""
+"""The base class of the parts of `Dataset`: holds a pipeline of nodes and adds steps to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mirrored.errors import ArgumentError
 
 
 class Steps:
-    """The fields of a dataset."""
+    """The fields of a dataset: its pipeline, options and iteration counter."""
 
     def __init__(self, node: Node, options: Options | None = None) -> None:
         self._node = node
@@ -30,15 +30,15 @@ class Steps:
 
     @property
     def node(self) -> Node:
-        """The pipeline, for those who distribute it."""
+        """The last node of the pipeline, for the code that distributes it."""
         return self._node
 
 
 def at_least(least: int, value: int, called: str, name: str) -> int:
-    """`value`, unless it is too small.
+    """Returns `value` after checking its lower bound.
 
     Raises:
-        ArgumentError: It is less than `least`.
+        ArgumentError: `value` is less than `least`.
     """
     if value < least:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Distributed datasets: per-replica batches ahead of the step, at a position that can be saved."""
+"""Distributed datasets: per-replica batches, prefetched to the devices, with a position that can be saved."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _TRANSFORMATIONS: Final = frozenset(
 
 
 class DistributedIterator:
-    """One reading of a distributed dataset.
+    """An iterator over the per-replica values of a distributed dataset.
 
-    Context: cross-replica. Use it in a `for`, with `next`, `get_next` or `get_next_as_optional`. It is also a context
-    manager: at its end the worker thread is stopped, which otherwise happens when the iterator is dropped.
+    Context: cross-replica. Use it in a `for` loop, with `next`, `get_next` or `get_next_as_optional`. It is also a
+    context manager: its exit stops the input thread. Otherwise the thread stops when the iterator is garbage-collected.
 
     TensorFlow: `tf.distribute.DistributedIterator`.
     """
@@ -60,7 +60,7 @@ class DistributedIterator:
     def _new_feed(self) -> Feed:
         reader, placer, stats = self._reader, self._placer, self._stats
 
-        # A closure over the parts, not over self: the worker must not keep a dropped iterator alive.
+        # The closure captures the parts, not self: the input thread must not keep a dropped iterator alive.
         def produce() -> FeedItem:
             start, in_functions = time.perf_counter(), function_seconds()
             read, examples = reader.read()
@@ -104,7 +104,7 @@ class DistributedIterator:
         return item.value
 
     def _settled(self, item: FeedItem) -> FeedItem:
-        """What several workers make of what each of them has read."""
+        """Coordinates this step with the other workers, and returns the item that this worker uses."""
         assert self._together is not None
         try:
             value = self._together.settled(item.value, item.error is not None)
@@ -113,15 +113,15 @@ class DistributedIterator:
             raise stop_iteration(self._ended) from None
         if item.error is None:
             return dataclasses.replace(item, value=value)
-        # This worker has no more data, and goes on with empty batches.
+        # This worker has no more data: it continues with empty batches while other workers still have some.
         self._feed.give_again(item)
         return FeedItem(value, 0, self._state)
 
     def get_next(self) -> Any:
-        """The next element.
+        """Returns the next element.
 
         Raises:
-            EndOfDataError: The data has ended.
+            EndOfDataError: There are no more elements.
         """
         try:
             return next(self)
@@ -132,12 +132,12 @@ class DistributedIterator:
         return self._end_error(
             "DistributedIterator.get_next",
             found="End of sequence: the dataset has no more elements",
-            rule="get_next is called while there are elements",
+            rule="get_next is called only while elements remain",
             remedy="iterate with for, use get_next_as_optional, or repeat the dataset",
         )
 
     def get_next_as_optional(self) -> Optional:
-        """The next element, or an `Optional` without a value at the end."""
+        """Returns the next element as an `Optional`, which has no value after the last element."""
         try:
             return Optional(next(self))
         except StopIteration:
@@ -145,40 +145,41 @@ class DistributedIterator:
 
     @property
     def element_spec(self) -> Any:
-        """The specs of elements, like the dataset's."""
+        """The spec of the elements, as in `DistributedDataset.element_spec`."""
         return self._element_spec()
 
     def get_state(self) -> dict[str, Any]:
-        """The position after the last element handed out, as JSON-like data.
+        """Returns the position after the last returned element, as JSON-like data.
 
-        It counts examples of the global stream, so it also fits another number of replicas or another batch size.
+        The position counts examples of the global stream. It therefore also fits a different number of replicas or a
+        different batch size.
         """
         if self._state is None:
             self._state = self._reader_state()
         return {"version": _VERSION, "examples": self._examples, "reader": self._state}
 
     def _reader_state(self) -> Any:
-        # Nothing was handed out yet, so nothing was read ahead either.
+        # No element has been returned yet, so none has been prefetched either.
         return self._reader.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a position of the same data: the next element begins with the example after it.
+        """Restores a position in the same data: the next element starts with the example after it.
 
-        Context: at any time, also after the end. What was read ahead is dropped.
+        Context: at any time, also after the end. Prefetched elements are dropped.
 
         Args:
-            state: From `get_state`, perhaps of a run on another number of replicas.
+            state: A result of `get_state`, possibly from a run with a different number of replicas.
 
         Raises:
-            ArgumentError: It is no such position, or one of another dataset.
+            ArgumentError: `state` is not a position of a distributed iterator, or belongs to another dataset.
             InputError: The iterator is closed.
         """
         if state.get("version") != _VERSION or "reader" not in state:
             raise ArgumentError(
                 "DistributedIterator.set_state",
                 found=f"{state!r}",
-                rule="a position is what get_state() of a distributed iterator gave",
-                remedy="pass it unchanged",
+                rule="a position is a value that get_state() of a distributed iterator returned",
+                remedy="pass that value unchanged",
             )
         if self._done == "closed":
             raise _closed()
@@ -195,11 +196,11 @@ class DistributedIterator:
         close_at_exit(self._feed)
 
     def stats(self) -> InputStats:
-        """Where the time went."""
+        """Returns the time spent in each part of the input pipeline."""
         return self._stats
 
     def close(self) -> None:
-        """Stops the worker and closes the source. More than once does no harm."""
+        """Stops the input thread and closes the source. Repeated calls have no effect."""
         self._finish("closed")
 
     def _finish(self, how: str) -> None:
@@ -213,7 +214,7 @@ class DistributedIterator:
                 "next(iterator)",
                 found="it was called inside a replica function",
                 rule="next(iterator) should be called from outside of replica_fn",
-                remedy="strategy.run(replica_fn, args=(next(iterator),))",
+                remedy="call strategy.run(replica_fn, args=(next(iterator),))",
             )
 
     def __enter__(self) -> DistributedIterator:
@@ -232,9 +233,9 @@ class DistributedIterator:
 
 
 class DistributedDataset:
-    """A dataset whose elements are per-replica values. Made by `Strategy.experimental_distribute_dataset`.
+    """A dataset whose elements are per-replica values. `Strategy.experimental_distribute_dataset` returns one.
 
-    Iterating starts a new epoch. With one replica elements are plain arrays.
+    Each iteration starts a new epoch. With one replica, elements are plain arrays.
 
     TensorFlow: `tf.distribute.DistributedDataset`.
     """
@@ -264,16 +265,16 @@ class DistributedDataset:
 
     @property
     def element_spec(self) -> Any:
-        """The specs of elements: a `PerReplicaSpec` per leaf; with one replica an `ArraySpec`."""
+        """The spec of the elements: a `PerReplicaSpec` per leaf, or with one replica an `ArraySpec` per leaf."""
         return self._element_spec()
 
     @property
     def cardinality(self) -> int:
-        """How many elements; INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
+        """The number of elements, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
         return self._cardinality()
 
     def stats(self) -> InputStats:
-        """Where the time of the latest reading went: read, map, transfer, and how long the loop waited."""
+        """Returns the times of the latest iteration: read, map, transfer, and how long the training loop waited."""
         return self._stats
 
     def __repr__(self) -> str:
@@ -285,20 +286,20 @@ class DistributedDataset:
 
 
 def refuse_transformation(kind: str, name: str) -> NoReturn:
-    """Says where a transformation belongs.
+    """Raises the error for an attribute that distributed datasets do not have.
 
     Raises:
-        TransformationError: For transformations of datasets.
-        AttributeError: For any other name.
+        TransformationError: `name` is a transformation of datasets. The error says to apply it before distribution.
+        AttributeError: `name` is anything else.
     """
     if name not in _TRANSFORMATIONS:
         raise AttributeError(f"{kind!r} object has no attribute {name!r}")
     raise TransformationError(
         f"{kind}.{name}",
-        found="the dataset is distributed already: its elements are per-replica values on devices",
-        rule="transformations come before the distribution",
-        remedy=f"strategy.experimental_distribute_dataset(dataset.{name}(...)), on the dataset that you distributed; "
-        "what is meant per replica goes into the function given to strategy.run",
+        found="the dataset is already distributed: its elements are per-replica values on devices",
+        rule="transformations are applied before the dataset is distributed",
+        remedy=f"call strategy.experimental_distribute_dataset(dataset.{name}(...)) on the original dataset, or move "
+        "per-replica computation into the function passed to strategy.run",
     )
 
 
@@ -306,6 +307,6 @@ def _closed() -> InputError:
     return InputError(
         "DistributedIterator",
         found="it was used after close(), or after it raised an error",
-        rule="a closed iterator gives no elements",
-        remedy="make a new one with iter(dataset)",
+        rule="a closed iterator returns no elements",
+        remedy="create a new one with iter(dataset)",
     )

@@ -1,4 +1,4 @@
-"""`Strategy.experimental_distribute_dataset` and its kin."""
+"""Implements `Strategy.experimental_distribute_dataset` and `Strategy.distribute_datasets_from_function`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mirrored.topology.device_assignment import DeviceAssignment
 
 @dataclasses.dataclass(frozen=True)
 class PerReplicaSpec:
-    """The specs of a per-replica value's components.
+    """The spec of a per-replica value: one `ArraySpec` per replica.
 
     TensorFlow: `PerReplicaSpec`.
     """
@@ -35,22 +35,22 @@ class PerReplicaSpec:
 
 
 def distribute_dataset(strategy: Any, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
-    """Cuts each global batch of `dataset` into one contiguous share per replica, ahead of the step.
+    """Splits each global batch of `dataset` into contiguous per-replica batches and prefetches them to the devices.
 
     Args:
-        strategy: Whose replicas.
+        strategy: The strategy whose replicas receive the batches.
         dataset: A `Dataset`, a Grain dataset or DataLoader, a PyTorch DataLoader, a Hugging Face dataset, a NumPy
             pytree (with ``InputOptions(batch_size=n)``), or any re-iterable of batches.
         options: See `InputOptions`.
 
-    Each element must be a global batch. An element that cannot be one is refused: a scalar, arrays that differ in their
-    first dimension, a row of a `Dataset` that no step batches. Nothing tells a vector of features from a batch of
-    numbers: in a list, generator or loader that yields bare vectors of one length, each vector is split as a batch. A
-    warning is logged where the vectors do not split evenly. Batch examples first (`Dataset.from_generator(f).batch(n)`,
-    `numpy.stack`).
+    Each element must be a global batch. An element that cannot be a batch raises an error: a scalar, arrays that differ
+    in their first dimension, or a row of a `Dataset` without a batching step. A vector of features and a batch of
+    numbers have the same type. If a list, generator or loader yields bare vectors of one length, each vector is
+    therefore split as a batch, and a warning is logged if the vectors do not split evenly. Batch examples first
+    (`Dataset.from_generator(f).batch(n)`, `numpy.stack`).
 
     Raises:
-        ArgumentError: `dataset` is not one of these, or can be read only once; options that have no effect.
+        ArgumentError: `dataset` is not one of these types or can be read only once, or an option has no effect here.
         StructureError: While reading: the dataset is not batched.
     """
     called = "Strategy.experimental_distribute_dataset"
@@ -58,9 +58,9 @@ def distribute_dataset(strategy: Any, dataset: Any, options: InputOptions | None
     if isinstance(dataset, DistributedDataset):
         raise ArgumentError(
             called,
-            found="a dataset that is distributed already",
+            found="a dataset that is already distributed",
             rule="a dataset is distributed once",
-            remedy="iterate over it as it is",
+            remedy="iterate over it directly",
         )
     source = as_source(dataset, options.batch_size, called)
     policy = _policy(source)
@@ -69,12 +69,12 @@ def distribute_dataset(strategy: Any, dataset: Any, options: InputOptions | None
     if own:
         source = _own_batches(source, strategy.device_assignment, policy, called)
     placer = Placer(strategy.device_assignment, options.experimental_fetch_to_device, own)
-    shares = len(strategy.device_assignment.addressable_replicas) if own else placer.num_replicas
+    replicas = len(strategy.device_assignment.addressable_replicas) if own else placer.num_replicas
     return DistributedDataset(
-        lambda: GlobalBatches(source, options, shares),
+        lambda: GlobalBatches(source, options, replicas),
         placer,
         options,
-        lambda: _spec_of_shares(_source_spec(source), placer.num_replicas),
+        lambda: _spec_of_per_replica_batches(_source_spec(source), placer.num_replicas),
         lambda: UNKNOWN_CARDINALITY if source.dataset is None else source.dataset.node.cardinality,
         source.end_error,
     )
@@ -85,34 +85,34 @@ def distribute_from_function(
 ) -> DistributedDataset:
     """Distributes datasets of per-replica batches: each element goes to one replica.
 
-    Every element is used: where the last ones do not reach all replicas, the other replicas get empty batches. Scalar
-    elements have no empty form; a last row of them that is incomplete is left out, and a warning is logged.
+    Every element is used. If the last elements do not reach all replicas, the other replicas receive empty batches.
+    Scalar elements have no empty form: an incomplete last row of them is dropped, and a warning is logged.
 
     Args:
-        strategy: Whose replicas.
-        dataset_fn: From an `InputContext` to a dataset; called once per process now (in the mode PER_REPLICA once per
-            replica). Consecutive elements go to consecutive replicas.
+        strategy: The strategy whose replicas receive the batches.
+        dataset_fn: From an `InputContext` to a dataset. It is called immediately, once per process (in the mode
+            PER_REPLICA once per replica). Consecutive elements go to consecutive replicas.
         options: See `InputOptions`.
 
-    TensorFlow: leaves out an incomplete last row of batches whose shapes are all known (``drop_remainder=True``).
+    TensorFlow: drops an incomplete last row of batches whose shapes are all known (``drop_remainder=True``).
 
     Raises:
-        ArgumentError: `dataset_fn` returns no dataset; options that mean nothing.
+        ArgumentError: `dataset_fn` does not return a dataset, or an option has no effect here.
     """
     called = "Strategy.distribute_datasets_from_function"
     options = _checked(options, called, from_function=True)
     placer = Placer(
         strategy.device_assignment, options.experimental_fetch_to_device, len(_workers(strategy.device_assignment)) > 1
     )
-    mine = 1 if strategy.device_assignment is None else len(strategy.device_assignment.addressable_replicas)
+    local_replicas = 1 if strategy.device_assignment is None else len(strategy.device_assignment.addressable_replicas)
     contexts = _contexts(strategy.device_assignment, placer.num_replicas, options.experimental_replication_mode)
     sources = [as_source(dataset_fn(context), options.batch_size, called) for context in contexts]
     return DistributedDataset(
-        lambda: ElementsInTurn(sources, mine),
+        lambda: ElementsInTurn(sources, local_replicas),
         placer,
         options,
         lambda: _spec_of_elements(_source_spec(sources[0]), placer.num_replicas),
-        lambda: _cardinality(sources, mine),
+        lambda: _cardinality(sources, local_replicas),
         sources[0].end_error,
     )
 
@@ -128,7 +128,7 @@ def _contexts(
 
 
 def _workers(device_assignment: DeviceAssignment | None) -> list[int]:
-    """The processes whose devices hold replicas."""
+    """Returns the indices of the processes whose devices hold replicas."""
     return sorted({0} if device_assignment is None else {device.process_index for device in device_assignment.devices})
 
 
@@ -138,7 +138,7 @@ def _policy(source: Source) -> AutoShardPolicy:
 
 
 def _own_batches(source: Source, device_assignment: DeviceAssignment, policy: AutoShardPolicy, called: str) -> Source:
-    """The worker's own files or the whole dataset, in batches of its part of the global batch size."""
+    """Returns this worker's files, or the whole dataset, rebatched to the batch size of its own replicas."""
     assert source.dataset is not None
     source.refuse_unbatched(called)
     dataset = source.dataset
@@ -148,7 +148,7 @@ def _own_batches(source: Source, device_assignment: DeviceAssignment, policy: Au
         dataset = type(dataset)(files_of_worker(dataset.node, workers.index(jax.process_index()), len(workers), called))
     if first is None:
         return as_source(dataset, None, called)
-    # In proportion to its replicas, so that all replicas get as much.
+    # The worker's batch size is proportional to its number of replicas, so that all replicas get equal batches.
     part = -(-batch_size(first, called) * len(device_assignment.addressable_replicas) // device_assignment.num_replicas)
     empty = jax.tree.map(lambda leaf: leaf[:0], first)
     return dataclasses.replace(as_source(dataset.rebatch(part), None, called), empty=empty)
@@ -162,7 +162,7 @@ def _checked(options: Any, called: str, from_function: bool) -> InputOptions:
             called,
             found=f"options={options!r} ({type(options).__name__})",
             rule="options is a mirrored.data.InputOptions",
-            remedy="tf.data options go to dataset.with_options(...)",
+            remedy="pass tf.data options to dataset.with_options(...)",
         )
     options.check(called, from_function)
     return options
@@ -184,15 +184,15 @@ def _gives_scalars(source: Source) -> bool:
     return not all(leaf.shape for leaf in leaves)
 
 
-def _spec_of_shares(spec: Any, replicas: int) -> Any:
-    def share(leaf: ArraySpec) -> Any:
+def _spec_of_per_replica_batches(spec: Any, replicas: int) -> Any:
+    def per_replica(leaf: ArraySpec) -> Any:
         if replicas == 1 or not leaf.shape:
             return leaf
         size = leaf.shape[0]
         known = size // replicas if size is not None and size % replicas == 0 else None
         return PerReplicaSpec((leaf.unbatched().batched(known),) * replicas)
 
-    return map_specs(share, spec)
+    return map_specs(per_replica, spec)
 
 
 def _spec_of_elements(spec: Any, replicas: int) -> Any:

@@ -1,4 +1,4 @@
-"""Random numbers as a dataset: the number at any position is known without those before it."""
+"""Random numbers as an indexed dataset: the number at a position does not depend on the preceding numbers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _LIMIT: Final = 2**31
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Uniform(IndexedNode):
-    """Endless float64 scalars in [0, 1).
+    """An infinite sequence of float64 scalars in [0, 1).
 
     Attributes:
-        seed: Of the numbers.
-        rerandomize: Whether every reading has others; readings are alike otherwise, as in TensorFlow.
+        seed: The random seed.
+        rerandomize: Whether every iteration draws new numbers. If False, all iterations are equal, as in TensorFlow.
     """
 
     seed: int
@@ -61,13 +61,13 @@ class _UniformRows(ItemRows):
 
 
 def as_integer(uniform: Any) -> np.int64:
-    """A number in [0, 2**31), which fits into 32 bits."""
+    """Scales a number in [0, 1) to an integer in [0, 2**31), which fits into 32 bits."""
     return np.int64(uniform * _LIMIT)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Endless(IndexedNode):
-    """The numbers 0, 1, 2 and so on."""
+    """The infinite sequence 0, 1, 2, ..."""
 
     @property
     def parents(self) -> tuple[Node, ...]:

@@ -1,8 +1,8 @@
-"""Elements of a dataset: pytrees of NumPy arrays (or bytes), how they are made, stacked and padded.
+"""Dataset elements: creates, stacks and pads pytrees of NumPy arrays (or bytes).
 
-Buffers that a pipeline allocates are 64-byte aligned: `jax.device_put` to a CPU device then aliases them instead of
-copying them (measured: 20,500 against 3,500 batches/s of ``f32[512, 784]``). Arrays that come from user code are copied
-where they enter the pipeline (`own_element`): a generator or a function may write to them again.
+Buffers that a pipeline allocates are 64-byte aligned, so that `jax.device_put` to a CPU device aliases them instead of
+copying (measured: 20,500 instead of 3,500 batches/s of ``f32[512, 784]``). Arrays from user code are copied where they
+enter the pipeline (`own_element`), because a generator or a function may write to them again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Element: TypeAlias = Any
 
 
 def snapshot(array: np.ndarray) -> np.ndarray:
-    """A source array as a dataset keeps it: an aligned, read-only copy of its own.
+    """Returns an aligned, read-only copy of a source array.
 
-    Memory-mapped files are used in place, since they may be larger than the memory.
+    Memory-mapped files are used in place, since they may be larger than memory.
     """
     return array if _is_mapped(array) else frozen(array)
 
@@ -36,12 +36,13 @@ def _is_mapped(array: Any) -> bool:
 
 
 def as_element(value: Any, called: str) -> Element:
-    """What user code returned, as an element: arrays and numbers become NumPy arrays, lists too. Arrays are not copied.
+    """Converts a return value of user code to an element, without copying arrays.
 
-    Python floats become float32 and ints int32, as in TensorFlow and JAX; strings become UTF-8 bytes.
+    Arrays, numbers and lists become NumPy arrays. Python floats become float32 and ints int32, as in TensorFlow and
+    JAX; strings become UTF-8 bytes.
 
     Raises:
-        StructureError: A leaf is no array.
+        StructureError: A leaf is not an array.
     """
     if isinstance(value, np.ndarray | np.generic | bytes):
         return value
@@ -50,13 +51,13 @@ def as_element(value: Any, called: str) -> Element:
             called,
             found="the element is None",
             rule="an element is a pytree of arrays",
-            remedy="return the arrays; use .filter(predicate) to leave elements out",
+            remedy="return the arrays; use .filter(predicate) to drop elements",
         )
     return jax.tree.map(lambda leaf: _leaf(leaf, called), value, is_leaf=lambda part: isinstance(part, list))
 
 
 def own_element(value: Any, called: str) -> Element:
-    """`as_element`, with copies of the arrays that user code may write to again: a refilled buffer, a scratch array."""
+    """Converts like `as_element`, and copies arrays that user code may overwrite, such as a reused buffer."""
     element = as_element(value, called)
     if isinstance(element, np.ndarray):
         return owned(element)
@@ -64,7 +65,7 @@ def own_element(value: Any, called: str) -> Element:
 
 
 def handed_out(element: Element) -> Element:
-    """The element itself, noting that user code gets its arrays."""
+    """Returns the element, and records that user code has access to its arrays, so that they are not overwritten."""
     for leaf in jax.tree.leaves(element):
         expose(leaf)
     return element
@@ -97,13 +98,13 @@ def _array(leaf: Any, called: str) -> np.ndarray:
             called,
             found=f"a leaf of type {type(leaf).__name__}: {leaf!r}",
             rule="the leaves of an element are arrays, numbers, strings or bytes",
-            remedy="convert it with numpy.asarray in the function that returns it",
+            remedy="convert the leaf with numpy.asarray in the function that returns it",
         )
     return array
 
 
 def _are_texts(array: np.ndarray) -> bool:
-    """Whether all items are texts, as in a column of a table."""
+    """Returns whether all items are strings or bytes, as in a column of a table."""
     return bool(array.size) and all(isinstance(item, str | bytes) for item in array.ravel())
 
 
@@ -112,7 +113,7 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def narrowed(array: np.ndarray) -> np.ndarray:
-    """Python's 64-bit numbers as TensorFlow and JAX take them: float32, and int32 where the values fit."""
+    """Narrows 64-bit Python numbers as TensorFlow and JAX do: to float32, and to int32 if the values fit."""
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype == np.complex128:
@@ -124,10 +125,10 @@ def narrowed(array: np.ndarray) -> np.ndarray:
 
 
 def stack(elements: Sequence[Element], called: str = "Dataset.batch") -> Element:
-    """One batch from elements of one structure: every leaf gets a leading dim.
+    """Stacks elements of one structure into a batch: every leaf gets a leading dim.
 
     Raises:
-        StructureError: Structures, shapes or dtypes differ; the message names the element and the leaf.
+        StructureError: Structures, shapes or dtypes differ. The message names the element and the leaf.
     """
     treedef: Any
     other: Any
@@ -139,8 +140,8 @@ def stack(elements: Sequence[Element], called: str = "Dataset.batch") -> Element
             raise StructureError(
                 called,
                 found=f"element 0 of the batch is {treedef}, element {index} is {other}",
-                rule="all elements of a dataset have one structure",
-                remedy="return the same keys and lengths for every element",
+                rule="all elements of a dataset have the same structure",
+                remedy="return the same keys and tuple lengths for every element",
             )
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(leaf)
@@ -161,7 +162,7 @@ def _stacked(column: list[Any], name: str, called: str) -> np.ndarray:
                 called,
                 found=f"the leaf element{name} is {described(first)} in element 0 of the batch "
                 f"and {described(leaf)} in element {index}",
-                rule="elements are stacked only if their shapes and dtypes agree",
+                rule="the elements of a batch have equal shapes and dtypes",
                 remedy="pad them with .padded_batch(...), or map them to one shape and dtype before .batch(...)",
             )
     out = aligned_empty((len(column), *shape), dtype)
@@ -169,39 +170,40 @@ def _stacked(column: list[Any], name: str, called: str) -> np.ndarray:
 
 
 def concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays, one after the other."""
+    """Concatenates arrays along their first dim, into aligned memory."""
     out = aligned_empty((sum(part.shape[0] for part in parts), *parts[0].shape[1:]), np.result_type(*parts))
     return np.concatenate(parts, out=out)
 
 
 def described(leaf: Any) -> str:
-    """``float32[3, 2]``."""
+    """Formats the dtype and shape of a leaf: ``float32[3, 2]``."""
     if isinstance(leaf, bytes):
         return "bytes"
     return f"{getattr(leaf, 'dtype', type(leaf).__name__)}[{', '.join(map(str, np.shape(leaf)))}]"
 
 
 def take(batch: np.ndarray, positions: range | np.ndarray) -> np.ndarray:
-    """Rows of an array: a view for a range, an aligned copy for other positions."""
+    """Returns rows of an array: a view for a range, an aligned copy for other positions."""
     if isinstance(positions, range):
         stop: int | None = positions.stop
         if positions.step < 0 and positions.stop < 0:
             stop = None
         return batch[positions.start : stop : positions.step]
     out = aligned_empty((len(positions), *batch.shape[1:]), batch.dtype)
-    # mode="clip" lets NumPy write straight into `out`; the positions are in range by construction.
+    # mode="clip" lets NumPy write directly into `out`. The positions are in range by construction.
     np.take(batch, positions, axis=0, out=out, mode="clip")
     return out
 
 
 def pad_and_stack(elements: Sequence[Element], shapes: Any, values: Any, called: str) -> Element:
-    """One batch from elements whose leaves differ in shape: each leaf padded to the longest of the batch.
+    """Pads elements whose leaves differ in shape to the largest dims in the batch, and stacks them.
 
     Args:
         elements: The elements of the batch.
-        shapes: A pytree of padded shapes (None or -1 in a shape: the longest of the batch), or None for all.
+        shapes: A pytree of padded shapes; None or -1 in a shape stands for the largest dim in the batch. None: pad all
+            dims so.
         values: A pytree of padding values, one value for all leaves, or None for zeros and empty strings.
-        called: For messages.
+        called: The function that the user called, for messages.
     """
     treedef = jax.tree.structure(elements[0])
     columns = list(zip(*(jax.tree.leaves(element) for element in elements), strict=True))
@@ -235,8 +237,8 @@ def _pad_column(column: list[np.ndarray], shape: Any, value: Any, called: str) -
             raise StructureError(
                 called,
                 found=f"element {index} of the batch is {described(leaf)}, the padded shape is {list(full)}",
-                rule="an element fits into the padded shape",
-                remedy="give None for that dim in padded_shapes, or a larger number",
+                rule="no dim of an element is larger than in the padded shape",
+                remedy="pass None for that dim in padded_shapes, or a larger number",
             )
     dtype = column[0].dtype
     out = aligned_empty((len(column), *full), dtype)

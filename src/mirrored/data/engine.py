@@ -1,4 +1,4 @@
-"""Grain, as the rest of `mirrored.data` uses it. Imported through `mirrored.data.extra.engine`."""
+"""Adapter for Grain: the only module that imports it. Import it through `mirrored.data.extra.engine`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _QUIET = experimental.DatasetOptions(filter_warn_threshold_ratio=None)
 
 
 class CursorIterator(grain.DatasetIterator):  # type: ignore[misc]  # grain ships no types
-    """A cursor of ours as a Grain iterator."""
+    """Wraps a `Cursor` as a Grain iterator."""
 
     def __init__(self, cursor: Cursor) -> None:
         super().__init__()
@@ -26,11 +26,11 @@ class CursorIterator(grain.DatasetIterator):  # type: ignore[misc]  # grain ship
         return next(self._cursor)
 
     def get_state(self) -> Any:
-        """The cursor's position."""
+        """Returns the cursor's position."""
         return self._cursor.get_state()
 
     def set_state(self, state: Any) -> None:
-        """Moves the cursor."""
+        """Moves the cursor to a position."""
         self._cursor.set_state(state)
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ class CursorIterator(grain.DatasetIterator):  # type: ignore[misc]  # grain ship
 
 
 class CursorDataset(grain.IterDataset):  # type: ignore[misc]
-    """Makes a new cursor for every iteration."""
+    """A Grain dataset that creates a new cursor for every iteration."""
 
     def __init__(self, make: Callable[[], Cursor], name: str) -> None:
         super().__init__()
@@ -57,39 +57,39 @@ class CursorDataset(grain.IterDataset):  # type: ignore[misc]
 
 
 def by_position(item: Callable[[int], Any], length: int, threads: int) -> Any:
-    """A dataset whose element i is `item(i)`, read by `threads` threads (0: by the caller)."""
+    """Returns a dataset whose element i is `item(i)`, read by `threads` threads (0: by the caller)."""
     threads = min(threads, _MAX_THREADS)
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     return grain.MapDataset.range(length).map(item).to_iter_dataset(options)
 
 
 def by_cursor(make: Callable[[], Cursor], name: str) -> Any:
-    """A dataset read by a cursor of ours."""
+    """Returns a dataset that is read by a `Cursor`."""
     return CursorDataset(make, name)
 
 
 def map_with_index(parent: Any, function: Callable[[int, Any], Any]) -> Any:
-    """`function(i, element)` for every element."""
+    """Applies `function(i, element)` to every element."""
     return parent.map_with_index(function)
 
 
 def filter_elements(parent: Any, predicate: Callable[[Any], bool]) -> Any:
-    """The elements that `predicate` wants, however few they are."""
+    """Keeps the elements for which `predicate` is True, without Grain's warning if they are few."""
     return experimental.WithOptionsIterDataset(parent.filter(predicate), _QUIET)
 
 
 def batch(parent: Any, size: int, drop_remainder: bool, make_batch: Callable[[Sequence[Any]], Any]) -> Any:
-    """Groups of `size` elements."""
+    """Batches groups of `size` elements."""
     return parent.batch(size, drop_remainder=drop_remainder, batch_fn=make_batch)
 
 
 def rebatch(parent: Any, size: int, drop_remainder: bool) -> Any:
-    """Batches cut anew."""
+    """Changes the batch size."""
     return experimental.RebatchIterDataset(parent, size, drop_remainder)
 
 
 def unbatch(parent: Any, rows: Callable[[Any], list[Any]]) -> Any:
-    """The rows of every element."""
+    """Splits every element into its rows."""
 
     class GrainRows(experimental.FlatMapTransform):  # type: ignore[misc]
         def flat_map(self, element: Any) -> list[Any]:
@@ -99,25 +99,25 @@ def unbatch(parent: Any, rows: Callable[[Any], list[Any]]) -> Any:
 
 
 def limit(parent: Any, count: int) -> Any:
-    """The first `count` elements, at least one."""
+    """Keeps the first `count` elements; `count` is at least 1."""
     return experimental.LimitIterDataset(parent, count)
 
 
 def zip_shortest(parents: Sequence[Any]) -> Any:
-    """Tuples of elements, until the first parent ends."""
+    """Zips the parents, and ends with the shortest."""
     return experimental.ZipIterDataset(parents, strict=False)
 
 
 def thread_prefetch(parent: Any, size: int) -> Any:
-    """Reads ahead by a thread."""
+    """Prefetches `size` elements in a thread."""
     return experimental.ThreadPrefetchIterDataset(parent, prefetch_buffer_size=size)
 
 
 def is_grain_dataset(source: Any) -> bool:
-    """Whether `source` is a dataset of Grain's own."""
+    """Returns whether `source` is a Grain dataset."""
     return isinstance(source, grain.MapDataset | grain.IterDataset)
 
 
 def is_grain_loader(source: Any) -> bool:
-    """Whether `source` is Grain's DataLoader."""
+    """Returns whether `source` is a Grain DataLoader."""
     return isinstance(source, grain.DataLoader)

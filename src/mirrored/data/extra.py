@@ -1,4 +1,4 @@
-"""The optional extra "data": Grain and CRC32C, loaded on first use."""
+"""Loads the optional extra "data" (Grain and CRC32C) on first use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mirrored.extras import load
 
 @functools.cache
 def engine() -> Any:
-    """`mirrored.data.engine`, which needs Grain.
+    """Imports `mirrored.data.engine`, which requires Grain.
 
     Raises:
         MissingExtraError: Grain is not installed.
@@ -20,7 +20,7 @@ def engine() -> Any:
 
 @functools.cache
 def crc32c() -> Any:
-    """The CRC of TFRecord files.
+    """Imports `google_crc32c`, which computes the checksums of TFRecord files.
 
     Raises:
         MissingExtraError: google-crc32c is not installed.
@@ -29,5 +29,5 @@ def crc32c() -> Any:
 
 
 def _load(module: str, package: str, called: str) -> Any:
-    otherwise = "distribute NumPy batches or a PyTorch loader, which need nothing more"
+    otherwise = "distribute NumPy batches or a PyTorch DataLoader, which do not need this extra"
     return load(module, called=called, extra="data", package=package, otherwise=otherwise)

@@ -1,7 +1,7 @@
-"""Batches ahead of the training loop: placed on their devices while the step before them runs.
+"""Prefetches batches: places the next batches on their devices while the current step runs.
 
-As long as making a batch is quick, the loop itself makes it (transfers are asynchronous, so they overlap with the step
-anyway); a thread would cost more than it gives. Once batches take longer, a worker thread makes them.
+While producing a batch is fast, the training loop itself produces it: transfers are asynchronous and overlap with the
+step anyway, so a thread would cost more than it saves. Once batches take longer, an input thread produces them.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _THREAD_NAME: Final = "mirrored-input"
 
 @dataclasses.dataclass(slots=True)
 class FeedItem:
-    """A batch that is ready.
+    """A batch that is ready to use.
 
     Attributes:
         value: The batch on its devices.
-        examples: How many examples it holds.
-        state: The source's position after it.
-        error: What happened instead of it, or the StopIteration at the end.
+        examples: Number of examples in the batch.
+        state: The source's position after the batch.
+        error: The exception raised instead of a batch, or the StopIteration at the end.
     """
 
     value: Any = None
@@ -44,14 +44,14 @@ class FeedItem:
 
 
 class Feed:
-    """Makes items ahead and hands them out in order.
+    """Produces items ahead of time and returns them in order.
 
     Args:
-        produce: Makes the next item; raises StopIteration after the last one.
-        close_source: Gives up what `produce` reads from.
-        ahead: How many items are kept ready.
-        stats: Where times are added.
-        stall_seconds: A wait of this length is reported.
+        produce: Produces the next item; raises StopIteration after the last one.
+        close_source: Closes the source that `produce` reads from.
+        ahead: Number of items to keep ready.
+        stats: Statistics to which times are added.
+        stall_seconds: A longer wait for an item is logged as a warning.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class Feed:
         self._watch = StallWatch(stats)
 
     def next(self) -> FeedItem:
-        """The next item; the last one holds an error or StopIteration."""
+        """Returns the next item. The last item holds an error or StopIteration."""
         start = time.perf_counter()
-        item = self._from_worker() if self._worker is not None else self._by_hand()
+        item = self._from_worker() if self._worker is not None else self._from_caller()
         now = time.perf_counter()
         self._stats.wait_seconds += now - start
         self._watch.after_batch(now)
         return item
 
-    def _by_hand(self) -> FeedItem:
-        # At most two per call: the first batch does not wait for all those ahead of it.
+    def _from_caller(self) -> FeedItem:
+        # At most two per call, so that the first batch is not delayed until the whole buffer is full.
         for _ in range(2):
             if len(self._ready) <= self._ahead and not self._ended:
                 self._make()
@@ -95,14 +95,14 @@ class Feed:
         try:
             if is_eager():
                 item = self._produce()
-            else:  # inside a tape or a trace: input is neither watched nor written down
+            else:  # inside a tape or a trace: input must not be recorded or traced
                 with eager():
                     item = self._produce()
         except BaseException as error:
             self._ended = True
             item = FeedItem(error=error)
-        # Many in a row: the first batches also pay for what is set up once, and any may meet a busy machine.
-        # (Processor time would tell, but `time.thread_time` can cost 20 us a call.)
+        # The thread starts only after several slow batches in a row: the first batches include one-time setup, and a
+        # busy machine can slow down any batch. (CPU time would be exact, but `time.thread_time` can take 20 us a call.)
         took = time.perf_counter() - start
         weight = 3 if took > _SURELY_SLOW_SECONDS else 1
         self._slow = self._slow + weight if took > WORKER_PAYS_SECONDS else 0
@@ -122,7 +122,7 @@ class Feed:
                     return
             try:
                 item = self._produce()
-            except BaseException as error:  # arrives in the training loop, with its traceback
+            except BaseException as error:  # the training loop raises it, with its traceback
                 item = FeedItem(error=error)
             with self._changed:
                 self._ready.append(item)
@@ -141,7 +141,7 @@ class Feed:
             return item
 
     def give_again(self, item: FeedItem) -> None:
-        """Has `next` give `item`, the last one, once more."""
+        """Makes `next` return `item`, the last one, once more."""
         with self._changed:
             self._ready.append(item)
 
@@ -150,14 +150,14 @@ class Feed:
         frame = None if ident is None else sys._current_frames().get(ident)
         where = "".join(traceback.format_stack(frame, limit=3)) if frame is not None else "  (it has ended)\n"
         log.warning(
-            "the step has waited more than %.1f s for the next batch (so far: %s); the input worker is at\n%s",
+            "the step has waited more than %.1f s for the next batch (so far: %s); the input thread is at\n%s",
             self._stall_seconds,
             self._stats.breakdown(),
             where,
         )
 
     def close(self) -> None:
-        """Stops the worker and waits for it; then gives up the source."""
+        """Stops the input thread, waits for it, and closes the source."""
         with self._changed:
             if self._stopped:
                 return
@@ -169,7 +169,7 @@ class Feed:
             worker.join(_JOIN_SECONDS)
             if worker.is_alive():
                 log.warning(
-                    "the input worker did not stop within %.0f s: the source is stuck, its files stay open",
+                    "the input thread did not stop within %.0f s: the source does not return, its files stay open",
                     _JOIN_SECONDS,
                 )
                 return

@@ -1,4 +1,4 @@
-"""Each worker its own files: the pipeline, reading every n-th file only."""
+"""File sharding (`AutoShardPolicy.FILE`): rewrites a pipeline so that each of n workers reads every n-th file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mirrored.errors import ArgumentError
 
 
 def files_of_worker(node: Node, worker: int, workers: int, called: str) -> Node:
-    """A pipeline over the files of one worker: number `worker`, and every `workers`-th after it.
+    """Returns the pipeline over the files of one worker: file `worker` and every `workers`-th file after it.
 
-    Files are those that a `TextLineDataset` or `TFRecordDataset` was given; where the pipeline reads files by a
-    function (`interleave`, `flat_map`), the names that `list_files` or `from_tensor_slices` gave.
+    The files are those passed to a `TextLineDataset` or `TFRecordDataset`. If the pipeline opens files in a function
+    (`interleave`, `flat_map`), they are the names from `list_files` or `from_tensor_slices`.
 
     Raises:
-        ArgumentError: It reads no files, or fewer than there are workers.
+        ArgumentError: The pipeline reads no files, or fewer files than there are workers.
     """
     found = [step for step in nodes(node) if _files_in(step)]
     counts = [_files_in(step) for step in found]
@@ -31,8 +31,8 @@ def files_of_worker(node: Node, worker: int, workers: int, called: str) -> Node:
         raise ArgumentError(
             called,
             found=f"AutoShardPolicy.FILE for {workers} workers, and a dataset of {what}",
-            rule="each worker reads files of its own",
-            remedy="use AutoShardPolicy.DATA (or AUTO), or cut the data into at least as many files as workers",
+            rule="each worker reads at least one file that no other worker reads",
+            remedy="use AutoShardPolicy.DATA (or AUTO), or split the data into at least as many files as workers",
         )
     replaced: Node = _replaced(node, {id(step) for step in found}, worker, workers)
     return replaced
@@ -57,7 +57,7 @@ def _replaced(node: Any, wanted: set[int], worker: int, workers: int) -> Any:
 
 
 def _files_in(node: Node) -> int:
-    """How many files a source names; 0 if it is none."""
+    """Returns the number of files that a node lists; 0 if it is not a source of files."""
     if isinstance(node, FileSource):
         return len(node.files)
     if isinstance(node, ListSource):

@@ -1,4 +1,4 @@
-"""Reading files: lines of text, TFRecords."""
+"""Reads records from files: lines of text and TFRecords."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _HEADER: Final = struct.Struct("<QI")
 _FOOTER: Final = struct.Struct("<I")
 _MASK_DELTA: Final = 0xA282EAD8
 RECORD_OVERHEAD_BYTES: Final = _HEADER.size + _FOOTER.size
-"""What a TFRecord takes besides its data."""
+"""Size of a TFRecord's header and footer."""
 
 
 def file_names(files: Any, called: str) -> tuple[str, ...]:
-    """Paths as text, from one path or many.
+    """Converts one path or several to strings.
 
     Raises:
-        ArgumentError: Something is no path.
+        ArgumentError: A value is not a path.
     """
     many = [files] if isinstance(files, str | bytes | os.PathLike) else np.ravel(np.asarray(files, object))
     try:
@@ -43,19 +43,19 @@ def file_names(files: Any, called: str) -> tuple[str, ...]:
             called,
             found=f"the file names {files!r}",
             rule="a file name is a str, bytes or a path object",
-            remedy="pass a path, a list of paths, or a dataset of paths through .flat_map",
+            remedy="pass a path or a list of paths, or use .flat_map on a dataset of paths",
         ) from None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FileSource(StreamNode):
-    """The records of files, one file after the other.
+    """Reads the records of several files in sequence.
 
     Attributes:
-        files: Their paths.
-        read: Reads one record of an open file; None at its end.
+        files: The paths.
+        read: Reads one record of an open file; returns None at its end.
         compression: "", "GZIP" or "ZLIB".
-        called: For messages.
+        called: The function that the user called, for messages.
     """
 
     files: tuple[str, ...]
@@ -128,29 +128,29 @@ def open_file(path: str, compression: str, called: str) -> Any:
         raise DataFileError(
             called,
             found=f"the file {path} cannot be opened: {error}",
-            rule="every file of a dataset exists and can be read when its turn comes",
+            rule="every file of a dataset exists and is readable when the dataset reaches it",
             remedy="check the path, and that nothing removes files while they are being read",
         ) from error
 
 
 def check_compression(compression: str | None, called: str) -> str:
-    """The compression, or an error if there is no such.
+    """Returns the compression after checking it.
 
     Raises:
-        ArgumentError: It is none of "", "GZIP", "ZLIB".
+        ArgumentError: `compression` is not "", "GZIP" or "ZLIB".
     """
     if (compression or "") not in _COMPRESSIONS:
         raise ArgumentError(
             called,
             found=f"compression_type={compression!r}",
             rule=f"compression_type is one of {_COMPRESSIONS}",
-            remedy="unpack the files, or name their compression",
+            remedy="decompress the files, or pass their compression",
         )
     return compression or ""
 
 
 def read_line(file: IO[bytes], path: str, record: int) -> bytes | None:
-    r"""The next line without its end (``\n`` or ``\r\n``)."""
+    r"""Returns the next line without its line break (``\n`` or ``\r\n``); None at the end of the file."""
     line = file.readline()
     if not line:
         return None
@@ -158,9 +158,9 @@ def read_line(file: IO[bytes], path: str, record: int) -> bytes | None:
 
 
 def read_tfrecord(file: IO[bytes], path: str, record: int) -> bytes | None:
-    """The next record of a TFRecord file, both its CRCs checked.
+    """Returns the next record of a TFRecord file after checking both CRCs; None at the end of the file.
 
-    Source: the TFRecord format: length u64, masked CRC32C of it u32, data, masked CRC32C of them u32.
+    Source: the TFRecord format: length u64, masked CRC32C of the length u32, data, masked CRC32C of the data u32.
     """
     header = file.read(_HEADER.size)
     if not header:
@@ -180,7 +180,7 @@ def read_tfrecord(file: IO[bytes], path: str, record: int) -> bytes | None:
 
 
 def masked_crc(data: bytes) -> int:
-    """The CRC32C of `data`, masked as in TFRecord files."""
+    """Returns the CRC32C of `data`, masked as in TFRecord files."""
     crc = int(crc32c().value(data))
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
@@ -189,6 +189,6 @@ def _damaged(called: str, path: str, record: int, found: str) -> DataFileError:
     return DataFileError(
         called,
         found=f"record {record} of {path}: {found}",
-        rule="every record of a file is whole",
-        remedy="write the file again, or leave it out of the dataset",
+        rule="every record of a file is complete and matches its checksum",
+        remedy="write the file again, or omit it from the dataset",
     )

@@ -1,4 +1,4 @@
-"""Batches and windows."""
+"""`Dataset` methods for batches and windows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mirrored.data.pipeline import IndexedNode
 
 
 class Grouping(Steps):
-    """The methods of `Dataset` that put elements together, and take them apart."""
+    """The methods of `Dataset` that group elements into batches or windows, and split batches."""
 
     def batch(self, batch_size: int, drop_remainder: bool = False, **_: Any) -> Self:
-        """Groups of elements, stacked along a new first dim.
+        """Stacks groups of consecutive elements along a new first dim.
 
         Args:
-            batch_size: Elements per batch.
-            drop_remainder: Whether to leave out a last batch that is not full.
-            **_: TensorFlow's `num_parallel_calls`, `deterministic` and `name`.
+            batch_size: Number of elements per batch.
+            drop_remainder: Whether to drop a last batch that is not full.
+            **_: TensorFlow's `num_parallel_calls`, `deterministic` and `name`, which have no effect.
 
         Raises:
             StructureError: While reading: elements of a batch differ in shape (use `padded_batch`).
@@ -34,13 +34,14 @@ class Grouping(Steps):
     def padded_batch(
         self, batch_size: int, padded_shapes: Any = None, padding_values: Any = None, drop_remainder: bool = False
     ) -> Self:
-        """Groups of elements, padded to one shape and stacked.
+        """Pads groups of consecutive elements to one shape and stacks them.
 
         Args:
-            batch_size: Elements per batch.
-            padded_shapes: A pytree of shapes; None or -1 in a shape: the longest of the batch. None: so for all dims.
-            padding_values: A pytree of values, or one for all; zeros and empty strings by default.
-            drop_remainder: Whether to leave out a last batch that is not full.
+            batch_size: Number of elements per batch.
+            padded_shapes: A pytree of shapes; None or -1 in a shape stands for the largest dim in the batch. None: pad
+                all dims so.
+            padding_values: A pytree of values, or one value for all leaves; zeros and empty strings by default.
+            drop_remainder: Whether to drop a last batch that is not full.
 
         Example:
             >>> import numpy as np
@@ -55,22 +56,22 @@ class Grouping(Steps):
         return self._then(streams.StreamBatched(self._node, size, drop, (padded_shapes, padding_values)))
 
     def unbatch(self) -> Self:
-        """The rows of every element, each as an element."""
+        """Splits every element into its rows, each of which becomes an element."""
         return self._then(streams.Unbatched(self._node))
 
     def rebatch(self, batch_size: int, drop_remainder: bool = False) -> Self:
-        """Batches of another size from the same rows."""
+        """Regroups the rows of batches into batches of another size."""
         size = at_least(1, int(batch_size), "Dataset.rebatch", "batch_size")
         return self._then(streams.Rebatched(self._node, size, bool(drop_remainder)))
 
     def window(self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False) -> Self:
-        """Windows of elements, each a dataset (for structured elements: the structure, of datasets).
+        """Groups elements into windows. Each window is a dataset, or for structured elements a pytree of datasets.
 
         Args:
-            size: Elements per window.
-            shift: How far one window begins after the one before; `size` by default.
-            stride: Distance of the elements inside a window.
-            drop_remainder: Whether to leave out windows that are not full.
+            size: Number of elements per window.
+            shift: Distance between the starts of two consecutive windows; `size` by default.
+            stride: Distance between consecutive elements of a window.
+            drop_remainder: Whether to drop windows that are not full.
         """
         at_least(1, size, "Dataset.window", "size")
         step = at_least(1, size if shift is None else shift, "Dataset.window", "shift")

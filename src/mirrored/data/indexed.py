@@ -1,7 +1,7 @@
-"""Indexed transformations: each finds its element i by asking its parent for other positions.
+"""Indexed transformations: each computes its element i by mapping i to positions of its parent.
 
-A chain such as ``from_tensor_slices(...).shuffle(...).repeat().batch(512)`` so becomes index arithmetic and one gather
-per batch, whatever its length.
+A chain such as ``from_tensor_slices(...).shuffle(...).repeat().batch(512)`` therefore becomes index arithmetic and one
+gather per batch, regardless of its length.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ _EPOCHS_KEPT = 64
 
 
 class ItemRows(abc.ABC):
-    """Rows that know single items only."""
+    """Base class of `Rows` that implement only `item`. `rows` stacks single items."""
 
     length: int
 
     @abc.abstractmethod
     def item(self, index: int) -> Element:
-        """Element `index`."""
+        """Returns element `index`."""
 
     def rows(self, positions: range | np.ndarray) -> Element:
-        """Items, stacked."""
+        """Returns the elements at `positions`, stacked."""
         return stack([self.item(int(index)) for index in positions])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OneParent(LikeParent, IndexedNode):
-    """An indexed step over one other."""
+    """An indexed step with one parent."""
 
     parent: IndexedNode
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mapped(OneParent):
-    """`function` of every element."""
+    """Applies `function` to every element."""
 
     function: Callable[..., Any]
     num_parallel_calls: int = 0
@@ -83,7 +83,7 @@ class _MappedRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RandomMapped(OneParent):
-    """`function(element, rng)`, with a generator of its own for every element."""
+    """Applies `function(element, rng)` to every element, with a separate random generator for each."""
 
     function: Callable[..., Any]
     seed: int
@@ -113,7 +113,7 @@ class _RandomMappedRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sliced(CountedRows, OneParent):
-    """Elements start, start + step, ... before stop: take, skip and shard."""
+    """Keeps the elements start, start + step, ... before stop: take, skip and shard."""
 
     start: int
     stop: int | None
@@ -145,7 +145,7 @@ class _SlicedRows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repeated(CountedRows, OneParent):
-    """The parent `count` times, each time as a new epoch."""
+    """Repeats the parent `count` times, each time as a new epoch."""
 
     count: int
 
@@ -154,7 +154,7 @@ class Repeated(CountedRows, OneParent):
 
 
 class _RepeatedRows:
-    """Keeps the rows of a few epochs: a batch across the border of epochs needs two, a shuffle of a repeat all."""
+    """Caches the rows of a few epochs: a batch across an epoch boundary needs two, a shuffle after a repeat all."""
 
     def __init__(self, parent: IndexedNode, run: Run, count: int) -> None:
         self._parent, self._run = parent, run
@@ -194,7 +194,7 @@ class _RepeatedRows:
 
 
 def joined(parts: list[Element]) -> Element:
-    """Batches, one after the other."""
+    """Concatenates batches."""
     if len(parts) == 1:
         return parts[0]
     return jax.tree.map(lambda *leaves: concatenated(leaves), *parts)
@@ -202,7 +202,7 @@ def joined(parts: list[Element]) -> Element:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Zipped(CountedRows, IndexedNode):
-    """Tuples (or another structure) of elements at the same position, as long as the shortest parent."""
+    """Zips the elements at the same position into a pytree, and ends with the shortest parent."""
 
     members: tuple[IndexedNode, ...]
     treedef: Any
@@ -233,7 +233,7 @@ class _ZippedRows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Concatenated(CountedRows, IndexedNode):
-    """One parent after the other."""
+    """Concatenates the parents."""
 
     members: tuple[IndexedNode, ...]
 
@@ -274,14 +274,14 @@ class _ConcatenatedRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batched(CountedRows, OneParent):
-    """Groups of `size` elements, stacked."""
+    """Stacks groups of `size` elements."""
 
     size: int
     drop_remainder: bool
 
     @property
     def spec(self) -> Any:
-        # As in TensorFlow, the dim is known only where every batch is full.
+        # As in TensorFlow, the batch dim is known only if every batch is full.
         size = self.size if self.drop_remainder else None
         return specs.map_specs(lambda leaf: leaf.batched(size), self.parent.spec)
 
@@ -299,13 +299,13 @@ class _BatchedRows(ItemRows):
         return self._parent.rows(self.positions(index))
 
     def positions(self, index: int) -> range:
-        """The parent's positions that batch `index` holds."""
+        """Returns the parent's positions in batch `index`."""
         return range(index * self._size, min((index + 1) * self._size, self._parent.length))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PaddedBatched(CountedRows, OneParent):
-    """Groups of `size` elements, padded to one shape and stacked."""
+    """Pads groups of `size` elements to one shape and stacks them."""
 
     size: int
     drop_remainder: bool
@@ -331,7 +331,7 @@ class _PaddedRows(_BatchedRows):
 
 
 def padded_spec(parent: Any, size: int | None, shapes: Any) -> Any:
-    """The spec of padded batches: dims are known only if the caller gave them."""
+    """Returns the spec of padded batches. Only dims that the caller passed in `shapes` are known."""
     if shapes is not None:
         given = jax.tree.leaves(shapes, is_leaf=lambda part: isinstance(part, list | tuple))
         leaves = jax.tree.leaves(parent, is_leaf=lambda part: isinstance(part, specs.ArraySpec))
@@ -343,7 +343,7 @@ def padded_spec(parent: Any, size: int | None, shapes: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prefetched(OneParent):
-    """Read ahead by a thread, where it is the last step; elsewhere it changes nothing."""
+    """Prefetches in a thread if it is the last step of the indexed pipeline; has no effect before other steps."""
 
     size: int
 

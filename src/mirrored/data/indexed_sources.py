@@ -1,4 +1,4 @@
-"""Indexed datasets that begin a pipeline: ranges, arrays, lists of elements."""
+"""Sources of indexed pipelines: ranges, arrays and lists of elements."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class RangeSource(IndexedNode):
 
     @property
     def length(self) -> int:
-        """As rows."""
+        """Implements `Rows`."""
         return len(self.numbers)
 
     def item(self, index: int) -> Element:
-        """As rows."""
+        """Implements `Rows`."""
         return np.int64(self.numbers[index])
 
     def rows(self, positions: range | np.ndarray) -> Element:
-        """As rows."""
+        """Implements `Rows`."""
         out = aligned_empty((len(positions),), np.int64)
         out[...] = positions
         out *= self.numbers.step
@@ -63,10 +63,10 @@ class ArraySource(IndexedNode):
 
     @classmethod
     def of(cls, tensors: Any, called: str) -> ArraySource:
-        """Keeps a snapshot of `tensors`.
+        """Creates a source from a snapshot of `tensors`.
 
         Raises:
-            StructureError: A leaf has no leading dim, or the leaves disagree about it.
+            StructureError: A leaf has no leading dim, or the leading dims differ.
         """
         arrays = jax.tree.map(lambda leaf: snapshot(np.asarray(leaf)), as_element(tensors, called))
         return cls(arrays, batch_size(arrays, called))
@@ -84,11 +84,11 @@ class ArraySource(IndexedNode):
         return map_specs(lambda leaf: leaf.unbatched(), spec_of(self.arrays))
 
     def item(self, index: int) -> Element:
-        """As rows."""
+        """Implements `Rows`."""
         return jax.tree.map(lambda leaf: leaf[index], self.arrays)
 
     def rows(self, positions: range | np.ndarray) -> Element:
-        """As rows: a view of the source for a range."""
+        """Implements `Rows`; returns a view of the source for a range."""
         return jax.tree.map(lambda leaf: take(leaf, positions), self.arrays)
 
     def open(self, run: Run) -> Rows:
@@ -97,7 +97,7 @@ class ArraySource(IndexedNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ListSource(IndexedNode):
-    """Elements held in memory."""
+    """A list of elements in memory."""
 
     elements: tuple[Element, ...]
 
@@ -118,15 +118,15 @@ class ListSource(IndexedNode):
 
     @property
     def length(self) -> int:
-        """As rows."""
+        """Implements `Rows`."""
         return len(self.elements)
 
     def item(self, index: int) -> Element:
-        """As rows."""
+        """Implements `Rows`."""
         return self.elements[index]
 
     def rows(self, positions: range | np.ndarray) -> Element:
-        """As rows."""
+        """Implements `Rows`."""
         return stack([self.elements[index] for index in positions])
 
     def open(self, run: Run) -> Rows:

@@ -10,11 +10,11 @@ from mirrored.errors import ArgumentError
 
 
 class InputReplicationMode(enum.Enum):
-    """How often `distribute_datasets_from_function` calls its function.
+    """How many times `distribute_datasets_from_function` calls its function.
 
     Attributes:
-        PER_WORKER: Once per process; the elements go to its replicas in turn.
-        PER_REPLICA: Once per replica, which gets all elements of its dataset.
+        PER_WORKER: Once per process; consecutive elements go to consecutive replicas of the process.
+        PER_REPLICA: Once per replica; each replica gets all elements of its own dataset.
 
     TensorFlow: `tf.distribute.InputReplicationMode`.
     """
@@ -28,20 +28,29 @@ class InputOptions:
     """How a dataset is distributed.
 
     Args:
-        experimental_fetch_to_device: Whether batches are put on the replicas' devices; else they stay in host memory.
+        experimental_fetch_to_device: Whether batches are placed on the replicas' devices. If False, they stay in host
+            memory.
         experimental_replication_mode: See `InputReplicationMode`.
-        experimental_place_dataset_on_device: TensorFlow's; refused in the combinations that TensorFlow refuses.
-        experimental_per_replica_buffer_size: Batches ahead per replica.
-        last_batch: What happens to a batch that is smaller than the first one, or does not divide by the replicas.
-            ``"split"``: shares of ceil(m / n) examples, the last ones smaller or empty, as in TensorFlow. ``"pad"``:
-            every batch is filled up to one size and comes as ``(batch, mask)``; the mask ``bool[batch]`` is True for
-            real examples, so that an epoch runs with one compilation. Whatever adds up over examples needs it: losses
+        experimental_place_dataset_on_device: TensorFlow's option. The combinations that TensorFlow rejects raise an
+            error here too.
+        experimental_per_replica_buffer_size: Number of batches prefetched per replica.
+        last_batch: What happens to a batch that is smaller than the first one or not divisible by the number of
+            replicas.
+
+            ``"split"``: n replicas get ceil(m / n) of the m examples each. The last replicas get fewer or none, as in
+            TensorFlow.
+
+            ``"pad"``: every batch is padded to one size and becomes a pair ``(batch, mask)``. The mask ``bool[batch]``
+            is True for real examples. All batches have one shape, so an epoch needs one compilation. Apply the mask to
+            every sum over examples, otherwise padding counts as examples: losses
             (``average_loss(losses, sample_weight=mask)``), metrics (``update_state(y, p, sample_weight=mask)``), batch
-            statistics (Keras: ``normalize(x, mask=mask)``); else the copies count as examples. ``"drop"``:
-            batches smaller than the first are left out.
-        prefetch: Batches that are placed ahead; None: as many as there are replicas. 0: none, and no thread.
-        batch_size: For sources of single examples (a NumPy pytree, a Hugging Face dataset): the global batch size.
-        stall_seconds: A wait for input of this length is reported in the log.
+            statistics (Keras: ``normalize(x, mask=mask)``).
+
+            ``"drop"``: batches smaller than the first are dropped.
+        prefetch: Number of batches placed on devices ahead of the step. None: the number of replicas. 0: none, and no
+            thread.
+        batch_size: The global batch size, for sources of single examples (a NumPy pytree, a Hugging Face dataset).
+        stall_seconds: A longer wait for input is logged as a warning.
 
     TensorFlow: `tf.distribute.InputOptions`, plus the last four.
     """
@@ -56,14 +65,14 @@ class InputOptions:
     stall_seconds: float = 10.0
 
     def ahead(self, num_replicas: int) -> int:
-        """How many batches are placed ahead."""
+        """Returns the number of batches placed on devices ahead of the step."""
         return self.prefetch if self.prefetch is not None else num_replicas * self.experimental_per_replica_buffer_size
 
     def check(self, called: str, from_function: bool) -> None:
-        """Refuses values and combinations that mean nothing.
+        """Checks that the values are valid and have an effect in combination.
 
         Raises:
-            ArgumentError: For example PER_REPLICA outside `distribute_datasets_from_function`.
+            ArgumentError: They are not or do not, for example PER_REPLICA outside `distribute_datasets_from_function`.
         """
         check_last_batch(self.last_batch, called)
         per_replica = self.experimental_replication_mode is InputReplicationMode.PER_REPLICA
@@ -71,24 +80,26 @@ class InputOptions:
         if per_replica and not from_function:
             wrong = "InputReplicationMode.PER_REPLICA is only supported in `distribute_datasets_from_function`"
         elif self.experimental_place_dataset_on_device and not per_replica:
-            wrong = "`experimental_place_dataset_on_device` needs the replication mode PER_REPLICA"
+            wrong = "`experimental_place_dataset_on_device` requires the replication mode PER_REPLICA"
         elif self.experimental_place_dataset_on_device and self.experimental_fetch_to_device:
             wrong = "`experimental_place_dataset_on_device` can not be set together with `experimental_fetch_to_device`"
         elif from_function and self.last_batch != "split":
-            wrong = f'last_batch="{self.last_batch}" cuts global batches, and this function gives batches per replica'
+            wrong = f'last_batch="{self.last_batch}" applies to global batches; this function gets per-replica batches'
         elif (self.prefetch or 0) < 0 or self.experimental_per_replica_buffer_size < 1 or self.stall_seconds <= 0:
-            wrong = "prefetch is at least 0, the buffer size at least 1, stall_seconds more than 0"
+            wrong = (
+                "prefetch is at least 0, experimental_per_replica_buffer_size at least 1, and stall_seconds more than 0"
+            )
         if wrong is not None:
             raise ArgumentError(called, found=f"{self}", rule=wrong, remedy="see mirrored.data.InputOptions")
 
 
 class InputContext:
-    """What a dataset function is told.
+    """Describes the input pipeline that a dataset function builds: its index and the number of pipelines and replicas.
 
     Args:
-        num_input_pipelines: How many pipelines feed the replicas.
-        input_pipeline_id: Which of them this is, from 0.
-        num_replicas_in_sync: How many replicas there are in all.
+        num_input_pipelines: Number of input pipelines.
+        input_pipeline_id: Index of this pipeline, counted from 0.
+        num_replicas_in_sync: Total number of replicas.
 
     Example:
         >>> InputContext(1, 0, 4).get_per_replica_batch_size(32)
@@ -104,24 +115,24 @@ class InputContext:
 
     @property
     def num_input_pipelines(self) -> int:
-        """How many pipelines feed the replicas."""
+        """The number of input pipelines."""
         return self._num_input_pipelines
 
     @property
     def input_pipeline_id(self) -> int:
-        """Which of them this is."""
+        """The index of this input pipeline, counted from 0."""
         return self._input_pipeline_id
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are in all."""
+        """The total number of replicas."""
         return self._num_replicas_in_sync
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """The batch size of one replica.
+        """Returns the per-replica batch size.
 
         Raises:
-            ArgumentError: The global one does not divide by the replicas.
+            ArgumentError: `global_batch_size` is not divisible by the number of replicas.
         """
         if global_batch_size % self._num_replicas_in_sync:
             raise ArgumentError(
@@ -129,7 +140,7 @@ class InputContext:
                 found=f"The `global_batch_size` {global_batch_size} is not divisible by `num_replicas_in_sync` "
                 f"{self._num_replicas_in_sync}",
                 rule="every replica gets batches of the same size",
-                remedy="choose a multiple, or use experimental_distribute_dataset, which splits any batch",
+                remedy="choose a multiple of it, or use experimental_distribute_dataset, which splits any batch",
             )
         return global_batch_size // self._num_replicas_in_sync
 

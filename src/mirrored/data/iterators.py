@@ -1,4 +1,4 @@
-"""Reading a dataset: the iterator, its position, and its end."""
+"""Dataset iterators: reading elements, saving and restoring the position, and the end of the data."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def close_at_exit(resource: Any) -> None:
-    """Has `resource.close()` called when the interpreter ends, unless it is gone by then.
+    """Registers `resource.close()` to run at interpreter exit, unless the resource is garbage-collected before.
 
-    A thread of Grain that still reads at exit can abort the process.
+    A Grain thread that still reads at exit can abort the process.
     """
     _open.add(resource)
 
@@ -35,23 +35,23 @@ def _close_all() -> None:
         resource.close()
 
 
-# A forked child has none of the threads that the resources would wait for.
+# In a forked child the threads of these resources do not exist, so `close` would wait for them indefinitely.
 in_forked_children(_open.clear)
 
 
 def warn_exhausted(kind: str) -> None:
-    """Warns of a loop over an iterator that has no more elements."""
+    """Warns about a loop over an iterator that has no more elements."""
     warnings.warn(
-        f"{kind}: a loop over an iterator that is exhausted makes no steps. Loop over the dataset, which begins "
+        f"{kind}: a loop over an exhausted iterator runs no steps. Loop over the dataset instead, which starts "
         "a new epoch: `for batch in dataset`",
         stacklevel=3,
     )
 
 
 class Epochs:
-    """How often a dataset has been read, and the seeds of its shuffles.
+    """Counts the iterations over a dataset and holds the seeds of its shuffles.
 
-    A restored position brings both along, so that the epochs after it are those of the run that saved it.
+    A restored position restores both, so that later epochs have the same order as in the run that saved it.
     """
 
     def __init__(self) -> None:
@@ -60,23 +60,23 @@ class Epochs:
         self._lock = threading.Lock()
 
     def begin(self) -> int:
-        """The number of a new reading."""
+        """Returns the number of a new iteration."""
         with self._lock:
             self.next += 1
             return self.next - 1
 
 
 class DatasetIterator:
-    """One reading of a dataset.
+    """An iterator over the elements of a dataset, with a position that can be saved and restored.
 
     Args:
         node: The pipeline.
-        epochs: Of the dataset: gives the number of this reading, which shuffles reshuffle by.
-        hand_out: Applied to every element before it is given out.
-        end_error: Makes the error for an element that is asked for after the last one.
+        epochs: The dataset's iteration counter. Shuffles derive their order from the number of the iteration.
+        hand_out: Converts every element before it is returned.
+        end_error: Creates the error for a request past the last element.
 
-    TensorFlow: `tf.data.Iterator`. A `function` that takes elements from it runs as Python, so that each call takes
-    others; what it gives to `strategy.run` is compiled. To compile the whole function, pass it the elements.
+    TensorFlow: `tf.data.Iterator`. A `function` that calls `next` on it runs as Python, so that each call gets new
+    elements; the function passed to `strategy.run` is compiled. To compile the whole function, pass it the elements.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class DatasetIterator:
         return self._hand_out(element)
 
     def get_next(self) -> Any:
-        """The next element.
+        """Returns the next element.
 
         Raises:
-            EndOfDataError: The data has ended.
+            EndOfDataError: There are no more elements.
         """
         try:
             return next(self)
@@ -130,7 +130,7 @@ class DatasetIterator:
             raise self._ended() from None
 
     def get_next_as_optional(self) -> Optional:
-        """The next element, or an `Optional` without a value at the end."""
+        """Returns the next element as an `Optional`, which has no value after the last element."""
         try:
             return Optional(next(self))
         except StopIteration:
@@ -140,12 +140,12 @@ class DatasetIterator:
         return self._end_error(
             "DatasetIterator.get_next",
             found="End of sequence: the dataset has no more elements",
-            rule="get_next is called while there are elements",
+            rule="get_next is called only while elements remain",
             remedy="iterate with for, use get_next_as_optional, or repeat the dataset",
         )
 
     def get_state(self) -> dict[str, Any]:
-        """The position, as JSON-like data: also the seeds of shuffles that were given none."""
+        """Returns the position as JSON-like data, including the seeds of shuffles without a given seed."""
         return {
             "version": _VERSION,
             "pipeline": self._outline,
@@ -157,10 +157,10 @@ class DatasetIterator:
         }
 
     def restore(self, state: dict[str, Any]) -> bool:
-        """Goes to a position; if it is of a pipeline with another batch size, to the beginning of its epoch.
+        """Restores a position. If the pipeline now has another batch size, restores only the start of its epoch.
 
         Returns:
-            Whether the position itself was reached.
+            Whether the position itself was restored.
         """
         if state.get("pipeline") == self._outline:
             self.set_state(state)
@@ -169,27 +169,27 @@ class DatasetIterator:
         return False
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a position of the same pipeline, perhaps in another process.
+        """Restores a position of the same pipeline, possibly saved in another process.
 
         Args:
-            state: From `get_state`.
+            state: A result of `get_state`.
 
         Raises:
-            ArgumentError: It is the position of another pipeline.
+            ArgumentError: The position belongs to another pipeline.
         """
         steps = _seeded(self._node)
         if state.get("version") != _VERSION or state["pipeline"] != self._outline or len(state["seeds"]) != len(steps):
             raise ArgumentError(
                 "DatasetIterator.set_state",
                 found=f"a position of the pipeline {state.get('pipeline')}",
-                rule=f"the position fits the dataset, which is {self._outline}",
-                remedy="build the dataset by the same steps as when the position was saved",
+                rule=f"the position belongs to the same pipeline as the dataset, which is {self._outline}",
+                remedy="build the dataset with the same steps as when the position was saved",
             )
         self._release()
         self._end = None
         self._seeds = dict(zip(map(id, steps), state["seeds"], strict=True))
         self._iteration, self._count = state["iteration"], state["count"]
-        # Positions of earlier versions do not say which reading would have been the next one.
+        # Positions saved by earlier versions have no "next_iteration".
         self._epochs.next = state.get("next_iteration", state["iteration"] + 1)
         self._epochs.seeds = dict(self._seeds)
         if state["position"] is not None:
@@ -197,20 +197,20 @@ class DatasetIterator:
 
     @property
     def outline(self) -> str:
-        """The steps of the pipeline that its positions depend on."""
+        """The names of the pipeline steps that determine what a position means."""
         return self._outline
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of its shuffles, in the order of its steps."""
+        """The seeds of the pipeline's shuffles, in the order of its steps."""
         return list(self._seeds.values())
 
     def take_seeds(self, seeds: list[int]) -> None:
-        """Shuffles by other seeds. Before the first element."""
+        """Replaces the seeds of the shuffles. Context: before the first element."""
         self._seeds = dict(zip(self._seeds, seeds, strict=True))
 
     def close(self) -> None:
-        """Stops threads and closes files. More than once does no harm."""
+        """Stops threads and closes files. Repeated calls have no effect."""
         self._closed = True
         self._release()
 
@@ -219,8 +219,8 @@ class DatasetIterator:
             raise InputError(
                 "DatasetIterator",
                 found="it was used after close(), or after it raised an error",
-                rule="a closed iterator gives no elements",
-                remedy="make a new one with iter(dataset)",
+                rule="a closed iterator returns no elements",
+                remedy="create a new one with iter(dataset)",
             )
         if self._reading is None:
             self._reading = self._node.cursor(Run((self._iteration,), self._seeds))
@@ -246,11 +246,11 @@ class DatasetIterator:
 
 
 def _outline(node: Node) -> str:
-    """The steps of a pipeline that its positions depend on."""
+    """Returns the names of the steps that determine what a position means. Prefetching does not change positions."""
     steps = (step for step in nodes(node) if not type(step).__name__.endswith("Prefetched"))
     return " < ".join(f"{type(step).__name__}{getattr(step, 'size', '')}" for step in steps)
 
 
 def _seeded(node: Node) -> list[Any]:
-    """The steps that draw random numbers, each once."""
+    """Returns the steps that draw random numbers, each once. `nodes` repeats a node that has several children."""
     return list({id(step): step for step in nodes(node) if hasattr(step, "seed")}.values())

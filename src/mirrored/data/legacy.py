@@ -12,7 +12,7 @@ from mirrored.errors import ArgumentError
 
 
 class InputIterator:
-    """Gives per-replica elements one after the other; `initialize` begins again.
+    """An iterator over per-replica elements that `initialize` resets.
 
     TensorFlow: `tf.compat.v1.distribute.InputIterator`.
     """
@@ -22,15 +22,15 @@ class InputIterator:
         self._reading: DistributedIterator = iter(dataset)
 
     def initialize(self) -> None:
-        """Begins again with the first element."""
+        """Resets the iterator to the first element."""
         self._reading.close()
         self._reading = iter(self._dataset)
 
     def get_next(self) -> Any:
-        """The next element.
+        """Returns the next element.
 
         Raises:
-            EndOfDataError: The data has ended.
+            EndOfDataError: There are no more elements.
         """
         return self._reading.get_next()
 
@@ -42,13 +42,13 @@ class InputIterator:
 
 
 def make_dataset_iterator(strategy: Any, dataset: Any, per_replica_batches: bool = False) -> InputIterator:
-    """Iterates over a dataset on all replicas.
+    """Returns an iterator over a dataset for all replicas.
 
     Args:
-        strategy: Whose replicas.
+        strategy: The strategy whose replicas receive the elements.
         dataset: The dataset.
-        per_replica_batches: Whether a batch goes to one replica whole, as in `tf.contrib.distribute`; else it is a
-            global batch and is split.
+        per_replica_batches: Whether each batch goes to one replica, as in `tf.contrib.distribute`. If False, each batch
+            is a global batch and is split.
     """
     if per_replica_batches:
         return InputIterator(distribute_from_function(strategy, lambda _: dataset))
@@ -60,23 +60,23 @@ def make_input_fn_iterator(
     input_fn: Callable[[InputContext], Any],
     replication_mode: InputReplicationMode | None = None,
 ) -> InputIterator:
-    """Iterates over what `input_fn` gives: consecutive elements go to consecutive replicas.
+    """Returns an iterator over the elements of `input_fn`: consecutive elements go to consecutive replicas.
 
     Args:
-        strategy: Whose replicas.
-        input_fn: From an `InputContext` to a dataset of per-replica batches, or to a function that gives one element
+        strategy: The strategy whose replicas receive the elements.
+        input_fn: From an `InputContext` to a dataset of per-replica batches, or to a function that returns one element
             per call.
-        replication_mode: PER_WORKER only, the default.
+        replication_mode: Only PER_WORKER, the default, is supported.
 
     Raises:
-        ArgumentError: Another replication mode.
+        ArgumentError: `replication_mode` is not PER_WORKER.
     """
     if replication_mode not in (None, InputReplicationMode.PER_WORKER):
         raise ArgumentError(
             "Strategy.make_input_fn_iterator",
             found=f"Input replication mode not supported: {replication_mode!r}",
             rule="input_fn is called once per worker",
-            remedy="leave replication_mode out",
+            remedy="omit replication_mode",
         )
 
     def as_dataset(context: InputContext) -> Any:
@@ -87,7 +87,7 @@ def make_input_fn_iterator(
 
 
 class _Calls:
-    """What a function gives, call after call, without end."""
+    """An infinite iterable of the results of calling a function repeatedly."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function

@@ -1,4 +1,4 @@
-"""Where a pipeline begins: arrays, generators, files."""
+"""`Dataset` class methods that create a dataset from arrays, generators or files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mirrored.errors import ArgumentError
 
 
 class Making(Steps):
-    """The class methods of `Dataset` that make one."""
+    """The class methods of `Dataset` that create a dataset."""
 
     @classmethod
     def range(cls, *args: int) -> Self:
-        """The integers of `range(*args)`, as int64 scalars.
+        """Creates a dataset of the integers of `range(*args)`, as int64 scalars.
 
         Args:
             *args: stop; or start, stop; or start, stop, step.
@@ -32,7 +32,7 @@ class Making(Steps):
 
     @classmethod
     def from_tensors(cls, tensors: Any) -> Self:
-        """One element.
+        """Creates a dataset with one element.
 
         Args:
             tensors: A pytree of arrays; lists become arrays.
@@ -41,16 +41,16 @@ class Making(Steps):
 
     @classmethod
     def from_tensor_slices(cls, tensors: Any) -> Self:
-        """One element per row of the arrays.
+        """Creates a dataset with one element per row of the arrays.
 
-        The arrays are copied once, into aligned memory. Memory-mapped ones are read in place, batch by batch: what is
-        written to the file meanwhile shows.
+        The arrays are copied once, into aligned memory. Memory-mapped arrays are read in place, batch by batch, so
+        later writes to the file are visible.
 
         Args:
             tensors: A pytree of arrays ``[examples, ...]``; lists become arrays.
 
         Raises:
-            StructureError: A leaf has no leading dim, or the leaves disagree about it.
+            StructureError: A leaf has no leading dim, or the leading dims differ.
 
         Example:
             >>> from mirrored.data import Dataset
@@ -70,27 +70,27 @@ class Making(Steps):
         args: Sequence[Any] = (),
         output_signature: Any = None,
     ) -> Self:
-        """What `generator(*args)` yields.
+        """Creates a dataset of the elements that `generator(*args)` yields.
 
         Args:
-            generator: Returns an iterable; called anew for every iteration.
-            output_types: A pytree of dtypes, as TensorFlow had it before `output_signature`.
-            output_shapes: A pytree of shapes that goes with `output_types`.
-            args: Passed to `generator`.
-            output_signature: A pytree of specs (anything with shape and dtype); elements are cast to the dtypes, and
-                refused if structure or shape differ. None: anything goes.
+            generator: Returns an iterable; called again for every iteration.
+            output_types: A pytree of dtypes, TensorFlow's form before `output_signature`.
+            output_shapes: A pytree of shapes to go with `output_types`.
+            args: Arguments of `generator`.
+            output_signature: A pytree of specs (any objects with shape and dtype). Elements are cast to the dtypes; a
+                different structure or shape raises an error. None: elements are not checked.
         """
         signature = _signature(output_types, output_shapes, output_signature)
         return cls(streams.IterableSource(functools.partial(generator, *args), signature, "Dataset.from_generator"))
 
     @classmethod
     def list_files(cls, file_pattern: Any, shuffle: bool | None = None, seed: int | None = None) -> Self:
-        """The paths that match a pattern, as bytes.
+        """Creates a dataset of the paths that match a pattern, as bytes.
 
         Args:
-            file_pattern: A glob pattern, or a list of them.
-            shuffle: Whether in another order every iteration; True by default.
-            seed: For the shuffle.
+            file_pattern: A glob pattern, or a list of patterns.
+            shuffle: Whether every iteration has a different order; True by default.
+            seed: The seed of the shuffle.
 
         Raises:
             ArgumentError: No file matches.
@@ -102,7 +102,7 @@ class Making(Steps):
                 "Dataset.list_files",
                 found=f"no file matches {', '.join(patterns)}",
                 rule="at least one file matches",
-                remedy="check the pattern; a folder needs a trailing /*",
+                remedy="check the pattern; append /* to list the files of a folder",
             )
         listed: Any = cls(indexed_sources.ListSource(tuple(os.fsencode(path) for path in found)))
         made: Self = listed.shuffle(len(found), seed) if shuffle or shuffle is None else listed
@@ -110,7 +110,7 @@ class Making(Steps):
 
     @classmethod
     def from_text_lines(cls, filenames: Any, compression_type: str | None = None) -> Self:
-        """The lines of text files, as bytes without their ends.
+        """Creates a dataset of the lines of text files, as bytes without line breaks.
 
         Args:
             filenames: One path or several.
@@ -122,7 +122,7 @@ class Making(Steps):
 
     @classmethod
     def from_tfrecords(cls, filenames: Any, compression_type: str | None = None) -> Self:
-        """The records of TFRecord files, as bytes; their CRCs are checked.
+        """Creates a dataset of the records of TFRecord files, as bytes. Reading checks their CRCs.
 
         Args:
             filenames: One path or several.
@@ -134,15 +134,15 @@ class Making(Steps):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], element_spec: Any = None, compression: str | None = None) -> Self:
-        """The elements that `save` has written, found by position.
+        """Creates an indexed dataset of the elements that `save` has written.
 
         Args:
             path: The folder.
-            element_spec: Ignored: the file knows it.
+            element_spec: Ignored: the file contains it.
             compression: Ignored.
 
         Raises:
-            DataFileError: There is no such file, or it is damaged.
+            DataFileError: The file does not exist or is damaged.
 
         TensorFlow: `tf.data.Dataset.load`.
         """

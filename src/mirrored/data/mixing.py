@@ -1,4 +1,4 @@
-"""Elements of several datasets, one at a time, by choices that are a dataset themselves."""
+"""Mixes several datasets: another dataset chooses which one supplies the next element."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from mirrored.errors import ArgumentError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chosen(StreamNode):
-    """The next element of the member that the next choice names.
+    """For each choice, returns the next element of the chosen member.
 
     Attributes:
-        choices: Gives the numbers of members.
-        members: What to choose from.
-        stop_on_empty: Whether the end of the first member is the end; otherwise one that has ended is passed over.
-        called: For messages.
+        choices: A dataset of member indices.
+        members: The datasets to choose from.
+        stop_on_empty: Whether to end when the first member ends. If False, choices of a member that has ended are
+            skipped.
+        called: The function that the user called, for messages.
     """
 
     choices: Node
@@ -61,7 +62,10 @@ class Chosen(StreamNode):
 
 
 class _ChoiceCursor:
-    """Source: the order of TensorFlow's DirectedInterleaveDataset."""
+    """The cursor of `Chosen`.
+
+    Source: the order of TensorFlow's DirectedInterleaveDataset.
+    """
 
     def __init__(self, choices: Cursor, members: Sequence[Cursor], stop_on_empty: bool, called: str) -> None:
         self._choices, self._members = choices, members
@@ -84,34 +88,34 @@ class _ChoiceCursor:
             raise ArgumentError(
                 self._called,
                 found=f"the choice {choice!r} of {len(self._members)} datasets",
-                rule="a choice is a scalar integer, the number of a dataset counted from 0",
-                remedy="map choice_dataset to such numbers",
+                rule="a choice is a scalar integer, the index of a dataset counted from 0",
+                remedy="map the elements of choice_dataset to such indices",
             )
         return int(choice)
 
     def get_state(self) -> Any:
-        """Where the choices and all members are."""
+        """Returns the positions of the choices and of all members."""
         members = [member.get_state() for member in self._members]
         return {"choices": self._choices.get_state(), "members": members, "ended": list(self._ended)}
 
     def set_state(self, state: Any) -> None:
-        """Goes there."""
+        """Restores the positions of the choices and of all members."""
         self._choices.set_state(state["choices"])
         for member, position in zip(self._members, state["members"], strict=True):
             member.set_state(position)
         self._ended = list(state["ended"])
 
     def close(self) -> None:
-        """Closes all."""
+        """Closes the choices and all members."""
         for reading in (self._choices, *self._members):
             reading.close()
 
 
 class ByWeight:
-    """From a number in [0, 1) to the number of a dataset: i with a probability in proportion to ``weights[i]``.
+    """Maps a uniform number in [0, 1) to a dataset index: i with a probability proportional to ``weights[i]``.
 
     Raises:
-        ArgumentError: The weights are no distribution.
+        ArgumentError: The weights are invalid, see `check_weights`.
     """
 
     def __init__(self, weights: Any) -> None:
@@ -123,17 +127,17 @@ class ByWeight:
 
 
 def check_weights(weights: Any, name: str, called: str) -> np.ndarray:
-    """A vector of weights as float64.
+    """Returns the weights as a float64 vector after checking them.
 
     Raises:
-        ArgumentError: One is negative or not finite, or all are zero, or it is no vector.
+        ArgumentError: A weight is negative or not finite, all weights are zero, or `weights` is not a vector.
     """
     vector = np.asarray(weights, np.float64)
     if vector.ndim != 1 or not np.isfinite(vector).all() or (vector < 0).any() or not vector.sum() > 0:
         raise ArgumentError(
             called,
             found=f"{name}={np.asarray(weights).tolist()}",
-            rule=f"{name} are one finite number of at least 0 each, and not all zero",
-            remedy="pass how often each comes in proportion to the others",
+            rule=f"{name} is a vector of finite numbers that are at least 0 and not all zero",
+            remedy="pass one relative frequency for each dataset or class",
         )
     return vector

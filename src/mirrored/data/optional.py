@@ -1,4 +1,4 @@
-"""An element that may not be there."""
+"""`Optional`: an element, or the end of the data."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ _NOTHING = object()
 
 
 class Optional:
-    """What `get_next_as_optional` gives.
+    """The result of `get_next_as_optional`: an element, or no value after the last element.
 
-    TensorFlow: `tf.experimental.Optional`; `has_value` is a bool.
+    TensorFlow: `tf.experimental.Optional`; here `has_value` returns a bool.
     """
 
     def __init__(self, value: Any = _NOTHING, end_error: Callable[..., EndOfDataError] = EndOfDataError) -> None:
         self._value, self._end_error = value, end_error
 
     def has_value(self) -> bool:
-        """Whether there was another element."""
+        """Returns whether there is an element."""
         return self._value is not _NOTHING
 
     def get_value(self) -> Any:
-        """The element.
+        """Returns the element.
 
         Raises:
-            EndOfDataError: The data has ended.
+            EndOfDataError: There is no element: the data had ended.
         """
         if self._value is _NOTHING:
             raise self._end_error(
                 "Optional.get_value",
-                found="it has no value: the dataset had ended",
-                rule="only an optional with has_value() gives one",
-                remedy="ask has_value() first",
+                found="the optional has no value: the dataset had ended",
+                rule="get_value is called only if has_value() is True",
+                remedy="check has_value() first",
             )
         return self._value
 

@@ -1,4 +1,4 @@
-"""Options of a dataset, with TensorFlow's names."""
+"""Dataset options, under TensorFlow's names."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ UNKNOWN_CARDINALITY: Final = -2
 
 
 class AutoShardPolicy(enum.IntEnum):
-    """How several workers share one dataset.
+    """How a dataset is sharded over several workers.
 
     Attributes:
-        OFF: Every worker reads the whole dataset, in batches of its own share of the global batch size.
-        AUTO: As DATA.
-        FILE: Each worker reads its own files, every n-th one, in batches of its own share of the global batch size. Who
-            has no more data goes on with empty batches.
-        DATA: Every global batch is cut into one share per replica, and each worker takes those of its replicas.
-        HINT: As DATA.
+        OFF: Every worker reads the whole dataset, in batches sized for its own replicas.
+        AUTO: Same as DATA.
+        FILE: Each of n workers reads every n-th file, in batches sized for its own replicas. A worker whose files end
+            first continues with empty batches.
+        DATA: Every worker reads the same global batches and keeps the per-replica batches of its own replicas.
+        HINT: Same as DATA.
 
-    TensorFlow: `tf.data.experimental.AutoShardPolicy`, with the same numbers. Here AUTO is DATA, so that the global
-    batches, and so the training run, are the same on any number of workers.
+    TensorFlow: `tf.data.experimental.AutoShardPolicy`, with the same numbers. Here AUTO means DATA, so the global
+    batches, and therefore the training run, are the same for any number of workers.
     """
 
     OFF = -1
@@ -35,11 +35,11 @@ class AutoShardPolicy(enum.IntEnum):
 
 @dataclasses.dataclass
 class DistributeOptions:
-    """The part of `Options` that concerns distribution.
+    """The distribution options in `Options`.
 
     Attributes:
-        auto_shard_policy: How several workers share the dataset.
-        num_devices: Accepted for TensorFlow's sake; the strategy knows the devices.
+        auto_shard_policy: How the dataset is sharded over several workers.
+        num_devices: Accepted for compatibility with TensorFlow and ignored; the strategy knows its devices.
     """
 
     auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO
@@ -48,11 +48,12 @@ class DistributeOptions:
 
 @dataclasses.dataclass
 class Options:
-    """Options of a dataset, attached with `Dataset.with_options`.
+    """Options of a dataset, set with `Dataset.with_options`.
 
     Attributes:
         experimental_distribute: Distribution over workers.
-        deterministic: Accepted for TensorFlow's sake; the order of elements is always deterministic.
+        deterministic: Accepted for compatibility with TensorFlow and ignored; the element order is always
+            deterministic.
 
     Example:
         >>> options = Options()

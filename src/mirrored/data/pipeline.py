@@ -1,7 +1,7 @@
-"""A dataset before it is read: a tree of steps, bound to an epoch when somebody iterates.
+"""The pipeline of a dataset: a tree of steps that each iteration binds to a `Run`.
 
-Every step is a `Node`. An `IndexedNode` can give its element i without the ones before it; it becomes a Grain
-`MapDataset` over positions. Any other is a `StreamNode` and becomes a Grain `IterDataset`.
+Every step is a `Node`. An `IndexedNode` can compute its element i without the preceding ones; it becomes a Grain
+`MapDataset` over positions. Any other step is a `StreamNode` and becomes a Grain `IterDataset`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY
 
 ENDLESS: Final = 2**62
-"""The length of an endless indexed dataset: Grain and `len` take it, and sums of two do not overflow 64 bits."""
+"""The length of an infinite indexed dataset. Grain and `len` accept it, and the sum of two fits into 64 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One reading of a dataset.
+    """One iteration over a dataset.
 
     Attributes:
-        path: Which iteration this is, and inside each `repeat` which epoch: what shuffles reshuffle by.
-        seeds: Seeds by `id` of their node, where they differ from the node's own (a restored position).
+        path: The number of the iteration, followed by the epoch inside each `repeat`. Shuffles derive their order from
+            it.
+        seeds: Seeds by the `id` of their node, if they differ from the node's own (after restoring a position).
     """
 
     path: tuple[int, ...] = (0,)
     seeds: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def epoch(self, number: int) -> Run:
-        """The same reading inside epoch `number` of a `repeat`."""
+        """Returns the same run inside epoch `number` of a `repeat`."""
         return Run((*self.path, number), self.seeds)
 
 
@@ -43,33 +44,33 @@ class Rows(Protocol):
 
     @property
     def length(self) -> int:
-        """How many elements; ENDLESS or more stands for no end."""
+        """The number of elements; ENDLESS or more if infinite."""
         ...
 
     def item(self, index: int) -> Element:
-        """Element `index`."""
+        """Returns element `index`."""
         ...
 
     def rows(self, positions: range | np.ndarray) -> Element:
-        """The elements at `positions`, stacked."""
+        """Returns the elements at `positions`, stacked."""
         ...
 
 
 class Cursor(Protocol):
-    """A position in a stream. Grain's iterators are cursors."""
+    """An iterator over a stream, with a position that can be saved. Grain's iterators are cursors."""
 
     def __next__(self) -> Element: ...
 
     def get_state(self) -> Any:
-        """The position, as JSON-like data."""
+        """Returns the position as JSON-like data."""
         ...
 
     def set_state(self, state: Any) -> None:
-        """Goes to a position."""
+        """Restores a position."""
         ...
 
     def close(self) -> None:
-        """Gives up threads and files."""
+        """Stops threads and closes files."""
         ...
 
 
@@ -79,55 +80,55 @@ class Node(abc.ABC):
     @property
     @abc.abstractmethod
     def parents(self) -> tuple[Node, ...]:
-        """The steps it reads from."""
+        """The steps that this step reads from."""
 
     @property
     @abc.abstractmethod
     def cardinality(self) -> int:
-        """How many elements; INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
+        """The number of elements, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
 
     @property
     @abc.abstractmethod
     def spec(self) -> Any:
-        """The spec of its elements."""
+        """The spec of the elements."""
 
     @abc.abstractmethod
     def stream(self, run: Run) -> Any:
-        """A Grain `IterDataset` that reads it."""
+        """Returns a Grain `IterDataset` of the elements."""
 
     def cursor(self, run: Run) -> Cursor:
-        """A reading of it."""
+        """Returns a new cursor over the elements."""
         reading: Cursor = iter(self.stream(run))
         return reading
 
 
 class IndexedNode(Node):
-    """A step whose elements are found by position."""
+    """A step whose elements are computed by position."""
 
     @abc.abstractmethod
     def open(self, run: Run) -> Rows:
-        """Binds it to a run."""
+        """Binds the step to a run."""
 
     def stream(self, run: Run) -> Any:
-        """A Grain `IterDataset` over positions."""
+        """Returns a Grain `IterDataset` over positions."""
         rows = self.open(run)
         return engine().by_position(rows.item, rows.length, parallel_calls(self))
 
     def cursor(self, run: Run) -> Cursor:
-        """A reading of it: by itself where no threads are asked for.
+        """Returns a new cursor over the elements: Grain's iterator with threads, a `PositionCursor` without.
 
-        Grain's iterator takes 25 us per element for its statistics, as long as placing a batch on its devices.
+        The statistics of Grain's iterator take 25 us per element, as long as placing a batch on its devices.
         """
         return super().cursor(run) if self.wants_threads else PositionCursor(self.open(run))
 
     @property
     def wants_threads(self) -> bool:
-        """Whether reading it takes Grain's threads."""
+        """Whether Grain's threads read the elements."""
         return parallel_calls(self) > 0
 
 
 class PositionCursor:
-    """Reads rows one by one. Its state is that of Grain's iterator over positions."""
+    """Reads rows one by one. Its state has the format of Grain's iterator over positions."""
 
     def __init__(self, rows: Rows) -> None:
         self._item, self._length, self._next = rows.item, rows.length, 0
@@ -140,54 +141,54 @@ class PositionCursor:
         return element
 
     def get_state(self) -> Any:
-        """The next position."""
+        """Returns the next position."""
         return {"next_index": self._next}
 
     def set_state(self, state: Any) -> None:
-        """Goes there."""
+        """Restores the next position."""
         self._next = state["next_index"]
 
     def close(self) -> None:
-        """There is nothing to give up."""
+        """Does nothing: there are no resources to release."""
 
 
 class StreamNode(Node):
-    """A step whose elements come one after the other."""
+    """A step whose elements can only be read in sequence."""
 
 
 class Parallel(Protocol):
-    """A node that asks for threads."""
+    """A node that requests threads."""
 
     num_parallel_calls: int
 
 
 def nodes(node: Node) -> Iterator[Node]:
-    """The node and all below it, parents first come first."""
+    """Yields the node and all its ancestors, depth first. A node with several children appears once for each."""
     yield node
     for parent in node.parents:
         yield from nodes(parent)
 
 
 def parallel_calls(node: Node) -> int:
-    """How many threads the maps of an indexed pipeline ask for."""
+    """Returns the number of threads that the maps of an indexed pipeline request."""
     return max(getattr(step, "num_parallel_calls", 0) for step in nodes(node))
 
 
 def length_as_cardinality(length: int) -> int:
-    """`INFINITE_CARDINALITY` for an endless length."""
+    """Converts the length of an indexed node to a cardinality: INFINITE_CARDINALITY for an infinite length."""
     return INFINITE_CARDINALITY if length >= ENDLESS else length
 
 
 def cardinality_as_length(cardinality: int) -> int:
-    """The length of an indexed node."""
+    """Converts a cardinality to the length of an indexed node."""
     return ENDLESS if cardinality == INFINITE_CARDINALITY else cardinality
 
 
 def first_element(node: Node) -> Element:
-    """The first element of a run of its own, for specs that cannot be known without one.
+    """Returns the first element in a separate run, for specs that depend on an element.
 
     Raises:
-        StopIteration: There is none.
+        StopIteration: The dataset is empty.
     """
     cursor = node.cursor(Run())
     try:
@@ -197,28 +198,28 @@ def first_element(node: Node) -> Element:
 
 
 class LikeParent:
-    """What a step over one other has from it, unless it says otherwise."""
+    """A mixin for steps with one parent, whose cardinality and spec they inherit by default."""
 
     parent: Any
 
     @property
     def parents(self) -> tuple[Node, ...]:
-        """The step before."""
+        """The parent step."""
         return (self.parent,)
 
     @property
     def cardinality(self) -> int:
-        """As many as there come."""
+        """The cardinality of the parent."""
         return int(self.parent.cardinality)
 
     @property
     def spec(self) -> Any:
-        """Like those that come."""
+        """The spec of the parent."""
         return self.parent.spec
 
 
 class CountedRows:
-    """An indexed step that has as many elements as its rows say."""
+    """A mixin for indexed steps whose cardinality is the length of their rows."""
 
     @property
     def cardinality(self: Any) -> int:

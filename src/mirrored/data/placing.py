@@ -1,4 +1,4 @@
-"""Putting a global batch on the replicas' devices, laid out as a step wants it."""
+"""Places batches on the replicas' devices, with the sharding that a compiled step expects."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mirrored.values.distributed_values import PerReplica
 
 @dataclasses.dataclass(frozen=True)
 class Placer:
-    """Makes per-replica values.
+    """Creates per-replica values from host batches.
 
     Attributes:
-        layout: Which replica lives on which device; None: one replica, wherever JAX puts it.
-        to_device: False leaves the components in host memory.
-        own_batches: With several workers: whether each reads batches of its own, for its replicas only; what the
-            others have is settled later (`mirrored.data.worker_steps`). Else all read the same global batches, and each
-            takes the shares of its replicas.
+        device_assignment: The device of each replica; None: one replica, on JAX's default device.
+        to_device: Whether to place components on devices. If False, they stay in host memory.
+        own_batches: With several workers: whether each worker reads separate batches for its own replicas. The workers
+            coordinate their shapes later (`mirrored.data.worker_steps`). If False, all workers read the same global
+            batches, and each keeps the per-replica batches of its own replicas.
     """
 
     device_assignment: DeviceAssignment | None
@@ -34,15 +34,15 @@ class Placer:
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
         return 1 if self.device_assignment is None else self.device_assignment.num_replicas
 
     def batch(self, batch: Any) -> Any:
-        """A global batch (whose leaves agree in size), cut into one share per replica.
+        """Splits a global batch (whose leaves have equal sizes) into per-replica batches, and places them.
 
-        Equal shares become one array ``[replicas, share, ...]`` over all devices; others a tuple of arrays. Memory that
-        the pipeline owns is aliased where devices can read it; any other is copied, since the source may refill it.
-        With one replica the arrays are plain.
+        Per-replica batches of equal size become one array ``[replicas, per_replica_batch, ...]``, sharded over all
+        devices; otherwise they become a tuple of arrays. Devices alias memory that the pipeline owns if they can read
+        it. Other memory is copied, since the source may reuse it. With one replica, the result is a plain array.
         """
         if self.device_assignment is None or self.device_assignment.num_replicas == 1:
             return jax.tree.map(lambda leaf: self._put(leaf, 0), batch)
@@ -63,30 +63,30 @@ class Placer:
         return jax.tree.map(lambda leaf: self._components([leaf[low:high] for low, high in bounds], ragged), batch)
 
     def elements(self, elements: Sequence[Any]) -> Any:
-        """One element per replica of this process, as a per-replica value; with one replica the element itself."""
+        """Combines one element per replica of this process to a per-replica value; with one replica, the element."""
         if self.num_replicas == 1:
             return jax.tree.map(lambda leaf: self._put(leaf, 0), elements[0])
         return jax.tree.map(lambda *leaves: self._components(leaves), *elements)
 
-    def _stacked(self, leaves: list[Any], shared_by: int, share: int) -> list[Any]:
+    def _stacked(self, leaves: list[Any], shared_by: int, size: int) -> list[Any]:
         assert self.device_assignment is not None
         sharding = self.device_assignment.sharded
         if any(leaf.dtype.hasobject for leaf in leaves):
             here = self.device_assignment.addressable_replicas
             parts = [np.split(owned(leaf), shared_by) for leaf in leaves]
             return [PerReplica([part[r] for r in here], self.device_assignment) for part in parts]
-        rows = [leaf.reshape(shared_by, share, *leaf.shape[1:]) for leaf in leaves]
+        rows = [leaf.reshape(shared_by, size, *leaf.shape[1:]) for leaf in leaves]
         if sharding.is_fully_addressable:
             placed = [put_rows(leaf, sharding, self.device_assignment.devices) for leaf in rows]
         else:
-            mine = [owned(leaf) for leaf in rows]
-            placed = [jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__) for leaf in mine]
+            copies = [owned(leaf) for leaf in rows]
+            placed = [jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__) for leaf in copies]
         return [PerReplica.from_stacked(array, self.device_assignment) for array in placed]
 
-    def _components(self, shares: Sequence[Any], is_ragged: bool = False) -> PerReplica:
+    def _components(self, batches: Sequence[Any], is_ragged: bool = False) -> PerReplica:
         assert self.device_assignment is not None
-        mine = self.device_assignment.addressable_replicas
-        placed = [self._put(share, replica) for share, replica in zip(shares, mine, strict=True)]
+        replicas = self.device_assignment.addressable_replicas
+        placed = [self._put(batch, replica) for batch, replica in zip(batches, replicas, strict=True)]
         return PerReplica(placed, self.device_assignment, is_ragged=is_ragged)
 
     def _put(self, leaf: Any, replica: int) -> Any:

@@ -1,4 +1,4 @@
-"""Reading for all replicas at once: global batches, or one element per replica."""
+"""Readers: read the input of one step for all replicas, as a global batch or as one element per replica."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ _NOTHING: Final = object()
 
 
 class Reader(Protocol):
-    """Reads elements for all replicas at once, on the host."""
+    """Reads the input of one step for all replicas, on the host."""
 
     @property
     def ends_together(self) -> bool:
-        """Of several workers with data of their own: whether the first one to end ends all."""
+        """Whether all workers stop when the first one runs out of data, if each reads its own data."""
         ...
 
     def read(self) -> tuple[Any, int]:
-        """What the placer gets next, and how many examples it holds."""
+        """Returns the next input for the placer, and its number of examples."""
         ...
 
     def place(self, placer: Placer, read: Any) -> Any:
-        """Puts it on the devices."""
+        """Places a result of `read` on the devices."""
         ...
 
     def get_state(self) -> Any:
-        """The position."""
+        """Returns the position."""
         ...
 
     def set_state(self, state: Any) -> None:
-        """Goes to a position."""
+        """Restores a position."""
         ...
 
     def close(self) -> None:
-        """Gives up the sources."""
+        """Closes the sources."""
         ...
 
 
 def is_power_of_two(number: int) -> bool:
-    """Whether a positive number is 1, 2, 4, 8, ..."""
+    """Returns whether a positive number is 1, 2, 4, 8, ..."""
     return number & (number - 1) == 0
 
 
 class GlobalBatches:
-    """Reads global batches and applies the rule for the last one.
+    """Reads global batches and applies the `last_batch` rule.
 
     Args:
-        source: Where they come from.
-        options: With the rule.
-        num_replicas: Of those that a batch is for; for padding.
+        source: The source of the batches.
+        options: The options, which contain the `last_batch` rule.
+        num_replicas: The number of replicas that share a batch, for padding.
 
     Raises:
         StructureError: The steps of the dataset show that its elements are single examples.
@@ -70,25 +70,25 @@ class GlobalBatches:
 
     @property
     def ends_together(self) -> bool:
-        """Whether no batch can be empty."""
+        """Whether batches cannot be empty, see `Reader`."""
         return self._rule == "drop"
 
     @property
     def cursor(self) -> Any:
-        """The reading of the source."""
+        """The cursor over the source."""
         return self._cursor
 
     @property
     def empty(self) -> Any:
-        """A batch without examples, None where none is known."""
+        """A batch without examples; None if none is known."""
         return self._source.empty
 
     def keep_samples(self) -> None:
-        """Has the batches with the numbers 1, 2, 4, 8, ... kept for `sample`. Context: before the first `read`."""
+        """Starts to keep the batches 1, 2, 4, 8, ... for `sample`. Context: before the first `read`."""
         self._samples = {}
 
     def sample(self, number: int) -> Any:
-        """One of these batches. Each is given once."""
+        """Returns a kept batch, and drops it."""
         return None if self._samples is None else self._samples.pop(number)
 
     def __init__(self, source: Source, options: InputOptions, num_replicas: int) -> None:
@@ -99,12 +99,12 @@ class GlobalBatches:
         self._samples = None
         self._full: int | None = None
         self._consumed = 0
-        self._leave_out = 0
+        self._to_skip = 0  # examples
         self._may_be_rows = source.may_be_unbatched
         self._before: Any = None
 
     def read(self) -> tuple[Any, int]:
-        """The next global batch as the rule makes it."""
+        """Returns the next global batch, padded according to the rule, and its number of real examples."""
         while True:
             batch, count = self._next_batch()
             if self._may_be_rows:
@@ -121,7 +121,7 @@ class GlobalBatches:
     def _look_for_rows(self, batch: Element, count: int) -> None:
         """Warns if the first two batches look like single examples: vectors that do not split evenly.
 
-        Nothing in their structure tells a vector of features from a batch of numbers.
+        The structure of a vector of features is the same as that of a batch of numbers.
         """
         if self._before is None and all(np.ndim(leaf) == 1 for leaf in jax.tree.leaves(batch)):
             self._before = count
@@ -129,7 +129,7 @@ class GlobalBatches:
         self._may_be_rows = False
         if self._before == count and count % self._num_replicas:
             log.warning(
-                "experimental_distribute_dataset takes each vector of %d numbers as a batch of %d examples, which do "
+                "experimental_distribute_dataset treats each vector of %d numbers as a batch of %d examples, which do "
                 "not split evenly over %d replicas. If a vector is one example, the dataset is not batched: %s",
                 count,
                 count,
@@ -141,11 +141,11 @@ class GlobalBatches:
         while True:
             batch = next(self._cursor)
             count = batch_size(batch, "Strategy.experimental_distribute_dataset", self._source.batching)
-            if self._leave_out == 0:
+            if self._to_skip == 0:
                 self._consumed += count
                 return batch, count
-            skipped = min(self._leave_out, count)
-            self._leave_out -= skipped
+            skipped = min(self._to_skip, count)
+            self._to_skip -= skipped
             if self._full is None:
                 self._full = count
             if skipped < count:
@@ -153,25 +153,25 @@ class GlobalBatches:
                 return jax.tree.map(lambda leaf, skipped=skipped: leaf[skipped:], batch), count - skipped
 
     def place(self, placer: Placer, read: Any) -> Any:
-        """Cuts it and puts the shares on their devices."""
+        """Splits the batch and places the per-replica batches on their devices."""
         return placer.batch(read)
 
     def get_state(self) -> Any:
-        """How many examples of the source were consumed, and the source's own position."""
+        """Returns the number of consumed examples, and the source's own position."""
         return {
             "source": self._cursor.get_state(),
             "consumed": self._consumed,
-            "leave_out": self._leave_out,
+            "leave_out": self._to_skip,
             "full": self._full,
         }
 
     def set_state(self, state: Any) -> None:
-        """Goes there directly if the source is the same; else by leaving out as many examples."""
+        """Restores the source's position if the source supports it; otherwise skips the consumed examples."""
         self._consumed = state["consumed"]
         if self._source.restore(self._cursor, state["source"], state["full"]):
-            self._full, self._leave_out = state["full"], state["leave_out"]
+            self._full, self._to_skip = state["full"], state["leave_out"]
         else:
-            self._full, self._leave_out = None, self._consumed
+            self._full, self._to_skip = None, self._consumed
 
     def close(self) -> None:
         """Closes the source."""
@@ -179,19 +179,19 @@ class GlobalBatches:
 
 
 class ElementsInTurn:
-    """Reads one element for each replica: of one source in turn, or of one source each.
+    """Reads one element per replica, from one common source or from one source per replica.
 
-    Where the elements end before the replicas do, the missing ones are empty batches, so that every example is used.
-    Scalars have no empty form: such a row is left out, and a warning is logged.
+    If the last elements do not reach all replicas, the other replicas receive empty batches, so that every example is
+    used. Scalars have no empty form: an incomplete row of them is dropped, and a warning is logged.
 
     Args:
-        sources: One, or one per replica.
-        num_replicas: How many replicas read here.
+        sources: One source, or one per replica.
+        num_replicas: Number of replicas of this process.
     """
 
     @property
     def ends_together(self) -> bool:
-        """Whether no element can be an empty batch."""
+        """Whether elements cannot be empty batches, see `Reader`."""
         return self._scalars
 
     def __init__(self, sources: Sequence[Source], num_replicas: int) -> None:
@@ -202,7 +202,7 @@ class ElementsInTurn:
         self._ended: set[int] = set()
 
     def read(self) -> tuple[Any, int]:
-        """One element per replica."""
+        """Returns one element per replica, and the number of examples in them."""
         elements = [self._next(replica % len(self._cursors)) for replica in range(self._num_replicas)]
         given = [element for element in elements if element is not _NOTHING]
         if not given:
@@ -210,7 +210,7 @@ class ElementsInTurn:
         self._scalars = _has_scalars(given[0])
         if self._scalars and len(given) < self._num_replicas:
             log.warning(
-                "distribute_datasets_from_function leaves out %d element(s) at the end of the dataset: they do not "
+                "distribute_datasets_from_function drops %d element(s) at the end of the dataset: they do not "
                 "reach all %d replicas, and the others cannot get an empty batch, since the elements are scalars. "
                 "Call .batch(per_replica_batch_size), or make the number of elements a multiple of the replicas",
                 len(given),
@@ -223,7 +223,7 @@ class ElementsInTurn:
         return [empty if element is _NOTHING else element for element in elements], count
 
     def _next(self, place: int) -> Element:
-        """The next element of a source, _NOTHING after its end."""
+        """Returns the next element of a source; _NOTHING after its end."""
         if place in self._ended:
             return _NOTHING
         try:
@@ -231,25 +231,25 @@ class ElementsInTurn:
         except StopIteration:
             self._ended.add(place)
             return _NOTHING
-        # The source may refill the buffers for the next replica's element.
+        # The source may reuse its buffers for the next replica's element.
         return jax.tree.map(owned, element)
 
     def place(self, placer: Placer, read: Any) -> Any:
-        """Puts each element on its replica's device."""
+        """Places each element on its replica's device."""
         return placer.elements(read)
 
     def get_state(self) -> Any:
-        """The positions of the sources."""
+        """Returns the positions of the sources."""
         return {"sources": [cursor.get_state() for cursor in self._cursors], "rows": self._rows}
 
     def set_state(self, state: Any) -> None:
-        """Goes to positions of as many sources."""
+        """Restores the positions of the sources, whose number must be the same as when they were saved."""
         if len(state.get("sources", ())) != len(self._cursors):
             raise ArgumentError(
                 "DistributedIterator.set_state",
                 found=f"a position of {len(state.get('sources', ()))} input pipelines",
-                rule=f"this dataset has {len(self._cursors)}: its function is called once for each",
-                remedy="resume with as many pipelines, or use experimental_distribute_dataset",
+                rule=f"this dataset has {len(self._cursors)}: its function is called once per input pipeline",
+                remedy="resume with the same number of input pipelines, or use experimental_distribute_dataset",
             )
         self._ended.clear()
         for cursor, position in zip(self._cursors, state["sources"], strict=True):

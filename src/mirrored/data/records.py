@@ -1,4 +1,4 @@
-"""Writing TFRecord files."""
+"""Writes TFRecord files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mirrored.errors import ArgumentTypeError, InputError
 
 
 class TFRecordWriter:
-    """Writes records to a file, with their CRCs.
+    """Writes records to a TFRecord file, with their CRCs.
 
     Args:
-        path: The file, which is replaced.
+        path: The file. An existing file is replaced.
         compression_type: "", "GZIP" or "ZLIB".
 
     Example:
@@ -38,17 +38,17 @@ class TFRecordWriter:
         self._packer = zlib.compressobj() if packing == "ZLIB" else None
 
     def write(self, record: bytes) -> None:
-        """Adds a record.
+        """Appends a record.
 
         Raises:
-            ArgumentTypeError: It is no bytes.
+            ArgumentTypeError: `record` is not bytes.
             InputError: The writer is closed.
         """
         if not isinstance(record, bytes):
             raise ArgumentTypeError(
                 "TFRecordWriter.write",
                 found=f"a record of type {type(record).__name__}",
-                rule="a record is bytes",
+                rule="a record is a bytes object",
                 remedy="write example.SerializeToString(), or text.encode()",
             )
         if self._file.closed:
@@ -66,13 +66,13 @@ class TFRecordWriter:
         self._file.write(data if self._packer is None else self._packer.compress(data))
 
     def flush(self) -> None:
-        """Hands what was written to the operating system; a packed file is complete only after `close`."""
+        """Flushes written records to the operating system. A compressed file is complete only after `close`."""
         if self._packer is not None:
             self._file.write(self._packer.flush(zlib.Z_SYNC_FLUSH))
         self._file.flush()
 
     def close(self) -> None:
-        """Ends the file. More than once does no harm."""
+        """Completes and closes the file. Repeated calls have no effect."""
         if self._file.closed:
             return
         if self._packer is not None:

@@ -1,4 +1,4 @@
-"""Datasets mixed, resampled, grouped and scanned."""
+"""`Dataset` methods that mix, resample, group and scan."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
 
 
 class Sampling(Steps):
-    """The methods of `Dataset` that draw from datasets, or remember what came before."""
+    """The methods of `Dataset` that sample from datasets or keep state across elements."""
 
     @classmethod
     def random(cls, seed: int | None = None, rerandomize_each_iteration: bool | None = None) -> Self:
-        """Endless random integers, as int64 scalars.
+        """Creates an infinite dataset of random integers, as int64 scalars.
 
         Args:
-            seed: An int; drawn if None, and then kept in positions.
-            rerandomize_each_iteration: Whether every reading has other numbers; False by default.
+            seed: An int. None: a random seed, which is saved with positions.
+            rerandomize_each_iteration: Whether every iteration draws new numbers; False by default.
 
-        TensorFlow: The numbers are others, and below 2**31, so that they fit into 32 bits.
+        TensorFlow: The numbers differ, and are below 2**31 so that they fit into 32 bits.
         """
         return cls(indexed.Mapped(_uniform(seed, rerandomize_each_iteration), drawing.as_integer))
 
     @classmethod
     def counter(cls, start: int = 0, step: int = 1, dtype: Any = np.int64) -> Self:
-        """The numbers start, start + step, and so on, without end.
+        """Creates an infinite dataset of the numbers start, start + step, ...
 
         Example:
             >>> from mirrored.data import Dataset
@@ -52,18 +52,18 @@ class Sampling(Steps):
         stop_on_empty_dataset: bool = False,
         rerandomize_each_iteration: bool | None = None,
     ) -> Self:
-        """Elements of the datasets, each from one that is drawn.
+        """Samples elements at random from several datasets.
 
         Args:
-            datasets: What to draw from; elements keep their order.
-            weights: How often each comes in proportion to the others: numbers, or a dataset of such vectors, one per
-                element. None: all alike.
-            seed: An int; drawn if None, and then kept in positions.
-            stop_on_empty_dataset: Whether it ends when one has ended; otherwise the rest go on.
-            rerandomize_each_iteration: Whether every reading draws anew; False by default, as in TensorFlow.
+            datasets: The datasets to sample from. The elements of each dataset keep their order.
+            weights: The relative frequency of each dataset: a vector, or a dataset with one such vector per element.
+                None: equal frequencies.
+            seed: An int. None: a random seed, which is saved with positions.
+            stop_on_empty_dataset: Whether to end when one dataset has ended. If False, the others continue.
+            rerandomize_each_iteration: Whether every iteration draws new numbers; False by default, as in TensorFlow.
 
         Raises:
-            ArgumentError: No dataset, or weights that do not fit.
+            ArgumentError: `datasets` is empty, or the weights are invalid or of the wrong number.
 
         Example:
             >>> from mirrored.data import Dataset
@@ -76,7 +76,7 @@ class Sampling(Steps):
         members = _checked_members(datasets, called)
         draws = _uniform(seed, rerandomize_each_iteration)
         if isinstance(weights, Steps):
-            # TensorFlow wraps the weights of one draw into a row.
+            # TensorFlow wraps the weights of one draw into a row; `_weighed` flattens them.
             choices: Any = cls.zip((cls(weights._node), cls(draws))).map(_weighed)  # type: ignore[attr-defined]
             return cls(mixing.Chosen(choices.node, tuple(members), stop_on_empty_dataset, called))
         given = np.ones(len(members)) if weights is None else np.asarray(weights, np.float64)
@@ -84,8 +84,8 @@ class Sampling(Steps):
             raise ArgumentError(
                 called,
                 found=f"weights of shape {list(given.shape)} for {len(members)} datasets",
-                rule="every dataset has a weight",
-                remedy="give as many weights as datasets",
+                rule="there is one weight per dataset",
+                remedy="pass as many weights as datasets",
             )
         known = mixing.check_weights(given, "weights", called)
         kept = [(member, weight) for member, weight in zip(members, known, strict=True) if weight > 0]
@@ -99,15 +99,15 @@ class Sampling(Steps):
     def choose_from_datasets(
         cls, datasets: Sequence[Steps], choice_dataset: Steps, stop_on_empty_dataset: bool = True
     ) -> Self:
-        """Elements of the datasets, each from the one that `choice_dataset` names by its number.
+        """Mixes several datasets: each element comes from the dataset whose index `choice_dataset` returns.
 
         Args:
-            datasets: What to choose from; elements keep their order.
-            choice_dataset: Scalar integers; when it ends, all ends.
-            stop_on_empty_dataset: Whether it ends when one has ended; otherwise choices of that one are passed over.
+            datasets: The datasets to choose from. The elements of each dataset keep their order.
+            choice_dataset: A dataset of scalar integers. The result ends when it ends.
+            stop_on_empty_dataset: Whether to end when a chosen dataset has ended. If False, its choices are skipped.
 
         Raises:
-            ArgumentError: No dataset; while reading, a choice that is no number of one.
+            ArgumentError: `datasets` is empty; or, while reading, a choice is not the index of a dataset.
 
         Example:
             >>> from mirrored.data import Dataset
@@ -121,7 +121,7 @@ class Sampling(Steps):
                 called,
                 found=f"choice_dataset is a {type(choice_dataset).__name__}",
                 rule="choice_dataset is a dataset of integers",
-                remedy="make one with Dataset.range(...) or Dataset.from_tensor_slices(...)",
+                remedy="create one with Dataset.range(...) or Dataset.from_tensor_slices(...)",
             )
         members = tuple(_checked_members(datasets, called))
         return cls(mixing.Chosen(choice_dataset._node, members, stop_on_empty_dataset, called))
@@ -129,16 +129,16 @@ class Sampling(Steps):
     def rejection_resample(
         self, class_func: Callable[..., Any], target_dist: Any, initial_dist: Any = None, seed: int | None = None
     ) -> Self:
-        """Pairs (class, element), elements left out at random so that the classes come as often as wanted.
+        """Drops elements at random so that the classes reach a target distribution. Returns pairs (class, element).
 
         Args:
-            class_func: From an element (a tuple as its parts) to its class, an integer counted from 0.
-            target_dist: How often each class shall come.
-            initial_dist: How often each comes; counted while reading if None.
-            seed: An int; drawn if None, and then kept in positions.
+            class_func: From an element (a tuple as separate arguments) to its class, an integer counted from 0.
+            target_dist: The target frequency of each class.
+            initial_dist: The actual frequency of each class. None: counted while reading.
+            seed: An int. None: a random seed, which is saved with positions.
 
-        TensorFlow: Every element comes once at most. TensorFlow reads the dataset twice and mixes both readings, so
-        that some come twice.
+        TensorFlow: Here every element occurs at most once. TensorFlow reads the dataset twice and mixes both
+        iterations, so that some elements occur twice.
         """
         called = "Dataset.rejection_resample"
         target = mixing.check_weights(target_dist, "target_dist", called)
@@ -147,8 +147,8 @@ class Sampling(Steps):
             raise ArgumentError(
                 called,
                 found=f"{initial.size} classes in initial_dist, {target.size} in target_dist",
-                rule="both say something about every class",
-                remedy="give one number for each class",
+                rule="both have one frequency per class",
+                remedy="pass one number per class",
             )
         draws = type(self)(_uniform(seed, None))
         pairs: Any = type(self).zip((self, draws))  # type: ignore[attr-defined]
@@ -161,16 +161,17 @@ class Sampling(Steps):
         window_size: int | None = None,
         window_size_func: Callable[[Any], Any] | None = None,
     ) -> Self:
-        """Elements of the datasets `reduce_func(key, window)`, windows being elements of equal keys.
+        """Groups elements of equal keys into windows, and returns the elements of `reduce_func(key, window)`.
 
         Args:
-            key_func: From an element (a tuple as its parts) to an integer.
-            reduce_func: From a key and a dataset of elements that have it to a dataset.
-            window_size: How many elements make a window; those left over at the end make smaller ones, by key.
-            window_size_func: From a key to the size of its windows, in place of `window_size`.
+            key_func: From an element (a tuple as separate arguments) to an integer key.
+            reduce_func: From a key and a dataset of elements with this key to a dataset.
+            window_size: Number of elements per window. Elements that remain at the end form smaller windows, in the
+                order of their keys.
+            window_size_func: From a key to the size of its windows, as an alternative to `window_size`.
 
         Raises:
-            ArgumentError: Not exactly one of the sizes is given.
+            ArgumentError: Neither or both of the two sizes are given.
 
         Example:
             >>> from mirrored.data import Dataset
@@ -182,8 +183,8 @@ class Sampling(Steps):
             raise ArgumentError(
                 "Dataset.group_by_window",
                 found=f"window_size={window_size}, window_size_func={window_size_func}",
-                rule="exactly one of them is given",
-                remedy="give one number for all keys, or a function from a key to a number",
+                rule="exactly one of the two is given",
+                remedy="pass one number for all keys, or a function from a key to a number",
             )
         known = window_size
         size = (lambda _: known) if window_size_func is None else window_size_func
@@ -197,8 +198,8 @@ class Sampling(Steps):
             raise StructureError(
                 "Dataset.group_by_window",
                 found=f"reduce_func returned {type(made).__name__} for window {number}",
-                rule="it returns a Dataset",
-                remedy="return window.batch(...), or Dataset.from_tensors(...) of what is to come out",
+                rule="reduce_func returns a Dataset",
+                remedy="return window.batch(...), or Dataset.from_tensors(...) of the result",
             )
 
         return reduce
@@ -214,21 +215,21 @@ class Sampling(Steps):
         no_padding: bool = False,
         drop_remainder: bool = False,
     ) -> Self:
-        """Batches of elements of similar length, padded.
+        """Batches elements of similar length, with padding.
 
         Args:
-            element_length_func: From an element (a tuple as its parts) to its length.
-            bucket_boundaries: Upper bounds of the buckets' lengths, not included.
-            bucket_batch_sizes: The size of a batch for every bucket: one more than boundaries.
+            element_length_func: From an element (a tuple as separate arguments) to its length.
+            bucket_boundaries: Upper bounds (exclusive) of the lengths in the buckets.
+            bucket_batch_sizes: The batch size of every bucket: one more than boundaries.
             padded_shapes: As in `padded_batch`.
             padding_values: As in `padded_batch`.
-            pad_to_bucket_boundary: Whether to pad to the bucket's bound less one, not to the longest of the batch.
-            no_padding: Whether to leave elements as they are; those of a bucket must agree then.
-            drop_remainder: Whether to leave out batches that are not full.
+            pad_to_bucket_boundary: Whether to pad to the bucket's boundary minus 1 instead of the longest element.
+            no_padding: Whether to omit padding. All elements of a bucket must then have the same shape.
+            drop_remainder: Whether to drop batches that are not full.
 
         Raises:
-            ArgumentError: The numbers of buckets do not agree; while reading: an element too long to be padded to a
-                boundary.
+            ArgumentError: The numbers of boundaries and batch sizes do not match; or, while reading, an element is too
+                long to be padded to a boundary.
 
         Example:
             >>> import numpy as np
@@ -243,7 +244,7 @@ class Sampling(Steps):
             raise ArgumentError(
                 called,
                 found=f"{len(sizes)} bucket_batch_sizes and {len(bounds)} bucket_boundaries",
-                rule="there is one more size than boundaries: the last bucket has no bound",
+                rule="there is one more batch size than boundaries: the last bucket has no upper bound",
                 remedy="add the size of the last bucket",
             )
         shapes = _BucketShapes(self._node, padded_shapes, bounds) if pad_to_bucket_boundary else None
@@ -260,11 +261,12 @@ class Sampling(Steps):
         return self.group_by_window(bucket_of, batches, window_size_func=lambda bucket: sizes[bucket])
 
     def scan(self, initial_state: Any, scan_func: Callable[[Any, Any], Any]) -> Self:
-        """The second of ``state, out = scan_func(state, element)`` for every element.
+        """Maps elements with a carried state: returns `out` of ``state, out = scan_func(state, element)``.
 
         Args:
             initial_state: A pytree of arrays.
-            scan_func: From a state and an element to the next state, of the same structure and dtypes, and an element.
+            scan_func: From a state and an element to the next state and an output element. The next state has the same
+                structure and dtypes.
 
         Example:
             >>> import numpy as np
@@ -276,43 +278,43 @@ class Sampling(Steps):
         return self._then(stateful.Scanned(self._node, state, scan_func))
 
     def take_while(self, predicate: Callable[..., Any]) -> Self:
-        """The elements before the first for which `predicate` does not hold."""
+        """Keeps the elements before the first one for which `predicate` returns False."""
         return self._then(stateful.TakenWhile(self._node, predicate))
 
     def unique(self) -> Self:
-        """Every element once, at its first place. They are integers, booleans, bytes, or arrays of them."""
+        """Keeps the first occurrence of every element. Elements are integers, booleans, bytes, or arrays of these."""
         return self._then(stateful.Unique(self._node))
 
     def assert_cardinality(self, expected_cardinality: int) -> Self:
-        """The same elements, with a cardinality that is promised.
+        """Sets the cardinality, and checks it while reading.
 
         Raises:
-            InputError: While reading: more or fewer elements come.
+            InputError: While reading: the dataset has more or fewer elements.
 
         TensorFlow: `tf.data.experimental.assert_cardinality`.
         """
         return self._then(stateful.Promised(self._node, int(expected_cardinality)))
 
     def get_single_element(self) -> Any:
-        """The only element.
+        """Returns the only element.
 
         Raises:
-            ArgumentError: There is none, or more than one.
+            ArgumentError: The dataset is empty or has more than one element.
         """
         found = list(self._then(streams.Limited(self._node, 2)))  # type: ignore[call-overload]
         if len(found) != 1:
             raise ArgumentError(
                 "Dataset.get_single_element",
                 found="the dataset is empty" if not found else "the dataset has more than one element",
-                rule="it has one element",
-                remedy="use .take(1), or .batch(n) with n elements or more",
+                rule="the dataset has exactly one element",
+                remedy="use .take(1), or .batch(n) with n at least the number of elements",
             )
         return found[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class _BucketShapes:
-    """The padded shapes of each bucket: its bound less one where a dim is open."""
+    """Computes the padded shapes of a bucket: dims that vary get the bucket's boundary minus 1."""
 
     node: Node
     shapes: Any
@@ -325,7 +327,7 @@ class _BucketShapes:
                 called,
                 found=f"an element of length {self.bounds[-1] if self.bounds else 0} or more",
                 rule="with pad_to_bucket_boundary=True all elements are shorter than the last boundary",
-                remedy="filter longer elements out, or add a boundary",
+                remedy="filter out longer elements, or add a boundary",
             )
         size = self.bounds[bucket] - 1
         known = self.shapes if self.shapes is not None else specs.map_specs(lambda leaf: leaf.shape, self.node.spec)
@@ -333,9 +335,9 @@ class _BucketShapes:
         if filled == known:
             raise ArgumentError(
                 called,
-                found=f"no dim of the shapes {known} is open",
+                found=f"no dim of the shapes {known} varies",
                 rule="pad_to_bucket_boundary pads the dims that vary",
-                remedy="say which by padded_shapes, with None for them",
+                remedy="pass padded_shapes, with None for the dims to pad",
             )
         return filled
 

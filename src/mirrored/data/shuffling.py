@@ -1,4 +1,4 @@
-"""Orders for shuffling by position."""
+"""Shuffle steps: by a permutation of positions for indexed pipelines, by a buffer for streams."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mirrored.data.streams import StreamStep
 
 
 def new_seed() -> int:
-    """A seed for a shuffle that was given none. It goes into the position, so that a restored run shuffles alike."""
+    """Returns a random seed for a shuffle without a given one. Positions contain it, so restored runs shuffle alike."""
     return secrets.randbits(31)
 
 
 def generator(seed: int, run: Run, reshuffle: bool) -> np.random.Generator:
-    """The generator of one epoch of a shuffle."""
+    """Returns the random generator for one epoch of a shuffle."""
     return np.random.default_rng(_key(seed, run, reshuffle))
 
 
@@ -32,10 +32,10 @@ def _key(seed: int, run: Run, reshuffle: bool) -> tuple[int, ...]:
 
 
 def buffered_order(size: int, buffer_size: int, rng: np.random.Generator) -> np.ndarray:
-    """The order in which a shuffle buffer gives out the positions 0..size-1.
+    """Returns the order in which a shuffle buffer returns the positions 0..size-1.
 
-    The buffer holds `buffer_size` positions; a random one leaves and the next one takes its place. With a buffer as
-    large as the data it is a uniform permutation.
+    The buffer holds `buffer_size` positions. Each draw removes a random one and puts the next position in its slot. If
+    the buffer is as large as the data, the order is a uniform permutation.
 
     Example:
         >>> sorted(buffered_order(10, 3, np.random.default_rng(0)).tolist()) == list(range(10))
@@ -57,7 +57,7 @@ def buffered_order(size: int, buffer_size: int, rng: np.random.Generator) -> np.
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shuffled(OneParent):
-    """The parent's elements in another order every epoch."""
+    """Shuffles an indexed parent, with a different order in every epoch if `reshuffle` is set."""
 
     buffer_size: int
     seed: int
@@ -77,7 +77,7 @@ class _ShuffledRows:
 
     @property
     def _order(self) -> np.ndarray:
-        # Not before it is needed: `cardinality` opens pipelines only to ask for their length.
+        # Computed on first use: `cardinality` opens pipelines only to get their length.
         with self._lock:
             if self._known is None:
                 self._known = buffered_order(self.length, self._buffer_size, self._rng)
@@ -93,7 +93,7 @@ class _ShuffledRows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamShuffled(StreamStep):
-    """Shuffles a stream by a buffer of `buffer_size` elements."""
+    """Shuffles a stream with a buffer of `buffer_size` elements."""
 
     buffer_size: int
     seed: int

@@ -1,6 +1,7 @@
-"""What can be distributed: our datasets, Grain's, PyTorch's, Hugging Face's, NumPy pytrees, any re-iterable of batches.
+"""Adapts everything that can be distributed to a `Source`, which opens cursors over global batches (NumPy pytrees).
 
-Each becomes a `Source`: something that opens readings (`Cursor`) of global batches as NumPy pytrees.
+Supported are our `Dataset`, Grain datasets and DataLoaders, PyTorch DataLoaders, Hugging Face datasets, NumPy pytrees,
+and any re-iterable of batches.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class Source:
     """A re-iterable of elements.
 
     Attributes:
-        open: Opens a new reading.
-        dataset: Our dataset behind it, if it is one.
-        batching: How the user makes batches, for messages.
-        empty: A batch without examples, for a worker whose own files hold none.
+        open: Opens a new cursor.
+        dataset: The underlying `Dataset`, or None.
+        batching: How the user creates batches, for messages.
+        empty: A batch without examples, for a worker whose own files contain none.
     """
 
     open: Callable[[], Cursor]
@@ -46,41 +47,41 @@ class Source:
     empty: Element = None
 
     def refuse_unbatched(self, called: str) -> None:
-        """Refuses a dataset whose steps show that its elements are single examples.
+        """Raises an error if the steps of the dataset show that its elements are single examples.
 
-        Rows would be taken for batches: the features of one example would be spread over the replicas.
+        Otherwise a row would be treated as a batch, and the features of one example would be split over the replicas.
 
         Raises:
-            StructureError: It is one.
+            StructureError: The elements are single examples.
         """
         if self.dataset is not None and is_batched(self.dataset.node) is False:
             raise StructureError(
                 called,
                 found=f"the dataset is not batched: no step of {self.dataset!r} makes batches of its examples",
-                rule="a distributed dataset has global batches, which are split into one share per replica",
-                remedy=f"{self.batching}; if they are batches already, pass a list or a Dataset.from_generator",
+                rule="each element of a distributed dataset is a global batch, which is split into per-replica batches",
+                remedy=f"{self.batching}; if the elements are batches, pass a list or a Dataset.from_generator",
             )
 
     @property
     def may_be_unbatched(self) -> bool:
-        """Whether nothing says that its elements are batches."""
+        """Whether it is unknown if the elements are batches."""
         return self.dataset is None or is_batched(self.dataset.node) is None
 
     @property
     def end_error(self) -> Callable[..., EndOfDataError]:
-        """Makes the error for an element that is asked for after the last one."""
+        """Creates the error for a request past the last element."""
         return EndOfDataError if self.dataset is None else type(self.dataset).end_error
 
     def restore(self, cursor: Cursor, state: Any, full: int | None) -> bool:
-        """Moves a new reading to a position.
+        """Moves a new cursor to a position.
 
         Args:
-            cursor: The reading.
-            state: Its position, None where the source has none of its own.
-            full: How large the batches were.
+            cursor: The cursor.
+            state: The position; None if the source cannot save one.
+            full: The batch size when the position was saved.
 
         Returns:
-            Whether that was possible. If not, the reading is at the beginning of the same epoch.
+            Whether the position was restored. If not, the cursor is at the start of the same epoch.
         """
         if state is None:
             return False
@@ -102,10 +103,10 @@ class Source:
 
 
 def as_source(data: Any, examples_per_batch: int | None, called: str) -> Source:
-    """The source behind whatever a user passed.
+    """Converts a dataset of any supported type to a source.
 
     Raises:
-        ArgumentError: It can be read only once, or not at all, or its batch size is not known.
+        ArgumentError: `data` cannot be iterated or can be read only once, or its batch size is not known.
     """
     if isinstance(data, Dataset):
         return _of_dataset(data)
@@ -126,8 +127,8 @@ def as_source(data: Any, examples_per_batch: int | None, called: str) -> Source:
         raise ArgumentError(
             called,
             found=f"an iterator ({type(data).__name__}), which can be read only once",
-            rule="a dataset can be read again for every epoch",
-            remedy="pass what makes the iterator: Dataset.from_generator(function)",
+            rule="a dataset is read again in every epoch",
+            remedy="pass the function that creates the iterator: Dataset.from_generator(function)",
         )
     batching = _BATCH_TORCH if _comes_from(data, "torch") else _BATCH_LIST
     iterators = Iterators(lambda: data, called)
@@ -143,7 +144,7 @@ def _of_arrays(arrays: Any, size: int | None, called: str) -> Source:
         raise ArgumentError(
             called,
             found=f"a pytree of arrays ({type(arrays).__name__}) and no batch size",
-            rule="arrays hold one example per row, and a distributed dataset has global batches",
+            rule="arrays have one example per row, and the elements of a distributed dataset are global batches",
             remedy="pass Dataset.from_tensor_slices(arrays).batch(n), or InputOptions(batch_size=n)",
         )
     return _of_dataset(Dataset.from_tensor_slices(jax.tree.map(np.asarray, arrays)).batch(size))
@@ -169,7 +170,7 @@ def _is_grain(data: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _InBatches:
-    """A Hugging Face dataset, read in batches."""
+    """Iterates over a Hugging Face dataset in batches."""
 
     data: Any
     size: int
@@ -179,7 +180,7 @@ class _InBatches:
 
 
 class _GrainCursor:
-    """A reading of a Grain dataset or DataLoader, whose own state is the position."""
+    """A cursor over a Grain dataset or DataLoader. Grain's iterator state is the position."""
 
     def __init__(self, data: Any) -> None:
         self._iterator = iter(data)
@@ -211,7 +212,7 @@ class _GrainCursor:
 
 
 class _ForeignCursor(IterableCursor):
-    """A reading of somebody else's loader. One that saves its own position (`state_dict`) is asked for it."""
+    """A cursor over another library's loader. Its `state_dict`, if it has one, is the position."""
 
     def __init__(self, data: Any, make: Callable[[], Any] | None = None) -> None:
         super().__init__(make or (lambda: data), _converted)
@@ -230,14 +231,17 @@ def _converted(value: Any, index: int) -> Element:
     except (TypeError, ValueError) as error:
         raise InputError(
             "Strategy.experimental_distribute_dataset",
-            found=f"batch {index} cannot be taken as arrays: {error}",
+            found=f"batch {index} cannot be converted to arrays: {error}",
             rule="a batch is a pytree of arrays",
-            remedy="give the loader a collate function that returns arrays",
+            remedy="pass the loader a collate function that returns arrays",
         ) from error
 
 
 def _is_leaf(part: Any) -> bool:
-    """Lists of numbers are arrays, other lists (PyTorch's default collation gives lists of tensors) structures."""
+    """Returns whether `part` is a list of numbers, which becomes an array. Other lists are pytree nodes.
+
+    PyTorch's default collation returns lists of tensors.
+    """
     return isinstance(part, list) and all(_is_number(item) or _is_leaf(item) for item in part)
 
 

@@ -1,4 +1,4 @@
-"""What is known of a dataset's elements before they are read: shapes with None for dims that vary."""
+"""Element specs: shapes and dtypes of a dataset's elements, with None for dims that vary."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mirrored.values.tensor_shape import TensorShape
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """Shape and dtype of an array; None in the shape stands for a dim that may vary.
+    """The shape and dtype of an array. None in the shape stands for a dim that can vary.
 
     Args:
-        shape: The dims; kept as a `TensorShape`, which is a tuple.
+        shape: The dims; stored as a `TensorShape`, which is a tuple.
         dtype: The dtype; `object` for bytes.
 
     Example:
@@ -37,23 +37,23 @@ class ArraySpec:
         return f"ArraySpec({'bytes' if self.dtype.hasobject else self.dtype}[{', '.join(map(str, self.shape))}])"
 
     def accepts(self, array: Any) -> bool:
-        """Whether an array has this shape and dtype."""
+        """Returns whether an array has this shape. The dtype is not compared."""
         shape = np.shape(array)
         return len(shape) == len(self.shape) and all(
             want is None or want == have for want, have in zip(self.shape, shape, strict=True)
         )
 
     def batched(self, size: int | None) -> ArraySpec:
-        """With a leading dim."""
+        """Returns the spec with an additional leading dim."""
         return ArraySpec((size, *self.shape), self.dtype)
 
     def unbatched(self) -> ArraySpec:
-        """Without its leading dim."""
+        """Returns the spec without its leading dim."""
         return ArraySpec(self.shape[1:], self.dtype)
 
 
 def spec_of(element: Any) -> Any:
-    """The spec of one element, as a pytree of `ArraySpec`."""
+    """Returns the spec of one element, as a pytree of `ArraySpec`."""
 
     def leaf_spec(leaf: Any) -> ArraySpec:
         if isinstance(leaf, bytes):
@@ -69,12 +69,14 @@ def map_specs(function: Any, spec: Any) -> Any:
 
 
 def after_map(parent: Any, sample: Any, mapped: Any) -> Any:
-    """The spec of a mapped element: leading dims that varied in the parent still vary if they have the same size.
+    """Infers the spec of mapped elements from one sample.
+
+    A leading dim of the result varies if it has the same size as a leading dim of the sample that varies in the parent.
 
     Args:
         parent: The spec of the elements before the map.
-        sample: One of them.
-        mapped: What the function made of it.
+        sample: One element before the map.
+        mapped: The function's result for this element.
     """
     varying = {
         np.shape(leaf)[0]
@@ -89,7 +91,7 @@ def after_map(parent: Any, sample: Any, mapped: Any) -> Any:
 
 
 def merged(first: Any, second: Any) -> Any:
-    """The spec that accepts the elements of both; dims that differ become None."""
+    """Returns the spec that accepts the elements of both. Dims that differ become None."""
 
     def merge(a: ArraySpec, b: ArraySpec) -> ArraySpec:
         if len(a.shape) != len(b.shape):
@@ -100,7 +102,7 @@ def merged(first: Any, second: Any) -> Any:
 
 
 def as_spec(signature: Any) -> Any:
-    """A pytree of `ArraySpec` from anything with a shape and a dtype at its leaves."""
+    """Converts a pytree of objects with a shape and a dtype to a pytree of `ArraySpec`."""
 
     def convert(leaf: Any) -> ArraySpec:
         dtype = getattr(leaf, "dtype", None)
@@ -112,9 +114,9 @@ def as_spec(signature: Any) -> Any:
 
 
 def check(spec: Any, element: Any, called: str) -> Any:
-    """Casts an element to the dtypes of `spec`, and refuses other structures and shapes.
+    """Casts an element to the dtypes of `spec`, and raises an error if its structure or shapes differ.
 
-    Where one array is promised, a list or tuple of numbers is one.
+    If `spec` is one array, a list or tuple of numbers is converted to an array.
     """
     if isinstance(spec, ArraySpec) and isinstance(element, (list, tuple)) and not spec.dtype.hasobject:
         element = np.asarray(element)
@@ -124,16 +126,16 @@ def check(spec: Any, element: Any, called: str) -> Any:
         raise StructureError(
             called,
             found=f"the structure {jax.tree.structure(element)}",
-            rule=f"output_signature promises {structure}",
-            remedy="yield what output_signature says, or change output_signature",
+            rule=f"output_signature has the structure {structure}",
+            remedy="yield elements of this structure, or change output_signature",
         )
     for want, have in zip(wanted, given, strict=True):
         if not want.accepts(have):
             raise StructureError(
                 called,
                 found=f"an array of shape {np.shape(have)}",
-                rule=f"output_signature promises {want!r}",
-                remedy="yield what output_signature says, or put None for the dims that vary",
+                rule=f"output_signature has {want!r}",
+                remedy="yield arrays of this shape, or use None for the dims that vary",
             )
     cast = [
         have if want.dtype.hasobject or have.dtype == want.dtype else have.astype(want.dtype)

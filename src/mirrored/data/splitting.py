@@ -1,7 +1,7 @@
-"""Cutting a global batch into one share per replica. Pure logic: arrays in, arrays out, no devices, no strategies.
+"""Splits a global batch into per-replica batches. Pure functions on arrays, without devices or strategies.
 
-A batch of m examples over n replicas is cut into contiguous shares of ceil(m / n) examples, so later replicas may get
-fewer, or none (shape ``[0, ...]``): what `tf.distribute` does.
+A batch of m examples is split over n replicas into contiguous per-replica batches of ceil(m / n) examples. Later
+replicas may get fewer examples, or none (shape ``[0, ...]``), as in `tf.distribute`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ BATCH_DATASET: Final = "call .batch(global_batch_size) on the dataset before it 
 
 
 def batch_size(batch: PyTree, called: str = "split", remedy: str = BATCH_DATASET) -> int:
-    """The number of examples of a batch: the leading dim that all its leaves share.
+    """Returns the number of examples in a batch: the leading dim of all its leaves.
 
     Args:
         batch: A pytree of arrays ``[batch, ...]``.
-        called: What the user called, for messages.
-        remedy: How the user makes batches, for messages.
+        called: The function that the user called, for messages.
+        remedy: How the user creates batches, for messages.
 
     Raises:
-        StructureError: A leaf has no leading dim, the leaves disagree about it, or there is no leaf.
+        StructureError: A leaf has no leading dim, the leading dims differ, or there is no leaf.
 
     Example:
         >>> batch_size({"x": np.zeros((6, 2)), "y": np.zeros(6)})
@@ -52,7 +52,7 @@ def _refuse_sizes(batch: PyTree, called: str, remedy: str) -> NoReturn:
             raise StructureError(
                 called,
                 found=f"the leaf {_name(path)} is a scalar: the dataset is not batched",
-                rule="a distributed batch has the examples along the first dim of every leaf",
+                rule="the first dim of every leaf of a distributed batch is the batch dim",
                 remedy=remedy,
             )
         if found is not None and shape[0] != found:
@@ -61,23 +61,23 @@ def _refuse_sizes(batch: PyTree, called: str, remedy: str) -> NoReturn:
                 found=f"the leaf {_name(path)} has {shape[0]} examples, the leaves before it {found}",
                 rule="all leaves of a batch have the same number of examples",
                 remedy="if these are features of one example, the dataset is not batched: "
-                f"{remedy}; else check the function that makes the batches",
+                f"{remedy}; otherwise check the function that creates the batches",
             )
         found = shape[0]
     raise StructureError(
         called,
-        found=f"the batch {batch!r} has no array in it",
+        found=f"the batch {batch!r} contains no array",
         rule="a batch is a pytree with at least one array",
         remedy="yield the arrays of the batch",
     )
 
 
 def share_bounds(size: int, num_replicas: int) -> list[tuple[int, int]]:
-    """Where the shares of a batch begin and end.
+    """Returns the start and stop index of each per-replica batch.
 
     Args:
-        size: Examples in the batch (m).
-        num_replicas: How many shares (n).
+        size: Number of examples in the global batch (m).
+        num_replicas: Number of replicas (n).
 
     Example:
         >>> share_bounds(5, 4)
@@ -87,46 +87,46 @@ def share_bounds(size: int, num_replicas: int) -> list[tuple[int, int]]:
         raise ArgumentError(
             "split",
             found=f"num_replicas={num_replicas}",
-            rule="a batch is cut for at least one replica",
+            rule="a batch is split over at least one replica",
             remedy="pass strategy.num_replicas_in_sync",
         )
-    share = -(-size // num_replicas)
-    return [(min(r * share, size), min((r + 1) * share, size)) for r in range(num_replicas)]
+    each = -(-size // num_replicas)
+    return [(min(r * each, size), min((r + 1) * each, size)) for r in range(num_replicas)]
 
 
 def split(batch: PyTree, num_replicas: int) -> list[PyTree]:
-    """Cuts a global batch into one contiguous share per replica, without copying.
+    """Splits a global batch into one contiguous per-replica batch per replica, without copying.
 
     Args:
         batch: A pytree of arrays ``[batch, ...]``.
-        num_replicas: How many shares.
+        num_replicas: Number of replicas.
 
     Returns:
         One pytree per replica, of arrays ``[ceil(batch / num_replicas) or less, ...]``.
 
     Raises:
-        StructureError: The batch is not a pytree of arrays with one leading dim.
+        StructureError: The batch is not a pytree of arrays with one common leading dim.
 
     Example:
-        >>> [share.tolist() for share in split(np.arange(5), 4)]
+        >>> [part.tolist() for part in split(np.arange(5), 4)]
         [[0, 1], [2, 3], [4], []]
 
-    TensorFlow: the same shares as `experimental_distribute_dataset`.
+    TensorFlow: splits like `experimental_distribute_dataset`.
     """
     bounds = share_bounds(batch_size(batch), num_replicas)
     return [jax.tree.map(lambda leaf, low=low, high=high: leaf[low:high], batch) for low, high in bounds]
 
 
 def pad(batch: PyTree, num_replicas: int, size: int | None = None) -> tuple[PyTree, np.ndarray]:
-    """Fills a batch up so that it splits evenly, and says which examples are real.
+    """Pads a batch so that it splits evenly, and returns a mask of the real examples.
 
-    Padding repeats the last example, so that a loss of it is as finite as a real one and vanishes under the mask;
-    a batch without examples is padded with zeros.
+    Padding repeats the last example: its loss is as finite as that of a real example, and the mask multiplies it by
+    zero. A batch without examples is padded with zeros.
 
     Args:
         batch: A pytree of arrays ``[batch, ...]``.
-        num_replicas: The padded size is a multiple of it.
-        size: Pad at least to this many examples: the size of the full batches, so that all have one shape.
+        num_replicas: The padded size is a multiple of this number.
+        size: Minimum padded size. Pass the size of the full batches to give all batches one shape.
 
     Returns:
         The padded batch ``[padded, ...]``, and the mask ``bool[padded]``: True for real examples.
@@ -144,13 +144,13 @@ def pad(batch: PyTree, num_replicas: int, size: int | None = None) -> tuple[PyTr
 
 
 def check_last_batch(rule: str, called: str) -> None:
-    """Refuses a `last_batch` rule that does not exist."""
+    """Raises an error if `rule` is not a valid value of `last_batch`."""
     if rule not in LAST_BATCH_RULES:
         raise ArgumentError(
             called,
             found=f"last_batch={rule!r}",
             rule='last_batch is "split", "pad" or "drop"',
-            remedy='use "pad" for one compilation per epoch, "split" for the shares that tf.distribute gives',
+            remedy='use "pad" to compile the step once, or "split" for the per-replica batches of tf.distribute',
         )
 
 

@@ -1,7 +1,7 @@
-"""Steps that remember what they have seen: scan, unique, take_while, groups by key.
+"""Stateful steps, whose output depends on earlier elements: scan, unique, take_while, groups by key.
 
-A position of theirs is a count: going there reads the elements before it again, since what is remembered may be
-anything. Only `take_while` goes by its parent's position.
+Their position is a count. Restoring it reads the preceding elements again, since the state can be of any type. Only
+`take_while` restores its parent's position directly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Remembering(StreamStep):
 
     @abc.abstractmethod
     def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
-        """What it makes of the parent's elements."""
+        """Yields the step's output for the parent's elements."""
 
     @property
     def cardinality(self) -> int:
@@ -59,7 +59,7 @@ def _elements(node: Node, run: Run) -> Iterator[Element]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scanned(Remembering):
-    """`function(state, element)` gives the next state and what comes out."""
+    """Applies ``state, out = function(state, element)`` to every element, and returns `out`."""
 
     initial_state: Element
     function: Callable[[Any, Any], Any]
@@ -86,7 +86,7 @@ class Scanned(Remembering):
             raise StructureError(
                 "Dataset.scan",
                 found=f"scan_func returned {type(pair).__name__}",
-                rule="it returns a pair: the next state, and the element that comes out",
+                rule="scan_func returns a pair: the next state and the output element",
                 remedy="return (state, element)",
             )
         return _like(old, own_element(pair[0], "Dataset.scan")), own_element(pair[1], "Dataset.scan")
@@ -94,7 +94,7 @@ class Scanned(Remembering):
 
 @dataclasses.dataclass(frozen=True)
 class _Given:
-    """Called with an element's parts, a function of (state, element)."""
+    """Adapts a function of (state, element) to `call`, which passes the parts of an element."""
 
     function: Callable[[Any, Any], Any]
     state: Element
@@ -109,16 +109,16 @@ def _copied(leaf: Any) -> Any:
 
 
 def _like(old: Element, new: Element) -> Element:
-    """The next state, with the structure and dtypes of the one before; shapes may change."""
+    """Casts the next state to the dtypes of the previous one after checking its structure. Shapes can change."""
     before: Any = jax.tree.structure(old)
     after: Any = jax.tree.structure(new)
     leaves = list(zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=False))
     if before != after or not all(np.can_cast(_dtype(b), _dtype(a), "same_kind") for a, b in leaves):
         raise StructureError(
             "Dataset.scan",
-            found=f"scan_func made the state {specs.spec_of(old)} into {specs.spec_of(new)}",
+            found=f"scan_func changed the state from {specs.spec_of(old)} to {specs.spec_of(new)}",
             rule="the state keeps its structure and dtypes",
-            remedy="cast the next state, or begin with initial_state of that dtype",
+            remedy="cast the next state, or pass an initial_state of that dtype",
         )
     return jax.tree.map(lambda a, b: b if _dtype(a) == _dtype(b) else b.astype(_dtype(a)), old, new)
 
@@ -129,7 +129,7 @@ def _dtype(leaf: Any) -> np.dtype[Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unique(Remembering):
-    """Elements that did not come before."""
+    """Keeps the first occurrence of every element."""
 
     def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
         seen = set()
@@ -148,7 +148,7 @@ def _identity(element: Element) -> Any:
         raise StructureError(
             "Dataset.unique",
             found=f"the element {specs.spec_of(element)}",
-            rule="elements of unique are single arrays of integers, booleans or bytes",
+            rule="the elements passed to unique are single arrays of integers, booleans or bytes",
             remedy="map them to such a key; floating-point numbers are rarely equal",
         )
     return element.shape, tuple(element.ravel()) if element.dtype.hasobject else element.tobytes()
@@ -156,12 +156,12 @@ def _identity(element: Element) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grouped(Remembering):
-    """Elements of the datasets that `reduce` makes of windows with equal keys.
+    """Groups elements of equal keys into windows, and returns the elements of the datasets that `reduce` returns.
 
     Attributes:
-        key: From an element to an integer.
+        key: From an element to an integer key.
         size: From a key to the size of its windows.
-        reduce: From a key and the elements of a window to the node of a dataset.
+        reduce: From a key, the elements of a window and the window's index to the node of a dataset.
     """
 
     key: Callable[..., Any]
@@ -198,13 +198,13 @@ class Grouped(Remembering):
                 "Dataset.group_by_window",
                 found=f"a window of {size} elements for the key {key}",
                 rule="a window has at least one element",
-                remedy="give a larger window_size",
+                remedy="pass a larger window_size",
             )
         return size
 
 
 def _open_batch(spec: specs.ArraySpec) -> specs.ArraySpec:
-    """How many elements a window has is not known, hence the size of a batch made of it neither."""
+    """Replaces the leading dim with None: the size of a window varies, and so does that of a batch of its elements."""
     return specs.ArraySpec((None, *spec.shape[1:]), spec.dtype) if spec.shape else spec
 
 
@@ -214,22 +214,24 @@ def _integer(value: Any, name: str, rule: str) -> int:
         raise StructureError(
             "Dataset.group_by_window",
             found=f"{name} returned {value!r}",
-            rule=f"it returns {rule}",
-            remedy="cast it to an integer",
+            rule=f"{name} returns {rule}",
+            remedy="cast the result to an integer",
         )
     return int(array)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resampled(Remembering):
-    """Pairs (class, element) of the elements that stay; the parent gives (element, number in [0, 1)).
+    """Drops elements at random to reach a target class distribution, and returns pairs (class, element).
+
+    The elements of the parent are pairs (element, uniform number in [0, 1)).
 
     Attributes:
         class_of: From an element to its class.
-        target: How often each class shall come.
-        initial: How often each comes, or None to count.
+        target: The target frequency of each class.
+        initial: The actual frequency of each class, or None to count them.
 
-    Source: rejection sampling; the streaming count begins at 10 for every class, as TensorFlow's.
+    Source: rejection sampling. The streaming count starts at 10 for every class, as in TensorFlow.
     """
 
     class_of: Callable[..., Any]
@@ -258,15 +260,15 @@ class Resampled(Remembering):
             raise StructureError(
                 "Dataset.rejection_resample",
                 found=f"class_func returned {value!r} for element {index}",
-                rule=f"a class is an integer in [0, {len(self.target)}), the classes of target_dist",
-                remedy="map the labels to such numbers",
+                rule=f"a class is an integer in [0, {len(self.target)}), an index into target_dist",
+                remedy="map the labels to such integers",
             )
         return int(array)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TakenWhile(StreamStep):
-    """The elements before the first for which `function` does not hold."""
+    """Keeps the elements before the first one for which `function` returns False."""
 
     function: Callable[..., Any]
 
@@ -306,7 +308,7 @@ class _WhileCursor:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Promised(Remembering):
-    """The parent's elements, of which there are `count`, or an error."""
+    """Checks while reading that the parent has `count` elements."""
 
     count: int
 
@@ -328,7 +330,7 @@ class Promised(Remembering):
 def _broken_promise(promised: int, found: str) -> InputError:
     return InputError(
         "assert_cardinality",
-        found=f"the dataset has {found} elements, {promised} were promised",
-        rule="the promised number of elements comes",
-        remedy="promise the number that there is, or leave the promise out",
+        found=f"the dataset has {found} elements, expected_cardinality is {promised}",
+        rule="the dataset has exactly the expected number of elements",
+        remedy="pass the actual number of elements, or omit assert_cardinality",
     )

@@ -1,4 +1,4 @@
-"""Where the time of an input pipeline goes."""
+"""Timing statistics of an input pipeline."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ log: Final = logging.getLogger("mirrored.data")
 
 @dataclasses.dataclass
 class InputStats:
-    """What `dataset.stats()` gives. Seconds are sums over all batches of the latest reading.
+    """The result of `dataset.stats()`. Seconds are totals over all batches of the latest iteration.
 
     Attributes:
-        batches: Batches handed out.
-        examples: Examples handed out.
-        read_seconds: Reading the source, without the functions of the pipeline.
-        map_seconds: Functions given to `map`, `filter` and the like (in the thread that reads).
-        transfer_seconds: Cutting batches and putting them on devices.
-        wait_seconds: How long the training loop waited for batches.
-        elapsed_seconds: Since the first batch was asked for.
-        uses_worker: Whether a thread reads ahead. It is started when reading takes long enough to be worth it.
+        batches: Number of batches returned.
+        examples: Number of examples returned.
+        read_seconds: Time to read the source, without the functions of the pipeline.
+        map_seconds: Time in functions passed to `map`, `filter` and similar steps (in the thread that reads).
+        transfer_seconds: Time to split batches and place them on devices.
+        wait_seconds: Time that the training loop waited for batches.
+        elapsed_seconds: Time since the first batch was requested.
+        uses_worker: Whether a thread prefetches. It starts when batches take long enough for it to pay off.
     """
 
     batches: int = 0
@@ -37,11 +37,11 @@ class InputStats:
     uses_worker: bool = False
 
     def breakdown(self, before: InputStats | None = None) -> str:
-        """``read 0.1 s, map 1.8 s, transfer 0.2 s``, since `before` if it is given."""
+        """Formats the times, since `before` if given: ``read 0.1 s, map 1.8 s, transfer 0.2 s``."""
         return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._parts(before).items())
 
     def longest(self, before: InputStats | None = None) -> str:
-        """What took longest: ``read``, ``map`` or ``transfer``."""
+        """Returns the part that took longest: ``read``, ``map`` or ``transfer``."""
         parts = self._parts(before)
         return max(parts, key=parts.__getitem__)
 
@@ -55,7 +55,7 @@ class InputStats:
 
 
 class StallWatch:
-    """Reports, once, that the training loop waits for input most of the time."""
+    """Logs a warning, once, if the training loop waits for input most of the time."""
 
     def __init__(self, stats: InputStats) -> None:
         self._stats = stats
@@ -64,7 +64,7 @@ class StallWatch:
         self._reported = False
 
     def after_batch(self, now: float) -> None:
-        """Looks at the window that ends now, if it is long enough."""
+        """Checks the time window that ends now, if it is long enough."""
         length = now - self._window_start
         if length < _WINDOW_SECONDS:
             return

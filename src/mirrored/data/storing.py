@@ -1,8 +1,9 @@
-"""Elements in a file: what `Dataset.save` writes, `Dataset.load` reads, and `cache(filename)` and `snapshot` keep.
+"""The element file: `Dataset.save` writes it, `Dataset.load` reads it, `cache(filename)` and `snapshot` do both.
 
-One file, `elements.tfrecord`, of TFRecords: first the structure of the elements and how many there are, as JSON; then
-each element: for every leaf its dims and its bytes; last where each element begins. It takes its place when it is
-whole, so that whoever is interrupted leaves what was there before.
+The file `elements.tfrecord` consists of TFRecords: first the version and the structure of the elements, as JSON; then
+one record per element with the dims and bytes of every leaf; then the offsets of all elements; last the offset of that
+record of offsets. The file is renamed to its path after it is complete, so an interrupted write leaves the previous
+file unchanged.
 """
 
 from __future__ import annotations
@@ -43,18 +44,19 @@ _KINDS: Final[dict[str, Any]] = {"dict": dict, "tuple": tuple}
 
 
 def store(node: Node, folder: str | os.PathLike[str], called: str) -> None:
-    """Writes the elements of one reading into a folder, in place of those that are there.
+    """Writes the elements of one iteration to a folder, and replaces elements stored there before.
 
     Raises:
-        ArgumentError: There is no end of them.
-        StructureError: They differ in structure or dtype, or have dictionaries with keys that are no text.
+        ArgumentError: The dataset is infinite.
+        StructureError: The elements differ in structure or dtype, or contain dictionaries with keys that are not
+            strings.
     """
     if node.cardinality == INFINITE_CARDINALITY:
         raise ArgumentError(
             called,
-            found="an endless dataset",
-            rule="a file has an end",
-            remedy="take(n) of it, or repeat() it afterwards",
+            found="an infinite dataset",
+            rule="only a finite dataset can be written to a file",
+            remedy="call .take(n) first, or call .repeat() afterwards",
         )
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -102,14 +104,14 @@ def _rest_of(cursor: Cursor) -> Iterator[Element]:
 
 
 def _structure(spec: Any, called: str) -> Any:
-    """A spec as JSON."""
+    """Converts a spec to JSON-like data."""
     if isinstance(spec, dict):
         if not all(isinstance(key, str) for key in spec):
             raise StructureError(
                 called,
                 found=f"a dictionary with the keys {list(spec)}",
-                rule="keys are text in a file",
-                remedy="map the elements to dictionaries with such keys, or to tuples",
+                rule="the keys of stored dictionaries are strings",
+                remedy="map the elements to dictionaries with string keys, or to tuples",
             )
         return {"dict": {key: _structure(part, called) for key, part in spec.items()}}
     if isinstance(spec, tuple):
@@ -117,9 +119,9 @@ def _structure(spec: Any, called: str) -> Any:
     if not isinstance(spec, ArraySpec):
         raise StructureError(
             called,
-            found=f"elements that hold {spec!r}",
-            rule="elements in a file are dictionaries and tuples of arrays and bytes",
-            remedy="map the elements to such",
+            found=f"elements that contain {spec!r}",
+            rule="stored elements are dictionaries and tuples of arrays and bytes",
+            remedy="map the elements to such structures",
         )
     return {"dtype": _TEXT if spec.dtype.kind in "OSU" else spec.dtype.name, "shape": list(spec.shape)}
 
@@ -152,20 +154,20 @@ def _differs(called: str, found: str, structure: Any) -> StructureError:
     return StructureError(
         called,
         found=f"an element with {found} where the first ones had {json.dumps(structure)}",
-        rule="elements in a file are alike but for their dims",
-        remedy="map all of them to one structure and dtype",
+        rule="all stored elements have the same structure, dtypes and number of dims",
+        remedy="map all elements to one structure and dtype",
     )
 
 
 class Stored:
-    """The elements of a file. Threads may read at once.
+    """The elements of a file. Several threads can read concurrently.
 
     Args:
-        folder: As it was given to `store`.
-        called: For messages.
+        folder: The folder passed to `store`.
+        called: The function that the user called, for messages.
 
     Raises:
-        DataFileError: There is no such file, or it is damaged.
+        DataFileError: The file does not exist or is damaged.
     """
 
     def __init__(self, folder: str | os.PathLike[str], called: str) -> None:
@@ -180,12 +182,12 @@ class Stored:
         except (OSError, ValueError, struct.error) as error:
             raise error if isinstance(error, DataFileError) else self._damaged(str(error)) from error
         if head.get("version") != _VERSION:
-            raise self._damaged(f"it is of version {head.get('version')}, known is {_VERSION}")
+            raise self._damaged(f"it has version {head.get('version')}, but this version of mirrored reads {_VERSION}")
         self._structure = head["structure"]
 
     @property
     def spec(self) -> Any:
-        """Of its elements."""
+        """The spec of the elements."""
         return _spec(self._structure)
 
     def __len__(self) -> int:
@@ -206,8 +208,8 @@ class Stored:
         return DataFileError(
             self._called,
             found=f"{self._path}: {found}",
-            rule="the file is as Dataset.save, cache or snapshot has written it",
-            remedy="delete it, and write it again",
+            rule="the file was not changed after Dataset.save, cache or snapshot wrote it",
+            remedy="delete the file and write it again",
         )
 
 
@@ -242,7 +244,7 @@ def _rebuilt(structure: Any, make: Callable[[Any], Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredSource(IndexedNode):
-    """The elements of a file that is there."""
+    """The elements of an existing file."""
 
     stored: Stored
 
@@ -272,7 +274,7 @@ class _StoredRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kept(StreamStep):
-    """The parent's elements out of a file, which the first reading writes before it gives any."""
+    """Reads the parent's elements from a file. The first iteration writes the file before it returns an element."""
 
     folder: str
     called: str

@@ -1,4 +1,4 @@
-"""Transformations of streams: Grain's where Grain has them, cursors of ours elsewhere."""
+"""Stream transformations: uses Grain's implementations where they exist, and `mirrored.data.cursors` otherwise."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from mirrored.errors import StructureError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamStep(LikeParent, StreamNode):
-    """A stream over one parent, with its cardinality and spec unless a subclass says otherwise."""
+    """A stream step with one parent. It inherits the parent's cardinality and spec unless a subclass overrides them."""
 
     parent: Node
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class IterableSource(StreamNode):
-    """What a Python iterable yields.
+    """The elements that a Python iterable yields.
 
     Attributes:
-        make: Makes the iterable, for every reading.
+        make: Creates the iterable, once for every iteration.
         signature: The spec of its elements, or None.
-        called: For messages.
+        called: The function that the user called, for messages.
     """
 
     make: Callable[[], Any]
@@ -81,7 +81,7 @@ class IterableSource(StreamNode):
 
 
 class _Noting:
-    """An iterator whose exceptions name the element."""
+    """An iterator that adds the index of the element to exceptions."""
 
     def __init__(self, iterable: Any, called: str) -> None:
         self._iterator, self._called, self._count = iter(iterable), called, 0
@@ -108,7 +108,7 @@ class _Noting:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamMapped(StreamStep):
-    """`function` of every element."""
+    """Applies `function` to every element."""
 
     function: Callable[..., Any]
     called: str = "Dataset.map"
@@ -127,7 +127,7 @@ class StreamMapped(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamRandomMapped(StreamStep):
-    """`function(element, rng)`, with a generator of its own for every element."""
+    """Applies `function(element, rng)` to every element, with a separate random generator for each."""
 
     function: Callable[..., Any]
     seed: int
@@ -146,7 +146,7 @@ class StreamRandomMapped(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Filtered(StreamStep):
-    """The elements for which `predicate` holds."""
+    """Keeps the elements for which `function` returns True."""
 
     function: Callable[..., Any]
 
@@ -155,7 +155,7 @@ class Filtered(StreamStep):
         return INFINITE_CARDINALITY if self.parent.cardinality == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
 
     def stream(self, run: Run) -> Any:
-        # The number of the element comes along for messages, and goes again.
+        # The first map evaluates the predicate with the element's index, for messages; the second drops its result.
         def judged(index: int, element: Element) -> tuple[bool, Element]:
             return bool(call(self.function, element, "Dataset.filter", index)), element
 
@@ -165,7 +165,7 @@ class Filtered(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Limited(StreamStep):
-    """The first `count` elements."""
+    """Keeps the first `count` elements."""
 
     count: int
 
@@ -188,7 +188,7 @@ def _same(value: Element, _: int) -> Element:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Strided(StreamStep):
-    """Every `step`-th element from `start` on: skip and shard."""
+    """Keeps every `step`-th element, beginning at index `start`: skip and shard."""
 
     start: int
     step: int = 1
@@ -204,7 +204,7 @@ class Strided(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamRepeated(StreamStep):
-    """The parent `count` times, each time as a new epoch; -1 for ever."""
+    """Repeats the parent `count` times, each time as a new epoch; indefinitely if `count` is -1."""
 
     count: int
 
@@ -226,7 +226,7 @@ class StreamRepeated(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamZipped(StreamNode):
-    """Tuples (or another structure) of elements at the same position, as long as the shortest member."""
+    """Zips the elements at the same position into a pytree, and ends with the shortest member."""
 
     members: tuple[Node, ...]
     treedef: Any
@@ -253,7 +253,7 @@ class StreamZipped(StreamNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamConcatenated(StreamNode):
-    """One member after the other."""
+    """Concatenates the members."""
 
     members: tuple[Node, ...]
 
@@ -282,7 +282,7 @@ class StreamConcatenated(StreamNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamBatched(StreamStep):
-    """Groups of `size` elements, stacked; padded to one shape where `padding` gives (shapes, values)."""
+    """Stacks groups of `size` elements. If `padding` is a pair (shapes, values), pads them to one shape first."""
 
     size: int
     drop_remainder: bool
@@ -311,7 +311,7 @@ class StreamBatched(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rebatched(StreamStep):
-    """Batches cut anew."""
+    """Regroups the rows of batches into batches of another size."""
 
     size: int
     drop_remainder: bool
@@ -331,7 +331,7 @@ class Rebatched(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unbatched(StreamStep):
-    """The rows of every element."""
+    """Splits every element into its rows."""
 
     @property
     def cardinality(self) -> int:
@@ -352,12 +352,12 @@ def _rows_of(element: Element) -> list[Element]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Interleaved(StreamStep):
-    """Elements of the datasets that `open_input` makes of the parent's elements, in turn.
+    """Interleaves the elements of the datasets that `open_input` returns for the parent's elements.
 
     Attributes:
-        open_input: From an element and its number to the node of a dataset.
-        cycle: How many are read at a time; 1 is flat_map.
-        block: How many elements of one before the next.
+        open_input: From an element and its index to the node of a dataset.
+        cycle: Number of datasets read concurrently; 1 is flat_map.
+        block: Number of consecutive elements from one dataset.
     """
 
     open_input: Callable[[Element, int], Node]
@@ -383,7 +383,7 @@ class Interleaved(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Windowed(StreamStep):
-    """Windows of elements, each handed to `make` as a list."""
+    """Groups elements into windows, and applies `make` to the list of elements of each window."""
 
     size: int
     shift: int
@@ -413,7 +413,7 @@ class Windowed(StreamStep):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamPrefetched(StreamStep):
-    """Read ahead by a thread."""
+    """Prefetches elements in a thread."""
 
     size: int
 

@@ -1,4 +1,4 @@
-"""Datasets of tables: files of comma-separated values, as rows or as batches of named columns."""
+"""`Dataset` class methods that read CSV files, as rows or as batches of named columns."""
 
 from __future__ import annotations
 
@@ -30,24 +30,26 @@ class Tables(Steps):
         select_cols: Sequence[int] | None = None,
         exclude_cols: Sequence[int] | None = None,
     ) -> Self:
-        """The rows of CSV files, as tuples of scalars; texts are bytes.
+        """Creates a dataset of the rows of CSV files, as tuples of scalars. Strings are bytes.
 
         Args:
             filenames: One path or several, or a dataset of paths.
-            record_defaults: For every column that is read, a default value, or a dtype if it must have a value.
+            record_defaults: For every column that is read, a default value, or a dtype if every field must have a
+                value.
             compression_type: "", "GZIP" or "ZLIB".
-            buffer_size: Accepted for TensorFlow's sake.
-            header: Whether the first line of every file is passed over.
-            field_delim: Between fields.
-            use_quote_delim: Whether double quotes may enclose fields.
-            na_value: What stands for no value, besides an empty field.
-            select_cols: The numbers of the columns to read, increasing.
-            exclude_cols: The numbers of the columns to leave out.
+            buffer_size: Accepted for compatibility with TensorFlow and ignored.
+            header: Whether to skip the first line of every file.
+            field_delim: The separator between fields.
+            use_quote_delim: Whether double quotes can enclose fields.
+            na_value: The marker of a missing value, in addition to an empty field.
+            select_cols: The indices of the columns to read, in increasing order.
+            exclude_cols: The indices of the columns to omit.
 
         Raises:
-            ArgumentError: Columns that do not fit. While reading: StructureError for a line that does not.
+            ArgumentError: The column arguments are inconsistent.
+            StructureError: While reading: a line or a field cannot be parsed.
 
-        TensorFlow: `tf.data.experimental.CsvDataset`. Empty lines are passed over.
+        TensorFlow: `tf.data.experimental.CsvDataset`. Here empty lines are skipped.
         """
         called = "CsvDataset"
         columns = tuple(csv.Column.of(given) for given in record_defaults)
@@ -87,34 +89,34 @@ class Tables(Steps):
         ignore_errors: bool = False,
         encoding: str = "utf-8",
     ) -> Self:
-        """Batches of the rows of CSV files: dicts of columns, or pairs (dict, label column).
+        """Creates a dataset of batches of CSV rows: dicts of columns, or pairs (dict, label column).
 
         Args:
             file_pattern: Paths or glob patterns, one or several.
-            batch_size: Rows per batch; batches go over the ends of epochs.
-            column_names: The columns' names; by default the header of the first file.
-            column_defaults: For every column that is read a default, or a dtype if it must have a value. None: inferred
-                from the first rows, with 0 and "" as defaults.
-            label_name: The column that is the label.
-            select_columns: Names or numbers of the columns to read; all by default.
-            field_delim: Between fields.
-            use_quote_delim: Whether double quotes may enclose fields.
-            na_value: What stands for no value, besides an empty field.
-            header: Whether files begin with a line of names.
-            num_epochs: How often all is read; None for ever, and then all batches are full.
-            shuffle: Whether rows and files come in random order.
-            shuffle_buffer_size: How far rows move.
-            shuffle_seed: An int; drawn if None.
-            prefetch_buffer_size: Batches read ahead.
-            num_parallel_reads: How many files are read in turn; 1 by default.
-            sloppy: Accepted for TensorFlow's sake; the order is always determined.
-            num_rows_for_inference: How many rows say the dtypes; None for all.
+            batch_size: Number of rows per batch. Batches can cross epoch boundaries.
+            column_names: The names of the columns; by default the header of the first file.
+            column_defaults: For every column that is read, a default value, or a dtype if every field must have a
+                value. None: inferred from the first rows, with 0 and "" as defaults.
+            label_name: The name of the label column.
+            select_columns: Names or indices of the columns to read; all by default.
+            field_delim: The separator between fields.
+            use_quote_delim: Whether double quotes can enclose fields.
+            na_value: The marker of a missing value, in addition to an empty field.
+            header: Whether files start with a line of column names.
+            num_epochs: Number of times to read the data; None: indefinitely, and all batches are full.
+            shuffle: Whether to shuffle files and rows.
+            shuffle_buffer_size: Size of the shuffle buffer for rows.
+            shuffle_seed: An int; random if None.
+            prefetch_buffer_size: Number of batches to prefetch.
+            num_parallel_reads: Number of files to interleave; 1 by default.
+            sloppy: Accepted for compatibility with TensorFlow and ignored; the order is always deterministic.
+            num_rows_for_inference: Number of rows from which dtypes are inferred; None: all.
             compression_type: "", "GZIP" or "ZLIB".
-            ignore_errors: Whether rows that cannot be read are left out.
-            encoding: Only "utf-8".
+            ignore_errors: Whether to drop rows that cannot be parsed.
+            encoding: Only "utf-8" is supported.
 
         Raises:
-            ArgumentError: No file matches, or names that do not fit.
+            ArgumentError: No file matches, or the column arguments are inconsistent.
 
         TensorFlow: `tf.data.experimental.make_csv_dataset`.
         """
@@ -130,8 +132,8 @@ class Tables(Steps):
             raise ArgumentError(
                 called,
                 found=f"label_name={label_name!r}",
-                rule=f"it is one of the columns {chosen}",
-                remedy="name one of them",
+                rule=f"label_name is one of the columns {chosen}",
+                remedy="pass the name of one of these columns",
             )
         columns = _columns(column_defaults, head, places, called)
         lines: Any = cls._file_lines(files, compression_type, header, use_quote_delim, shuffle, shuffle_seed,
@@ -169,7 +171,7 @@ class Tables(Steps):
 
 
 class _Head:
-    """The beginning of a file: its names, and rows to infer dtypes from."""
+    """Reads the start of a file: column names, and rows to infer dtypes from."""
 
     def __init__(
         self, path: str, form: csv.Format, header: bool, compression: str | None, rows: int | None, called: str
@@ -178,10 +180,10 @@ class _Head:
         self._compression, self._called = files.check_compression(compression, called), called
 
     def names(self) -> list[str]:
-        """Those of the header.
+        """Returns the column names in the header.
 
         Raises:
-            ArgumentError: There is none.
+            ArgumentError: The file has no header.
         """
         if self._header:
             first = next(self._lines(skip=False), None)
@@ -190,12 +192,12 @@ class _Head:
         raise ArgumentError(
             self._called,
             found=f"header={self._header} and no column_names, for {self._path}",
-            rule="columns have names: those of the header, or column_names",
-            remedy="give column_names",
+            rule="column names come from the header or from column_names",
+            remedy="pass column_names",
         )
 
     def columns(self, places: Sequence[int]) -> list[csv.Column]:
-        """Those that hold the first rows."""
+        """Infers the columns from the first rows."""
         rows = [self._form.texts(line) for line in itertools.islice(self._lines(skip=self._header), self._rows)]
         return [csv.inferred([row[place] for row in rows if place < len(row)]) for place in places]
 
@@ -227,7 +229,7 @@ def _matching(file_pattern: Any, called: str) -> list[str]:
             called,
             found=f"no file matches {', '.join(patterns)}",
             rule="at least one file matches",
-            remedy="check the pattern; a folder needs a trailing /*",
+            remedy="check the pattern; append /* to read the files of a folder",
         )
     return found
 
@@ -235,7 +237,7 @@ def _matching(file_pattern: Any, called: str) -> list[str]:
 def _places(select: Sequence[Any] | None, names: list[str], called: str) -> list[int]:
     if len(set(names)) != len(names):
         raise ArgumentError(
-            called, found=f"the columns {names}", rule="names differ", remedy="give column_names of your own"
+            called, found=f"the columns {names}", rule="column names are unique", remedy="pass unique column_names"
         )
     if select is None:
         return list(range(len(names)))
@@ -244,8 +246,8 @@ def _places(select: Sequence[Any] | None, names: list[str], called: str) -> list
         raise ArgumentError(
             called,
             found=f"select_columns={list(select)}",
-            rule=f"they are among the columns {names}",
-            remedy=f"leave {unknown} out",
+            rule=f"select_columns are among the columns {names}",
+            remedy=f"omit {unknown}",
         )
     return sorted({names.index(one) if isinstance(one, str) else int(one) for one in select})
 
@@ -258,7 +260,7 @@ def _columns(defaults: Sequence[Any] | None, head: _Head, places: list[int], cal
             called,
             found=f"{len(defaults)} column_defaults for {len(places)} columns",
             rule="every column that is read has a default or a dtype",
-            remedy="give one for each, in the order of the file",
+            remedy="pass one for each column, in the order of the file",
         )
     return [csv.Column.of(given) for given in defaults]
 
@@ -266,12 +268,12 @@ def _columns(defaults: Sequence[Any] | None, head: _Head, places: list[int], cal
 def _wanted_fields(
     select: Sequence[int] | None, exclude: Sequence[int] | None, count: int, called: str
 ) -> tuple[tuple[int, ...] | None, int | None]:
-    """The fields that are wanted, and how many a line has."""
+    """Returns the indices of the fields to read, and the required number of fields per line; None: all or any."""
     chosen = list(select) if select is not None else None
     if chosen is not None and exclude is not None:
-        rule = "either select_cols or exclude_cols is given"
+        rule = "only one of select_cols and exclude_cols is given"
     elif chosen is not None and (sorted(set(chosen)) != chosen or len(chosen) != count):
-        rule = f"select_cols are increasing, one for each of the {count} record_defaults"
+        rule = f"select_cols is increasing, with one index for each of the {count} record_defaults"
     elif chosen is not None:
         return tuple(chosen), None
     elif exclude is not None:
@@ -281,5 +283,5 @@ def _wanted_fields(
     else:
         return None, count
     raise ArgumentError(
-        called, found=f"select_cols={select}, exclude_cols={exclude}", rule=rule, remedy="name the columns to read"
+        called, found=f"select_cols={select}, exclude_cols={exclude}", rule=rule, remedy="pass the columns to read"
     )

@@ -1,4 +1,4 @@
-"""What workers settle about their input: the seeds of shuffles, equal global batches, and one end for all."""
+"""Coordinates input between workers: common shuffle seeds, equal global batches, and a common end of the data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _CALLED = "next(iterator)"
 
 
 def settle_seeds(cursor: Any) -> None:
-    """Has all workers shuffle alike where nobody has given a seed: as worker 0 does.
+    """Makes all workers use the shuffle seeds of worker 0.
+
+    A shuffle without a given seed draws a random one, which would differ between the workers.
 
     Raises:
         DisagreementError: The workers read different pipelines.
@@ -31,31 +33,32 @@ def settle_seeds(cursor: Any) -> None:
 
 
 def check_same_batch(batch: Any, number: int = 1) -> None:
-    """Refuses to train on global batches that are not the same on all workers.
+    """Checks that all workers read the same global batch.
 
     Args:
-        batch: This worker's.
-        number: Which batch it is, counting from 1.
+        batch: This worker's batch.
+        number: The number of the batch, counted from 1.
 
     Raises:
-        DisagreementError: They are not.
+        DisagreementError: The batches differ.
     """
     leaves = jax.tree_util.tree_leaves_with_path(batch)
     which = "the first batch" if number == 1 else f"batch {number}"
     check_equal(
         _CALLED,
         {f"element{jax.tree_util.keystr(path)} of {which}": leaf for path, leaf in leaves},
-        rule="with AutoShardPolicy.DATA (or AUTO) all workers read the same global batches and take shares of them",
-        remedy="give the source's random generator the same seed on all workers; or let each worker read its own data: "
+        rule="with AutoShardPolicy.DATA (or AUTO) all workers read the same global batches, and each keeps the "
+        "per-replica batches of its own replicas",
+        remedy="seed the source's random generator identically on all workers, or let each worker read its own data: "
         "AutoShardPolicy.FILE, or distribute_datasets_from_function",
     )
 
 
 class WorkerSteps(Protocol):
-    """What happens on all workers when each has read its next batch."""
+    """Coordinates one input step: every worker calls `settled` after it has read its next batch."""
 
     def settled(self, value: Any, has_ended: bool) -> Any:
-        """This worker's part of the step.
+        """Returns this worker's per-replica batches of the step.
 
         Raises:
             StopIteration: There is no further step.
@@ -64,7 +67,10 @@ class WorkerSteps(Protocol):
 
 
 def reader_meeting(reader: Reader, placer: Placer) -> WorkerSteps | None:
-    """What the workers settle while they read; None in one process. Context: when an iterator is made."""
+    """Returns the coordination that a job of several workers needs while reading; None in a single process.
+
+    Context: when an iterator is created.
+    """
     if placer.device_assignment is None or not placer.device_assignment.spans_processes:
         return None
     if isinstance(reader, GlobalBatches):
@@ -77,12 +83,12 @@ def reader_meeting(reader: Reader, placer: Placer) -> WorkerSteps | None:
 
 
 class SameBatches:
-    """All workers read the same global batches. Those with the numbers 1, 2, 4, 8, ... are compared.
+    """Checks that all workers read the same global batches. It compares the batches 1, 2, 4, 8, ...
 
-    So data that differs from some batch on is noticed, and the comparisons take no time in the long run.
+    Comparing at powers of two detects data that diverges at a later batch, at a cost per step that tends to zero.
 
     Args:
-        reader: Of them.
+        reader: Reads the global batches.
     """
 
     def __init__(self, reader: GlobalBatches) -> None:
@@ -91,7 +97,7 @@ class SameBatches:
         self._count = 0
 
     def settled(self, value: Any, has_ended: bool) -> Any:
-        """What was read."""
+        """Returns `value` unchanged, after the comparison."""
         if has_ended:
             raise StopIteration
         self._count += 1
@@ -101,14 +107,14 @@ class SameBatches:
 
 
 class OwnBatches:
-    """One step of input on all workers, each with data of its own.
+    """Coordinates workers that each read their own data, so that all of them run the same number of steps.
 
-    They go on as long as one of them has data; those that have none get empty batches. Where shares cannot be empty
-    they end together, with the first.
+    The workers continue while any of them has data; a worker without data gets empty batches. If batches cannot be
+    empty, all workers stop when the first one runs out.
 
     Args:
-        reader: Says whether shares can be empty.
-        template: A batch of the kind that the others have, for a worker that has none from the beginning.
+        reader: Knows whether per-replica batches can be empty.
+        template: A batch with the structure of the other workers' batches, for a worker that never has data.
     """
 
     def __init__(self, reader: Reader, template: Any = None) -> None:
@@ -116,27 +122,27 @@ class OwnBatches:
         self._template = template
 
     def settled(self, value: Any, has_ended: bool) -> Any:
-        """This worker's part of the step, that knows whether the others' parts have the same shapes.
+        """Returns this worker's per-replica batches, marked as ragged if shapes differ between replicas or workers.
 
         Args:
-            value: Its per-replica batch, if it has not ended.
-            has_ended: Whether it has no more data.
+            value: This worker's per-replica batches, if it still has data.
+            has_ended: Whether this worker has no more data.
 
         Raises:
             StopIteration: No worker has data.
-            DisagreementError: A worker has had none from the beginning.
+            DisagreementError: This worker's data was empty from the start.
         """
         if not has_ended:
             self._template = value
-        mine = None if has_ended else _shapes(value)
+        shapes = None if has_ended else _shapes(value)
         everyone = host_allgather(
-            _CALLED, "take the next batch", [has_ended, self._template is not None, mine, self._reader.ends_together]
+            _CALLED, "take the next batch", [has_ended, self._template is not None, shapes, self._reader.ends_together]
         )
         ended = [theirs[0] for theirs in everyone]
         if all(ended) or (any(ended) and any(theirs[3] for theirs in everyone)):
             if not has_ended:
                 log.warning(
-                    "this worker leaves out what remains of its data: another worker has no more, and its replicas "
+                    "this worker drops the rest of its data: another worker has no more data, and its replicas "
                     "cannot get empty batches (last_batch='drop', or scalar elements)"
                 )
             raise StopIteration
@@ -145,13 +151,13 @@ class OwnBatches:
                 raise _nothing()
             value = jax.tree.map(_empty, self._template, is_leaf=_is_per_replica)
         uniform = not any(ended) and all(
-            theirs[2] == mine and len(set(map(str, mine or []))) == 1 for theirs in everyone
+            theirs[2] == shapes and len(set(map(str, shapes or []))) == 1 for theirs in everyone
         )
         return value if uniform else jax.tree.map(_ragged, value, is_leaf=_is_per_replica)
 
 
 def _shapes(value: Any) -> list[Any]:
-    """The shapes of each replica's components, one list per replica of this worker, duplicates left out."""
+    """Returns the distinct lists of leaf shapes among the replicas of this worker."""
     leaves = jax.tree.leaves(value, is_leaf=_is_per_replica)
     rows = zip(*([list(np.shape(one)) for one in leaf.values] for leaf in leaves), strict=True)
     distinct: list[Any] = []
@@ -177,6 +183,6 @@ def _nothing() -> DisagreementError:
     return DisagreementError(
         _CALLED,
         found="this worker's dataset is empty, and other workers have data",
-        rule="a worker whose data ends before that of others goes on with empty batches, of the kind that it had",
-        remedy="give every worker at least one batch: fewer workers, or more files",
+        rule="a worker whose data ends first continues with empty batches shaped like its earlier ones",
+        remedy="give every worker at least one batch: use fewer workers, or more files",
     )

@@ -1,7 +1,7 @@
-"""Bridges to frameworks. They depend on the core, never the reverse.
+"""Bridges to Keras, Flax NNX and Equinox. They depend on the core; the core does not depend on them.
 
-What they change in the frameworks is listed in `mirrored/patches.py`. It is changed when a strategy's scope opens in a
-program that uses the framework, in whatever order things are imported, and `disconnect` takes it back.
+A bridge patches its framework when a strategy's scope opens in a program that uses the framework, regardless of the
+import order. `mirrored/patches.py` lists every patch, and `disconnect` removes them.
 """
 
 from mirrored.integrations.connecting import connect as connect

@@ -1,4 +1,4 @@
-"""One call that connects the frameworks of a program, and one that disconnects them."""
+"""Connects frameworks to strategies, and disconnects them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _MODULES: Final = {"keras": "mirrored.integrations.keras", "flax": "mirrored.int
 
 
 def connect(*packages: str) -> None:
-    """Changes what strategies need in frameworks; `mirrored/patches.py` lists it.
+    """Patches frameworks so that their models work with strategies; `mirrored/patches.py` lists the patches.
 
-    A strategy's scope does this for the frameworks that the program uses. Connecting twice does nothing.
+    Opening a strategy's scope does this for the frameworks that the program uses. A second call has no effect.
 
     Args:
-        *packages: ``"keras"``, ``"flax"``. Default: those that the program has imported.
+        *packages: ``"keras"``, ``"flax"``. Default: the frameworks that the program has imported.
 
     Raises:
-        ArgumentError: There is no such framework.
-        MissingExtraError: It is not installed.
+        ArgumentError: A name is not a supported framework.
+        MissingExtraError: A framework is not installed.
 
     Example:
         >>> from mirrored import integrations
@@ -37,17 +37,17 @@ def connect(*packages: str) -> None:
 
 
 def disconnect(*packages: str) -> None:
-    """Puts frameworks back as they were before `connect`.
+    """Removes the patches that `connect` applied.
 
-    For a process that goes on without strategies: models of a strategy must not be used afterwards. The next scope
-    connects again.
+    Use it in a process that continues without strategies. Models of a strategy must not be used afterwards. The next
+    scope connects the frameworks again.
 
     Args:
-        *packages: ``"keras"``, ``"flax"``; also ``"jax"``, the methods that `import mirrored.tf` gives arrays, and
-            ``"tf.keras"``, which `mirrored.tf` then does without. Default: the frameworks.
+        *packages: ``"keras"``, ``"flax"``; also ``"jax"`` (the methods that `import mirrored.tf` adds to arrays) and
+            ``"tf.keras"`` (the patches of `import mirrored.tf.keras`). Default: ``"keras"`` and ``"flax"``.
 
     Raises:
-        ArgumentError: There is no such package.
+        ArgumentError: A name is not a supported package.
 
     Example:
         >>> from mirrored import integrations
@@ -64,6 +64,6 @@ def _check(package: str, known: object) -> None:
         raise ArgumentError(
             "mirrored.integrations.connect",
             found=f"the package {package!r}",
-            rule=f"the packages are {', '.join(names)}",
-            remedy="name one of these",
+            rule=f"the supported packages are {', '.join(names)}",
+            remedy="pass one of these names",
         )

@@ -1,4 +1,4 @@
-"""Pytrees over variables: `mirror` puts their arrays on variables, `unmirror` reads them, `assign` writes them."""
+"""Pytrees of variables: `mirror` converts arrays to variables, `unmirror` reads them, `assign` writes them."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from mirrored.variables import Variable, VariableAggregation, VariableSynchroniz
 
 
 class Bridge(Protocol):
-    """What a framework does with its own objects."""
+    """Converts the objects of one framework."""
 
     def is_whole(self, value: Any) -> bool:
-        """Whether `value` is an object of the framework that it mirrors as a whole."""
+        """Whether the bridge converts `value` as a whole, not leaf by leaf."""
         ...
 
     def mirror(self, value: Any, path: str) -> Any:
-        """Puts its state on variables."""
+        """Converts the object's arrays to variables."""
         ...
 
     def unmirror(self, value: Any) -> Any:
-        """The object with its variables' values."""
+        """Returns the object with arrays in place of variables."""
         ...
 
 
-# A framework that the program has not imported cannot have made the tree.
+# Bridges of frameworks that the program has not imported are not loaded: the tree cannot contain their objects.
 _BRIDGES: Final = {"equinox": "mirrored.integrations.equinox", "flax.nnx": "mirrored.integrations.flax"}
 
 
 def mirror(tree: Any, strategy: Any = None) -> Any:
-    """Puts the arrays of a model, or of any pytree, on variables of the strategy in force.
+    """Replaces each array of a model, or of any pytree, with a `Variable` of the current strategy.
 
-    What becomes of each array:
+    The kind of variable depends on the array:
 
     | where | array | variable |
     |---|---|---|
@@ -51,22 +51,23 @@ def mirror(tree: Any, strategy: Any = None) -> Any:
     | Flax NNX | `BatchStat`, other floating variables | one component per replica, MEAN on read |
     | Flax NNX | a metric's state | one component per replica, SUM on read |
     | Flax NNX | counts, optimizer state | mirrored |
-    | Flax NNX | random keys | one key; in `run` each replica draws from a key of its own |
+    | Flax NNX | random keys | one key; in `run` each replica draws from its own key |
 
-    Context: cross-replica, in the strategy's scope; without a strategy the variables are plain.
+    Context: cross-replica, in the strategy's scope. Without a strategy, the variables are plain variables.
 
     Args:
-        tree: A Flax NNX module, an Equinox module, or a pytree of arrays (also of such modules). Leaves that are no
-            arrays (functions, numbers, names, random keys) stay what they are.
-        strategy: Whose variables they become. Default: the strategy whose scope is open.
+        tree: A Flax NNX module, an Equinox module, or a pytree of arrays or such modules. Leaves that are not arrays
+            (functions, numbers, names, random keys) are unchanged.
+        strategy: The strategy that the variables belong to. Default: the strategy whose scope is open.
 
     Returns:
-        Flax NNX modules themselves, changed in place; of other trees one of the same structure with a `Variable` in
-        place of each array. `GradientTape.gradient` takes it as sources and `Optimizer.apply_gradients` as variables.
+        A Flax NNX module is changed in place and returned. For other trees, a tree of the same structure with a
+        `Variable` in place of each array. `GradientTape.gradient` accepts it as sources and
+        `Optimizer.apply_gradients` as variables.
 
     Raises:
-        ArgumentTypeError: There is no array in it.
-        MissingExtraError: It is an Equinox or Flax object, and that package is too old to be used.
+        ArgumentTypeError: The tree contains no array.
+        MissingExtraError: The tree contains an Equinox or Flax object, and the installed package is too old.
 
     Example:
         >>> import mirrored as mr
@@ -76,7 +77,8 @@ def mirror(tree: Any, strategy: Any = None) -> Any:
         >>> {name: gradient.tolist() for name, gradient in tape.gradient(loss, params).items()}
         {'b': 1.0, 'w': [3.0, 3.0]}
 
-    TensorFlow: there a model makes variables itself. Models of JAX's libraries hold arrays; this is the step between.
+    TensorFlow: no equivalent, because TensorFlow's models create variables themselves. Models of JAX libraries hold
+    arrays, which `mirror` converts.
     """
     with _scope(strategy):
         bridges = _bridges()
@@ -85,20 +87,21 @@ def mirror(tree: Any, strategy: Any = None) -> Any:
             raise ArgumentTypeError(
                 "mirrored.mirror",
                 found=f"a {type(tree).__name__} without arrays",
-                rule="it takes Flax NNX modules, Equinox modules and pytrees of arrays",
-                remedy="make Keras models inside strategy.scope(); pass the pytree that holds the parameters",
+                rule="it accepts Flax NNX modules, Equinox modules and pytrees of arrays",
+                remedy="pass the pytree that holds the parameters; create Keras models inside strategy.scope() instead",
             )
         return mirrored
 
 
 def unmirror(tree: Any) -> Any:
-    """The tree with the present value in place of each variable: an ordinary model or pytree of arrays.
+    """Returns the tree with the current value in place of each variable: an ordinary model or pytree of arrays.
 
-    Context: any. Under a tape the reads are recorded, so that gradients with respect to `tree` flow through what is
-    computed from the result. For code that asks for arrays by type (`equinox.filter_jit`, `jax.vmap` outside a tape).
+    Use it for code that checks for array types (`equinox.filter_jit`, `jax.vmap` outside a tape).
+
+    Context: any. A tape records the reads, so gradients with respect to `tree` flow through computations on the result.
 
     Args:
-        tree: What `mirror` returned, or any pytree; leaves that are no variables stay what they are.
+        tree: The result of `mirror`, or any pytree. Leaves that are not variables are unchanged.
 
     Example:
         >>> import mirrored as mr
@@ -110,16 +113,16 @@ def unmirror(tree: Any) -> Any:
 
 
 def assign(tree: Any, values: Any) -> None:
-    """Assigns a tree of values to a tree of variables, each by its variable's rules.
+    """Assigns a tree of values to a tree of variables, each by the rules of `Variable.assign`.
 
-    Context: any, as `Variable.assign`.
+    Context: any, as for `Variable.assign`.
 
     Args:
-        tree: What `mirror` returned.
-        values: A tree of the same structure; what stands where `tree` has no variable is ignored.
+        tree: The result of `mirror`.
+        values: A tree of the same structure. Values at leaves of `tree` that are not variables are ignored.
 
     Raises:
-        StructureError: The structures differ, or there is a new value where `tree` has a Python number.
+        StructureError: The structures differ, or `values` has a new value for a Python number of `tree`.
 
     Example:
         >>> import mirrored as mr
@@ -128,50 +131,50 @@ def assign(tree: Any, values: Any) -> None:
         >>> params["w"].numpy().tolist()
         [0.0, 0.0]
     """
-    mine, structure = jax.tree.flatten(tree, is_leaf=_is_leaf)
+    leaves, structure = jax.tree.flatten(tree, is_leaf=_is_leaf)
     given, other = jax.tree.flatten(values, is_leaf=_is_leaf)
-    if len(mine) != len(given):
+    if len(leaves) != len(given):
         raise StructureError(
             "mirrored.assign",
             found=f"values of structure {other} for {structure}",
-            rule="there is one value for each leaf",
+            rule="values has one value for each leaf of the tree",
             remedy="compute the values from mirrored.unmirror(tree)",
         )
-    for variable, value in zip(mine, given, strict=True):
+    for variable, value in zip(leaves, given, strict=True):
         _check_kept(variable, value)
-    for variable, value in zip(mine, given, strict=True):
+    for variable, value in zip(leaves, given, strict=True):
         if isinstance(variable, Variable) and value is not variable:
             variable.assign(value, read_value=False)
 
 
 def _check_kept(leaf: Any, value: Any) -> None:
-    """Refuses a new value for a Python number, which would be lost: `TrainState.step` of Linen, for instance."""
+    """Raises for a new value of a Python number, such as Linen's `TrainState.step`: it would be silently dropped."""
     if not isinstance(leaf, (int, float, complex)) or value is leaf:
         return
     if isinstance(value, (int, float, complex)) and value == leaf:
         return
     raise StructureError(
         "mirrored.assign",
-        found=f"a new value ({value!r}) for the Python number {leaf!r}, which is no variable",
-        rule="mirror puts arrays on variables; Python numbers stay what they are",
+        found=f"a new value ({value!r}) for the Python number {leaf!r}, which is not a variable",
+        rule="mirror converts arrays to variables and leaves Python numbers unchanged",
         remedy="make it an array before mirroring: state.replace(step=jnp.zeros((), jnp.int32)) for a TrainState",
     )
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is an array that can live on a variable: no random key."""
+    """Whether `value` is an array that a variable can hold. A random key is not."""
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "biufcV"
     return isinstance(value, jax.Array) and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def variable_of(value: Any, name: str) -> Variable:
-    """A mirrored variable with this value; tapes watch it if it is differentiable."""
+    """Returns a mirrored variable with this value. It is trainable if its dtype is differentiable."""
     return Variable(value, trainable=bool(jnp.issubdtype(value.dtype, jnp.inexact)), name=name)
 
 
 def statistic_of(value: Any, name: str, aggregation: VariableAggregation = VariableAggregation.MEAN) -> Variable:
-    """A variable with one component per replica, aggregated on read."""
+    """Returns a variable with one component per replica, aggregated on read."""
     return Variable(
         value,
         trainable=False,
@@ -182,12 +185,12 @@ def statistic_of(value: Any, name: str, aggregation: VariableAggregation = Varia
 
 
 def named(path: Any, default: str = "parameter") -> str:
-    """A variable's name from where it sits: ``layers/0/weight``."""
+    """Returns a variable's name from its path in the tree: ``layers/0/weight``."""
     return jax.tree_util.keystr(path, simple=True, separator="/").replace(".", "") or default
 
 
 def belongs_here(variable: Variable) -> bool:
-    """Whether a variable lives where the strategy in force (or none) would put it."""
+    """Whether a variable belongs to the current strategy, or is a plain variable outside every scope."""
     strategies = ambient().strategies
     return variable.device_assignment is None if not strategies else variable.strategy is strategies[-1]
 
@@ -203,7 +206,7 @@ def _read(leaf: Any) -> Any:
 
 
 def _map(tree: Any, bridges: list[Bridge], whole: Callable[[Bridge, Any, str], Any], one: Callable[..., Any]) -> Any:
-    """Maps the leaves of a tree, and what a framework takes as a whole."""
+    """Maps `one` over the leaves of a tree, and `whole` over the objects that a bridge converts as a whole."""
 
     def owner(value: Any) -> Bridge | None:
         return next((bridge for bridge in bridges if bridge.is_whole(value)), None)
@@ -233,5 +236,5 @@ def _scope(strategy: Any) -> AbstractContextManager[Any]:
 
 
 def _bridges() -> list[Bridge]:
-    """The bridges to the frameworks that this program uses."""
+    """Returns the bridges to the frameworks that this program has imported."""
     return [importlib.import_module(bridge).BRIDGE for module, bridge in _BRIDGES.items() if module in sys.modules]

@@ -1,4 +1,4 @@
-"""Starting a program on several processes and machines: what `mirrored run` does."""
+"""Launcher: starts a program on several processes and machines, supervises and restarts it (`mirrored run`)."""
 
 from mirrored.launcher.detection import MachinePlace as MachinePlace
 from mirrored.launcher.detection import detect as detect

@@ -1,4 +1,4 @@
-"""Where compiled programs are kept between runs, and how much of them."""
+"""The persistent compilation cache of `mirrored run`: its location and its size limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _LIMIT_BYTES: Final = 4 * 2**30
 
 
 def cache_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that make JAX keep what it compiles; what the user has set stays."""
+    """Returns the environment variables that turn on JAX's persistent compilation cache, without those already set.
+
+    The zero compile time and the entry size of -1 make JAX cache every program, also small and quickly compiled ones.
+    """
     chosen = {
         DIRECTORY_VARIABLE: str(default_directory(environment)),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -25,7 +28,7 @@ def cache_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def default_directory(environment: Mapping[str, str]) -> Path:
-    """The folder of this user and this kind of CPU: programs compiled for another one may not run here."""
+    """Returns the cache folder of this user and CPU type: a program compiled for another CPU may not run here."""
     base = environment.get("XDG_CACHE_HOME") or os.path.join(
         environment.get("HOME") or os.path.expanduser("~"), ".cache"
     )
@@ -33,7 +36,7 @@ def default_directory(environment: Mapping[str, str]) -> Path:
 
 
 def _processor() -> str:
-    """The architecture, and a hash of what this CPU can do."""
+    """Returns the architecture and a hash of the CPU's feature flags."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     features = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
@@ -41,17 +44,17 @@ def _processor() -> str:
 
 
 def tidy(directory: Path, limit_bytes: int = _LIMIT_BYTES) -> int:
-    """Removes the programs that were used longest ago, until the folder is below the limit.
+    """Deletes the least recently used programs until the folder is within the limit.
 
     Returns:
-        How many bytes were removed.
+        The number of bytes deleted.
     """
     files = [(one.stat(), one) for one in directory.glob("*") if one.is_file()] if directory.is_dir() else []
     total = excess = sum(stat.st_size for stat, _ in files)
     for stat, path in sorted(files, key=lambda item: max(item[0].st_atime, item[0].st_mtime)):
         if excess <= limit_bytes:
             break
-        with contextlib.suppress(OSError):  # another job tidies as well
+        with contextlib.suppress(OSError):  # another job may delete the same file
             path.unlink()
             excess -= stat.st_size
     return total - excess

@@ -1,4 +1,4 @@
-"""Where the launchers of all machines agree: on the addresses of a start, and on the news of a failure."""
+"""Coordination of the launchers of all machines: the workers' addresses at each start, and reports of failures."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from mirrored.launcher.ports import free_ports
 
 
 class Coordination(abc.ABC):
-    """What the launchers of one job say to each other."""
+    """The interface through which a launcher communicates with the other launchers of its job."""
 
     @property
     @abc.abstractmethod
     def secret(self) -> str:
-        """What the workers of the job authenticate each other by."""
+        """The secret with which the workers of the job authenticate each other."""
 
     @abc.abstractmethod
     def meet(self, restart: int, is_interrupted: Callable[[], bool]) -> list[str] | None:
-        """Waits for all launchers, and settles the addresses of all workers.
+        """Performs the rendezvous: waits for all launchers, and determines the addresses of all workers.
 
         Args:
-            restart: How often the workers were started before.
-            is_interrupted: Asked while waiting.
+            restart: The number of restarts so far.
+            is_interrupted: Called repeatedly while waiting; True ends the wait.
 
         Returns:
             ``host:port`` of every worker; None if interrupted.
@@ -31,25 +31,29 @@ class Coordination(abc.ABC):
 
     @abc.abstractmethod
     def news(self) -> str | None:
-        """Why another machine's workers were ended, if they were."""
+        """Returns why another machine's workers were ended; None if they were not."""
 
     @abc.abstractmethod
     def tell(self, reason: str) -> None:
-        """Has all others end their workers."""
+        """Makes all other launchers end their workers."""
 
     @abc.abstractmethod
     def wait_for_the_others(self, is_interrupted: Callable[[], bool]) -> str | None:
-        """Waits, after this machine's workers have ended well, for the others'. Returns why one did not."""
+        """Waits for the workers of the other machines, after this machine's have succeeded.
 
-    def close(self) -> None:  # noqa: B027 (not every meeting has something to close)
-        """Lets go of connections."""
+        Returns:
+            Why a worker elsewhere failed; None if all succeeded.
+        """
+
+    def close(self) -> None:  # noqa: B027 (not every subclass has something to close)
+        """Closes the connections."""
 
 
 class SingleMachine(Coordination):
-    """The meeting of one machine.
+    """The coordination of a job on one machine: there are no other launchers.
 
     Args:
-        workers: How many there are.
+        workers: The number of workers.
     """
 
     def __init__(self, workers: int) -> None:
@@ -58,21 +62,21 @@ class SingleMachine(Coordination):
 
     @property
     def secret(self) -> str:
-        """Generated for this job."""
+        """A secret generated for this job."""
         return self._secret
 
     def meet(self, restart: int, is_interrupted: Callable[[], bool]) -> list[str] | None:
-        """Ports of this machine."""
+        """Returns free ports of this machine."""
         with free_ports(self._workers) as ports:
             return [f"127.0.0.1:{port}" for port in ports]
 
     def news(self) -> str | None:
-        """There are no others."""
+        """Returns None: there are no other machines."""
         return None
 
     def tell(self, reason: str) -> None:
-        """There are no others."""
+        """Does nothing: there are no other launchers."""
 
     def wait_for_the_others(self, is_interrupted: Callable[[], bool]) -> str | None:
-        """There are no others."""
+        """Returns None: there are no other workers to wait for."""
         return None

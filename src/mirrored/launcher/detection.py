@@ -1,4 +1,4 @@
-"""Which machine of a job this is, where a scheduler says so: Slurm, Kubernetes and Open MPI."""
+"""Detects this launcher's place in a job that Slurm, Kubernetes or Open MPI has started."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from mirrored.errors import AllocationError
 from mirrored.topology.independent_processes import evidence_of_several
 
 _PORT: Final = 8476
-# Several steps of one allocation, and several jobs on one machine, meet at different ports.
+# Job steps of one allocation, and jobs on one machine, use different ports for their rendezvous.
 _PORTS: Final = 20_000
 _DETECTION_SECONDS: Final = 60
 
 
 @dataclasses.dataclass(frozen=True)
 class MachinePlace:
-    """What a scheduler says of this launcher.
+    """The place of this launcher in the job that a scheduler has started.
 
     Attributes:
-        scheduler: Its name.
-        nodes: How many launchers it has started.
-        node_rank: Which of them this is.
-        coordinator: ``host:port`` where they meet.
+        scheduler: The scheduler's name.
+        nodes: The number of launchers that it has started.
+        node_rank: The index of this launcher.
+        coordinator: ``host:port`` of the rendezvous.
     """
 
     scheduler: str
@@ -38,7 +38,7 @@ class MachinePlace:
 
 
 def detect(environment: Mapping[str, str], hostname: str | None = None) -> MachinePlace | None:
-    """The place of this launcher in a Slurm step, a Kubernetes job or under `mpirun`; None if it is alone.
+    """Returns this launcher's place in a Slurm job step, a Kubernetes job or under `mpirun`; None if it is alone.
 
     Raises:
         AllocationError: The environment says that there are other launchers, but not how to reach them.
@@ -48,7 +48,7 @@ def detect(environment: Mapping[str, str], hostname: str | None = None) -> Machi
 
 
 def _in_slurm(environment: Mapping[str, str]) -> MachinePlace | None:
-    """`srun` has started one launcher per task; a shell of `salloc` or `sbatch` is none of them."""
+    """Detects a task of `srun`, which starts one launcher per task; a shell of `salloc` or `sbatch` is not a task."""
     tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS")
     rank, hosts = environment.get("SLURM_PROCID"), environment.get("SLURM_STEP_NODELIST")
     if not (tasks and rank and hosts):
@@ -62,7 +62,7 @@ def _in_slurm(environment: Mapping[str, str]) -> MachinePlace | None:
 
 
 def _in_kubernetes(environment: Mapping[str, str], hostname: str) -> MachinePlace | None:
-    """An indexed job with a headless service: pod i of job "train" is the host train-i."""
+    """Detects a pod of an indexed job with a headless service: pod i of job "train" is the host train-i."""
     index = environment.get("JOB_COMPLETION_INDEX")
     if not environment.get("KUBERNETES_SERVICE_HOST") or index is None:
         return None
@@ -71,7 +71,7 @@ def _in_kubernetes(environment: Mapping[str, str], hostname: str) -> MachinePlac
         raise AllocationError(
             "mirrored run in Kubernetes",
             found="JOB_COMPLETION_INDEX without MIRRORED_NODES",
-            rule="a pod of an indexed job is told its index, but not how many there are",
+            rule="Kubernetes tells a pod of an indexed job its index, but not the number of pods",
             remedy="set MIRRORED_NODES in the container's env to the job's completions, or give --nodes, --node-rank "
             "and --coordinator",
         )
@@ -89,13 +89,16 @@ def _number(name: str, text: str) -> int:
             f"{name}={text}",
             found=f"the value {text!r}",
             rule=f"{name} is an int, 0 or more, that the scheduler sets",
-            remedy="leave the variable to the scheduler, or give --nodes, --node-rank and --coordinator",
+            remedy="do not set the variable yourself, or give --nodes, --node-rank and --coordinator",
         )
     return int(text)
 
 
 def _in_mpi(environment: Mapping[str, str]) -> MachinePlace | None:
-    """One launcher per process of `mpirun`. Open MPI 4 says where they meet, others only how many there are."""
+    """Detects a process of `mpirun`.
+
+    Open MPI 4 gives an address for the rendezvous; other MPI libraries give only the number of processes.
+    """
     evidence = evidence_of_several({name: text for name, text in environment.items() if name != "TF_CONFIG"})
     if evidence is None or evidence.source in ("Slurm", "Kubernetes"):
         return None
@@ -111,7 +114,7 @@ def _in_mpi(environment: Mapping[str, str]) -> MachinePlace | None:
 def _unreachable(found: str) -> AllocationError:
     return AllocationError(
         "mirrored run",
-        found=f"this launcher is one of several ({found}), and was not told how to reach the others",
-        rule="the launchers of a job meet at one address; without it each would start a job of its own",
-        remedy="give --nodes, --node-rank and --coordinator; to start independent jobs unset these variables",
+        found=f"this launcher is one of several ({found}), and nothing says how to reach the others",
+        rule="the launchers of a job need one rendezvous address; without it each would start a job of its own",
+        remedy="give --nodes, --node-rank and --coordinator; to start independent jobs, unset these variables",
     )

@@ -1,4 +1,4 @@
-"""The environment of each worker: its place in the cluster, its devices, the cache."""
+"""The environment variables of each worker: its place in the cluster, its devices, the compilation cache."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def worker_environment(
     restart: int = 0,
     base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The environment of one worker.
+    """Returns the environment of one worker.
 
     Args:
-        job: What is run.
-        rank: Which worker.
-        addresses: Of all workers, ``host:port``; the first is JAX's coordinator.
-        secret: By which the workers of the job authenticate each other.
-        restart: How often the workers were started before.
-        base: What it builds upon, default `os.environ`.
+        job: The job.
+        rank: The index of the worker.
+        addresses: ``host:port`` of every worker; the first is the address of JAX's coordinator.
+        secret: The secret with which the workers of the job authenticate each other.
+        restart: The number of restarts so far.
+        base: The environment to extend. Default: `os.environ`.
 
     Raises:
-        DeviceError: This machine has accelerators, but fewer than the workers are to have.
+        DeviceError: This machine has accelerators, but fewer than the workers need.
     """
     base = os.environ if base is None else base
     chosen = dict(base)
@@ -54,7 +54,7 @@ def worker_environment(
 
 
 def _devices(job: Job, local_rank: int, base: Mapping[str, str]) -> dict[str, str]:
-    """What limits a worker to its devices."""
+    """Returns the variables that limit a worker to its devices."""
     gpus = visible_gpus(base)
     count = job.replicas_per_worker
     if not gpus:
@@ -68,14 +68,14 @@ def _devices(job: Job, local_rank: int, base: Mapping[str, str]) -> dict[str, st
             "mirrored run",
             found=f"{len(gpus)} GPUs ({', '.join(gpus)}) for {job.workers} workers"
             + (f" with {count} replicas each" if count else ""),
-            rule="every replica of a worker has a GPU of its own, where there are any",
-            remedy="start fewer workers or replicas, or say JAX_PLATFORMS=cpu to simulate the devices",
+            rule="every replica of a worker has a GPU of its own if the machine has GPUs",
+            remedy="start fewer workers or replicas, or set JAX_PLATFORMS=cpu to simulate the devices",
         )
     return {_VISIBLE: ",".join(gpus[local_rank * count : (local_rank + 1) * count])}
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
-    """The names by which this machine's NVIDIA GPUs can be made visible, without starting JAX."""
+    """Returns the names of this machine's NVIDIA GPUs for CUDA_VISIBLE_DEVICES, without starting JAX."""
     platforms = environment.get("JAX_PLATFORMS", "")
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
         return []

@@ -1,4 +1,4 @@
-"""The hub of the launchers of several machines: it runs in the launcher of machine 0, and passes on what they say."""
+"""The rendezvous hub of the launchers of several machines: runs in the launcher of machine 0 and relays messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEEP_ALIVE_SECONDS: Final = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class _Hello:
-    """What a launcher says of itself: a message that has the form of one."""
+    """The validated first message of a launcher, with which it identifies itself."""
 
     rank: int
     nodes: int
@@ -25,7 +25,7 @@ class _Hello:
 
     @classmethod
     def read(cls, message: dict[str, Any]) -> Self | None:
-        """The hello in a message; None if it is malformed."""
+        """Parses a message; returns None if it is malformed."""
         rank, nodes, name, ports = (message.get(key) for key in ("hello", "nodes", "name", "ports"))
         if not (_is_number(rank, 0) and _is_number(nodes, 1) and isinstance(name, str)):
             return None
@@ -41,13 +41,13 @@ def _is_number(value: Any, least: int) -> TypeGuard[int]:
 
 
 class Hub:
-    """Listens for the launchers of a job, at the interface that the coordinator's address names.
+    """Accepts the launchers of a job, at the interface that the coordinator's address names.
 
     Args:
-        host: Of the coordinator.
-        port: Of the coordinator.
-        nodes: How many launchers there are.
-        secret: What they authenticate by.
+        host: The coordinator's host.
+        port: The coordinator's port.
+        nodes: The number of launchers.
+        secret: The secret with which they authenticate.
 
     Raises:
         RendezvousError: The port cannot be opened.
@@ -65,12 +65,12 @@ class Hub:
             raise RendezvousError(
                 "mirrored run on machine 0",
                 found=f"port {port} of the coordinator cannot be opened: {error}",
-                rule="the launchers meet at this port of machine 0",
-                remedy="give --coordinator another port, or end the program that has this one",
+                rule="the launchers rendezvous at this port of machine 0",
+                remedy="give --coordinator another port, or end the program that uses this one",
             ) from error
 
     def close(self) -> None:
-        """Stops listening and ends all connections."""
+        """Stops listening and closes all connections."""
         self._server.close()
         with self._lock:
             here, self._here = self._here, {}
@@ -78,7 +78,7 @@ class Hub:
             channel.close()
 
     def _serve(self, channel: Channel) -> None:
-        """Hears one launcher until it goes. What is malformed is ignored."""
+        """Serves one launcher until its connection ends. Malformed messages are ignored."""
         channel.keep_alive(_KEEP_ALIVE_SECONDS)
         hello: _Hello | None = None
         for message in channel.receive():
@@ -93,7 +93,7 @@ class Hub:
             if hello is not None and self._is_here(hello, channel):
                 del self._here[hello.rank]
                 if self._started and hello.rank not in self._done:
-                    self._stop(f"the launcher of machine {hello.rank} ({hello.name}) is gone")
+                    self._stop(f"the launcher of machine {hello.rank} ({hello.name}) has ended or is unreachable")
 
     def _is_here(self, hello: _Hello, channel: Channel) -> bool:
         return hello.rank in self._here and self._here[hello.rank][1] is channel
@@ -126,11 +126,11 @@ class Hub:
         if hello.nodes != self._nodes:
             return f"machine {hello.rank} says --nodes {hello.nodes}, machine 0 says {self._nodes}"
         if hello.rank >= self._nodes or hello.rank in self._here:
-            return f"machine {hello.rank} ({hello.name}) is there already, or is not one of {self._nodes}"
+            return f"machine {hello.rank} ({hello.name}) has joined already, or is not one of {self._nodes} machines"
         return None
 
     def _stop(self, reason: str) -> None:
-        """Ends this start: all say hello again."""
+        """Ends this start on all machines; for the next one all launchers identify themselves again."""
         self._started = False
         here, self._here = self._here, {}
         for _, channel in here.values():

@@ -1,4 +1,4 @@
-"""What is to be run: a program, on how many workers, on how many machines."""
+"""The description of a job: a program, its number of workers, its number of machines."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from mirrored.errors import ArgumentError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """A program and the processes that it runs on.
+    """A program and the processes that run it.
 
     Attributes:
         program: A Python file, or the name of a module if `is_module`.
-        arguments: Of the program.
-        is_module: Whether `program` is started as ``python -m`` would.
-        workers: Processes on this machine.
-        replicas_per_worker: Devices of each: accelerators where there are some, else virtual devices. None: as found.
-        nodes: How many machines take part, each with `workers` processes.
-        node_rank: Which of them this is, from 0.
-        coordinator: ``host:port`` of machine 0, where the launchers meet; needed with several machines.
-        max_restarts: How often all workers are started again after one has failed.
-        log_directory: Where the output of each worker goes as well, None for nowhere.
-        grace_seconds: How long the workers have to save and end after a SIGTERM.
-        meeting_seconds: How long the launchers of several machines wait for each other.
-        compile_cache: Whether compiled programs are kept between runs.
+        arguments: The arguments of the program.
+        is_module: Whether to start `program` as ``python -m`` does.
+        workers: The number of processes on this machine.
+        replicas_per_worker: The number of devices of each worker: accelerators if the machine has any, otherwise
+            virtual devices. None: all that it finds.
+        nodes: The number of machines, each with `workers` processes.
+        node_rank: The index of this machine, from 0.
+        coordinator: ``host:port`` of machine 0, the address of the rendezvous; required with several machines.
+        max_restarts: The maximum number of restarts of all workers after a failure.
+        log_directory: A folder that receives the output of each worker in addition; None for no logs.
+        grace_seconds: How long the workers may take to save and end after a SIGTERM.
+        meeting_seconds: The timeout of the rendezvous of the launchers of several machines.
+        compile_cache: Whether to keep compiled programs between runs.
     """
 
     program: str
@@ -44,23 +45,23 @@ class Job:
 
     @property
     def num_workers(self) -> int:
-        """How many processes there are on all machines."""
+        """The number of workers on all machines."""
         return self.workers * self.nodes
 
     @property
     def ranks(self) -> range:
-        """Which workers run on this machine."""
+        """The indices of the workers on this machine."""
         return range(self.node_rank * self.workers, (self.node_rank + 1) * self.workers)
 
     def check(self) -> None:
-        """Refuses what cannot be run.
+        """Checks that the job can run.
 
         Raises:
-            ArgumentError: The program is not there, or the machines do not fit together.
+            ArgumentError: The program does not exist, or the options for machines contradict each other.
         """
         if not self.is_module and not Path(self.program).is_file():
             raise _error(
-                f"there is no file {self.program!r}", "the program is a Python file", "look at the path, or give -m"
+                f"there is no file {self.program!r}", "the program is a Python file", "check the path, or give -m"
             )
         if not 0 <= self.node_rank < self.nodes:
             raise _error(
@@ -71,8 +72,8 @@ class Job:
         if self.nodes > 1 and not self.coordinator:
             raise _error(
                 f"--nodes {self.nodes} without --coordinator",
-                "the launchers of all machines meet at one address",
-                "give --coordinator HOST:PORT on every machine: a name of machine 0 and a port that is free there",
+                "the launchers of all machines rendezvous at one address",
+                "give --coordinator HOST:PORT on every machine: a host name of machine 0 and a port that is free there",
             )
         if self.coordinator is not None:
             _check_address(self.coordinator)

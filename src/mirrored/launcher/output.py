@@ -1,4 +1,4 @@
-"""The output of all workers on one screen: whole lines, each with the name of its worker."""
+"""Merges the output of all workers into one stream of whole lines, each prefixed with its worker."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mirrored.launcher.sink import Sink, write_all
 _COLORS: Final = (36, 33, 32, 35, 34, 31)
 _CHUNK_BYTES: Final = 1 << 16
 _READ_BYTES: Final = 1 << 20
-# A line may be long, but must not fill the launcher's memory.
+# An upper bound on the length of a line, so that it cannot fill the launcher's memory.
 _LINE_BYTES: Final = 1 << 26
-# What JAX's collectives on CPUs print when they connect: a line for each device, in threads that interrupt each other.
-# The logs keep it.
+# What Gloo, which runs JAX's collectives on CPUs, prints when it connects: a line for each device, interleaved by
+# threads. The screen omits it; the logs keep it.
 _GLOO: Final = re.compile(
     rb"\[Gloo\] Rank "
     rb"(?:\[Gloo\] Rank |\d+| is connected to | peer ranks\. |Expected number of connected peer ranks is : )*"
@@ -26,13 +26,15 @@ _GLOO: Final = re.compile(
 
 
 class Output:
-    """Where the lines of the workers go. A stream or log that fails or stands still does not end or stop the training.
+    """Writes the workers' output to the screen and to log files.
+
+    A stream or log that fails or blocks neither ends nor stops the training.
 
     Args:
-        screen: The launcher's own standard output; None if it is closed.
-        errors: Its standard error, where messages of its own go as well; None if it is closed.
-        color: Whether names are coloured.
-        directory: Where each worker's output goes as well, as ``worker-<rank>.log``.
+        screen: The launcher's standard output; None if it is closed.
+        errors: The launcher's standard error, which also receives the launcher's own messages; None if it is closed.
+        color: Whether to colour the prefixes.
+        directory: A folder that receives each worker's output in addition, as ``worker-<rank>.log``.
 
     Raises:
         ArgumentError: The folder cannot be created.
@@ -60,16 +62,16 @@ class Output:
                     "mirrored run",
                     found=f"--log-dir {directory} cannot be created ({error.strerror})",
                     rule="the logs of the workers are written into a folder",
-                    remedy="give a folder that can be written",
+                    remedy="give a writable folder",
                 ) from error
 
     @property
     def has_room(self) -> bool:
-        """Whether the readers keep up; otherwise the workers' output waits in their pipes."""
+        """Whether the readers keep up. While they do not, the workers' output stays in their pipes."""
         return self._screen.has_room and self._errors.has_room
 
     def write(self, rank: int, lines: bytes, *, is_error: bool = False) -> None:
-        """Shows some whole lines of one worker."""
+        """Writes whole lines of one worker."""
         shown = _GLOO.sub(b"", lines)
         name = self._name(f"[worker {rank}] ", _COLORS[rank % len(_COLORS)])
         sink = self._errors if is_error else self._screen
@@ -78,17 +80,17 @@ class Output:
             self._log(rank, lines)
 
     def say(self, message: str) -> None:
-        """Shows a message of the launcher, and writes it into every log."""
+        """Writes a message of the launcher to standard error and to every log."""
         lines = [line.encode(errors="replace") + b"\n" for line in message.splitlines()]
         self._errors.put(b"".join([self._name("[mirrored] ", 1) + line for line in lines]))
         for rank in list(self._files):
             self._log(rank, b"".join(b"[mirrored] " + line for line in lines))
 
     def close(self, patience_seconds: float | None = None) -> None:
-        """Closes the logs, and waits until all is shown.
+        """Closes the logs, and waits until everything is written.
 
         Args:
-            patience_seconds: How long to wait for a reader that stands still. Default: until it reads or goes.
+            patience_seconds: How long to wait for a reader that does not read. Default: until it reads or closes.
         """
         self._screen.close(patience_seconds)
         self._errors.close(patience_seconds)
@@ -103,7 +105,7 @@ class Output:
         try:
             file = self._files.get(rank)
             if file is None:
-                self._files[rank] = None  # it is known to `say`, also if it cannot be opened
+                self._files[rank] = None  # registered for `say` before it is opened
                 file = self._files[rank] = open(self._directory / f"worker-{rank}.log", "ab", buffering=0)
             write_all(file, lines)
         except OSError as error:
@@ -112,7 +114,7 @@ class Output:
                 self._report(f"the log of worker {rank} in {self._directory}", error.strerror or str(error))
 
     def _report(self, what: str, reason: str) -> None:
-        message = f"[mirrored] {what} cannot be written ({reason}): lines are lost, the workers go on\n"
+        message = f"[mirrored] {what} cannot be written ({reason}): lines are lost, the workers continue\n"
         self._errors.put(message.encode(errors="replace"))
 
     def _name(self, name: str, color: int) -> bytes:
@@ -120,21 +122,22 @@ class Output:
 
 
 class Lines:
-    """Cuts what comes out of a pipe into whole lines.
+    """Splits the output of a pipe into whole lines.
 
     Args:
-        descriptor: Read without blocking.
+        descriptor: The file descriptor of the pipe; set to non-blocking.
     """
 
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
         self.descriptor = descriptor
         self.open = True
-        self._rest: list[bytes] = []  # pieces of an incomplete line; joined once
+        # The pieces of an incomplete line, joined only once: appending bytes would take quadratic time.
+        self._rest: list[bytes] = []
         self._rest_bytes = 0
 
     def read(self) -> bytes:
-        """All whole lines that there are; at the end of the pipe also a last one without an end."""
+        """Returns all available whole lines; at the end of the pipe also an unterminated last one."""
         whole: list[bytes] = []
         read = 0
         while read <= _READ_BYTES:
@@ -146,7 +149,7 @@ class Lines:
                 self.open = False
                 break
             read += len(piece)
-            # A progress bar returns to the start of its line: each of its states is a line here.
+            # A progress bar ends each of its states with a carriage return: it counts as the end of a line.
             cut = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
             if cut:
                 whole += (*self._taken(), piece[:cut])

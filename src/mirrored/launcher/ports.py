@@ -1,4 +1,4 @@
-"""Free ports, held until they are used."""
+"""Finds free ports."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def free_ports(count: int) -> Iterator[list[int]]:
-    """Ports that nobody listens at; held while the block runs, so that they are all different.
+    """Yields ports at which no program listens. They are bound while the block runs, so that all are different.
 
-    Between the block and their use another program may take one: the coordinator then says which port is taken, and
-    the launcher starts the workers again with others.
+    Another program may take a port between the end of the block and its use. The coordinator then names the port in
+    its error, and the launcher restarts the workers with other ports.
     """
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) for _ in range(count)]

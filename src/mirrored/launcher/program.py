@@ -1,7 +1,8 @@
 """Worker side of `mirrored run`: ``python -m mirrored.launcher.program train.py`` runs ``python train.py``.
 
-Beyond that it ties the process to its launcher: it goes when the launcher goes, and when the program fails it says so
-before it prints its error, so that this error comes first, and leaves without waiting for the other workers.
+In addition it ties the process to its launcher. The process ends when the launcher ends. When the program fails, it
+announces the failure before it prints its error, so that this error comes first on the screen, and ends without waiting
+for the other workers.
 """
 
 from __future__ import annotations
@@ -45,18 +46,18 @@ def main() -> None:
 
 
 def _exit(error: SystemExit) -> None:
-    """Ends as `sys.exit` says: well, with Python's farewell; otherwise at once."""
+    """Ends with the status given to `sys.exit`: success through Python's normal shutdown, failure at once."""
     if error.code is None or error.code == 0:
         raise error
     is_number = isinstance(error.code, int)
-    # The system keeps 8 bits of it: sys.exit(256) must not count as success.
+    # The system keeps only 8 bits of the status: sys.exit(256) must not count as success.
     code = int(error.code) & 0xFF or 1 if is_number else 1
     text = f"exited with code {int(error.code)}" if is_number else f"exited: {str(error.code)[:300]}"
     fail_fast("exit", code, text, lambda: None if is_number else print(error.code, file=sys.stderr))
 
 
 def _die_with_the_launcher() -> None:
-    """Asks the kernel to kill this process when its launcher ends. Linux only; elsewhere the channel tells."""
+    """Asks the kernel to kill this process when its launcher ends. Linux only; elsewhere the channel reveals it."""
     if sys.platform != "linux":
         return
     launcher = os.getppid()
@@ -88,8 +89,8 @@ def _loaded_module(arguments: list[str]) -> tuple[types.CodeType, types.ModuleTy
         raise ArgumentError(
             "mirrored run -m",
             found=f"there is no module {name!r} that can be run",
-            rule="-m takes what python -m takes",
-            remedy="look at its name, and at PYTHONPATH",
+            rule="-m takes the same names as python -m",
+            remedy="check the name of the module, and PYTHONPATH",
         )
     module = types.ModuleType("__main__")
     module.__file__, module.__spec__, module.__package__ = found.origin, found, found.parent
@@ -98,7 +99,7 @@ def _loaded_module(arguments: list[str]) -> tuple[types.CodeType, types.ModuleTy
 
 
 def _beyond_this_file(error: BaseException) -> types.TracebackType | None:
-    """The traceback from the program on."""
+    """Returns the traceback without the frames of this file."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

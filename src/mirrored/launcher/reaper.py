@@ -1,8 +1,8 @@
-"""Ends what is left when the launcher itself is killed.
+"""The reaper: a process that kills the remaining process groups when the launcher itself is killed.
 
-Started as a file of its own, without mirrored: ``python -I -S reaper.py``. It reads ``+GROUP`` and ``-GROUP`` from its
-standard input, and when that ends, as it does whatever becomes of the launcher, it kills the process groups that are
-left. The workers also ask the kernel to go when the launcher goes; this is for what they have started themselves.
+It runs as a file of its own, without mirrored: ``python -I -S reaper.py``. It reads ``+GROUP`` and ``-GROUP`` from its
+standard input. The kernel closes that pipe however the launcher ends; the reaper then kills the groups that are left.
+The workers also ask the kernel to kill them with the launcher; the reaper is for the processes that they have started.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 
 def main() -> None:
-    """Keeps the list until the launcher is gone."""
+    """Maintains the set of process groups until the launcher ends, then kills those that are left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()

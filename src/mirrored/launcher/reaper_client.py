@@ -1,4 +1,4 @@
-"""Starts the reaper and tells it which process groups there are."""
+"""Starts the reaper and registers process groups with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REAPER: Final = Path(__file__).with_name("reaper.py")
 
 
 class ReaperClient:
-    """While it is open, the process groups that it was told of do not outlive this process."""
+    """A context in which registered process groups do not outlive this process."""
 
     def __enter__(self) -> Self:
         self._reaper = subprocess.Popen(
@@ -30,15 +30,15 @@ class ReaperClient:
         self._reaper.wait()
 
     def add(self, group: int) -> None:
-        """Has a group kept."""
-        self._tell(f"+{group}\n")
+        """Registers a process group."""
+        self._send(f"+{group}\n")
 
     def remove(self, group: int) -> None:
-        """The group has ended."""
-        self._tell(f"-{group}\n")
+        """Removes a process group that has ended."""
+        self._send(f"-{group}\n")
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._reaper.stdin is not None
-        with contextlib.suppress(OSError):  # somebody has killed the reaper
+        with contextlib.suppress(OSError):  # the reaper was killed
             self._reaper.stdin.write(line.encode())
             self._reaper.stdin.flush()

@@ -1,7 +1,7 @@
 """The rendezvous of the launchers of several machines, at an address of machine 0.
 
-Every launcher, that of machine 0 included, keeps one authenticated connection to the hub there. A start begins when all
-have said hello; a failure of one is passed on to all; a connection that breaks is a failure.
+Every launcher, including that of machine 0, has one authenticated connection to the hub there. A start begins when all
+launchers have identified themselves. The hub relays a failure of one to all; a broken connection is a failure.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from mirrored.transport import Channel, RefusedError, load_secret
 _PAUSE_SECONDS: Final = 0.05
 _CONNECT_SECONDS: Final = 5.0
 _KEEP_ALIVE_SECONDS: Final = 60.0
-# Another program may have the port for a moment; who refuses for longer has another secret.
+# Another program may hold the port for a moment; a server that refuses for longer has another secret.
 _MOST_REFUSALS: Final = 40
 
 
 class LauncherRendezvous(Coordination):
-    """One launcher's part in the meeting.
+    """The rendezvous of one launcher with those of the other machines.
 
     Args:
-        job: What is run; its `coordinator` is where they meet.
+        job: The job; its `coordinator` is the address of the rendezvous.
 
     Raises:
-        ArgumentError: There is no secret by which the launchers authenticate each other.
+        ArgumentError: There is no secret with which the launchers can authenticate each other.
         RendezvousError: On machine 0: the port is taken.
     """
 
@@ -54,14 +54,14 @@ class LauncherRendezvous(Coordination):
 
     @property
     def secret(self) -> str:
-        """The one of the launchers."""
+        """The secret of the launchers, which the workers share."""
         return os.fsdecode(self._secret)
 
     def meet(self, restart: int, is_interrupted: Callable[[], bool]) -> list[str] | None:
-        """Says hello and waits for all others.
+        """Joins the rendezvous and waits for all other launchers.
 
         Raises:
-            RendezvousError: Some did not come in time: they are named. Or the secret of machine 0 is another one.
+            RendezvousError: Some launchers, which it names, did not join in time; or machine 0 has another secret.
         """
         self._hang_up()  # each start has connections of its own
         end = time.monotonic() + self._job.meeting_seconds
@@ -83,12 +83,12 @@ class LauncherRendezvous(Coordination):
                 if "start" in message:
                     return self._addresses(message["start"])
                 if "refused" in message:
-                    raise self._error(str(message["refused"]), "all launchers are started with the same numbers")
+                    raise self._error(str(message["refused"]), "all launchers are started with the same options")
                 waiting = message.get("waiting", waiting)
         raise self._missing(waiting)
 
     def news(self) -> str | None:
-        """Why another machine's workers were ended, if they were."""
+        """Returns why another machine's workers were ended; None if they were not."""
         with contextlib.suppress(queue.Empty):
             while True:
                 message = self._news.get_nowait()
@@ -97,12 +97,12 @@ class LauncherRendezvous(Coordination):
         return None
 
     def tell(self, reason: str) -> None:
-        """Has all others end their workers."""
+        """Makes all other launchers end their workers."""
         self._send({"stop": f"machine {self._job.node_rank} ({socket.gethostname()}): {reason}"})
         self._hang_up()
 
     def wait_for_the_others(self, is_interrupted: Callable[[], bool]) -> str | None:
-        """Waits for the machines whose workers are not yet done."""
+        """Waits for the workers of the other machines; returns why one of them failed, or None."""
         self._send({"done": self._job.node_rank})
         while not is_interrupted():
             message = self._next()
@@ -114,7 +114,7 @@ class LauncherRendezvous(Coordination):
         return "interrupted"
 
     def close(self) -> None:
-        """Closes the connection, and the hub on machine 0."""
+        """Closes the connection, and on machine 0 the hub."""
         self._hang_up()
         if self._hub is not None:
             self._hub.close()
@@ -128,7 +128,7 @@ class LauncherRendezvous(Coordination):
     def _connect(self, hello: dict[str, Any]) -> bool:
         try:
             channel = Channel.connect((self._host, self._port), self._secret, _CONNECT_SECONDS)
-        except RefusedError as error:  # perhaps another program, that has the port for a moment
+        except RefusedError as error:  # possibly another program, which holds the port for a moment
             self._refusals += 1
             if self._refusals >= _MOST_REFUSALS:
                 raise self._unauthenticated(error) from None
@@ -146,8 +146,8 @@ class LauncherRendezvous(Coordination):
     def _read(self, channel: Channel, news: queue.Queue[dict[str, Any]]) -> None:
         for message in channel.receive():
             news.put(message)
-        channel.close()  # the reader may be the last one to hold it
-        news.put({"stop": f"the launcher of machine 0 ({self._job.coordinator}) is gone"})
+        channel.close()  # this thread may hold the last reference to it
+        news.put({"stop": f"the launcher of machine 0 ({self._job.coordinator}) has ended or is unreachable"})
         if self._channel is channel:
             self._channel = None
 
@@ -162,19 +162,19 @@ class LauncherRendezvous(Coordination):
             channel.close()
 
     def _addresses(self, machines: list[dict[str, Any]]) -> list[str]:
-        """Machine 0 by the name that all reached it by, the others as machine 0 sees them."""
+        """Returns the workers' addresses: machine 0 by the coordinator's name, the others as machine 0 sees them."""
         hosts = [self._host if rank == 0 else str(machine["host"]) for rank, machine in enumerate(machines)]
         named = [f"[{host}]" if ":" in host else host for host in hosts]
         return [f"{host}:{port}" for host, machine in zip(named, machines, strict=True) for port in machine["ports"]]
 
     def _missing(self, waiting: list[int]) -> RendezvousError:
         if self._channel is None:
-            who = f"nobody answers at {self._job.coordinator}"
+            who = f"no launcher answers at {self._job.coordinator}"
         else:
-            who = f"machines {', '.join(map(str, waiting))} have not come"
+            who = f"machines {', '.join(map(str, waiting))} have not joined"
         return self._error(
             f"{who} after {self._job.meeting_seconds:g} s",
-            f"all {self._job.nodes} launchers meet at the coordinator before the workers start",
+            f"all {self._job.nodes} launchers join at the coordinator before the workers start",
         )
 
     def _error(self, found: str, rule: str) -> RendezvousError:
@@ -183,14 +183,14 @@ class LauncherRendezvous(Coordination):
             found=found,
             rule=rule,
             remedy="start `mirrored run` on every machine with the same --nodes, --workers and --coordinator and its "
-            "own --node-rank; see that the port of machine 0 can be reached from the others",
+            "own --node-rank; check that the other machines can reach the port of machine 0",
         )
 
     def _unauthenticated(self, refusal: RefusedError) -> RendezvousError:
         return RendezvousError(
             f"mirrored run on machine {self._job.node_rank}",
             found=f"{refusal} ({self._job.coordinator})",
-            rule="all launchers of a job know the same secret",
+            rule="all launchers of a job have the same secret",
             remedy=f"set {settings.SECRET.name} on every machine to the output of one `openssl rand -hex 32`, or "
             f"{settings.SECRET_FILE.name} to a file with it; the default is a generated file in the home folder, which "
             "the machines may not share",

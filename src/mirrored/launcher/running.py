@@ -1,4 +1,4 @@
-"""Running a job: as this very process if there is nothing to watch, else under a supervisor."""
+"""Runs a job: in this process if it needs no supervision, otherwise under a supervisor."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from mirrored.launcher.supervisor import Supervisor
 def run_job(job: Job) -> int:
     """Runs a job to its end.
 
-    Context: the main thread of a process that does nothing else: with one worker, and neither restarts nor logs, this
-    process becomes the program, with its terminal, its debugger and its exit status.
+    Context: the main thread of a process that does nothing else. With one worker, no restarts and no logs, this process
+    is replaced by the program, which keeps the terminal, a debugger and its own exit status.
 
     Returns:
         The exit status.
 
     Raises:
-        ArgumentError: The job does not hold together.
-        DeviceError: There are not as many accelerators as the workers are to have.
-        RendezvousError: The launchers of several machines did not meet.
+        ArgumentError: The options of the job are wrong or contradict each other.
+        DeviceError: The machine has fewer accelerators than the workers need.
+        RendezvousError: The rendezvous of the launchers of several machines failed.
     """
     job.check()
     _open_standard_streams()
@@ -36,19 +36,19 @@ def run_job(job: Job) -> int:
         tidy(Path(environment[DIRECTORY_VARIABLE]))
     if job.num_workers == 1 and not job.max_restarts and job.log_directory is None:
         _become(job)
-    meeting: Coordination = SingleMachine(job.workers) if job.nodes == 1 else LauncherRendezvous(job)
-    # A stream that is closed is None.
+    rendezvous: Coordination = SingleMachine(job.workers) if job.nodes == 1 else LauncherRendezvous(job)
+    # Python represents a closed stream as None.
     screen, errors = (None if stream is None else stream.buffer for stream in (sys.stdout, sys.stderr))
     color = sys.stdout is not None and sys.stdout.isatty()
     output = Output(screen, errors, color=color, directory=job.log_directory)
     try:
-        return Supervisor(job, output, meeting).run()
+        return Supervisor(job, output, rendezvous).run()
     finally:
-        meeting.close()
+        rendezvous.close()
 
 
 def _open_standard_streams() -> None:
-    """Opens what is closed of the descriptors 0, 1 and 2: the next sockets and pipes would get their numbers."""
+    """Opens those of the descriptors 0 to 2 that are closed; sockets and pipes would otherwise get their numbers."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""A stream that the launcher writes to, and that never holds it up or ends it."""
+"""A buffered output stream that neither blocks nor ends the launcher."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _ROOM_BYTES: Final = 1 << 20
 
 
 class Sink:
-    """Writes in a thread of its own: a reader that stands still stops the sink, not the launcher.
+    """Writes to a stream in a thread of its own: a reader that does not read blocks the sink, not the launcher.
 
-    What cannot be written, because the disk is full for instance, is dropped; later lines are tried again.
+    Data that cannot be written, for example because the disk is full, is dropped; later data is tried again.
 
     Args:
-        stream: Where to write to; None to drop everything.
-        report: Called once, with the reason, when something cannot be written. Not for a reader that has gone.
+        stream: The stream to write to; None to drop everything.
+        report: Called once, with the reason, when data cannot be written. Not called if the reader has closed.
     """
 
     def __init__(self, stream: BinaryIO | None, report: Callable[[str], object]) -> None:
@@ -36,11 +36,11 @@ class Sink:
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be put; otherwise the reader is behind."""
+        """Whether more data may be put; otherwise the reader does not keep up."""
         return self._bytes < _ROOM_BYTES
 
     def put(self, data: bytes) -> None:
-        """Has data written, also if there is no room left."""
+        """Queues data to be written, even if there is no room left."""
         if self._stream is None or not data:
             return
         with self._changed:
@@ -49,7 +49,11 @@ class Sink:
             self._changed.notify_all()
 
     def close(self, patience_seconds: float | None) -> None:
-        """Waits until all is written, but not longer than this without any progress (None: as long as it takes)."""
+        """Waits until everything is written.
+
+        Args:
+            patience_seconds: How long to wait without progress; None for no limit.
+        """
         with self._changed:
             self._is_closed = True
             self._moved_at = time.monotonic()
@@ -84,10 +88,12 @@ class Sink:
 
 
 def write_all(stream: BinaryIO, data: bytes) -> None:
-    """Writes to the descriptor of a stream, where it has one: nothing is left in a buffer that fails again at exit.
+    """Writes data to a stream, by its descriptor if it has one.
+
+    This bypasses the stream's buffer: data left there after a failure would fail again at exit.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The data cannot be written.
     """
     try:
         descriptor = stream.fileno()
@@ -99,5 +105,5 @@ def write_all(stream: BinaryIO, data: bytes) -> None:
     while view:
         try:
             view = view[os.write(descriptor, view) :]
-        except BlockingIOError:  # somebody else has made the terminal or pipe non-blocking
+        except BlockingIOError:  # another program has made the terminal or pipe non-blocking
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Starts the workers of this machine, watches them, and ends or restarts all when one fails."""
+"""Starts and supervises the workers of this machine; ends or restarts all of them when one fails."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from mirrored.launcher.worker import HANG, LOST_PEER, Worker, shell_code, words_
 
 _TICK_SECONDS: Final = 0.05
 _INTERRUPT_GRACE_SECONDS: Final = 0.5
-# How long a worker that has lost a peer waits for that peer's end to be noticed, and a failing one to print. A killed
+# How long the launcher waits for the end of a lost peer to become visible, and for a failing worker to print. A killed
 # process closes its sockets before it can be reaped, on a busy machine long before.
 _BLAME_SECONDS: Final = 2.0
 _SHOW_SECONDS: Final = 2.0
 _INTERRUPTED: Final = 130
-# How long a job that has failed waits for whoever reads its output, and stands still.
+# How long a failed job waits for a reader of its output that does not read.
 _READER_SECONDS: Final = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class _Failure:
-    """Why the workers were ended.
+    """A failure that ends all workers.
 
     Attributes:
-        reason: In words, with the worker's name.
-        code: The exit status that the launcher then has.
+        reason: The reason, which names the worker.
+        code: The exit status of the launcher.
     """
 
     reason: str
@@ -44,36 +44,36 @@ class Supervisor:
     """Runs a job to its end.
 
     Args:
-        job: What is run.
-        output: Where the workers' output goes.
-        meeting: With the launchers of the other machines.
+        job: The job.
+        output: The destination of the workers' output.
+        meeting: The coordination with the launchers of the other machines.
     """
 
     def __init__(self, job: Job, output: Output, meeting: Coordination) -> None:
         self._job = job
         self._output = output
-        self._meeting = meeting
+        self._coordination = meeting
         self._workers: list[Worker] = []
         self._signals: list[int] = []
         self._terminated_at: float | None = None
 
     def run(self) -> int:
-        """Starts the workers, again after a failure if the job allows it, until they have ended.
+        """Runs the workers until they have ended, with restarts after a failure if the job allows them.
 
-        Context: the main thread, whose signals it takes.
+        Context: the main thread, whose signals it handles.
 
         Returns:
-            The exit status: 0 if every worker ended with 0; that of the worker that failed first, 128 and the number
-            for a signal; 130 after Ctrl-C.
+            The exit status: 0 if every worker ended with 0; otherwise that of the worker that failed first, with 128
+            plus the number for a signal; 130 after Ctrl-C.
         """
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        # What is ignored stays ignored: `nohup` does so with SIGHUP.
+        # A signal that is ignored stays ignored: `nohup` ignores SIGHUP.
         handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
         previous = {number: signal.signal(number, self._note) for number in handled}
         code = 1
         try:
-            with ReaperClient() as guard:
-                code = self._run(guard)
+            with ReaperClient() as reaper:
+                code = self._run(reaper)
                 return code
         finally:
             for number, handler in previous.items():
@@ -83,10 +83,10 @@ class Supervisor:
     def _note(self, number: int, _: FrameType | None) -> None:
         self._signals.append(number)
 
-    def _run(self, guard: ReaperClient) -> int:
+    def _run(self, reaper: ReaperClient) -> int:
         restart = 0
         while True:
-            failure = self._generation(guard, restart)
+            failure = self._generation(reaper, restart)
             if failure is None:
                 return 0
             if failure.code == _INTERRUPTED or self._terminated_at is not None or restart >= self._job.max_restarts:
@@ -94,37 +94,35 @@ class Supervisor:
                 return failure.code
             restart += 1
             every = "the worker" if self._job.num_workers == 1 else f"all {self._job.num_workers} workers"
-            self._output.say(
-                f"{failure.reason}; starting {every} again (restart {restart} of {self._job.max_restarts})"
-            )
+            self._output.say(f"{failure.reason}; restarting {every} (restart {restart} of {self._job.max_restarts})")
 
-    def _generation(self, guard: ReaperClient, restart: int) -> _Failure | None:
+    def _generation(self, reaper: ReaperClient, restart: int) -> _Failure | None:
         """Runs all workers once."""
-        addresses = self._meeting.meet(restart, self._interrupted)
+        addresses = self._coordination.meet(restart, self._interrupted)
         if addresses is None:
             return _Failure("interrupted before the start", _INTERRUPTED)
         try:
             for rank in self._job.ranks:
                 environment = worker_environment(
-                    self._job, rank, addresses, secret=self._meeting.secret, restart=restart
+                    self._job, rank, addresses, secret=self._coordination.secret, restart=restart
                 )
                 worker = Worker(self._job, rank, environment)
-                guard.add(worker.group)
+                reaper.add(worker.group)
                 self._workers.append(worker)
             failure = self._watch()
         finally:
-            self._end_all(guard)
+            self._end_all(reaper)
         if failure is not None:
-            self._meeting.tell(failure.reason)
+            self._coordination.tell(failure.reason)
             return failure
-        elsewhere = self._meeting.wait_for_the_others(self._interrupted)
+        elsewhere = self._coordination.wait_for_the_others(self._interrupted)
         return None if elsewhere is None else _Failure(elsewhere, 1)
 
     def _interrupted(self) -> bool:
         return bool(self._signals)
 
     def _watch(self) -> _Failure | None:
-        """Waits until all have ended well, or one has not."""
+        """Waits until all workers have succeeded, or one has failed."""
         while True:
             self._wait_for_news()
             for worker in self._workers:
@@ -132,7 +130,7 @@ class Supervisor:
             failure = self._signalled() or self._failed() or self._failed_elsewhere()
             if failure is not None:
                 return failure
-            # Who reads may take their time, unless this is to end.
+            # The readers of the output may be slow, unless the job is to end.
             may_end = self._output.has_room or self._terminated_at is not None
             if may_end and all(worker.code == 0 for worker in self._workers):
                 return None
@@ -183,17 +181,17 @@ class Supervisor:
         if not (asking or gone):
             return None
         if not gone and all(worker.failing and worker.failing[0] == LOST_PEER for worker in asking):
-            # Who was lost? Its end may be noticed in a moment; a worker of another machine is not seen here.
+            # The end of the lost peer may become visible in a moment, unless it runs on another machine.
             self._settle_until_gone(_BLAME_SECONDS)
-        culprit = min((worker for worker in self._workers if worker.failing or worker.code), key=_innocence)
+        culprit = min((worker for worker in self._workers if worker.failing or worker.code), key=_blame_order)
         if culprit.failing is not None:
-            self._await_words_of(culprit)
+            self._await_report_of(culprit)
             if culprit.failing[0] == HANG:
-                self._hear_the_others(culprit)
+                self._collect_reports(culprit)
         return _failure_of(culprit, next((worker.note for worker in self._workers if worker.note), None))
 
-    def _hear_the_others(self, culprit: Worker) -> None:
-        """In a hang all workers have come to the end of their patience, and what each is doing is of interest."""
+    def _collect_reports(self, culprit: Worker) -> None:
+        """Shows the reports of the other workers: in a hang all of them reach the limit, and each prints its stacks."""
         end = time.monotonic() + _SHOW_SECONDS
         others = [worker for worker in self._workers if worker is not culprit]
         while others and time.monotonic() < end:
@@ -201,7 +199,7 @@ class Supervisor:
             for worker in [one for one in others if one.listen() or one.failing or one.code is not None]:
                 others.remove(worker)
                 if worker.failing is not None:
-                    self._await_words_of(worker)
+                    self._await_report_of(worker)
 
     def _settle_until_gone(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -212,8 +210,8 @@ class Supervisor:
             if any(worker.code or _is_culprit(worker) for worker in self._workers):
                 return
 
-    def _await_words_of(self, worker: Worker) -> None:
-        """Shows the error of the worker that failed, before anything that the others say of it."""
+    def _await_report_of(self, worker: Worker) -> None:
+        """Shows the error of the worker that failed before any consequence of it on the other workers."""
         worker.let_go()
         end = time.monotonic() + _SHOW_SECONDS
         while time.monotonic() < end and not worker.has_shown and worker.code is None:
@@ -223,15 +221,15 @@ class Supervisor:
         worker.pump(self._output)
 
     def _failed_elsewhere(self) -> _Failure | None:
-        reason = self._meeting.news()
+        reason = self._coordination.news()
         return None if reason is None else _Failure(reason, 1)
 
-    def _end_all(self, guard: ReaperClient) -> None:
-        for worker in self._workers:  # all at once: none must see the end of another
+    def _end_all(self, reaper: ReaperClient) -> None:
+        for worker in self._workers:  # all at once: no worker should report the end of another
             worker.signal(signal.SIGKILL)
         for worker in self._workers:
             worker.end(self._output)
-            guard.remove(worker.group)
+            reaper.remove(worker.group)
         self._workers.clear()
 
 
@@ -239,14 +237,14 @@ def _is_culprit(worker: Worker) -> bool:
     return worker.failing is not None and worker.failing[0] != LOST_PEER
 
 
-def _innocence(worker: Worker) -> tuple[int, int]:
-    """Sorts those that failed: the one that failed by itself first."""
+def _blame_order(worker: Worker) -> tuple[int, int]:
+    """Returns a sort key that puts a worker that failed by itself before those that failed as a consequence."""
     code = worker.code
     if _is_culprit(worker):
         return 0, worker.rank
     if code is not None and code not in (0, -signal.SIGABRT) and worker.failing is None:
         return 1, worker.rank
-    # JAX's runtime aborts when the coordinator is gone.
+    # JAX's runtime aborts the workers when the coordinator is lost.
     return (2 if code == -signal.SIGABRT else 3), worker.rank
 
 

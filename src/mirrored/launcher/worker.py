@@ -1,4 +1,4 @@
-"""One worker as the launcher sees it: a process in a group of its own, its output, its word."""
+"""The launcher's view of one worker: a process in a group of its own, its output, and its exit report."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from mirrored.launcher.output import Lines, Output
 from mirrored.settings import LAUNCHER_FD
 
 LOST_PEER: Final = "lost-peer"
-"""A failure that another worker's end has caused."""
+"""The kind of a failure that the end of another worker has caused."""
 HANG: Final = "hang"
-"""The workers cannot go on; each can tell where it stands."""
+"""The kind of a failure of all workers by a deadlock; each of them reports its own state."""
 
 
 class Worker:
-    """Starts a worker.
+    """A worker process, started by the constructor.
 
     Args:
-        job: What is run.
-        rank: Which worker of all.
-        environment: Of the process.
+        job: The job.
+        rank: The index of the worker among all workers of the job.
+        environment: The environment of the process.
 
     Attributes:
-        failing: What the worker says of its failure: a kind and a text. None before.
+        failing: The worker's exit report: the kind of the failure, and a text. None if it has sent none.
         has_shown: Whether it has printed its error.
-        note: What it has said that may explain its end.
+        note: A text that it has sent and that may explain its end.
     """
 
     def __init__(self, job: Job, rank: int, environment: Mapping[str, str]) -> None:
@@ -40,29 +40,29 @@ class Worker:
         self.failing: tuple[str, str] | None = None
         self.has_shown = False
         self.note: str | None = None
-        self._heard = b""
-        self.channel, theirs = socket.socketpair()
+        self._received = b""
+        self.channel, child_end = socket.socketpair()
         self.channel.setblocking(False)
         module = ["-m", job.program] if job.is_module else [job.program]
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "mirrored.launcher.program", *module, *job.arguments],
-                env={**environment, LAUNCHER_FD.name: str(theirs.fileno())},
+                env={**environment, LAUNCHER_FD.name: str(child_end.fileno())},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 start_new_session=True,
             )
         finally:
-            theirs.close()
+            child_end.close()
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         self._streams = {False: Lines(self.process.stdout.fileno()), True: Lines(self.process.stderr.fileno())}
 
     @property
     def group(self) -> int:
-        """The process group of the worker and all that it has started."""
+        """The process group of the worker and its child processes."""
         return self.process.pid
 
     @property
@@ -72,31 +72,31 @@ class Worker:
 
     @property
     def descriptors(self) -> list[int]:
-        """What to wait on for news."""
+        """The file descriptors to wait on for output and messages."""
         return [stream.descriptor for stream in self._streams.values() if stream.open] + [self.channel.fileno()] * (
             self.channel.fileno() >= 0
         )
 
     def pump(self, output: Output, *, to_the_end: bool = False) -> None:
-        """Shows what it has printed since.
+        """Forwards the output that the worker has printed since the last call.
 
         Args:
-            output: Where to show it. What the reader there has no time for is left in the pipes.
-            to_the_end: Whether to empty the pipes, which hold no more than the system lets them.
+            output: The destination. Data for which it has no room stays in the pipes.
+            to_the_end: Whether to empty the pipes regardless of room; their size is bounded by the system.
         """
         for is_error, stream in self._streams.items():
             while stream.open and (to_the_end or output.has_room) and (lines := stream.read()):
                 output.write(self.rank, lines, is_error=is_error)
 
     def listen(self) -> bool:
-        """Takes in what it has said. Returns whether it wants to be told to go on."""
+        """Reads the worker's messages. Returns whether it waits for permission to print its error."""
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             if self.channel.fileno() >= 0:
                 piece = self.channel.recv(1 << 16)
-                self._heard += piece
+                self._received += piece
                 if not piece:
                     self.channel.close()
-        *lines, self._heard = self._heard.split(b"\n")
+        *lines, self._received = self._received.split(b"\n")
         asks = False
         for line in lines:
             word, _, rest = line.decode(errors="replace").partition(" ")
@@ -115,15 +115,15 @@ class Worker:
             self.channel.send(b"go\n")
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the worker and all that it has started."""
+        """Sends a signal to the worker and its child processes."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, number)
 
     def end(self, output: Output) -> None:
-        """Kills what is left of it, shows its last words and lets everything go."""
+        """Kills the worker's process group, forwards its remaining output and closes its pipes."""
         self.signal(signal.SIGKILL)
         self.process.wait()
-        # What it started may have survived it by a moment and hold the pipes: their end is not waited for.
+        # Child processes may survive it by a moment and hold the pipes open: do not wait for the end of the pipes.
         self.pump(output, to_the_end=True)
         for pipe in (self.process.stdout, self.process.stderr, self.channel):
             if pipe is not None:
@@ -131,7 +131,7 @@ class Worker:
 
 
 def words_for(code: int) -> str:
-    """How a process ended, in words."""
+    """Returns how a process ended, for messages."""
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -141,5 +141,5 @@ def words_for(code: int) -> str:
 
 
 def shell_code(code: int) -> int:
-    """The exit status as a shell gives it: 128 and the signal."""
+    """Returns the exit status as a shell reports it: 128 plus the number for a signal."""
     return code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""optax as optimizers: `apply_gradients` sums over replicas, clips, and keeps its state in mirrored variables."""
+"""Optimizers over optax transforms: sum gradients over replicas, clip, and keep their state in mirrored variables."""
 
 from mirrored.optimizers.named import SGD as SGD
 from mirrored.optimizers.named import Adagrad as Adagrad

@@ -1,4 +1,4 @@
-"""Clipping of gradients. It acts on what is applied: in replica context, on the all-reduced gradient."""
+"""Gradient clipping. In replica context it acts on the all-reduced gradient, not on each replica's own."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Gradients = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Clipping:
-    """At most one way of clipping; none leaves gradients as they are.
+    """At most one kind of gradient clipping. With no bound set, gradients are unchanged.
 
     Attributes:
-        clipnorm: The largest norm of each variable's gradient.
-        global_clipnorm: The largest norm of all gradients of one `apply_gradients` together.
-        clipvalue: The largest absolute value of an element.
+        clipnorm: Upper bound on the norm of each variable's gradient.
+        global_clipnorm: Upper bound on the global norm of all gradients of one `apply_gradients` call.
+        clipvalue: Upper bound on the absolute value of each element.
     """
 
     clipnorm: float | None = None
@@ -35,19 +35,19 @@ class Clipping:
                 raise ArgumentError(
                     "Optimizer",
                     found=f"{name}={value!r}",
-                    rule="a bound is a finite number above 0",
-                    remedy=f"leave {name}= out to clip nothing",
+                    rule="a clipping bound is a finite number greater than 0",
+                    remedy=f"omit {name}= to disable clipping",
                 )
         if len(given) > 1:
             raise ArgumentError(
                 "Optimizer",
                 found=" and ".join(f"{name}={value!r}" for name, value in given.items()),
-                rule="gradients are clipped in one way",
-                remedy="keep one of clipnorm, global_clipnorm, clipvalue; chain optax's own clippings for more",
+                rule="an optimizer applies at most one kind of clipping",
+                remedy="pass one of clipnorm, global_clipnorm, clipvalue; chain optax's transforms to combine them",
             )
 
     def apply(self, gradients: Gradients) -> Gradients:
-        """The clipped gradients, of the same shapes and dtypes."""
+        """Returns the clipped gradients, with unchanged shapes and dtypes."""
         if self.clipvalue is not None:
             return _transformed(optax.clip(self.clipvalue), gradients)
         if self.global_clipnorm is not None:

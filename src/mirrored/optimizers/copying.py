@@ -1,4 +1,7 @@
-"""Copies of optimizers as Python objects: of one without state; slots belong to variables, which a copy has not."""
+"""Copies optimizers that have no state yet.
+
+Slots belong to variables, which a copy does not have. So an optimizer with state cannot be copied.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,15 @@ from typing import Any, Final
 
 from mirrored.errors import ArgumentTypeError
 
-_SHARED: Final = ("_rule", "_compute")  # immutable
+# Immutable. Sharing `_compute`, a jitted function, lets copies also share its compilation cache.
+_SHARED: Final = ("_rule", "_compute")
 
 
 def copied(optimizer: Any, memo: dict[int, Any]) -> Any:
-    """An optimizer of its own with the same settings.
+    """Returns an independent optimizer with the same settings.
 
     Raises:
-        ArgumentTypeError: It has made state already.
+        ArgumentTypeError: The optimizer already has state.
     """
     if optimizer.made().scalars or optimizer.made().groups:
         raise not_copied("copy", optimizer)
@@ -26,11 +30,11 @@ def copied(optimizer: Any, memo: dict[int, Any]) -> Any:
 
 
 def not_copied(called: str, optimizer: Any) -> ArgumentTypeError:
-    """The error for an optimizer that cannot be copied so."""
+    """Returns the error for an optimizer that `called` cannot copy."""
     return ArgumentTypeError(
         f"{called} of an {type(optimizer).__name__} optimizer".replace("an Optimizer optimizer", "an Optimizer"),
         found=f"{optimizer!r}",
-        rule="the state of an optimizer belongs to the variables that it trains, and a copy would have others, or none",
-        remedy="make another optimizer with the same arguments; to give it this one's state save a "
+        rule="optimizer state belongs to the variables that it trains; a copy would train other variables, or none",
+        remedy="create another optimizer with the same arguments; to transfer this one's state, save a "
         "mirrored.checkpoint.Checkpoint(model=..., optimizer=...) and restore it into the new objects",
     )

@@ -1,4 +1,4 @@
-"""Bringing the replicas' gradients together, and updating once for all replicas."""
+"""Sums the replicas' gradients in one merge, and computes the update once for all replicas."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Update = Callable[[Sequence[Any]], None]
 
 
 def update_with_sums(gradients: Sequence[Any], update: Update, called: str) -> None:
-    """Sums gradients over replicas, all in one reduction, and calls `update` with the sums, in cross-replica context.
+    """Sums gradients over replicas in one reduction, and calls `update` with the sums in cross-replica context.
 
-    In replica context that is one merge: the update is computed once for all replicas of a device (and in eager mode
-    once for all of them), and its results are equal on all replicas by construction.
+    In replica context this is one merge. The update is computed once per device for all virtual replicas of that device
+    (in eager mode, once for all replicas), so its results are replicated by construction.
     """
     if get_replica_context() is None:
         update(_sums(gradients))
@@ -51,15 +51,15 @@ def update_with_sums(gradients: Sequence[Any], update: Update, called: str) -> N
 def update_with_sums_of(
     pairs: Sequence[Pair], extra: Sequence[Any], update: Callable[[Sequence[Pair], Sequence[Any]], None], called: str
 ) -> tuple[str, ...]:
-    """As `update_with_sums`, for pairs of which each replica may lack a gradient: there it counts as zeros.
+    """Like `update_with_sums`, but each replica may lack some gradients; a missing gradient counts as zeros.
 
-    Gradients of the replicas belong together by their variable, not by their place in the list.
+    Gradients of different replicas are matched by variable, not by position in the list.
 
     Args:
-        pairs: This replica's, with None for a gradient that it lacks.
-        extra: Arrays that are summed too.
-        update: Gets pairs of the sum and the variable, and the sums of `extra`, in cross-replica context.
-        called: For messages.
+        pairs: This replica's pairs, with None for a missing gradient.
+        extra: Arrays that are also summed over replicas.
+        update: Receives the (sum, variable) pairs and the sums of `extra`, in cross-replica context.
+        called: The caller's name, for messages.
 
     Returns:
         The names of the variables for which no replica has a gradient.
@@ -94,12 +94,13 @@ def update_with_sums_of(
 def _aligned(
     replicas: Sequence[Sequence[Pair]], runner: ReplicaRunner, called: str
 ) -> tuple[list[Variable], list[list[Any]], tuple[str, ...]]:
-    """The variables with a gradient on any replica, all replicas' gradients of each, and the names of the rest."""
+    """Returns variables with a gradient on any replica, their gradients per replica, and the other variables' names."""
     variables = {id(variable): variable for pairs in replicas for _, variable in pairs}
     given = [{id(variable): gradient for gradient, variable in pairs} for pairs in replicas]
     rows = {key: [gradients.get(key) for gradients in given] for key in variables}
     lacking = [key for key, row in rows.items() if all(gradient is None for gradient in row)]
     if runner.device_assignment.spans_processes:
+        # Every worker must reduce the same list. A variable without a gradient here may have one on another worker.
         names = [variables[key].name for key in rows if key not in lacking]
         elsewhere = {
             name for worker in host_allgather(called, "which variables have gradients", names) for name in worker
@@ -118,14 +119,14 @@ def _completed(row: Sequence[Any], variable: Variable) -> list[Any]:
 
 
 def _sums(gradients: Sequence[Any]) -> list[jax.Array]:
-    """In cross-replica context: per-replica gradients summed in one reduction, all others as they are."""
+    """Sums per-replica gradients in one reduction and returns the others unchanged. Context: cross-replica."""
     per_replica = [gradient for gradient in gradients if isinstance(gradient, PerReplica)]
     sums = iter(get_strategy().reduce(ReduceOp.SUM, per_replica, axis=None))
     return [next(sums) if isinstance(gradient, PerReplica) else as_array(gradient) for gradient in gradients]
 
 
 def as_they_are(gradients: Sequence[Any], called: str) -> list[jax.Array]:
-    """The gradients without any aggregation.
+    """Returns the gradients without aggregation.
 
     Raises:
         ArgumentError: A gradient is a per-replica value.
@@ -133,22 +134,22 @@ def as_they_are(gradients: Sequence[Any], called: str) -> list[jax.Array]:
     if any(isinstance(gradient, PerReplica) for gradient in gradients):
         raise ArgumentError(
             called,
-            found="per-replica gradients, and aggregation skipped",
-            rule="a mirrored variable is updated by one gradient, the same for all replicas",
-            remedy="leave skip_gradients_aggregation out, or reduce them first with strategy.reduce",
+            found="per-replica gradients with aggregation skipped",
+            rule="the update of a mirrored variable takes one gradient, equal on all replicas",
+            remedy="omit skip_gradients_aggregation, or reduce the gradients first with strategy.reduce",
         )
     return [as_array(gradient) for gradient in gradients]
 
 
 def as_array(gradient: Any) -> jax.Array:
-    """A gradient as a plain array."""
+    """Returns a gradient as a plain array."""
     if isinstance(gradient, Mirrored):
         gradient = gradient.value
     return putting.as_array(gradient.read_value() if isinstance(gradient, Variable) else unboxed(gradient))
 
 
 def once(make: Callable[[], None]) -> None:
-    """Runs `make` once, in cross-replica context, whatever number of replicas ask for it together."""
+    """Runs `make` once, in cross-replica context. In replica context all replicas call this together."""
     context = get_replica_context()
     if context is None:
         make()
@@ -157,7 +158,10 @@ def once(make: Callable[[], None]) -> None:
 
 
 def scope_of(variables: Sequence[Variable]) -> AbstractContextManager[Any]:
-    """The scope of the variables' strategy, if no strategy is in force: gradients that left `run` are applied in it."""
+    """Returns the scope of the variables' strategy if no scope is open, else a null context.
+
+    Gradients that `strategy.run` returned may be applied outside every scope.
+    """
     owner = next((variable.strategy for variable in variables if variable.strategy is not None), None)
     if owner is None or ambient().strategies:
         return nullcontext()

@@ -1,4 +1,4 @@
-"""The learning rate: a number that may be changed at any time, or a schedule over the steps."""
+"""The learning rate: a number that can change at any time, or a schedule over steps."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LearningRateLike = float | jax.Array | Variable | Schedule
 
 
 class LearningRate:
-    """A learning rate as an optimizer uses it.
+    """The learning rate of one optimizer.
 
-    A number is held in a variable, so that a compiled step reads it as state and sees it change without being traced
-    again; the variable is made together with the optimizer's other state, under the strategy that trains.
+    A number is stored in a variable. A compiled step reads the variable as state, so a change takes effect without
+    retracing. The variable is created together with the optimizer's other state, under the strategy that trains.
 
     Args:
         given: A number, a variable, or a function of the step (an optax schedule).
-        name: Of the variable.
+        name: The variable's name.
     """
 
     def __init__(self, given: LearningRateLike, name: str) -> None:
@@ -43,16 +43,16 @@ class LearningRate:
 
     @property
     def is_schedule(self) -> bool:
-        """Whether it is a function of the step."""
+        """Whether the learning rate is a function of the step."""
         return self._schedule is not None
 
     @property
     def variables(self) -> list[Variable]:
-        """The variable that holds it, once it is made; nothing for a schedule."""
+        """The variable that holds the number; empty before it is created, and for a schedule."""
         return [] if self._variable is None else [self._variable]
 
     def build(self) -> None:
-        """Makes the variable, if there is to be one."""
+        """Creates the variable if the learning rate is a number."""
         if self._variable is None and self._schedule is None:
             self._variable = Variable(
                 jnp.asarray(self._number, jnp.result_type(float)), trainable=False, name=self._name
@@ -60,7 +60,7 @@ class LearningRate:
             self._variable.internal = True
 
     def at(self, step: Any) -> jax.Array:
-        """Its value at a step."""
+        """Returns the learning rate at a step."""
         rate = self._schedule(step) if self._schedule is not None else self._held()
         return jnp.asarray(rate).astype(jnp.result_type(float))
 
@@ -68,17 +68,17 @@ class LearningRate:
         return self._number if self._variable is None else self._variable.read_value()
 
     def change(self, value: Any) -> None:
-        """Sets another number.
+        """Sets the number.
 
         Raises:
-            ArgumentError: It is a schedule, or `value` is not a number.
+            ArgumentError: The learning rate is a schedule, or `value` is not a number.
         """
         if self._schedule is not None:
             raise ArgumentError(
                 "Optimizer.learning_rate",
-                found="the optimizer was made with a schedule",
-                rule="a schedule alone says what the rate is at each step",
-                remedy="make the optimizer with a number to set it by hand, or let the schedule read a Variable",
+                found="the optimizer was created with a schedule",
+                rule="a schedule determines the learning rate at every step",
+                remedy="create the optimizer with a number to assign it later, or let the schedule read a Variable",
             )
         if isinstance(value, Variable):
             value = value.read_value()
@@ -103,7 +103,7 @@ def _checked_number(value: Any) -> float:
         raise ArgumentError(
             "Optimizer.learning_rate",
             found=f"learning_rate={value!r}",
-            rule="a learning rate is a finite number, not negative, or a function of the step",
+            rule="a learning rate is a finite, nonnegative number or a function of the step",
             remedy="write learning_rate=0.001, or an optax schedule such as optax.cosine_decay_schedule(0.1, 1000)",
         )
     return number

@@ -1,4 +1,4 @@
-"""The optimizers by name: Keras' argument names and defaults over optax's rules."""
+"""Named optimizers: Keras' argument names and defaults over optax's update rules."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mirrored.optimizers.update import TransformFactory, UpdateRule
 
 
 class OptimizerOptions(TypedDict, total=False):
-    """What every optimizer takes besides its own arguments.
+    """Options that every named optimizer accepts.
 
     Attributes:
-        name: The first part of its variables' names. Default: the class's name in small letters.
-        weight_decay_mask: Which variables decay: a function from a dict by variable name to a dict of bools.
-        clipnorm: The largest norm of each variable's gradient.
-        global_clipnorm: The largest norm of all gradients of a call together.
-        clipvalue: The largest absolute value of an element of a gradient.
+        name: The first part of the names of the optimizer's variables. Default: the class name in lower case.
+        weight_decay_mask: Which variables decay: a function from a dict keyed by variable name to a dict of bools.
+        clipnorm: Upper bound on the norm of each variable's gradient.
+        global_clipnorm: Upper bound on the global norm of all gradients of a call.
+        clipvalue: Upper bound on the absolute value of each element of a gradient.
     """
 
     name: str | None
@@ -33,7 +33,7 @@ class OptimizerOptions(TypedDict, total=False):
 
 
 class _Named(Optimizer):
-    """An optimizer whose rule is known by name."""
+    """Base class of the named optimizers."""
 
     def __init__(
         self,
@@ -61,18 +61,18 @@ def _check_settings(called: str, settings: Mapping[str, Any]) -> None:
             called,
             found=f"{key}={value!r}",
             rule=f"{key} is at least 0" + (" and below 1" if below_one else ""),
-            remedy=f"leave {key} out for its default",
+            remedy=f"omit {key} to use its default",
         )
 
 
 class SGD(_Named):
-    """Gradient descent, with momentum if asked for.
+    """Stochastic gradient descent, with optional momentum.
 
     Args:
         learning_rate: A number, a `Variable`, or a function of the step.
-        momentum: 0 for none.
-        nesterov: Whether momentum is Nesterov's.
-        weight_decay: Decoupled; None for none.
+        momentum: Momentum coefficient; 0 disables momentum.
+        nesterov: Whether to use Nesterov momentum.
+        weight_decay: Decoupled weight decay; None disables it.
         **options: See `OptimizerOptions`.
 
     Example:
@@ -82,8 +82,8 @@ class SGD(_Named):
         >>> v.numpy().tolist()
         [0.5, 1.0]
 
-    TensorFlow: `tf.keras.optimizers.SGD`. Momentum is kept before the learning rate is multiplied in, as in optax and
-    PyTorch: the same while the rate is constant.
+    TensorFlow: `tf.keras.optimizers.SGD`. The momentum buffer accumulates gradients before they are scaled by the
+    learning rate, as in optax and PyTorch. The results are the same while the learning rate is constant.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class SGD(_Named):
 
 
 class Momentum(_Named):
-    """Gradient descent with momentum.
+    """Stochastic gradient descent with momentum.
 
     Args:
         learning_rate: A number, a `Variable`, or a function of the step.
-        momentum: How much of the last step is kept.
-        nesterov: Whether momentum is Nesterov's.
-        weight_decay: Decoupled; None for none.
+        momentum: Momentum coefficient: the fraction of the last step that is kept.
+        nesterov: Whether to use Nesterov momentum.
+        weight_decay: Decoupled weight decay; None disables it.
         **options: See `OptimizerOptions`.
 
     TensorFlow: `tf.compat.v1.train.MomentumOptimizer`, or `tf.keras.optimizers.SGD` with momentum.
@@ -130,14 +130,14 @@ class Adam(_Named):
 
     Args:
         learning_rate: A number, a `Variable`, or a function of the step.
-        beta_1: Decay of the mean of gradients.
-        beta_2: Decay of the mean of their squares.
-        epsilon: Added to the root of the corrected mean of squares.
-        amsgrad: Whether the mean of squares never falls (Reddi et al. 2018).
-        weight_decay: Decoupled; None for none.
+        beta_1: Decay rate of the first moment (the mean of gradients).
+        beta_2: Decay rate of the second moment (the mean of squared gradients).
+        epsilon: Added to the square root of the bias-corrected second moment.
+        amsgrad: Whether to use AMSGrad, in which the second moment never decreases (Reddi et al. 2018).
+        weight_decay: Decoupled weight decay; None disables it.
         **options: See `OptimizerOptions`.
 
-    TensorFlow: `tf.keras.optimizers.Adam`, which adds epsilon before the bias is corrected ("epsilon hat").
+    TensorFlow: `tf.keras.optimizers.Adam`, which adds epsilon before the bias correction ("epsilon hat").
     """
 
     def __init__(
@@ -161,14 +161,14 @@ class AdamW(_Named):
 
     Args:
         learning_rate: A number, a `Variable`, or a function of the step.
-        weight_decay: How much of a parameter, times the learning rate, is taken off per step.
-        beta_1: Decay of the mean of gradients.
-        beta_2: Decay of the mean of their squares.
-        epsilon: Added to the root of the corrected mean of squares.
-        amsgrad: Whether the mean of squares never falls.
+        weight_decay: Decoupled weight decay: each step subtracts this fraction of a parameter times the learning rate.
+        beta_1: Decay rate of the first moment (the mean of gradients).
+        beta_2: Decay rate of the second moment (the mean of squared gradients).
+        epsilon: Added to the square root of the bias-corrected second moment.
+        amsgrad: Whether to use AMSGrad, in which the second moment never decreases.
         **options: See `OptimizerOptions`.
 
-    TensorFlow: `tf.keras.optimizers.AdamW`; the variables left out of the decay are named by `weight_decay_mask`.
+    TensorFlow: `tf.keras.optimizers.AdamW`; here `weight_decay_mask` selects the variables that decay.
     """
 
     def __init__(
@@ -192,9 +192,9 @@ class Adagrad(_Named):
 
     Args:
         learning_rate: A number, a `Variable`, or a function of the step.
-        initial_accumulator_value: Where the sums of squares start.
-        epsilon: Added under the root.
-        weight_decay: Decoupled; None for none.
+        initial_accumulator_value: Initial value of the sums of squared gradients.
+        epsilon: Added under the square root.
+        weight_decay: Decoupled weight decay; None disables it.
         **options: See `OptimizerOptions`.
 
     TensorFlow: `tf.keras.optimizers.Adagrad`.
@@ -219,11 +219,11 @@ class RMSprop(_Named):
 
     Args:
         learning_rate: A number, a `Variable`, or a function of the step.
-        rho: Decay of the mean of squared gradients.
-        momentum: Of the scaled updates; 0 for none.
-        epsilon: Added under the root.
-        centered: Whether the variance is taken instead of the mean square (Graves 2013).
-        weight_decay: Decoupled; None for none.
+        rho: Decay rate of the mean of squared gradients.
+        momentum: Momentum coefficient of the scaled updates; 0 disables momentum.
+        epsilon: Added under the square root.
+        centered: Whether to divide by the variance instead of the mean square (Graves 2013).
+        weight_decay: Decoupled weight decay; None disables it.
         **options: See `OptimizerOptions`.
 
     TensorFlow: `tf.keras.optimizers.RMSprop`.
@@ -246,13 +246,13 @@ class RMSprop(_Named):
 
 
 class Lion(_Named):
-    """Lion (Chen et al. 2023): the sign of a momentum.
+    """Lion (Chen et al. 2023): steps by the sign of a momentum.
 
     Args:
-        learning_rate: A number, a `Variable`, or a function of the step; a third to a tenth of Adam's.
-        beta_1: How much momentum is in a step.
-        beta_2: How much momentum is kept.
-        weight_decay: Decoupled; None for none.
+        learning_rate: A number, a `Variable`, or a function of the step. Typically a third to a tenth of Adam's.
+        beta_1: Weight of the momentum in a step.
+        beta_2: Decay rate of the momentum.
+        weight_decay: Decoupled weight decay; None disables it.
         **options: See `OptimizerOptions`.
 
     TensorFlow: `tf.keras.optimizers.Lion`.
@@ -272,17 +272,17 @@ class Lion(_Named):
 
 
 class Lamb(_Named):
-    """LAMB (You et al. 2020): Adam's step, scaled per variable to the norm of the parameters.
+    """LAMB (You et al. 2020): Adam's step, scaled per variable by the trust ratio (parameter norm over update norm).
 
     Args:
         learning_rate: A number, a `Variable`, or a function of the step.
-        beta_1: Decay of the mean of gradients.
-        beta_2: Decay of the mean of their squares.
-        epsilon: Added to the root of the corrected mean of squares.
-        weight_decay: Decoupled, and part of the trust ratio; None for none.
+        beta_1: Decay rate of the first moment (the mean of gradients).
+        beta_2: Decay rate of the second moment (the mean of squared gradients).
+        epsilon: Added to the square root of the bias-corrected second moment.
+        weight_decay: Decoupled weight decay, included in the trust ratio; None disables it.
         **options: See `OptimizerOptions`.
 
-    TensorFlow: `tf.keras.optimizers.Lamb`, which leaves the decay out of the trust ratio.
+    TensorFlow: `tf.keras.optimizers.Lamb`, which excludes the decay from the trust ratio.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`Optimizer`: an optax transform with `apply_gradients`, its state in mirrored variables."""
+"""`Optimizer`: an optax transform with TensorFlow's optimizer interface and its state in mirrored variables."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from mirrored.variables.state_lock import together, turn
 
 
 class Optimizer:
-    """Any optax transform as an optimizer over variables.
+    """Wraps any optax transform as an optimizer over variables.
 
-    Its state (step counter, learning rate, and what optax keeps) is in mirrored variables, made under the strategy that
-    trains, when their variables are first seen or by `build`. To optax the parameters of a call are a dict from
-    variable name to array, so masks by name work: ``optax.adamw(1e-3, mask=lambda p: {name: "bias" not in name for name
-    in p})``.
+    The optimizer's state (step counter, learning rate and optax state) is held in mirrored variables. They are created
+    under the strategy that trains, by `build` or by the first update of the variables that they belong to. optax
+    receives the parameters of a call as a dict from variable name to array, so masks by name work:
+    ``optax.adamw(1e-3, mask=lambda p: {name: "bias" not in name for name in p})``.
 
-    One optimizer may update several models, also in separate calls. Slots belong to variables. What optax keeps once
-    for all (a step counter) is shared by the variables that came together, in one call or one `build`; variables that
-    come later start at step 0, as in an optimizer of their own. What a transform computes over all gradients (a global
-    norm) it computes over all gradients of the call. `iterations` counts calls.
+    One optimizer can update several models, also in separate calls. Slots belong to variables. State that optax keeps
+    once for the whole tree (a step counter) is shared by the variables of one group: those first passed in the same
+    `build` or update call. Variables added later start at step 0, as in a separate optimizer. A transform that computes
+    over all gradients (a global norm) computes over all gradients of the call. `iterations` counts calls.
 
     Args:
-        transform: An `optax.GradientTransformation`; or, with `learning_rate`, a function from a learning rate to one
-            (`optax.adam`), so that the rate can be changed later.
-        name: Of the optimizer, for the names of its variables. Default: ``optimizer``.
+        transform: An `optax.GradientTransformation`. With `learning_rate`, a function from a learning rate to a
+            transform (`optax.adam`), so that the learning rate can change later.
+        name: The optimizer's name, the first part of its variables' names. Default: ``optimizer``.
         learning_rate: A number, a `Variable`, or a function of the step (an optax schedule).
-        clipnorm: The largest norm of each variable's gradient.
-        global_clipnorm: The largest norm of all gradients of a call together.
-        clipvalue: The largest absolute value of an element of a gradient.
+        clipnorm: Upper bound on the norm of each variable's gradient.
+        global_clipnorm: Upper bound on the global norm of all gradients of a call.
+        clipvalue: Upper bound on the absolute value of each element of a gradient.
 
     Raises:
-        ArgumentError: A learning rate or a bound outside its rule; no transform.
+        ArgumentError: The learning rate or a clipping bound is invalid, or `transform` is not a transform.
 
     Example:
         >>> import mirrored as mr, optax
@@ -58,8 +58,9 @@ class Optimizer:
         >>> print(v.numpy(), optimizer.iterations.numpy())
         0.8 1
 
-    TensorFlow: `tf.keras.optimizers.Optimizer`, its names and defaults. Clipping acts on the all-reduced gradient,
-    where Keras clips each replica's before the sum; cross-replica context is allowed; variables may join at any time.
+    TensorFlow: `tf.keras.optimizers.Optimizer`, with the same names and defaults. Clipping acts on the all-reduced
+    gradient, whereas Keras clips each replica's gradient before the sum. Cross-replica context is allowed. Variables
+    can be added at any time.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Optimizer:
             raise ArgumentError(
                 "Optimizer",
                 found=f"transform={transform!r} with learning_rate={learning_rate!r}",
-                rule="a transform has its own learning rate; a function from a learning rate to a transform needs one",
+                rule="a finished transform contains its learning rate; a function that makes one needs learning_rate=",
                 remedy="write Optimizer(optax.adam(1e-3)), or Optimizer(optax.adam, learning_rate=1e-3)",
             )
         clipping = Clipping(clipnorm, global_clipnorm, clipvalue)
@@ -88,7 +89,7 @@ class Optimizer:
     def _set_up(
         self, rule: UpdateRule, learning_rate: LearningRateLike | None, name: str, settings: Mapping[str, Any]
     ) -> None:
-        """All fields, for this class and the named rules."""
+        """Sets all fields, for this class and the named optimizers."""
         self._name = name
         self._rule = rule
         self._settings = dict(settings)
@@ -98,7 +99,7 @@ class Optimizer:
         self._warned: set[tuple[str, ...]] = set()
         self._compute = _compiled(rule)
 
-    # What it is
+    # State
 
     @property
     def name(self) -> str:
@@ -107,7 +108,7 @@ class Optimizer:
 
     @property
     def iterations(self) -> Variable:
-        """How many times gradients have been applied: ``i32[]``. Assignable, to continue at another step."""
+        """The number of updates applied so far: an ``i32[]`` variable. Assign it to continue at another step."""
         if self._iterations is None:
             once(self._build_scalars)
         assert self._iterations is not None
@@ -115,12 +116,12 @@ class Optimizer:
 
     @property
     def learning_rate(self) -> Any:
-        """The learning rate: a variable, or the schedule's present value.
+        """The learning rate: a variable, or the schedule's current value.
 
-        Set it at any time (``optimizer.learning_rate = 0.01``): a compiled step sees the change without a new trace.
+        Set it at any time (``optimizer.learning_rate = 0.01``). A compiled step sees the change without retracing.
 
         Raises:
-            ArgumentError: The transform has its own learning rate; or, when set, the rate is a schedule.
+            ArgumentError: The transform contains its learning rate; or, when set, the learning rate is a schedule.
         """
         rate = self._learning_rate()
         if rate.is_schedule:
@@ -135,16 +136,16 @@ class Optimizer:
 
     @property
     def variables(self) -> list[Variable]:
-        """Everything to save: iterations, learning rate, slots in the order in which they were made."""
+        """All variables to save: iterations, learning rate, then slots in creation order."""
         rates = [] if self._rate is None else self._rate.variables
         return [self.iterations, *rates, *self._slots.variables]
 
     def slots(self, variable: Variable) -> dict[str, Variable]:
-        """The slots of one variable by optax's names, ``{"mu": ..., "nu": ...}``; empty if it has none."""
+        """Returns the slots of one variable by optax's names, ``{"mu": ..., "nu": ...}``; empty if it has none."""
         return self._slots.of(variable)
 
     def made(self) -> Made:
-        """The state made so far, by label and group, for checkpoints; unlike `variables` it makes nothing."""
+        """Returns the existing state by label and group, for checkpoints. Unlike `variables`, it creates no state."""
         scalars = {} if self._iterations is None else {"iterations": self._iterations}
         scalars.update(("learning_rate", rate) for rate in ([] if self._rate is None else self._rate.variables))
         return Made(scalars, self._slots.groups())
@@ -165,19 +166,19 @@ class Optimizer:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise not_copied("pickle", self)
 
-    # What it does
+    # Updates
 
     def build(self, var_list: Any) -> None:
-        """Makes the state for these variables now, as one group that shares a step counter.
+        """Creates the state for these variables now, as one group that shares a step counter.
 
-        Context: cross-replica (in the scope), replica, or without a strategy. Calling it is optional.
+        Context: cross-replica (in the scope), replica, or without a strategy. Calling `build` is optional.
 
         Args:
-            var_list: The variables, in a list or in a model given to `mirrored.mirror`; those that have slots already
-                are passed over.
+            var_list: The variables: a list, or a model given to `mirrored.mirror`. Variables that already have slots
+                are skipped.
 
         Raises:
-            VariableError: A variable that no optimizer can update.
+            VariableError: An optimizer cannot update one of the variables.
         """
         called = f"{type(self).__name__}.build"
         variables = [variable for _, variable in as_pairs([(None, one) for one in as_variables(var_list)], called)]
@@ -193,29 +194,31 @@ class Optimizer:
         experimental_aggregate_gradients: bool = True,
         extra_args: Mapping[str, Any] | None = None,
     ) -> Variable:
-        """Updates variables by their gradients.
+        """Applies gradients to variables.
 
-        Context: any. In replica context all replicas' gradients are summed first, all in one reduction, so that a loss
-        divided by the *global* batch (`mirrored.losses.average_loss`) gives the step of one device on the whole batch.
-        In cross-replica context per-replica gradients are summed too; plain ones are taken as they are.
+        Context: any. In replica context the gradients are first summed over all replicas, in one reduction. A loss
+        divided by the *global* batch size (`mirrored.losses.average_loss`) therefore gives the same step as one device
+        on the whole batch. In cross-replica context per-replica gradients are also summed; plain arrays are used
+        unchanged.
 
         Args:
-            grads_and_vars: Pairs of a gradient and its variable. Variables whose gradient is None are left as they are,
-                with a warning that names them. Also pairs of a tree of gradients and a model given to
-                `mirrored.mirror` (or a part of one): ``[(tape.gradient(loss, model), model)]``.
-            name: Accepted for TensorFlow's sake.
-            skip_gradients_aggregation: Whether the gradients are summed already (equal on all replicas).
-            experimental_aggregate_gradients: False is the old way to write ``skip_gradients_aggregation=True``.
-            extra_args: Arrays that the optax transform takes besides gradients, summed over replicas like them:
-                ``{"value": loss}`` with a loss divided by the global batch.
+            grads_and_vars: Pairs of a gradient and its variable. A variable whose gradient is None is not updated, and
+                a warning names it. A pair can also hold a tree of gradients and a model given to `mirrored.mirror` (or
+                a part of one): ``[(tape.gradient(loss, model), model)]``.
+            name: Accepted for compatibility with TensorFlow; ignored.
+            skip_gradients_aggregation: Whether the gradients are already summed (equal on all replicas).
+            experimental_aggregate_gradients: TensorFlow's older argument: False means
+                ``skip_gradients_aggregation=True``.
+            extra_args: Arrays that the optax transform takes besides gradients. They are summed over replicas like
+                gradients: ``{"value": loss}`` with a loss divided by the global batch size.
 
         Returns:
             `iterations`.
 
         Raises:
-            ArgumentError: No gradient at all, or a variable twice.
-            StructureError: Not pairs, or gradients that do not fit their variables.
-            SynchronyError: Aggregation was skipped and the gradients differ between replicas.
+            ArgumentError: There is no gradient at all, or a variable occurs twice.
+            StructureError: An element is not a pair, or a gradient does not fit its variable.
+            ReplicaDivergenceError: Aggregation was skipped and the gradients differ between replicas.
         """
         called = f"{type(self).__name__}.apply_gradients"
         pairs = as_pairs(grads_and_vars, called)
@@ -226,6 +229,7 @@ class Optimizer:
             variables = [variable for _, variable in summed]
             self._update(variables, [total for total, _ in summed], dict(zip(names, extra, strict=True)))
 
+        # Unrecorded: an enclosing tape must not record the update, which is not part of the loss.
         with unrecorded(), scope_of([variable for _, variable in pairs]):
             present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
             check_gradients(present, called, in_replica=get_replica_context() is not None)
@@ -247,12 +251,12 @@ class Optimizer:
         trainable_variables: Any = None,
         **options: Any,
     ) -> Variable:
-        """The same as `apply_gradients`, from two lists or trees: ``apply(tape.gradient(loss, model), model)``.
+        """Like `apply_gradients`, but takes two lists or trees: ``apply(tape.gradient(loss, model), model)``.
 
         Args:
             grads: One gradient (or None) per variable.
-            trainable_variables: The variables, or a model given to `mirrored.mirror`. Default: all that it was built
-                with, in that order.
+            trainable_variables: The variables, or a model given to `mirrored.mirror`. Default: all variables that have
+                slots, in the order in which they were added.
             **options: As in `apply_gradients`.
 
         Raises:
@@ -266,7 +270,7 @@ class Optimizer:
             raise ArgumentError(
                 f"{type(self).__name__}.apply",
                 found=f"{len(gradients)} gradients for {len(variables)} variables",
-                rule="there is one gradient per variable",
+                rule="apply takes one gradient per variable",
                 remedy="pass the variables that the gradients were computed for: apply(gradients, variables)",
             )
         return self.apply_gradients(zip(gradients, variables, strict=True), **options)
@@ -282,16 +286,16 @@ class Optimizer:
         """Computes the gradients of a loss and applies them.
 
         Args:
-            loss: A function without arguments that returns the loss; or the loss itself, with the `tape` that recorded
-                it.
-            var_list: The variables, a model given to `mirrored.mirror`, or a function that returns either (called after
-                the loss).
+            loss: A function without arguments that returns the loss, or a loss value together with the `tape` that
+                recorded it.
+            var_list: The variables, a model given to `mirrored.mirror`, or a function that returns either. The function
+                is called after the loss.
             tape: The tape that recorded `loss`.
-            name: Accepted for TensorFlow's sake.
+            name: Accepted for compatibility with TensorFlow; ignored.
             **options: As in `apply_gradients`.
 
         Raises:
-            ArgumentError: A loss that is no function, without a tape.
+            ArgumentError: `loss` is not a function and there is no tape, or it is a function and there is a tape.
         """
         if callable(loss) and tape is None:
             with GradientTape() as tape:
@@ -300,7 +304,7 @@ class Optimizer:
             raise ArgumentError(
                 f"{type(self).__name__}.minimize",
                 found=f"a loss of type {type(loss).__name__} {'with' if tape is not None else 'without'} a tape",
-                rule="the loss is a function without arguments, or a value with the tape that recorded it",
+                rule="the loss is a function without arguments, or a value together with the tape that recorded it",
                 remedy="write minimize(lambda: loss_of(batch), variables), or minimize(loss, variables, tape=tape)",
             )
         variables = as_variables(var_list)
@@ -309,14 +313,14 @@ class Optimizer:
         gradients = tape.gradient(loss, variables)
         return self.apply_gradients(zip(gradients, variables, strict=True), **options)
 
-    # How
+    # Implementation
 
     def _learning_rate(self) -> LearningRate:
         if self._rate is None:
             raise ArgumentError(
                 f"{type(self).__name__}.learning_rate",
-                found="the optimizer was made from a finished optax transform",
-                rule="such a transform has its learning rate inside",
+                found="the optimizer was created from a finished optax transform",
+                rule="a finished transform contains its learning rate, which cannot be read or set",
                 remedy="write Optimizer(optax.adam, learning_rate=1e-3), or use mirrored.optimizers.Adam",
             )
         return self._rate
@@ -330,12 +334,16 @@ class Optimizer:
             self._rate.build()
 
     def _build(self, variables: Sequence[Variable]) -> None:
-        """Makes what is missing. All replicas of a run see the same state here, so all of them meet or none."""
+        """Creates the missing state.
+
+        All replicas of a run see the same state here. So either all of them enter the merge in `once` or none does.
+        """
         if self._iterations is not None and not self._slots.missing(variables):
             return
 
         def make() -> None:
             self._build_scalars()
+            # Without listeners: tapes must not see the reads that initialize the slots.
             with within(listeners=()):
                 self._slots.build(variables, self._rate_at(self.iterations.read_value()))
 
@@ -368,16 +376,17 @@ class Optimizer:
 
 
 def _descending(gradients: Sequence[Any]) -> list[Any]:
-    """The gradients with complex ones conjugated.
+    """Returns the gradients, with complex ones conjugated.
 
-    JAX's gradient of a real loss by z = x + iy is dL/dx - i dL/dy; the loss grows fastest along its conjugate. optax
-    leaves the conjugation to its caller (https://docs.jax.dev, "Complex numbers and differentiation").
+    JAX's gradient of a real loss with respect to z = x + iy is dL/dx - i dL/dy. The loss increases fastest along its
+    conjugate. optax leaves the conjugation to its caller (https://docs.jax.dev, "Complex numbers and
+    differentiation").
     """
     return [jnp.conj(gradient) if jnp.iscomplexobj(gradient) else gradient for gradient in gradients]
 
 
 def _compiled(rule: UpdateRule) -> Callable[..., tuple[list[jax.Array], list[jax.Array]]]:
-    """The rule as one compiled call; inside another trace its equations are inlined."""
+    """Returns the rule as one jitted function, cached by plan. Inside another trace its equations are inlined."""
 
     def optimizer_update(
         plan: UpdatePlan, rate: Any, gradients: Any, parameters: Any, slots: Any, extra: Any

@@ -1,4 +1,4 @@
-"""Checking gradients and variables before anything is changed."""
+"""Checks gradients and variables before an update changes any state."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Pair = tuple[Any, Variable]
 
 
 def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
-    """The pairs of a gradient (or None) and a variable; a pair of trees of them gives one pair per variable.
+    """Returns the (gradient or None, variable) pairs. A pair of trees is expanded to one pair per variable.
 
     Raises:
-        StructureError: Something is not such a pair.
-        ArgumentError: A variable comes twice.
-        VariableError: A variable cannot be updated by an optimizer.
+        StructureError: An element is not such a pair.
+        ArgumentError: A variable occurs twice.
+        VariableError: An optimizer cannot update one of the variables.
     """
     pairs: list[Pair] = []
     for position, pair in enumerate(grads_and_vars):
@@ -42,8 +42,8 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
                 called,
                 found=f"{_kind(pair)} at position {position}: arrays in place of variables",
                 rule="an optimizer updates variables in place; arrays cannot be updated",
-                remedy="put the parameters on variables first, params = mirrored.mirror(params) in strategy.scope(), "
-                "and differentiate with respect to these",
+                remedy="convert the parameters first, params = mirrored.mirror(params) in strategy.scope(), "
+                "and differentiate with respect to the resulting variables",
             )
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], Variable):
             raise StructureError(
@@ -58,12 +58,13 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
 
 
 def tree_pairs(gradients: Any, variables: Any, called: str) -> list[Pair]:
-    """The pairs in a tree of gradients and a tree of variables: of a model that was given to `mirrored.mirror`.
+    """Returns the pairs of a tree of gradients and a tree of variables (a model given to `mirrored.mirror`).
 
-    What is not trainable is left out where it has no gradient. A gradient of None stands for no gradients at all.
+    A variable that is not trainable and has no gradient is omitted. `gradients` of None means that no variable has a
+    gradient.
 
     Raises:
-        StructureError: The trees differ in structure.
+        StructureError: The trees have different structures.
     """
     leaves = jax.tree.leaves(variables, is_leaf=_is_leaf)
     if not any(isinstance(leaf, Variable) for leaf in leaves):
@@ -73,7 +74,7 @@ def tree_pairs(gradients: Any, variables: Any, called: str) -> list[Pair]:
         raise StructureError(
             called,
             found=f"a tree of {len(given)} gradients for a tree of {len(leaves)} variables",
-            rule="gradients have the structure of the variables that they belong to",
+            rule="the tree of gradients has the structure of the tree of variables",
             remedy="pass what tape.gradient(loss, variables) returned, with the same variables",
         )
     pairs = zip(given, leaves, strict=True)
@@ -85,7 +86,7 @@ def tree_pairs(gradients: Any, variables: Any, called: str) -> list[Pair]:
 
 
 def as_variables(variables: Any) -> list[Any]:
-    """The trainable variables of a list or tree, in its order; what a list holds itself is taken as it is."""
+    """Returns the trainable variables of a list or tree, in order. Elements of a list are returned unchanged."""
     found: list[Any] = []
     for one in [variables] if isinstance(variables, Variable) or not isinstance(variables, list | tuple) else variables:
         tree = [] if isinstance(one, Variable) else tree_pairs(None, one, "as_variables")
@@ -110,7 +111,7 @@ def _check_variables(variables: Sequence[Variable], called: str) -> None:
             raise ArgumentError(
                 called,
                 found=f"variable {variable.name!r} twice",
-                rule="each variable is updated once per call",
+                rule="a call updates each variable at most once",
                 remedy="sum its gradients first: mirrored.aggregate_gradients([gradients_1, gradients_2])",
             )
         seen.add(id(variable))
@@ -120,12 +121,12 @@ def _check_variables(variables: Sequence[Variable], called: str) -> None:
                 called,
                 found=f"variable {variable.name!r} is {kind}",
                 rule="an optimizer updates mirrored variables of floating-point or complex numbers",
-                remedy="leave it out of the variables that are trained (trainable=False)",
+                remedy="exclude it from the trained variables (trainable=False)",
             )
 
 
 def with_gradients(pairs: Sequence[Pair], called: str) -> tuple[list[Pair], tuple[str, ...]]:
-    """The pairs that have a gradient, and the names of the variables that have none.
+    """Returns the pairs that have a gradient, and the names of the variables that have none.
 
     Raises:
         ArgumentError: No pair has a gradient.
@@ -138,43 +139,43 @@ def with_gradients(pairs: Sequence[Pair], called: str) -> tuple[list[Pair], tupl
 
 
 def no_gradients(absent: Sequence[str], called: str) -> ArgumentError:
-    """The error for an update without any gradient."""
+    """Returns the error for an update without any gradient."""
     return ArgumentError(
         called,
         found=f"No gradients provided for any variable: {', '.join(absent) or 'the list is empty'}",
-        rule="at least one variable has a gradient",
-        remedy="compute the loss from these variables under the tape; tape.watch what is not trainable",
+        rule="an update needs a gradient for at least one variable",
+        remedy="compute the loss from these variables under the tape; call tape.watch on those that are not trainable",
     )
 
 
 def warn_of_missing(names: Sequence[str], called: str, *, stacklevel: int) -> None:
     """Warns that some variables have no gradient."""
     warnings.warn(
-        f"{called}: no gradient for {', '.join(names)}: the loss does not depend on them; they are left as they are",
+        f"{called}: no gradient for {', '.join(names)}: the loss does not depend on them; they are not updated",
         UserWarning,
         stacklevel=stacklevel + 1,
     )
 
 
 def check_gradients(pairs: Sequence[Pair], called: str, *, in_replica: bool) -> None:
-    """Refuses gradients that do not fit their variables, all of them in one message.
+    """Checks that every gradient fits its variable, and reports all mismatches in one error.
 
     Raises:
-        StructureError: Naming every variable whose gradient has another shape or kind.
+        StructureError: A gradient has another shape or dtype kind. The message names every such variable.
     """
     wrong = [problem for gradient, variable in pairs if (problem := _problem(gradient, variable, in_replica))]
     if wrong:
         raise StructureError(
             called,
             found="; ".join(wrong),
-            rule="a gradient has its variable's shape and kind of number"
-            + (", and inside run it is this replica's own array" if in_replica else ""),
+            rule="a gradient has its variable's shape and kind of dtype"
+            + (", and inside strategy.run it is this replica's own array" if in_replica else ""),
             remedy="pass the gradients in the order of the variables: zip(tape.gradient(loss, variables), variables)",
         )
 
 
 def _problem(gradient: Any, variable: Variable, in_replica: bool) -> str:
-    """What is wrong with one gradient; nothing is the empty string."""
+    """Describes the mismatch of one gradient, or returns the empty string."""
     wanted = f"{variable.dtype}{list(variable.shape)}"
     if isinstance(gradient, PerReplica):
         if in_replica:
@@ -197,5 +198,5 @@ def _problem(gradient: Any, variable: Variable, in_replica: bool) -> str:
 
 
 def _has_arrays(tree: Any) -> bool:
-    """Whether it is an array or a tree with arrays in it: parameters that were not given to `mirrored.mirror`."""
+    """Whether a tree contains arrays, that is, parameters that were not given to `mirrored.mirror`."""
     return any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(tree))

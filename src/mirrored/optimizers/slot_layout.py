@@ -1,8 +1,8 @@
-"""Where the leaves of an optax state belong: to one variable, or to all variables that are updated together.
+"""Maps the leaves of an optax state to slots: per variable, or shared by variables that are updated together.
 
 optax keeps one state for a whole tree of parameters. Here the tree is a dict from variable name to array, and the state
-of any list of variables is put together from slots: a leaf that lies under a variable's name is that variable's, any
-other leaf (a step counter, a random key) is shared.
+of any list of variables is assembled from slots. A leaf under a variable's name belongs to that variable. Every other
+leaf (a step counter, a random key) is shared.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class SlotLeaf:
     """One leaf of an optax state.
 
     Attributes:
-        address: Its place in the state with the variable's name left out: ``"[0].mu"``.
-        variable: The name of the variable whose leaf it is, None for a shared one.
-        shape: Its shape, as it is stored.
-        dtype: Its dtype, as it is stored.
-        random: The implementation of a random key, which is stored as its plain data; None for an ordinary array.
+        address: Its path in the state, without the variable's name: ``"[0].mu"``.
+        variable: The name of the variable that it belongs to; None for a shared leaf.
+        shape: Its shape as stored.
+        dtype: Its dtype as stored.
+        random: The implementation of a random key, which is stored as its key data; None for an ordinary array.
     """
 
     address: str
@@ -40,30 +40,30 @@ class SlotLeaf:
 
     @property
     def label(self) -> str:
-        """The last named part of its address, for names of variables: ``"mu"``."""
+        """The last named part of the address, used in variable names: ``"mu"``."""
         parts = self.address.replace("[", ".").replace("]", "").replace("'", "").split(".")
         return next((part for part in reversed(parts) if part and not part.isdigit()), "state")
 
 
 @dataclasses.dataclass(frozen=True)
 class SlotLayout:
-    """The leaves of the state of a transform over some variables, in optax's order."""
+    """The leaves of a transform's state for some variables, in optax's order."""
 
     treedef: jax.tree_util.PyTreeDef
     leaves: tuple[SlotLeaf, ...]
 
     def pack(self, arrays: Sequence[jax.Array]) -> Any:
-        """The optax state from what is stored for each leaf."""
+        """Returns the optax state from the stored array of each leaf."""
         return self.treedef.unflatten(
             array if leaf.random is None else jax.random.wrap_key_data(array, impl=leaf.random)
             for leaf, array in zip(self.leaves, arrays, strict=True)
         )
 
     def unpack(self, state: Any) -> list[jax.Array]:
-        """What to store for each leaf of an optax state: arrays of the shapes and dtypes of `leaves`.
+        """Returns the array to store for each leaf of an optax state, with the shapes and dtypes of `leaves`.
 
         Raises:
-            StructureError: The state has another structure, or a leaf another shape.
+            StructureError: The state has another structure, or a leaf has another shape.
         """
         values, treedef = jax.tree.flatten(state)
         stored = [_plain(value) for value in values]
@@ -72,14 +72,14 @@ class SlotLayout:
                 "Optimizer.apply_gradients",
                 found=f"the transform's state is\n{treedef}\nof shapes {[value.shape for value in stored]} after an "
                 f"update, and\n{self.treedef}\nof shapes {[leaf.shape for leaf in self.leaves]} before it",
-                rule="an update keeps the structure and the shapes of the state",
-                remedy="return a state like the one that the transform's init gives",
+                rule="an update preserves the structure and the shapes of the state",
+                remedy="return a state with the structure that the transform's init returns",
             )
         return [value.astype(leaf.dtype) for value, leaf in zip(stored, self.leaves, strict=True)]
 
 
 def lay_out(transform: optax.GradientTransformation, parameters: Mapping[str, jax.ShapeDtypeStruct]) -> SlotLayout:
-    """Finds out, without computing anything, what state `transform` keeps for these parameters."""
+    """Finds the state that `transform` keeps for these parameters by abstract evaluation; computes nothing."""
     random: list[str | None] = []
 
     def init(arrays: Any) -> Any:
@@ -106,7 +106,7 @@ def _plain(leaf: Any) -> jax.Array:
 
 
 def _siblings(paths: Sequence[Path]) -> dict[Path, set[Any]]:
-    """For each dict in the state, by its path: its keys."""
+    """Returns the keys of each dict in the state, by the dict's path."""
     keys: dict[Path, set[Any]] = {}
     for path in paths:
         for at, entry in enumerate(path):
@@ -116,10 +116,10 @@ def _siblings(paths: Sequence[Path]) -> dict[Path, set[Any]]:
 
 
 def _variable_at(path: Path, parameters: Mapping[str, Any], siblings: Mapping[Path, set[Any]]) -> int | None:
-    """Where in `path` a variable is named: the innermost dict all of whose keys are variables.
+    """Returns the position in `path` of a variable's name: a key of the innermost dict with only variables as keys.
 
-    A dict of something else (the hyperparameters of `optax.inject_hyperparams`, the labels of `optax.partition`) may
-    have the name of a variable among its keys (``"b1"``), but not only such, or has the variables further inside.
+    Other dicts (the hyperparameters of `optax.inject_hyperparams`, the labels of `optax.partition`) may also contain a
+    key that is a variable's name (``"b1"``). They have other keys too, or contain the variables deeper inside.
     """
     for at in reversed(range(len(path))):
         entry = path[at]

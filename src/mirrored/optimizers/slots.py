@@ -1,4 +1,4 @@
-"""The slots of an optimizer: the state that optax keeps, as variables, made when their variables are first seen."""
+"""The slots of an optimizer: optax state in variables, created when an optimizer first sees their variables."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mirrored.variables import Variable
 
 @dataclasses.dataclass(frozen=True)
 class SlotGroup:
-    """Variables that came together.
+    """A cohort of variables (see `UpdatePlan`) with their shared state.
 
     Attributes:
-        variables: In the order in which they came.
+        variables: The variables, in the order in which they were added.
         shared: The state that they share, by label: ``{"count": ...}``.
     """
 
@@ -31,11 +31,11 @@ class SlotGroup:
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """The state that an optimizer has made so far.
+    """The existing state of an optimizer.
 
     Attributes:
-        scalars: Its own, by label: ``{"iterations": ..., "learning_rate": ...}``.
-        groups: The variables that have slots, group by group.
+        scalars: The optimizer's own variables, by label: ``{"iterations": ..., "learning_rate": ...}``.
+        groups: The variables that have slots, by group.
     """
 
     scalars: dict[str, Variable]
@@ -46,8 +46,8 @@ class Slots:
     """The slots of all variables that an optimizer has seen.
 
     Args:
-        rule: The update rule whose state they are.
-        owner: The optimizer's name, for the names of the slots.
+        rule: The update rule whose state the slots hold.
+        owner: The optimizer's name, the first part of the slots' names.
     """
 
     def __init__(self, rule: UpdateRule, owner: str) -> None:
@@ -61,22 +61,22 @@ class Slots:
 
     @property
     def seen(self) -> list[Variable]:
-        """The variables that have slots, in the order in which they came."""
+        """The variables that have slots, in the order in which they were added."""
         return list(self._seen.values())
 
     @property
     def variables(self) -> list[Variable]:
-        """The slots, in the order in which they were made."""
+        """The slots, in creation order."""
         return list(self._slots.values())
 
     def of(self, variable: Variable) -> dict[str, Variable]:
-        """The slots of one variable, by label: ``{"mu": ..., "nu": ...}``."""
+        """Returns the slots of one variable, by label: ``{"mu": ..., "nu": ...}``."""
         name = self._names.get(id(variable))
         found = {key: slot for key, slot in self._slots.items() if name is not None and key.variable == name}
         return _by_label(found.values())
 
     def groups(self) -> tuple[SlotGroup, ...]:
-        """The variables group by group (see `UpdatePlan`: a cohort), each with the slots that it shares."""
+        """Returns the variables by group (a cohort of `UpdatePlan`), each group with its shared slots."""
         found = []
         for cohort in sorted(set(self._cohorts.values())):
             members = tuple(variable for name, variable in self._seen.items() if self._cohorts[name] == cohort)
@@ -85,17 +85,19 @@ class Slots:
         return tuple(found)
 
     def missing(self, variables: Sequence[Variable]) -> list[Variable]:
-        """Those of `variables` that have no slots yet."""
+        """Returns those of `variables` that have no slots yet."""
         return [variable for variable in variables if id(variable) not in self._names]
 
     def build(self, variables: Sequence[Variable], learning_rate: Any) -> None:
-        """Makes the slots of variables that are new, as one cohort. Cross-replica context, or without a strategy.
+        """Creates the slots of new variables, as one cohort.
+
+        Context: cross-replica, or without a strategy.
 
         Raises:
-            ArgumentError: The rule keeps one state whose shape depends on the whole list, and the list has grown.
+            ArgumentError: Variables are added to a rule that keeps one state whose shape depends on all variables.
         """
         for variable in self.missing(variables):
-            variable.settle()  # a checkpoint that restores the variable makes its slots, too
+            variable.settle()  # A pending restore may also create this variable's slots, so it must run first.
         new = self.missing(variables)
         if not new:
             return
@@ -115,7 +117,7 @@ class Slots:
         self._names.update({id(variable): name for name, variable in named.items()})
 
     def plan(self, variables: Sequence[Variable]) -> UpdatePlan:
-        """What updating these variables reads and writes."""
+        """Returns the plan of an update of these variables: which slots it reads and writes."""
         identity = tuple(map(id, variables))
         if identity not in self._plans:
             names = tuple(self._names[id(variable)] for variable in variables)
@@ -126,13 +128,17 @@ class Slots:
         return self._plans[identity]
 
     def select(self, plan: UpdatePlan) -> list[Variable]:
-        """The slots of a plan, in its order."""
+        """Returns the slots of a plan, in its order."""
         return [self._slots[key] for key in plan.slots]
 
     def _initial_state(self, named: dict[str, Variable], learning_rate: Any) -> list[jax.Array]:
-        """Computed at once, also inside a trace: from the values that the variables have when the program starts."""
+        """Computes the initial state eagerly, also inside a trace.
+
+        In a trace it uses the stored values, that is, the variables' values when the compiled program starts.
+        """
         values = {name: variable.read_value() for name, variable in named.items()}
-        # Under JAX's default key: under that of the trace every helper would be compiled anew, and kept.
+        # Under JAX's default cache key. The key of the current trace is unique to that trace, so with it JAX would
+        # compile every jitted helper again and keep an entry that is never reused.
         with eager(), jit_key.using(None):
             stored = {name: named[name].stored() if is_tracer(value) else value for name, value in values.items()}
             rate = 0.0 if is_tracer(learning_rate) else learning_rate
@@ -159,7 +165,7 @@ class Slots:
         return name
 
     def _check_shared(self, named: dict[str, Variable], leaves: Sequence[SlotLeaf]) -> None:
-        """Refuses to let the list grow if a shared leaf would then have another shape."""
+        """Raises if adding variables would change the shape of a shared leaf."""
         if not self._seen:
             return
         together = self._rule.layout({**self._seen, **named})
@@ -168,8 +174,8 @@ class Slots:
         if wanted != alone:
             raise ArgumentError(
                 "Optimizer.apply_gradients",
-                found=f"the new variables {', '.join(named)}, and a transform with one state for all of its variables",
-                rule="the shape of that state depends on the whole list, so no variable can join later",
+                found=f"new variables {', '.join(named)} for a transform that keeps one state for all of its variables",
+                rule="the shape of that state depends on all variables, so none can be added after the first update",
                 remedy="call optimizer.build with all variables before the first step, or use one optimizer per model",
             )
 

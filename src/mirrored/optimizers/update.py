@@ -1,4 +1,4 @@
-"""The pure part of an update: gradients, parameters and slots in, parameters and slots out."""
+"""The pure part of an update: a function from gradients, parameters and slots to new parameters and slots."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from mirrored.optimizers.slot_layout import SlotLayout, lay_out
 
 Arrays = dict[str, jax.Array]
 TransformFactory = Callable[[Any], optax.GradientTransformation]
-"""From a learning rate (None for a transform that has its own) to the transform."""
+"""A function from a learning rate (None for a finished transform) to the transform."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class SlotKey:
-    """Which slot.
+    """Identifies a slot.
 
     Attributes:
-        address: The place in the optax state, without the variable's name.
-        variable: Whose slot it is; empty for one that a cohort shares.
-        cohort: Whose shared slot it is; -1 for a variable's.
+        address: The path in the optax state, without the variable's name.
+        variable: The name of the variable that owns the slot; empty for a slot that a cohort shares.
+        cohort: The cohort that shares the slot; -1 for a variable's slot.
     """
 
     address: str
@@ -37,9 +37,9 @@ class SlotKey:
 class UpdatePlan:
     """What one `apply_gradients` updates: the variables by name, the cohort of each, and the slots in order.
 
-    A *cohort* is the variables that were first updated together. They share the state that optax keeps once (a step
-    counter), so that variables which join later, or are updated in calls of their own, start at step 0, as they would
-    in an optimizer of their own.
+    A *cohort* is a set of variables that were first updated together. They share the state that optax keeps once (a
+    step counter). Variables that are added later, or updated in separate calls, form another cohort and start at step
+    0, as in a separate optimizer.
     """
 
     names: tuple[str, ...]
@@ -47,37 +47,38 @@ class UpdatePlan:
     slots: tuple[SlotKey, ...]
 
     def members(self, cohort: int) -> list[str]:
-        """The variables of one cohort."""
+        """Returns the names of the variables of one cohort."""
         return [name for name, own in zip(self.names, self.cohorts, strict=True) if own == cohort]
 
 
 def slot_key(address: str, variable: str | None, cohort: int) -> SlotKey:
-    """The key of a leaf's slot."""
+    """Returns the key of a leaf's slot."""
     return SlotKey(address, cohort=cohort) if variable is None else SlotKey(address, variable=variable)
 
 
 def describe(arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes and dtypes of some arrays or variables."""
+    """Returns the shapes and dtypes of arrays or variables."""
     return {name: jax.ShapeDtypeStruct(tuple(array.shape), array.dtype) for name, array in arrays.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class UpdateRule:
-    """An update rule: a clipping, then an optax transform that is made from the learning rate.
+    """An update rule: gradient clipping, then an optax transform made from the learning rate.
 
-    optax relies on JAX's standard promotion of dtypes, so the rule computes under it, whatever the caller has set.
+    optax relies on JAX's standard dtype promotion, so the rule always computes under it, regardless of the caller's
+    setting.
     """
 
     factory: TransformFactory
     clipping: Clipping
 
     def layout(self, parameters: Mapping[str, Any]) -> SlotLayout:
-        """The state that it keeps for these parameters (arrays, variables or their descriptions)."""
+        """Returns the layout of the state for these parameters (arrays, variables or their descriptions)."""
         with jax.numpy_dtype_promotion("standard"):
             return lay_out(self.factory(jnp.zeros(())), describe(parameters))
 
     def initial_state(self, parameters: Arrays, learning_rate: Any) -> list[jax.Array]:
-        """The first state of these parameters, to be stored leaf by leaf in the order of `layout`."""
+        """Returns the initial state for these parameters, one array per leaf in the order of `layout`."""
         with jax.numpy_dtype_promotion("standard"):
             return self.layout(parameters).unpack(self.factory(learning_rate).init(parameters))
 
@@ -90,11 +91,11 @@ class UpdateRule:
         slots: Sequence[jax.Array],
         extra: Mapping[str, Any],
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """The new parameters and slots, each of the shape and dtype that it had.
+        """Returns the new parameters and slots, with unchanged shapes and dtypes.
 
-        The transform runs over *all* variables of the call once per cohort, with that cohort's shared state, and the
-        cohort's results are taken from its run: a norm over all gradients is one over all gradients, and what nobody
-        takes the compiler leaves out.
+        The transform runs once per cohort, over *all* variables of the call, with that cohort's shared state. Only the
+        cohort's own results are kept from its run. So a norm over all gradients covers all gradients of the call, and
+        the compiler removes the unused results as dead code.
         """
         with jax.numpy_dtype_promotion("standard"):
             old = dict(zip(plan.names, parameters, strict=True))

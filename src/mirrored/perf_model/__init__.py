@@ -1,4 +1,4 @@
-"""How fast a step would be on more replicas than there are, and why not faster: `mirrored plan`."""
+"""The performance model of `mirrored plan`: predicts scaling efficiency and names the bottleneck of a step."""
 
 from __future__ import annotations
 

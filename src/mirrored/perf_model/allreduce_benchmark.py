@@ -1,4 +1,4 @@
-"""How long devices of this machine take to sum what they hold, in the midst of a program: measured."""
+"""Microbenchmark of all-reduces over the devices of this machine, inside a program that computes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SMALLEST_BYTES = 2**18
 
 @dataclasses.dataclass(frozen=True)
 class AllReduceBenchmark:
-    """What sums over devices of this machine add to a program.
+    """The time that all-reduces over devices of this machine add to a program.
 
     Attributes:
-        devices: How many take part.
-        tiny_seconds: A sum of arrays of one number each.
-        large_seconds: A sum of as many arrays of `large_bytes` together.
-        large_bytes: What each device holds of them.
+        devices: The number of participating devices.
+        tiny_seconds: For an all-reduce of arrays with one element each.
+        large_seconds: For an all-reduce of the same number of arrays, of `large_bytes` in total.
+        large_bytes: The total size of the arrays on each device.
     """
 
     devices: int
@@ -37,7 +37,7 @@ class AllReduceBenchmark:
     large_bytes: int
 
     def seconds(self, exchange: Exchange) -> float:
-        """How long an exchange takes between these devices: on the line through the two that were measured."""
+        """Returns the time of an exchange between these devices, interpolated linearly from the two measured sizes."""
         if exchange.group_size < 2:
             return 0.0
         part = exchange.payload_bytes / self.large_bytes
@@ -45,7 +45,7 @@ class AllReduceBenchmark:
 
     @property
     def network(self) -> Network:
-        """The network that would take as long, for other numbers of devices: `Exchange.seconds` backwards."""
+        """The network that fits the measurement, for other numbers of devices: the inverse of `Exchange.seconds`."""
         size = self.devices
         latency = self.tiny_seconds / (2 * math.ceil(math.log2(size)))
         added = max(self.large_seconds - self.tiny_seconds, 1e-9)
@@ -53,17 +53,17 @@ class AllReduceBenchmark:
 
 
 def benchmark_allreduce(devices: Sequence[jax.Device], payload_bytes: int, arrays: int) -> AllReduceBenchmark:
-    """Measures sums over devices of this process. Takes about two seconds.
+    """Measures all-reduces over devices of this process. Takes about two seconds.
 
-    A sum alone, of buffers that are there, is not what a step sees: there replicas come to it from their work, at
-    different times and with other work to wake up for. Measured is by how much a program that computes gets longer.
-    On 8 simulated devices and 2 cores, 0.4 MB in one array add 0.5 ms, in five arrays 1.0 ms (and 1.3 ms if matrix
-    products come before).
+    An isolated all-reduce of ready buffers does not represent a step, where replicas arrive at different times and then
+    resume other work. So the benchmark measures by how much an all-reduce prolongs a program that computes. On 8
+    simulated devices and 2 cores, 0.4 MB in one array add 0.5 ms, in five arrays 1.0 ms (and 1.3 ms if matrix products
+    come before).
 
     Args:
-        devices: At least two.
-        payload_bytes: The size that matters, which the large sum has, if it is not too small to tell from a tiny one.
-        arrays: Of how many arrays.
+        devices: At least two devices.
+        payload_bytes: The size of the large all-reduce, unless it is too small to distinguish from the tiny one.
+        arrays: The number of arrays in one all-reduce.
     """
     each = -(-max(payload_bytes, _SMALLEST_BYTES) // (4 * arrays))
     mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
@@ -72,13 +72,13 @@ def benchmark_allreduce(devices: Sequence[jax.Device], payload_bytes: int, array
 
 
 def _added(mesh: Mesh, sizes: Sequence[int]) -> float:
-    """Seconds by which the sum of such arrays makes a program longer."""
+    """Returns the seconds by which an all-reduce of such arrays prolongs a program."""
     with_sum, without = (timed(_program(mesh, sizes, exchanges)).seconds for exchanges in (True, False))
     return max(with_sum - without, 1e-7)
 
 
 def _program(mesh: Mesh, sizes: Sequence[int], exchanges: bool) -> Callable[[], Any]:
-    """A step of nothing: a product for each array and its update, with the sum between, or without."""
+    """Returns a minimal step: per array a matrix product and an update, with or without an all-reduce in between."""
 
     def body(weights: Sequence[Any], matrix: Any) -> Any:
         gradients = [jnp.sin(one * jnp.max(jnp.tanh(matrix * one[0]) @ matrix)) for one in weights]

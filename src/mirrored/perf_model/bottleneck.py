@@ -1,4 +1,4 @@
-"""Why a step is not faster with more replicas, in words."""
+"""Names and explains the bottleneck of a predicted step."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ INPUT, DISPATCH, COMMUNICATION, BATCH, COMPUTE = (
 
 
 def bottleneck(prediction: Prediction) -> str:
-    """What holds the step up most, in a word.
+    """Returns the name of the bottleneck of a step.
 
     Args:
-        prediction: One number of replicas.
+        prediction: The prediction for one number of replicas.
 
     Returns:
-        ``"input-bound"`` or ``"dispatch-bound"`` if the device waits for Python; ``"communication-bound"`` if replicas
-        wait for each other longer than they compute; ``"too small a batch"`` if most of a replica's work does not
-        depend on the batch; else ``"compute-bound"``, which is as it should be.
+        ``"input-bound"`` or ``"dispatch-bound"`` if the device waits for Python; ``"communication-bound"`` if the
+        exchange takes longer than the computation; ``"too small a batch"`` if most of a replica's work does not depend
+        on the batch; else ``"compute-bound"``, the desired state.
     """
     if prediction.host_seconds > prediction.device_seconds:
         return INPUT if prediction.input_seconds > prediction.dispatch_seconds else DISPATCH
@@ -34,15 +34,15 @@ def bottleneck(prediction: Prediction) -> str:
 
 
 def breakdown(prediction: Prediction) -> dict[str, float]:
-    """The parts of a step as fractions of its time.
+    """Returns the parts of a step as fractions of the step time.
 
     Args:
-        prediction: One number of replicas.
+        prediction: The prediction for one number of replicas.
 
     Returns:
         ``compute``, ``exchange``, ``dispatch`` and ``input``, each in units of the step time. Compute and exchange
-        follow each other; dispatch and input overlap with them where the host runs ahead of the device. So the parts
-        that determine the step time add up to 1, and the others come on top.
+        are sequential; dispatch and input overlap with them where the host runs ahead of the device. So the parts that
+        determine the step time add up to 1, and the overlapped parts come in addition.
     """
     seconds = {
         "compute": prediction.compute_seconds,
@@ -54,7 +54,7 @@ def breakdown(prediction: Prediction) -> dict[str, float]:
 
 
 def summary(prediction: Prediction) -> str:
-    """The breakdown in words: the parts that determine the step time first, then those that overlap with them."""
+    """Returns the breakdown as text: first the parts that determine the step time, then the overlapped parts."""
     parts = breakdown(prediction)
     sequential = ["compute", "exchange", "dispatch"] if prediction.shared else ["compute", "exchange"]
     if prediction.host_seconds >= prediction.step_seconds:
@@ -65,35 +65,36 @@ def summary(prediction: Prediction) -> str:
 
 
 def explanation(plan: ScalingPlan, prediction: Prediction) -> str:
-    """The breakdown of the step, why it is not faster with so many replicas, and what would help."""
+    """Returns the breakdown of the step, the reason for its bottleneck at this number of replicas, and a remedy."""
     return f"{summary(prediction)}; {_reason(plan, prediction)}"
 
 
 def _reason(plan: ScalingPlan, prediction: Prediction) -> str:
     found = bottleneck(prediction)
-    share = f"{prediction.share} example{'s' * (prediction.share != 1)}"
+    examples = f"{prediction.share} example{'s' * (prediction.share != 1)}"
     if found == INPUT:
         wanted = prediction.input_seconds / max(prediction.device_seconds, 1e-12)
         return (
-            f"the device is done {_ms(prediction.device_seconds)} after a step begins, the next batch comes after "
-            f"{_ms(prediction.input_seconds)}. Input that is {wanted:.1f} times faster, or prefetched, would hide."
+            f"the device finishes {_ms(prediction.device_seconds)} after a step begins, but the next batch comes "
+            f"after {_ms(prediction.input_seconds)}. Input that is {wanted:.1f} times faster, or prefetched, would be "
+            "hidden."
         )
     if found == DISPATCH:
         return (
             f"Python takes {_ms(prediction.dispatch_seconds)} to start a step that the device finishes in "
-            f"{_ms(prediction.device_seconds)}. Several steps per call (function(steps_per_call=10)) or a larger batch "
-            "help."
+            f"{_ms(prediction.device_seconds)}. More steps per execution (function(steps_per_call=10)) or a larger "
+            "batch would help."
         )
     if found == COMMUNICATION:
         return (
-            f"summing gradients takes {_ms(prediction.exchange_seconds)}, computing them from {share} "
-            f"{_ms(prediction.compute_seconds)}. {_balance(prediction)}, or {_faster(prediction)}, would make it even."
+            f"summing gradients takes {_ms(prediction.exchange_seconds)}, computing them from {examples} "
+            f"{_ms(prediction.compute_seconds)}. {_balance(prediction)}, or {_faster(prediction)}, would balance them."
         )
     if found == BATCH:
         part = prediction.fixed_seconds / prediction.compute_seconds
         return (
-            f"with {share} on each replica {part:.0%} of its work does not depend on the batch (weights are read, "
-            f"updated and written all the same). {_larger(plan)}"
+            f"with {examples} on each replica, {part:.0%} of its work does not depend on the batch (reading, updating "
+            f"and writing weights). {_larger(plan)}"
         )
     return "the devices compute most of the time: only faster devices, less work per example or lower precision help."
 
@@ -107,12 +108,12 @@ def _balance(prediction: Prediction) -> str:
 
 
 def _faster(prediction: Prediction) -> str:
-    return "devices with cores of their own" if prediction.shared else "a faster network"
+    return "devices that do not share cores" if prediction.shared else "a faster network"
 
 
 def _larger(plan: ScalingPlan) -> str:
     if plan.keeps == "global-batch":
-        return "A global batch that grows with the replicas would keep them busy."
+        return "A global batch that grows with the number of replicas (weak scaling) would keep them busy."
     return "A larger batch on each replica would keep it busy."
 
 

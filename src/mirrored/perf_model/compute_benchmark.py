@@ -1,6 +1,6 @@
-"""Running one replica's part of a step on several devices of this machine at once, with nothing exchanged.
+"""Microbenchmark of one replica's part of a step, run on several devices of this machine at once without exchange.
 
-So is measured, not assumed, what devices cost each other that share cores, memory or a process that feeds them.
+It measures the contention between devices that share cores, memory or a host process, instead of assuming it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _TOGETHER, _EACH = PartitionSpec(), PartitionSpec(_AXIS)
 
 @dataclasses.dataclass(frozen=True)
 class ComputeBenchmark:
-    """A replica's part of the step, run by several devices at once.
+    """The time of a replica's part of the step, run on several devices at once.
 
     Attributes:
-        seconds: From the call until all are done.
-        dispatch_seconds: Of these, what it takes to start them.
+        seconds: From the call until all devices are done.
+        dispatch_seconds: The part of `seconds` that the host needs to start the devices.
     """
 
     seconds: float
@@ -35,31 +35,31 @@ class ComputeBenchmark:
 
     @property
     def compute_seconds(self) -> float:
-        """What is left for the devices."""
+        """The part of `seconds` in which the devices compute."""
         return max(self.seconds - self.dispatch_seconds, 0.0)
 
 
 def benchmark_compute(step: TracedStep, share: int, devices: int) -> ComputeBenchmark:
-    """Measures one replica's program on so many devices at once. Compiles it; then takes about half a second.
+    """Measures one replica's program on several devices at once. Takes about half a second after compilation.
 
-    The replicas have state and examples of their own, of the size that they have in the step, and exchange nothing.
+    Each replica has its own state and examples, of the same size as in the step. Replicas exchange nothing.
 
     Context: cross-replica, with no other program in the process.
 
     Args:
-        step: The observed step.
-        share: Examples of each replica.
-        devices: How many of `step.devices`.
+        step: The detected step.
+        share: The number of examples per replica.
+        devices: The number of devices, taken from the front of `step.devices`.
     """
     mesh = Mesh(np.array(step.devices[:devices]), (_AXIS,), axis_types=(AxisType.Auto,))
     part = step.part(share, devices)
     found, idle = timed(_call(part, mesh)), timed(_idle(part, mesh))
-    # More than an idle program takes in all is the devices' own time, which the thread spent on their behalf.
+    # On CPUs the calling thread may also compute. Dispatch time is therefore at most the total time of an idle program.
     return ComputeBenchmark(found.seconds, min(found.dispatch_seconds, idle.seconds))
 
 
 def _call(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
-    """Makes the next step: the state of the one before is given away, as in the compiled step."""
+    """Returns a function that runs the next step. It donates the state of the previous one, like the compiled step."""
     assigned = [id(variable) for variable in part.pure.assigns]
     carried = [place for place, variable in enumerate(part.pure.reads) if id(variable) in assigned]
     order = [assigned.index(id(part.pure.reads[place])) for place in carried]
@@ -69,8 +69,8 @@ def _call(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
         for place, value in zip(carried, state, strict=True):
             values[place] = value
         outs = part.pure.call(values, operands)
-        # JAX gives a donated buffer to the first result of its shape: results in the order of the operands. The rest
-        # is what is assigned without being read, and the step's results.
+        # JAX assigns a donated buffer to the first result of the same shape, so the new state is in the order of the
+        # operands. The rest are variables that are assigned without being read, and the step's results.
         rest = [out for place, out in enumerate(outs) if place not in order]
         return [outs[place] for place in order], [jnp.atleast_1d(out) for out in rest]
 
@@ -78,7 +78,7 @@ def _call(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
 
 
 def _idle(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
-    """The same arrays through a program that does nothing with them: what starting it on these devices takes."""
+    """Returns a function that passes the same arrays to a program without work, to measure its dispatch."""
 
     def program(state: Sequence[Any], whole: Sequence[Any], operands: Sequence[Any]) -> Any:
         return list(state), [one.ravel()[:1] for one in operands]
@@ -87,9 +87,9 @@ def _idle(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
 
 
 def _over(mesh: Mesh, part: BatchShare, carried: Sequence[int], program: Callable[..., Any]) -> Callable[[], Any]:
-    """A function that runs `program` on every device of the mesh, from the state that it left the last time."""
+    """Returns a function that runs `program` on every device of the mesh, from the state of the previous call."""
     operand_specs = [_EACH if spread else _TOGETHER for spread in part.is_spread]
-    # The state is said to be the same everywhere, as the step's own is, and need not be.
+    # The specs declare the state replicated, as in the step. Its copies may diverge here, so `check_vma` is off.
     mapped = jax.shard_map(
         program, mesh=mesh, in_specs=(_TOGETHER, _TOGETHER, operand_specs), out_specs=(_TOGETHER, _EACH),
         check_vma=False,
@@ -108,5 +108,5 @@ def _over(mesh: Mesh, part: BatchShare, carried: Sequence[int], program: Callabl
 
 
 def _put(value: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
-    # The state is given away: never the variable's own buffer, which `device_put` returns where it lies there already.
+    # Copied, because the state is donated: `device_put` returns the variable's own buffer if it is already in place.
     return jnp.array(jax.device_put(value, NamedSharding(mesh, spec)), copy=True)

@@ -1,4 +1,4 @@
-"""What replicas exchange in one step, read from the program, and how long a network takes for it."""
+"""Finds the collectives of a traced step, and models their time on a network."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from mirrored.topology.device_assignment import AXIS
 
 _PASSES = {"psum": 2, "psum_invariant": 2, "pmax": 2, "pmin": 2, "all_gather": 1, "all_gather_invariant": 1,
            "reduce_scatter": 1, "all_to_all": 1}  # fmt: skip
-"""How often each byte of the whole crosses the ring. A sum is scattered, then gathered."""
+"""The number of passes of the payload around the ring. An all-reduce is a reduce-scatter and an all-gather."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """What lies between the replicas' devices.
+    """The network between the replicas' devices.
 
     Attributes:
-        bandwidth_bytes_per_second: What one device sends to the next.
-        latency_seconds: Until the first byte is there.
+        bandwidth_bytes_per_second: The bandwidth from one device to the next.
+        latency_seconds: The time until the first byte arrives.
     """
 
     bandwidth_bytes_per_second: float
@@ -30,14 +30,14 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """Collectives of one kind that the compiler merges into one.
+    """Collectives of one kind that the compiler combines into one.
 
     Attributes:
-        kind: The operation, as JAX calls it.
-        group_size: How many devices take part together.
-        payload_bytes: The size of the whole: of the summed arrays, or of all gathered parts.
-        merged: How many operations of the program were merged.
-        times: How often it happens in a step (more than once inside a loop).
+        kind: The name of the JAX primitive.
+        group_size: The number of devices in a group.
+        payload_bytes: The total size of the reduced arrays, or of all gathered parts.
+        merged: The number of operations of the program that were combined.
+        times: The number of executions per step (more than one inside a loop).
     """
 
     kind: str
@@ -48,15 +48,15 @@ class Exchange:
 
     @property
     def counted_bytes(self) -> float:
-        """What XLA counts as read and written by it: its operands and its results."""
+        """The bytes that XLA counts as accessed by it: its operands and its results."""
         whole = 2.0 if _PASSES.get(self.kind, 1) == 2 else 1.0 + 1.0 / self.group_size
         return whole * self.times * self.payload_bytes
 
     def seconds(self, network: Network) -> float:
-        """How long it takes.
+        """Returns the time of the exchange on a network.
 
-        The shorter of two ways: a ring, where each device sends every byte on once or twice in pieces, and a tree,
-        which sends the whole at each level but has few levels.
+        The model is the faster of two algorithms: a ring, where each device forwards every byte once or twice in
+        pieces, and a tree, which sends the whole payload at each level but has few levels.
 
         Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH",
         Int. J. High Perf. Comp. Appl. 19 (2005).
@@ -80,7 +80,7 @@ class _Found:
 
 
 def exchanges_in(jaxpr: Any, devices: int) -> tuple[Exchange, ...]:
-    """The collectives of a traced program over `devices`, those of one kind and the same groups merged."""
+    """Returns the collectives of a traced program over `devices`. Those of one kind and the same groups are merged."""
     merged: dict[Any, list[_Found]] = {}
     for found in _walk(jaxpr, devices, 1):
         merged.setdefault((found.kind, found.groups, found.times), []).append(found)

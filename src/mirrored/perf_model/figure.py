@@ -1,4 +1,4 @@
-"""The plan as a picture: where a step's time goes, and the efficiency."""
+"""Plots a scaling plan: the parts of the step time, and the efficiency."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _PARTS = (("compute_seconds", "compute", "tab:blue"), ("exchange_seconds", "exch
 
 
 def draw(plan: ScalingPlan, path: Path) -> None:
-    """Writes the picture.
+    """Writes the plot of a plan to a file.
 
     Args:
         plan: The plan.
-        path: A file; its suffix says the format.
+        path: The file; its suffix determines the format.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    module = load("matplotlib.figure", called="mirrored plan --plot", extra="plot", otherwise="leave --plot out")
+    module = load("matplotlib.figure", called="mirrored plan --plot", extra="plot", otherwise="omit --plot")
     figure = module.Figure(figsize=(8, 3.6), layout="constrained")
     time, efficiency = figure.subplots(1, 2)
     counts = [str(one.replicas) for one in plan.predictions]
@@ -30,8 +30,8 @@ def draw(plan: ScalingPlan, path: Path) -> None:
         time.bar(counts, heights, bottom=below, label=label, color=colour)
         below = [a + b for a, b in zip(below, heights, strict=True)]
     host = [1e3 * one.host_seconds for one in plan.predictions]
-    time.plot(counts, host, "k_", markersize=18, label="host (beside it)")
-    time.set(xlabel="replicas", ylabel="ms", title=f"a step ({plan.keeps.replace('-', ' ')} kept)")
+    time.plot(counts, host, "k_", markersize=18, label="host (overlapped)")
+    time.set(xlabel="replicas", ylabel="ms", title=f"step time (fixed {plan.keeps.replace('-', ' ')})")
     time.legend(fontsize=8)
     efficiency.plot(counts, [one.efficiency for one in plan.predictions], "o-")
     efficiency.set(xlabel="replicas", title="efficiency", ylim=(0, 1.05))

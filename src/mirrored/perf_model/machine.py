@@ -1,4 +1,4 @@
-"""How fast the machine at hand computes and moves memory: measured, not looked up."""
+"""Measures the compute rate and the memory bandwidth of this machine."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What weighs computing against moving bytes, where work is compared that cannot be run here.
+    """The rates of one device, used to compare costs of programs that cannot run here.
 
     Attributes:
-        flops_per_second: Of a large matrix product in float32.
-        bytes_per_second: Read and written by an elementwise operation on large arrays.
+        flops_per_second: The rate of a large matrix product in float32.
+        bytes_per_second: The bytes read and written per second by an elementwise operation on large arrays.
     """
 
     flops_per_second: float
     bytes_per_second: float
 
     def seconds(self, flops: float, moved_bytes: float) -> float:
-        """Until so much work is done, if nothing overlaps and everything runs at full speed."""
+        """Returns the time of this work at full speed, without overlap of compute and memory traffic."""
         return flops / self.flops_per_second + moved_bytes / self.bytes_per_second
 
 
 def measure_machine() -> Machine:
-    """Measures the first device. Takes about a second."""
+    """Measures the rates of the first device. Takes about a second."""
     a = jnp.ones((_SIDE, _SIDE), jnp.float32)
     large = jnp.ones((16 * _MIB,), jnp.float32)
     product, sum_ = jax.jit(lambda x: x @ x), jax.jit(lambda x: x + 1.0)

@@ -1,4 +1,4 @@
-"""Predicting the step time on more replicas, from its parts: a replica's program, the sums, and starting it."""
+"""Predicts the step time on more replicas from its parts: a replica's program, the all-reduces, and dispatch."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from mirrored.perf_model.step_detection import DetectedStep
 REPLICA_BATCH: Final = "replica-batch"
 GLOBAL_BATCH: Final = "global-batch"
 ASSUMED: Final = Network(bandwidth_bytes_per_second=25e9, latency_seconds=5e-6)
-"""A network of real machines, where nothing is known of it."""
+"""The network that a prediction assumes if it is neither given nor measured."""
 _MEASURE: Final = Instruments()
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """One number of replicas.
+    """The predicted step for one number of replicas.
 
     Attributes:
-        replicas: How many.
-        share: Examples of each in one step.
-        compute_seconds: A replica's forward, backward and update.
-        fixed_seconds: The part of it that a smaller batch would not shorten: the update, the weights' way through
-            memory.
-        exchange_seconds: Until the gradients are summed.
-        dispatch_seconds: Python's and JAX's part of a step: starting it.
-        input_seconds: The loop's own part between steps: reading the next batch.
-        shared: Whether the devices compute on the cores that start them.
-        efficiency: Examples per second of each replica, in those that one replica alone would reach.
+        replicas: The number of replicas.
+        share: The number of examples per replica in one step.
+        compute_seconds: A replica's forward pass, backward pass and update.
+        fixed_seconds: The part of `compute_seconds` that does not depend on the batch: the update, and reading and
+            writing the weights.
+        exchange_seconds: The all-reduce of the gradients.
+        dispatch_seconds: Python's and JAX's part of a step, which starts it.
+        input_seconds: The loop's own part between steps, such as reading the next batch.
+        shared: Whether the devices compute on the cores that dispatch.
+        efficiency: Scaling efficiency: examples per second and replica, relative to a single replica.
     """
 
     replicas: int
@@ -49,23 +49,23 @@ class Prediction:
 
     @property
     def device_seconds(self) -> float:
-        """Compute, then exchange: the sum waits for the last gradient."""
+        """Compute, then exchange: the all-reduce waits for the last gradient."""
         return self.compute_seconds + self.exchange_seconds
 
     @property
     def host_seconds(self) -> float:
-        """Python's part and the loop's, which run ahead of the device."""
+        """Dispatch and input, which run ahead of the device."""
         return self.dispatch_seconds + self.input_seconds
 
     @property
     def step_seconds(self) -> float:
-        """The longer of the two; starting a step delays it where the devices have no cores of their own."""
+        """The longer of device and host time. Dispatch adds to device time if the devices share the host's cores."""
         waits = self.dispatch_seconds if self.shared else 0.0
         return max(self.device_seconds + waits, self.host_seconds)
 
     @property
     def examples_per_second(self) -> float:
-        """Of all replicas."""
+        """The throughput of all replicas."""
         return self.replicas * self.share / self.step_seconds
 
 
@@ -74,14 +74,15 @@ class ScalingPlan:
     """Predictions for several numbers of replicas.
 
     Attributes:
-        alone: One replica with the batch that was observed; the measure of efficiency.
-        check: The step that was observed, where it was observed, predicted like the others.
-        observed_seconds: What it took.
-        predictions: In ascending numbers of replicas.
-        keeps: `REPLICA_BATCH` if each replica's batch stays, `GLOBAL_BATCH` if the batch of all together stays.
-        network: What lies between them; None where sums were measured between the very devices.
-        network_source: Where that is from, in words.
-        merged: How many sums the program has, and how many exchanges are left of them.
+        alone: One replica with the detected batch size; the baseline of efficiency.
+        check: The prediction for the detected step itself, on the devices where it ran.
+        observed_seconds: The measured time of that step.
+        predictions: The predictions, in ascending numbers of replicas.
+        keeps: `REPLICA_BATCH` for a fixed per-replica batch (weak scaling), `GLOBAL_BATCH` for a fixed global batch
+            (strong scaling).
+        network: The network between the replicas; None if all-reduces were measured on the devices themselves.
+        network_source: The origin of `network`, as text.
+        merged: The number of collectives in the program, and the number of exchanges after merging.
     """
 
     alone: Prediction
@@ -105,42 +106,48 @@ def make_plan(
     instruments: Instruments = _MEASURE,
     told: Told | None = None,
 ) -> ScalingPlan:
-    """Predicts the observed step on other numbers of replicas.
+    """Predicts the step time of a detected step on other numbers of replicas.
 
-    A step is one replica's program, then the sums, with what it takes to start it. One replica's program is run here,
-    without the sums, on one device with several sizes of its batch. Replicas that are to share this machine are as
-    many devices that run it at once (that is what sharing its cores costs them; beyond the devices there are, in
-    proportion), and sums are measured between as many. What more replicas exchange, and whether each has more or less
-    to do, is read off the step traced on abstract devices. The step itself is never run for a prediction; where it was
-    observed it is predicted too (`ScalingPlan.check`), so that the two can be compared.
+    The model of a step is one replica's program, followed by the all-reduces, plus dispatch.
 
-    Context: cross-replica, with no other program in the process. Takes one to three seconds for each number of
-    replicas that share this machine or has a batch of its own, most of them to compile.
+    - *Compute*: this function runs one replica's program without collectives, on one device, for several batch sizes.
+      For replicas that share this machine it runs the program on that number of devices at once, which measures the
+      contention. If there are fewer devices, the time is scaled in proportion.
+    - *Exchange*: for replicas that share this machine, all-reduces are measured on that number of devices.
+    - *Costs*: the step is traced on abstract devices to find what more replicas exchange, and whether each computes
+      more or less.
+
+    The step itself never runs for a prediction. `ScalingPlan.check` is the prediction for the detected configuration,
+    to compare with the measured time.
+
+    Context: cross-replica, with no other program in the process. It takes one to three seconds, mostly compilation, for
+    each number of replicas that share this machine or that has a different batch size.
 
     Args:
-        observation: A program's step, as `observe` gives it.
-        replicas: Numbers of replicas.
-        network: Between the replicas of the plan. If None, as measured here if they share this machine or there are
-            several accelerators, else `ASSUMED`.
-        keeps: Whether each replica's batch stays as it is, or the batch of all together.
-        speed: How fast a replica's device is, in units of one device here that has this machine to itself. Not for
+        observation: A program's step, from `detect_step`.
+        replicas: The numbers of replicas.
+        network: The network between the replicas of the plan. If None, it is measured if the replicas share this
+            machine or there are several accelerators, else `ASSUMED`.
+        keeps: The fixed quantity: `REPLICA_BATCH` (weak scaling) or `GLOBAL_BATCH` (strong scaling).
+        speed: The speed of a replica's device, relative to a local device that does not share this machine. Ignored for
             replicas that share this machine.
         shared: Whether the replicas share this machine, as simulated devices do.
-        instruments: How parts are measured.
-        told: Called before each measurement with what it is, its number and how many there are.
+        instruments: The microbenchmarks.
+        told: Called before each measurement with its description, its index and the number of measurements.
 
     Returns:
         The plan.
 
     Raises:
-        ArgumentError: A number of replicas below one, an unknown `keeps`, or no strategy in the step.
+        ArgumentError: A number of replicas is less than 1, `keeps` is unknown, `speed` is not positive, or the step has
+            no strategy.
     """
     if keeps not in (REPLICA_BATCH, GLOBAL_BATCH) or any(count < 1 for count in replicas) or speed <= 0:
         raise ArgumentError(
             "mirrored.perf_model.make_plan",
             found=f"replicas={list(replicas)}, keeps={keeps!r}, speed={speed}",
-            rule=f"replicas are 1 or more, keeps is {REPLICA_BATCH!r} or {GLOBAL_BATCH!r}, speed is positive",
-            remedy="replicas=[8, 64], keeps='replica-batch', speed=1.0",
+            rule=f"replicas are at least 1, keeps is {REPLICA_BATCH!r} or {GLOBAL_BATCH!r}, speed is positive",
+            remedy="for example, pass replicas=[8, 64], keeps='replica-batch', speed=1.0",
         )
     step = TracedStep(observation)
     wanted = [(count, _share(step, count, keeps)) for count in sorted(set(replicas))]
@@ -168,7 +175,7 @@ class _Model:
         self._given = network
         self._speed = speed
         here = parts.rehearsal(min(parts.step.replicas, parts.local), parts.step.share)
-        # Of starting a step, what does not depend on the devices: finding the program, handing over the state.
+        # The part of dispatch that does not depend on the devices: looking up the program, passing the state.
         self._python_seconds = max(0.0, observation.dispatch_seconds - here.dispatch_seconds)
         self.network, self.network_source = self._chosen_network()
 
@@ -178,10 +185,10 @@ class _Model:
             return self._given, "as given"
         if parts.is_network:
             return parts.sums(parts.local).network, f"as measured between {parts.local} devices here"
-        return ASSUMED, "assumed: give --bandwidth and --latency"
+        return ASSUMED, "assumed: pass --bandwidth and --latency"
 
     def elsewhere(self, replicas: int, share: int) -> Prediction:
-        """On devices of their own, like one here that has the machine to itself, or faster."""
+        """Predicts replicas on separate devices, each like an unshared local device times `speed`."""
         parts, observed = self._parts, self._observation
         compute = parts.compute_seconds(share) * parts.more(replicas) / self._speed
         return Prediction(
@@ -191,12 +198,12 @@ class _Model:
             fixed_seconds=compute * parts.fixed_share(share),
             exchange_seconds=sum(one.seconds(self.network) for one in parts.work(replicas).exchanges),
             dispatch_seconds=observed.dispatch_seconds,
-            # The observed loop fed all replicas of this machine.
+            # The detected loop read the input of all replicas of this machine.
             input_seconds=observed.between_seconds * share / (parts.step.share * parts.step.replicas),
         )
 
     def here(self, replicas: int, share: int, network: Network | None = None) -> Prediction:
-        """On this machine, which its devices share; on more devices than there are, in proportion."""
+        """Predicts replicas that share this machine. Times scale in proportion beyond the number of local devices."""
         parts, observed = self._parts, self._observation
         devices = min(replicas, parts.local)
         crowd = replicas / devices

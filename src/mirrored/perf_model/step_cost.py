@@ -1,4 +1,4 @@
-"""What one replica computes and exchanges in a step, for any number of replicas, on devices that need not exist."""
+"""The cost model: traces a step for any number of replicas on abstract devices, and counts its work and exchange."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from mirrored.values.distributed_values import Mirrored, PerReplica
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-    """One step of one replica.
+    """The cost of one step of one replica.
 
     Attributes:
-        replicas: Of how many.
-        share: Examples in its part of the batch: the leading dimension of the first per-replica argument.
-        flops: Operations on floats, as XLA counts them before it optimises.
-        moved_bytes: Read and written by its operations, before any are fused.
-        exchanges: What it exchanges with the others.
+        replicas: The number of replicas.
+        share: The number of examples per replica: the leading dimension of the first per-replica argument.
+        flops: Floating-point operations, as XLA counts them before optimization.
+        moved_bytes: The bytes that its operations read and write, before fusion.
+        exchanges: The collectives with the other replicas.
     """
 
     replicas: int
@@ -43,14 +43,14 @@ class StepCost:
 
 @dataclasses.dataclass(frozen=True)
 class BatchShare:
-    """One replica's part of a step, ready to run: its program exchanges nothing.
+    """One replica's part of a step, ready to run without collectives.
 
     Attributes:
         pure: The program, as a function of the variables' values and the arrays.
-        state: The variables' values as they are now, in the order of `pure.reads`; of per-replica ones the first
-            replica's, with a leading dimension of 1.
-        operands: The arrays. Those of the batch have a leading dimension of `copies`, with examples for each.
-        is_spread: Which of them are parts of the batch.
+        state: The variables' current values, in the order of `pure.reads`. For a per-replica variable, the first
+            replica's component with a leading dimension of 1.
+        operands: The arrays. Arrays of the batch have a leading dimension of `copies`, with examples for each copy.
+        is_spread: For each operand, whether it is part of the batch.
     """
 
     pure: Pure
@@ -60,18 +60,18 @@ class BatchShare:
 
 
 class TracedStep:
-    """An observed step, taken apart so that it can be traced for other numbers of replicas.
+    """A detected step, flattened so that it can be traced for other numbers of replicas.
 
     Args:
-        observation: The step.
+        observation: The detected step.
 
     Attributes:
-        replicas: How many replicas it has.
-        share: Examples in one replica's part of the batch; 1 where nothing is per replica.
-        devices: Those of this process that are like the step's own, the step's first.
+        replicas: The number of replicas of the step.
+        share: The number of examples per replica; 1 if no argument is per replica.
+        devices: The local devices of the step's platform, with the step's own devices first.
 
     Raises:
-        ArgumentError: It makes several steps in one call, or makes variables.
+        ArgumentError: The function runs several steps per execution, or creates variables.
     """
 
     def __init__(self, observation: DetectedStep) -> None:
@@ -96,7 +96,7 @@ class TracedStep:
         self.share = next((int(one.shape[1]) for one, is_spread in described if is_spread and len(one.shape) > 1), 1)
 
     def _spread_the_batch(self) -> None:
-        """The only replica gets plain arrays: those whose leading dimension is the first one's are the batch."""
+        """Finds the batch among a single replica's plain arrays: those with the first array's leading dimension."""
         arrays = [one for one in self._described if isinstance(one, jax.ShapeDtypeStruct) and one.shape]
         for place, one in enumerate(self._described):
             if self._spread[place] or one not in arrays or one.shape[0] != arrays[0].shape[0]:
@@ -105,17 +105,17 @@ class TracedStep:
             self._described[place] = jax.ShapeDtypeStruct((1, *one.shape), one.dtype)
 
     def work(self, replicas: int, share: int) -> StepCost:
-        """Traces the step again for so many replicas with such shares, and asks XLA what it costs.
+        """Traces the step for another number of replicas and batch size, and returns XLA's cost analysis.
 
-        Nothing is compiled or run, and no such devices are needed (`jax.sharding.AbstractMesh`).
+        Nothing is compiled or run, and the devices need not exist (`jax.sharding.AbstractMesh`).
 
         Args:
-            replicas: How many, each on a device of its own.
-            share: Examples of each.
+            replicas: The number of replicas, each on its own device.
+            share: The number of examples per replica.
 
         Raises:
-            ArgumentError: The step has no strategy, and more than one replica was asked for.
-            Exception: Whatever the program raises when it is traced with that share.
+            ArgumentError: `replicas` is more than 1, and the step has no strategy.
+            Exception: The program raises it when it is traced with this batch size.
         """
         if self._device_assignment is None:
             if replicas > 1:
@@ -126,7 +126,7 @@ class TracedStep:
             return self._lowered(elsewhere, replicas, share)
 
     def part(self, share: int, copies: int) -> BatchShare:
-        """One replica's program with this share, and arrays for so many replicas that run it without each other."""
+        """Returns one replica's program for this batch size, and operands for `copies` independent runs of it."""
         alone = None if self._device_assignment is None else DeviceAssignment((self.devices[0],), 1)
         with _moved(self._strategies, alone):
             pure = self._pure(self._for(1, share), alone)
@@ -140,7 +140,7 @@ class TracedStep:
         )
 
     def _examples(self, leaf: Any, share: int, copies: int) -> np.ndarray[Any, Any]:
-        """The leaf's examples, over and over, for so many replicas."""
+        """Returns the leaf's examples, repeated to fill `copies` batches of `share` examples."""
         stacked = np.asarray(_plain(leaf))
         if not isinstance(leaf, PerReplica):
             stacked = stacked[None]
@@ -161,14 +161,14 @@ class TracedStep:
         return jax.jit(pure.call).trace(state, operands)
 
     def _for(self, replicas: int, share: int) -> list[Any]:
-        """What the leaves would be with so many replicas and such shares."""
+        """Returns the descriptions of the leaves for another number of replicas and batch size."""
         return [
             _resized(one, replicas, self.share, share) if is_spread else one
             for one, is_spread in zip(self._described, self._spread, strict=True)
         ]
 
     def _pure(self, described: Sequence[Any], device_assignment: DeviceAssignment | None) -> Pure:
-        """The step as a function of its variables and arrays, on replicas that live as `device_assignment` says."""
+        """Returns the step as a pure function of its variables and arrays, for this device assignment."""
 
         def step(*inputs: Any) -> list[Any]:
             filled = [
@@ -189,7 +189,7 @@ def _costs(costs: Any, replicas: int, share: int, exchanges: tuple[Exchange, ...
 
 
 def _described(leaf: Any) -> Any:
-    """A leaf of the arguments, its arrays without their memory; what is no array, as it is."""
+    """Returns the shape and dtype of an array leaf of the arguments; returns other leaves unchanged."""
     if isinstance(leaf, PerReplica) and leaf.device_assignment is not None:
         leaf = leaf.stacked(leaf.device_assignment)
     elif isinstance(leaf, Mirrored):
@@ -200,7 +200,7 @@ def _described(leaf: Any) -> Any:
 
 
 def _resized(stacked: Any, replicas: int, old_share: int, share: int) -> Any:
-    """For so many replicas; a leading dimension of a replica's part that is its share of the batch becomes `share`."""
+    """Resizes a stacked array to `replicas`. A per-replica leading dimension of `old_share` becomes `share`."""
     part = tuple(stacked.shape[1:])
     if part and part[0] == old_share:
         part = (share, *part[1:])
@@ -208,19 +208,19 @@ def _resized(stacked: Any, replicas: int, old_share: int, share: int) -> Any:
 
 
 def _filled(stacked: Any, device_assignment: DeviceAssignment | None) -> Any:
-    """What stands in the place of a leaf that is part of the batch."""
+    """Returns the argument that replaces a leaf of the batch."""
     if device_assignment is None:
         return stacked[0]
     return PerReplica.from_stacked(stacked, device_assignment)
 
 
 def _filled_whole(leaf: Any, value: Any) -> Any:
-    """What stands in the place of another leaf: `value` as the leaf's kind."""
+    """Returns the argument that replaces another leaf: `value` in the type of the leaf."""
     return Mirrored(value, leaf.num_replicas) if isinstance(leaf, Mirrored) else value
 
 
 def _plain(result: Any) -> Any:
-    """A leaf of the results without what says on which replicas it lies."""
+    """Returns the array of a leaf, without its distributed type."""
     if isinstance(result, Mirrored):
         return result.value
     if isinstance(result, PerReplica) and result.device_assignment is not None:
@@ -234,7 +234,7 @@ def _state(variable: Any, replicas: int) -> Any:
 
 
 def _like(device_assignment: DeviceAssignment | None) -> tuple[jax.Device, ...]:
-    """The devices of this process that are of the layout's kind, its own first."""
+    """Returns the local devices of the assignment's platform, with its own devices first."""
     if device_assignment is None:
         return tuple(jax.local_devices())
     own = device_assignment.addressable_devices
@@ -242,16 +242,16 @@ def _like(device_assignment: DeviceAssignment | None) -> tuple[jax.Device, ...]:
 
 
 def _abstract(device_assignment: DeviceAssignment, replicas: int) -> DeviceAssignment:
-    """A layout of so many devices that are only counted."""
+    """Returns an assignment of `replicas` abstract devices."""
     elsewhere = DeviceAssignment((device_assignment.devices[0],) * replicas, replicas)
-    # The mesh is made on first use from the devices; here it is one of devices without identity.
+    # `mesh` is a cached property. Setting the cached value replaces the mesh of real devices with an abstract one.
     elsewhere.__dict__["mesh"] = AbstractMesh((replicas,), (AXIS,), axis_types=(AxisType.Auto,))
     return elsewhere
 
 
 @contextmanager
 def _moved(strategies: Sequence[Any], device_assignment: DeviceAssignment | None) -> Iterator[None]:
-    """Lets strategies believe, for the block, that their replicas live elsewhere."""
+    """Replaces the device assignment of strategies inside the block."""
     before = [strategy._device_assignment for strategy in strategies]
     try:
         for strategy in strategies:
@@ -265,7 +265,7 @@ def _moved(strategies: Sequence[Any], device_assignment: DeviceAssignment | None
 def _no_strategy() -> ArgumentError:
     return ArgumentError(
         "mirrored plan",
-        found="a step without a strategy: it reads no mirrored variable and is called in no strategy's scope",
-        rule="a plan for several replicas needs a step that runs on replicas",
-        remedy="make the variables in strategy.scope() and call strategy.run in the step",
+        found="a step without a strategy: it reads no mirrored variable and is not called in a strategy's scope",
+        rule="a plan for several replicas requires a step that runs on replicas",
+        remedy="create the variables in strategy.scope() and call strategy.run in the step",
     )

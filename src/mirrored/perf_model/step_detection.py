@@ -1,4 +1,4 @@
-"""Watching a training program: which compiled function is its step, with which arguments, and how long it takes."""
+"""Step detection: finds the compiled function that is a program's training step, its arguments and its timing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WARM_UP = 2
 
 
 class _SeenEnough(BaseException):
-    """Ends the program that is watched. No `Exception`, so that the program does not take it for one of its own."""
+    """Ends the observed program. Not an `Exception`, so that the program's own handlers do not catch it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,14 +27,15 @@ class DetectedStep:
     """A program's training step.
 
     Attributes:
-        function: The compiled function that was called most.
-        args: Its arguments, at the last call.
-        kwargs: Likewise.
+        function: The compiled function with the most calls.
+        args: Its positional arguments in the last call.
+        kwargs: Its keyword arguments in the last call.
         strategies: The strategies in whose scope it was called.
-        step_seconds: Until a call's result was there: the median.
-        dispatch_seconds: Python's and JAX's own part of a call, before the devices have anything to do, as
-            `mirrored.perf_model.timing.Timing` has it.
-        between_seconds: Between the end of one step and the next call: input, and whatever the loop does.
+        step_seconds: The median time until a call's result is ready.
+        dispatch_seconds: Python's and JAX's part of a call, before the devices start, measured as in
+            `mirrored.perf_model.timing.Timing`.
+        between_seconds: The median time between the end of one step and the next call: input, and the loop's other
+            work.
     """
 
     function: Function
@@ -86,21 +87,21 @@ class _CallWatch:
 def detect_step(
     program: Callable[[], Any], *, steps: int = 10, seconds: float = 0.0, called: str = "mirrored.perf_model.observe"
 ) -> DetectedStep:
-    """Runs `program` until one of its compiled functions has been called often enough.
+    """Runs `program` until enough calls of one of its compiled functions have been timed.
 
     Context: cross-replica, with no other program in the process.
 
     Args:
-        program: Trains; it is ended from inside after the last step that is needed.
-        steps: Steps to time at least, after two that compile and warm up.
-        seconds: Go on until they have taken so long together: short steps differ much among themselves.
-        called: For messages.
+        program: The training program. An exception raised in its last timed step ends it.
+        steps: The minimum number of steps to time, after two steps that compile and warm up.
+        seconds: The minimum total time of the timed steps. It matters for short steps, whose times vary more.
+        called: The caller's name, for messages.
 
     Returns:
-        The function that was called most often. If the program ends earlier by itself, of fewer steps.
+        The compiled function with the most calls. If the program ends by itself, fewer steps are timed.
 
     Raises:
-        ArgumentError: It calls no compiled function three times.
+        ArgumentError: The program calls no compiled function at least three times.
     """
     watch = _CallWatch(steps, seconds)
     original = Function.__call__
@@ -108,8 +109,8 @@ def detect_step(
     def call(self: Function, *args: Any, **kwargs: Any) -> Any:
         return watch(self, args, kwargs)
 
-    # Every call of a compiled function comes through here. A hook in `Function` itself would cost every step of every
-    # program a look.
+    # Patches `Function.__call__`, through which every call of a compiled function passes. A permanent hook in
+    # `Function` would add a check to every step of every program.
     Function.__call__ = call  # type: ignore[method-assign]
     try:
         program()
@@ -130,7 +131,7 @@ def _chosen(watch: _CallWatch, called: str) -> DetectedStep:
             if most
             else "a program that calls no compiled function",
             rule=f"its training step is a mirrored.function that is called at least {_WARM_UP + 1} times",
-            remedy="put strategy.run and what belongs to the step into a function decorated with mirrored.function",
+            remedy="call strategy.run and the rest of the step in a function decorated with mirrored.function",
         )
     function, record = found
     return DetectedStep(

@@ -1,4 +1,4 @@
-"""Timing a call that devices answer."""
+"""Times calls that run on devices."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _WARM_UP, _FEWEST, _MOST, _ENOUGH_SECONDS = 3, 5, 200, 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Many calls, each waited for.
+    """The timing of a series of synchronous calls.
 
     Attributes:
-        seconds: The median until the result was there.
-        dispatch_seconds: What the calling thread itself had to do until the call returned: the lower quartile of its
-            processor time. (On CPUs some calls compute before they return, and the devices that are started first
-            take the core from the thread that starts the others: neither is the starting itself.)
+        seconds: The median time until the result is ready.
+        dispatch_seconds: The lower quartile of the calling thread's CPU time until the call returns. (The lower
+            quartile excludes two effects on CPUs that are not dispatch: some calls compute before they return, and the
+            devices that start first preempt the thread that starts the others.)
     """
 
     seconds: float
@@ -29,7 +29,7 @@ class Timing:
 
 
 def timed(call: Callable[[], Any]) -> Timing:
-    """Times calls for about half a second, at least five, after three that compile and warm up."""
+    """Times calls for about half a second, but at least five calls, after three calls that compile and warm up."""
     for _ in range(_WARM_UP):
         jax.block_until_ready(call())
     seconds: list[float] = []
@@ -45,5 +45,5 @@ def timed(call: Callable[[], Any]) -> Timing:
 
 
 def lower_quartile(values: list[float]) -> float:
-    """The value that a quarter of them do not exceed."""
+    """Returns the lower quartile of the values."""
     return sorted(values)[(len(values) - 1) // 4]

@@ -1,7 +1,7 @@
-"""The ambient context: everything that "where am I?" depends on, in one object per thread.
+"""The ambient context: the current strategy, replica, variable store and so on, in one object per thread.
 
-A replica thread starts with a copy of it (`Ambient.fork`), so nothing ambient is carried in any other way;
-JAX's own thread-local state goes along by `mirrored._jax.thread_state`.
+A replica thread starts with a copy of it (`Ambient.fork`), and no other mechanism carries ambient state.
+`mirrored._jax.thread_state` copies JAX's own thread-local state.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Ambient:
-    """What surrounds the code that runs in this thread.
+    """The context of the code that runs in this thread.
 
     Attributes:
         strategies: The strategies whose scope (or `run`) is open, innermost last.
-        replica: The replica context, None in cross-replica context and outside any strategy.
-        frame: Where variables are read from and written to; None is the root frame: their storage.
-        listeners: Who is told of reads and writes, innermost last.
-        runner: The session of the `run` that surrounds this code, if any.
-        driver: What compiles the runs of a function that is driven from Python, if one surrounds this code.
-        creators: Who is asked when a variable is created, innermost last.
+        replica: The replica context; None in cross-replica context and outside any strategy.
+        store: The variable store that variables are read from and written to; None means their storage.
+        listeners: The listeners that are notified of reads and writes of variables, innermost last.
+        runner: The replica runner of the enclosing `run`; None outside of `run`.
+        driver: Compiles the runs of the enclosing function that is driven from Python; None outside of one.
+        creators: The variable creators of the open `variable_creator_scope` blocks, innermost last.
     """
 
     strategies: tuple[Any, ...] = ()
@@ -42,7 +42,7 @@ class Ambient:
     creators: tuple[Callable[..., Any], ...] = ()
 
     def fork(self, **changes: Any) -> Ambient:
-        """A copy for another thread or a nested context, with some fields changed."""
+        """Returns a copy with some fields changed, for another thread or a nested context."""
         return dataclasses.replace(self, **changes)
 
 
@@ -52,17 +52,17 @@ class _Thread(threading.local):
 
 
 _thread = thread = _Thread()
-"""Of each thread; `thread.current` is assigned where an exception must not come between, as between two calls."""
+"""The thread-local context. Code that must not be interrupted by an exception assigns `thread.current` directly."""
 
 
 def ambient() -> Ambient:
-    """The ambient context of this thread. Read it, never mutate it."""
+    """Returns the ambient context of this thread. Callers must not mutate it."""
     return _thread.current
 
 
 @contextmanager
 def entered(context: Ambient) -> Iterator[Ambient]:
-    """Makes `context` the ambient one of this thread for the block."""
+    """Makes `context` the ambient context of this thread for the block."""
     previous = _thread.current
     _thread.current = context
     try:
@@ -79,5 +79,8 @@ def within(**changes: Any) -> Iterator[Ambient]:
 
 
 def replace_current(context: Ambient) -> None:
-    """Makes `context` the ambient one until further notice (for listeners that open and close by call)."""
+    """Makes `context` the ambient context of this thread until the next replacement.
+
+    Listeners that are opened and closed by separate calls use it.
+    """
     _thread.current = context

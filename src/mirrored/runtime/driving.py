@@ -1,7 +1,7 @@
-"""Functions that are driven from Python: those that take elements from a dataset inside a compiled function.
+"""Functions driven from Python: compiled functions that iterate a dataset in their body.
 
-A dataset has no place in a compiled program: an element that is taken while tracing would be a constant of it. A
-function that takes elements runs as Python at every call, and each `run` in it is compiled.
+A compiled program cannot iterate a dataset: an element taken during tracing would become a constant of the program. So
+a function that takes elements runs as Python at every call, and each `run` in it is compiled separately.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from typing import Any, Final
 
 from mirrored.runtime.ambient import ambient
 
-_MOST_VARIANTS: Final = 8
+_MAX_VARIANTS: Final = 8
 
 
 class IteratedWhileTracing(BaseException):
-    """A dataset was iterated while a function was traced: the function is to be driven from Python.
+    """Signals that a dataset is iterated while a function is traced. The function is then driven from Python.
 
-    It passes user code that catches `Exception`, which would compile what it does instead.
+    It is not an `Exception`: user code that catches `Exception` must not handle it, or its handler would be traced.
     """
 
 
 class EndOfElements(StopIteration):
-    """The end of a dataset inside a driven function: ends a `for` there, and is `error` for the function's caller."""
+    """The end of a dataset inside a driven function. It ends a `for` loop there.
+
+    Args:
+        error: The error that the caller of the driven function receives if no loop handles the end.
+    """
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -30,20 +34,20 @@ class EndOfElements(StopIteration):
 
 
 def stop_iteration(error: Callable[[], Exception]) -> StopIteration:
-    """What `__next__` of a dataset's iterator raises at the end.
+    """Returns the exception that `__next__` of a dataset's iterator raises at the end.
 
     Args:
-        error: Makes the error for the caller of a driven function, out of which a StopIteration must not pass: it
-            would quietly end a loop of the caller's.
+        error: Creates the error for the caller of a driven function. A StopIteration must not leave the function, where
+            it would silently end a loop of the caller.
     """
     return StopIteration() if ambient().driver is None else EndOfElements(error())
 
 
 def note_iteration() -> None:
-    """Called by a dataset when it is iterated, and by its iterator for every element.
+    """Reports an iteration: a dataset calls it in `__iter__`, and its iterator for every element.
 
     Raises:
-        IteratedWhileTracing: A function is being traced here.
+        IteratedWhileTracing: A function is being traced.
     """
     store = ambient().store
     if store is not None and store.captures:
@@ -51,13 +55,13 @@ def note_iteration() -> None:
 
 
 class Driver:
-    """Gives the compiled form of each function that a driven function runs on replicas.
+    """Cache of the compiled replica functions of one driven function.
 
-    A replica function defined inside the driven one is another object at each call: it is recognised by its code and
-    by the objects that it closes over.
+    A replica function that is defined inside the driven function is a new object at each call. So the cache key is its
+    code and the identities of the objects that it closes over.
 
     Args:
-        compile_function: Makes the compiled form.
+        compile_function: Compiles a replica function.
     """
 
     def __init__(self, compile_function: Callable[[Callable[..., Any]], Any]) -> None:
@@ -66,20 +70,20 @@ class Driver:
         self._variants: dict[Any, int] = {}
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The compiled form of `function`, or itself if it closes over something else at every call."""
+        """Returns the compiled form of `function`, or `function` itself after too many different closures."""
         code = getattr(function, "__code__", function)
         key = (code, _closed_over(function), id(getattr(function, "__self__", None)))
         if key not in self._compiled:
             self._variants[code] = self._variants.get(code, 0) + 1
-            if self._variants[code] > _MOST_VARIANTS:
+            if self._variants[code] > _MAX_VARIANTS:
                 return function
-            # The function is kept, so that the identities in its key stay what they are.
+            # The entry keeps the function alive, so that no other object can take over an identity in the key.
             self._compiled[key] = (self._compile(function), function)
         return self._compiled[key][0]  # type: ignore[no-any-return]
 
     @property
     def trace_count(self) -> int:
-        """How often the functions that it compiled have been traced."""
+        """The number of traces of all functions in the cache."""
         return sum(compiled.trace_count for compiled, _ in self._compiled.values())
 
 
@@ -91,7 +95,7 @@ def _closed_over(function: Callable[..., Any]) -> tuple[Hashable, ...]:
             value = cell.cell_contents
         except ValueError:
             continue
-        # An inner function made anew is the same if its code and what it closes over are.
+        # A nested function is a new object at each call, too: it is identified by its code and closure.
         inner = (value.__code__, _closed_over(value)) if hasattr(value, "__code__") else id(value)
         contents.append(inner)
     return tuple(contents)

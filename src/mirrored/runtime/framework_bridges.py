@@ -1,7 +1,7 @@
-"""Frameworks whose models make variables themselves: connected when a scope opens in a program that uses them.
+"""Connects frameworks whose models create their own variables, when the program opens a strategy's scope.
 
-A framework that is imported while a scope is open is connected at the end of its import, so that the order of imports
-does not matter.
+A framework that is imported while a scope is open is connected at the end of its import, so the order of imports does
+not matter.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 
 _bridges: dict[str, str] = {}
 _roots: dict[str, str] = {}
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def set_bridges(bridges: Mapping[str, str], roots: Mapping[str, str]) -> None:
-    """Registers the module of `mirrored` that connects a framework.
+    """Registers the bridges: the modules of `mirrored` that connect frameworks.
 
     Args:
-        bridges: By the module that shows that the program uses the framework.
-        roots: By the package that a program imports, the module that shows it.
+        bridges: The bridge of each framework, by the framework module whose presence in `sys.modules` shows its use.
+        roots: That framework module, by the package that a program imports.
     """
     _bridges.update(bridges)
     _roots.update(roots)
@@ -38,17 +38,17 @@ def connect() -> None:
     for framework, bridge in _bridges.items():
         if framework in sys.modules:
             module = importlib.import_module(bridge)
-            # A bridge imports its framework; a framework that is imported in an open scope comes back here before the
-            # bridge is complete, which connects at the end of its own import.
+            # A bridge imports its framework. If a scope is open, the end of that import calls `connect` again, before
+            # the bridge is complete. Such a bridge is skipped here; it connects at the end of its own import.
             if not getattr(module.__spec__, "_initializing", False):
                 module.connect()
 
 
 def watch_imports() -> Finder | None:
-    """Connects frameworks that are imported from now on; None if all of them are imported already."""
+    """Connects frameworks at their import from now on. Returns None if all of them are already imported."""
     for root, shown_by in _roots.items():
         if root in sys.modules and shown_by not in sys.modules:
-            _tell_of_backend(root)
+            _warn_of_backend(root)
     awaited = [root for root, shown_by in _roots.items() if shown_by not in sys.modules]
     if not awaited:
         return None
@@ -58,21 +58,21 @@ def watch_imports() -> Finder | None:
 
 
 def end_watching(finder: Finder | None) -> None:
-    """Ends what `watch_imports` began."""
+    """Removes the finder that `watch_imports` has installed."""
     if finder is not None:
         sys.meta_path.remove(finder)
 
 
-def _tell_of_backend(root: str) -> None:
-    """Warns, once, that a framework runs on something else than JAX, so that its models are no strategy's."""
+def _warn_of_backend(root: str) -> None:
+    """Warns once if a framework uses a backend other than JAX, so that its models cannot be distributed."""
     module = sys.modules[root]
     backend = getattr(getattr(module, "backend", None), "backend", None)
-    if root in _told or not callable(backend) or backend() == "jax":
+    if root in _warned or not callable(backend) or backend() == "jax":
         return
-    _told.add(root)
+    _warned.add(root)
     warnings.warn(
-        f"{root} runs on the backend {backend()!r}: models that are made in strategy.scope() are not distributed\n"
-        f"  rule:   models of a strategy run on JAX\n"
+        f"{root} uses the backend {backend()!r}: models created in strategy.scope() are not distributed\n"
+        f"  rule:   models of a strategy use the JAX backend\n"
         f"  remedy: write at the top of the program, before {root} is imported: "
         f"import os; os.environ['{root.upper()}_BACKEND'] = 'jax'",
         stacklevel=4,
@@ -80,7 +80,7 @@ def _tell_of_backend(root: str) -> None:
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds the frameworks as Python does, and has them connected once they are imported."""
+    """Import finder that delegates to the other finders and connects a framework at the end of its import."""
 
     def __init__(self, awaited: Sequence[str]) -> None:
         self._awaited = awaited
@@ -89,7 +89,7 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """What Python finds, with a loader that connects the framework."""
+        """Returns the spec that Python finds, with a loader that connects the framework."""
         if fullname not in self._awaited or getattr(self._asking, "now", False):
             return None
         self._asking.now = True
@@ -103,7 +103,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Another loader, and connecting at the end."""
+    """Delegates to another loader and then calls `connect`."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader

@@ -1,6 +1,6 @@
-"""Announcing reads and writes of variables to whoever listens (tapes do).
+"""Read and write listeners of variables. Tapes are such listeners.
 
-`tape` and `variables` do not know each other: a variable announces, a listener answers.
+They decouple the packages `tape` and `variables`, which do not import each other.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ if TYPE_CHECKING:
 
 
 class ReadableVariable(Protocol):
-    """What a listener may know of a variable."""
+    """The interface of a variable that a listener can use."""
 
     @property
     def trainable(self) -> bool:
-        """Whether tapes watch it by themselves."""
+        """Whether tapes watch it automatically."""
         ...
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name, for messages."""
         ...
 
 
 class ReadListener(Protocol):
-    """Is told of every read and write of a variable in this thread (and in the replicas it runs)."""
+    """Is notified of every read and write of a variable in this thread and in the replicas that it runs."""
 
     def on_read(self, variable: Any, value: jax.Array) -> jax.Array:
-        """The value to hand to the reader in place of `value` (a box around it, or `value` itself)."""
+        """Returns the value that the reader receives: a box around `value`, or `value` itself."""
         ...
 
     def on_write(self, variable: Any) -> None:
-        """`variable` is about to get another value."""
+        """Is called before `variable` is assigned."""
         ...
 
     def tracks(self, value: Any) -> bool:
-        """Whether operations on this array are recorded."""
+        """Returns whether operations on this array are recorded."""
         ...
 
 
@@ -50,7 +50,7 @@ def listen(listener: ReadListener) -> None:
 
 
 def unlisten(listener: ReadListener) -> None:
-    """Takes `listener` out again."""
+    """Unregisters `listener`."""
     here = ambient()
     replace_current(here.fork(listeners=tuple(one for one in here.listeners if one is not listener)))
 
@@ -63,11 +63,11 @@ def announce_read(variable: Any, value: jax.Array) -> jax.Array:
 
 
 def is_tracked(value: Any) -> bool:
-    """Whether a listener records what is done with this array."""
+    """Returns whether a listener records operations on this array."""
     return any(listener.tracks(value) for listener in ambient().listeners)
 
 
 def announce_write(variable: Any) -> None:
-    """Tells the listeners that `variable` is about to change."""
+    """Notifies the listeners that `variable` is about to be assigned."""
     for listener in ambient().listeners:
         listener.on_write(variable)

@@ -1,8 +1,9 @@
-"""Running local replicas in lock-step: threads that run strictly one at a time.
+"""Runs local replicas in lock-step, in threads of which exactly one runs at a time.
 
-Each replica runs until it meets a merge; when all have arrived the merge runs once, in the thread that started them,
-and they go on in turn. An exception in one replica unwinds and joins all of them. The same runner serves eager code and
-tracing: the threads carry all of JAX's thread-local state, so several replicas can be traced into one program.
+Each replica runs until it calls a merge, and waits there at a barrier. When all replicas have arrived, the merge runs
+once, in the thread that started them (the driver). Then the replicas continue in index order. An exception in one
+replica unwinds and joins all of them. The same runner serves eager code and tracing: the threads copy all of JAX's
+thread-local state, so several replicas can be traced into one program.
 """
 
 from __future__ import annotations
@@ -19,26 +20,27 @@ from mirrored.errors import MergeError
 from mirrored.runtime.ambient import Ambient, entered
 from mirrored.runtime.merging import Merge
 
-_MOST_INTERRUPTIONS: Final = 2
+_MAX_INTERRUPTIONS: Final = 2
 Carrier = Callable[[], Callable[[], None]]
 _carriers: list[Carrier] = []
 
 
 def carry(carrier: Carrier) -> None:
-    """Adds to the thread-local state that replica threads start with.
+    """Registers thread-local state that replica threads inherit.
 
     Args:
-        carrier: Called in the thread that starts a run; what it returns is called first in each replica's thread.
+        carrier: Captures the state. It is called in the thread that starts a run; the function that it returns is
+            called first in each replica thread.
     """
     _carriers.append(carrier)
 
 
 class _Unwind(BaseException):
-    """Ends a replica that waits at a merge which will not happen. Not an `Exception`: user code must not catch it."""
+    """Ends a replica that waits at a merge that cannot run. Not an `Exception`: user code must not catch it."""
 
 
 class _Replica:
-    """One replica's thread, and the baton that it and the driver pass back and forth."""
+    """One replica's thread, and the two queues by which it and the driver hand each other the turn to run."""
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class _Replica:
         self.index = index
         self.merge: Merge | None = None
         self.payload: Any = None
-        self.answer: Any = None
+        self.merge_result: Any = None
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = False
@@ -60,10 +62,11 @@ class _Replica:
         self._state = state
         self._adopt = adopt
         self._unwinding = False
-        self._begun = threading.Lock()  # taken by its thread, or by the driver that finds that it never began
-        # Turns are handed over through queues in C: an exception leaves a semaphore of Python's half released.
-        self._mine: SimpleQueue[None] = SimpleQueue()
-        self._drivers: SimpleQueue[None] = SimpleQueue()
+        self._begun = threading.Lock()  # acquired by the thread when it begins, or by the driver to prevent that
+        # `SimpleQueue` is atomic: it is written in C. `threading.Semaphore` is written in Python, so an exception
+        # such as Ctrl-C can interrupt it halfway.
+        self._replica_turn: SimpleQueue[None] = SimpleQueue()
+        self._driver_turn: SimpleQueue[None] = SimpleQueue()
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._main,), name=f"replica-{index}", daemon=True)
 
@@ -73,7 +76,7 @@ class _Replica:
     def _main(self) -> None:
         if not self._begun.acquire(blocking=False):
             return
-        self._mine.get()
+        self._replica_turn.get()
         try:
             if not self._unwinding:
                 adopt_thread_state(self._state)
@@ -88,42 +91,42 @@ class _Replica:
         finally:
             self.done = True
             self._state = self._body = None  # type: ignore[assignment]
-            self._drivers.put(None)
+            self._driver_turn.put(None)
 
     def proceed(self) -> None:
-        """Driver: lets this replica run until it meets or ends."""
-        self._mine.put(None)
-        self._drivers.get()
+        """Driver: runs this replica until it waits at a merge or ends."""
+        self._replica_turn.put(None)
+        self._driver_turn.get()
 
     def wait_at(self, merge: Merge, payload: Any) -> Any:
-        """Replica: hands over, and comes back with the merge's result."""
+        """Replica: hands the turn to the driver, and returns the merge's result when it continues."""
         self.merge, self.payload = merge, payload
-        self._drivers.put(None)
-        self._mine.get()
+        self._driver_turn.put(None)
+        self._replica_turn.get()
         if self._unwinding:
             raise _Unwind
-        answer, self.answer, self.merge, self.payload = self.answer, None, None, None
-        return answer
+        merge_result, self.merge_result, self.merge, self.payload = self.merge_result, None, None, None
+        return merge_result
 
     def unwind(self) -> None:
-        """Driver: ends it wherever it is, and joins it. Called again after an exception it goes on where it was."""
+        """Driver: ends and joins the replica wherever it is. Can be called again if an exception interrupts it."""
         self._unwinding = True
         if self._thread.ident is None and self._begun.acquire(blocking=False):
-            self.done = True  # an exception came before the thread began: it never will
+            self.done = True  # an exception prevented the start, so the thread will never run
         while not self.done:
-            # An exception may have interrupted the driver at any point, so the replica gets a turn whoever's it is;
-            # one too many is never used.
-            self._mine.put(None)
-            self._drivers.get()
+            # An exception may have interrupted the driver at any point, so it is unknown who has the turn. The replica
+            # gets one in any case; a surplus turn is never used.
+            self._replica_turn.put(None)
+            self._driver_turn.get()
         if self._thread.ident is not None:
             self._thread.join()
 
 
 def _unwind(replicas: Sequence[_Replica]) -> None:
-    """Ends and joins all replicas, whatever interrupts this; the first interruption is raised afterwards.
+    """Ends and joins all replicas even if exceptions interrupt it, and then raises the first of these exceptions.
 
-    A replica ends when it comes to a merge or to its end. A user who interrupts this again and again will not wait for
-    that: then the thread is left to itself, and what it assigns is dropped.
+    A replica ends when it reaches a merge or its end. If the user interrupts the wait several times, the thread is
+    abandoned, and its assignments are dropped.
     """
     interruptions = 0
     interruption: BaseException | None = None
@@ -134,7 +137,7 @@ def _unwind(replicas: Sequence[_Replica]) -> None:
             break
         except BaseException as error:
             interruption, interruptions = interruption or error, interruptions + 1
-            if interruptions > _MOST_INTERRUPTIONS:
+            if interruptions > _MAX_INTERRUPTIONS:
                 break
     if interruption is not None:
         raise interruption
@@ -149,10 +152,10 @@ class LockStep:
         self._by_thread: dict[int, _Replica] = {}
 
     def run(self, bodies: Sequence[Callable[[], Any]], contexts: Sequence[Ambient]) -> list[Any]:
-        """Runs the bodies to their ends, in index order, and returns their results.
+        """Runs the bodies to completion, in index order, and returns their results.
 
         Raises:
-            MergeError: One replica met a merge that another never reached, or another merge.
+            MergeError: The replicas call different merges, or different numbers of merges.
         """
         state = capture_thread_state()
         adopt = [carrier() for carrier in _carriers]
@@ -173,16 +176,16 @@ class LockStep:
             self._replicas = []
 
     def run_merge(self, merge: Merge, payload: Any) -> Any:
-        """Called by a replica: waits for the others at `merge`."""
+        """Replica: waits at the barrier of `merge` and returns this replica's result."""
         thread = threading.current_thread()
         for replica in self._replicas:
             if replica._thread is thread:
                 return replica.wait_at(merge, payload)
         raise MergeError(
             merge.name,
-            found=f"it was called in thread {thread.name!r}, which is not a replica's",
-            rule="a merge is called by the replica function itself",
-            remedy="call it in the replica function, not in a thread or callback started there",
+            found=f"it was called in thread {thread.name!r}, which is not a replica thread",
+            rule="a merge must be called by the replica function itself",
+            remedy="call it in the replica function, not in a thread or callback that it starts",
         )
 
     def _turn(self, replicas: Sequence[_Replica]) -> list[_Replica]:
@@ -204,13 +207,13 @@ class LockStep:
                 raise MergeError(
                     self._called,
                     found=f"replica 0 called {merge.name} while replica {replica.index} called {replica.merge.name}",
-                    rule="all replicas make the same merges in the same order",
-                    remedy="do not let a Python branch on the replica id surround a merge or collective",
+                    rule="all replicas call the same merges in the same order",
+                    remedy="do not call a merge or collective in a Python branch that depends on the replica id",
                 )
         jit_key.moved()
-        answers = merge.run([replica.payload for replica in waiting])
-        for replica, answer in zip(waiting, answers, strict=True):
-            replica.answer = answer
+        merge_results = merge.run([replica.payload for replica in waiting])
+        for replica, merge_result in zip(waiting, merge_results, strict=True):
+            replica.merge_result = merge_result
 
     def _refuse_unequal(self, waiting: Sequence[_Replica]) -> None:
         ended = sorted(set(range(len(self._replicas))) - {replica.index for replica in waiting})
@@ -218,7 +221,7 @@ class LockStep:
         assert merge is not None
         raise MergeError(
             self._called,
-            found=f"replica {waiting[0].index} waits at {merge.name}, replicas {ended} have ended without it",
-            rule="all replicas make the same number of merges",
-            remedy="make every replica call it the same number of times (also with an empty share of the batch)",
+            found=f"replica {waiting[0].index} waits at {merge.name}, but replicas {ended} returned without calling it",
+            rule="all replicas call merges the same number of times; otherwise the barrier would deadlock",
+            remedy="make every replica call it the same number of times, also with an empty per-replica batch",
         )

@@ -1,7 +1,7 @@
-"""Assignments that a function makes while it is being differentiated: kept apart until that is over.
+"""`OverlayStore`: stages the assignments of a function while it is differentiated.
 
-In the meantime a new value belongs to the differentiation, as a tracer. Afterwards the values are known, and go to the
-frame below.
+During the differentiation the assigned values are its tracers, which must not reach another store. The overlay collects
+them. When the differentiation is complete, the values are known, and `settle` assigns them to the store below.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from mirrored.runtime.variable_store import VariableStore
 
 
 class OverlayStore(VariableStore):
-    """A frame over another.
+    """A variable store over another one: reads fall through, assignments are staged until `settle`.
 
     Args:
-        below: Where variables are read that have not been assigned here; None is their storage.
-        session: Of the surrounding run, whose frame `below` is.
+        below: The store to read variables from that are not assigned here; None means their storage.
+        runner: The replica runner of the enclosing run, whose store is `below`; None outside of `run`.
     """
 
     captures = True
 
-    # The methods of a frame are documented there.
+    # `VariableStore` documents the methods of the interface.
     # ruff: noqa: D102
 
     def __init__(self, below: VariableStore | None, runner: Any) -> None:
@@ -38,7 +38,7 @@ class OverlayStore(VariableStore):
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Makes it the frame of the code in the block, and of runs inside it."""
+        """Makes this the current store for the block, and for runs inside it."""
         self.base_trace = current_trace()
         if self._runner is not None:
             self._runner.store = self
@@ -50,11 +50,15 @@ class OverlayStore(VariableStore):
                 self._runner.store = self._below
 
     def values(self) -> list[Any]:
-        """What has been assigned, in order."""
+        """Returns the assigned values, in order of assignment."""
         return [jnp.asarray(value) for _, value, _ in self._staged.values()]
 
     def settle(self, values: Sequence[Any]) -> None:
-        """Assigns for good: `values` are those of `values`, as they are outside the differentiation."""
+        """Assigns the staged variables in the store below.
+
+        Args:
+            values: The concrete values for the tracers that `values` has returned, in the same order.
+        """
         for ((_, replica), (variable, _, where)), value in zip(self._staged.items(), values, strict=True):
             if self._below is None or (variable.device_assignment is None and not self._below.captures):
                 variable.store(value)
@@ -63,7 +67,7 @@ class OverlayStore(VariableStore):
             else:
                 self._below.set_local(variable, replica, self._moved(value, replica), where)
 
-    # An eager run has each replica on its own device; what concerns all of them happens on the first.
+    # In an eager run each replica computes on its own device, and merges compute on the first replica's device.
 
     def _is_eager(self) -> bool:
         return self._runner is not None and self._below is not None and not self._below.captures
@@ -117,7 +121,7 @@ class OverlayStore(VariableStore):
 
 
 def assignments_apart(function: Callable[..., Any]) -> tuple[OverlayStore, Callable[..., Any]]:
-    """`function` with its assignments kept in an overlay of the frame that is current now."""
+    """Returns an overlay of the current store, and `function` wrapped so that its assignments are staged there."""
     here = ambient()
     overlay = OverlayStore(here.store, here.runner)
 

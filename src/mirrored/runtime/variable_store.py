@@ -1,10 +1,11 @@
-"""Variable stores: where code reads and assigns variables.
+"""Variable stores: stage the reads and assignments of variables of a run or a traced function.
 
-- no store (``ambient().store is None``): the variables' storage, at once;
-- `FunctionStore`: a function is being traced; a read gives a capture tracer, a write is staged as an extra result;
-- `ReplicaStore`: one `run`; every local replica has its own staged values, committed together at the end or dropped.
+- No store (``ambient().store is None``): reads and assignments access the variables' storage directly.
+- `FunctionStore`: for a function that is traced. A read returns a capture tracer, and an assignment is staged as an
+  extra result of the program.
+- `ReplicaStore`: for one `run`. Every local replica has its own staged values, which are committed together at the end.
 
-A store reaches the variables' storage only when its run or function succeeds: a failed one leaves them unchanged.
+Staged values reach the variables' storage only if the run or function succeeds. A failure leaves variables unchanged.
 """
 
 from __future__ import annotations
@@ -25,65 +26,66 @@ from mirrored.runtime.listeners import announce_read
 
 
 class State(Protocol):
-    """What a frame needs of a variable."""
+    """The interface of a variable that a store uses."""
 
     name: str
 
     @property
     def per_replica(self) -> bool:
-        """Whether each replica has a component of its own (sync-on-read)."""
+        """Whether each replica has its own component (sync-on-read)."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one component."""
+        """The shape of one component."""
         ...
 
     @property
     def dtype(self) -> Any:
-        """Of one component."""
+        """The dtype of one component."""
         ...
 
     def stored(self) -> Any:
-        """The whole value in storage: mirrored, or stacked ``[replicas, ...]`` if per replica."""
+        """Returns the whole stored value: mirrored, or stacked ``[replicas, ...]`` if per replica."""
         ...
 
     def stored_component(self, replica: int) -> Any:
-        """One replica's component in storage, on that replica's device."""
+        """Returns one replica's stored component, on that replica's device."""
         ...
 
     def store(self, value: Any) -> None:
-        """Replaces the whole value in storage."""
+        """Replaces the whole stored value."""
         ...
 
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape of the whole value."""
+        """Returns the shape of the whole stored value."""
         ...
 
 
 class Bookkeeping:
-    """Marks what refers to a variable for our own sake only: it does not keep a user's variable in use."""
+    """Base of internal containers of variables: a reference from one does not count as a use by the program."""
 
 
 class Created(list[Any], Bookkeeping):
-    """The variables made during a trace."""
+    """The variables created during a trace."""
 
 
 class Held(NamedTuple):
-    """A variable and what a trace knows it by: its capture tracer, or its newest value."""
+    """A variable and its value in a trace: its capture tracer, or its newest value."""
 
     variable: Any
     value: Any
 
 
 class VariableStore(abc.ABC):
-    """Where variables are read from and written to, short of their storage.
+    """Stages reads and assignments of variables above their storage.
 
     Attributes:
-        captures: Whether reads under nested transforms are captured (the frame belongs to a trace).
-        base_trace: The JAX trace that the frame belongs to.
-        num_local: How many local replicas' components it tells apart.
-        under_tape: Whether a tape is around what is traced: a value read after an assignment is the variable's.
+        captures: Whether the store belongs to a trace, so that reads under nested transforms are captured.
+        base_trace: The JAX trace that the store belongs to.
+        num_local: The number of local replicas whose components it distinguishes.
+        under_tape: Whether a tape records the traced code as one operation. A value that is read after an assignment
+            then has the derivative of the variable (see `read_again`).
         rereads: Whether a value was read after an assignment.
     """
 
@@ -94,27 +96,27 @@ class VariableStore(abc.ABC):
     rereads: bool = False
 
     def outermost(self) -> VariableStore:
-        """The frame of the function or run that this one is a part of: itself, but for a branch or a loop body."""
+        """Returns the store of the enclosing function or run: `self`, except for the store of a branch or loop body."""
         return self
 
     def on_read(self, variable: Any, value: Any) -> Any:
-        """As a `ReadListener`: hands the value on, and notes that a jitted helper that is being traced captures it."""
+        """Implements `ReadListener`: returns the value, and records that a jitted helper being traced captures it."""
         trace = recording_parent(current_trace())
         if trace is not self.base_trace and trace is not getattr(ambient().store, "base_trace", None):
             jit_key.note_read()
         return value
 
     def on_write(self, variable: Any) -> None:
-        """As a `ReadListener`: a jitted helper that has captured the old value must be traced again."""
+        """Implements `ReadListener`: a jitted helper that has captured the old value must be traced again."""
         jit_key.renew()
 
     def tracks(self, value: Any) -> bool:
-        """As a `ReadListener`: a frame records no operations."""
+        """Implements `ReadListener`: a store does not record operations."""
         return False
 
     @abc.abstractmethod
     def whole(self, variable: Any) -> Any:
-        """The whole value: mirrored, or stacked ``[replicas, ...]`` if per replica. Cross-replica context."""
+        """Returns the whole value: mirrored, or stacked ``[replicas, ...]`` if per replica. Cross-replica context."""
 
     @abc.abstractmethod
     def set_whole(self, variable: Any, value: Any, where: str) -> None:
@@ -122,7 +124,7 @@ class VariableStore(abc.ABC):
 
     @abc.abstractmethod
     def local(self, variable: Any, replica: int) -> Any:
-        """A local replica's component. Replica context."""
+        """Returns a local replica's component. Replica context."""
 
     @abc.abstractmethod
     def set_local(self, variable: Any, replica: int, value: Any, where: str) -> None:
@@ -130,15 +132,16 @@ class VariableStore(abc.ABC):
 
     @abc.abstractmethod
     def created(self, variable: Any) -> None:
-        """`variable` was made while this frame was current: its storage is new, whatever happens to the frame."""
+        """Records that `variable` was created under this store. Its initial value is in storage in any case."""
 
 
 @jax.custom_jvp
 def read_again(newest: Any, before: Any) -> Any:
-    """A variable's `newest` value, whose derivative is that of its value `before`.
+    """Returns a variable's `newest` value with the derivative of its value `before`.
 
-    An assignment has no derivative: what is read after it is the variable, not what the value was computed from. To a
-    tape around a compiled function or run all of that is one operation, which has the variable as an operand.
+    An assignment has no derivative: a gradient with respect to a value that is read after it flows to the variable, not
+    to the inputs of the assigned value. A tape around a compiled function or run sees all of that as one operation with
+    the variable as an operand, so the operand `before` carries the gradient.
     """
     return newest
 
@@ -173,14 +176,14 @@ class FunctionStore(VariableStore):
     """One trace of a compiled function.
 
     Args:
-        under_tape: As the attribute.
+        under_tape: See the attribute of `VariableStore`.
 
     Attributes:
         captured: The variables that were read, each with its capture tracer, in order of first read.
         staged: The variables that were assigned, each with its newest value.
-        new: Variables created during the trace.
-        as_written: Whether a run in it asks to be compiled as written.
-        layout: Of a run in it, None before.
+        new: The variables that were created during the trace.
+        as_written: Whether a run in the function must be compiled as written (see `mirrored._jax.as_written`).
+        device_assignment: The device assignment of a run in the function; None before the first run.
     """
 
     captures = True
@@ -229,10 +232,10 @@ class StagedAssignment(Bookkeeping):
     """A variable's new values in a run.
 
     Attributes:
-        variable: Which.
-        locals: The newest component of each local replica, None where a replica has not assigned it.
-        where: The line of each component's last assignment.
-        whole: The mirrored value that a merge assigned last, if no replica has assigned it since.
+        variable: The variable.
+        locals: The newest component of each local replica; None for a replica that has not assigned it.
+        where: The line of the last assignment of each component.
+        whole: The mirrored value that a merge assigned last, unless a replica has assigned the variable since.
     """
 
     variable: Any
@@ -242,15 +245,16 @@ class StagedAssignment(Bookkeeping):
 
 
 class ReplicaStore(VariableStore):
-    """One run: local replicas with their own staged values over an outer frame (or the storage).
+    """One run: each local replica's staged values, over the enclosing store or the storage.
 
     Args:
-        num_local: How many replicas run here.
+        num_local: The number of local replicas.
         captures: Whether the run is being traced.
-        base: A local replica's component as it was before the run.
-        whole_base: The whole value as it was before the run.
-        join: The whole value of a variable whose local components have been assigned (mirrored: checked equal).
-        split: A local replica's component of a whole value.
+        base: Returns a local replica's component from before the run.
+        whole_base: Returns the whole value from before the run.
+        join: Returns the whole value of a variable from its assigned local components. For a mirrored variable it
+            checks that they are equal.
+        split: Returns a local replica's component of a whole value.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Recording what is computed, to differentiate it afterwards."""
+"""Reverse-mode differentiation by recording: `GradientTape`, custom gradients and related functions."""
 
 from mirrored.tape.custom_gradient import custom_gradient as custom_gradient
 from mirrored.tape.custom_gradient import stop_gradient as stop_gradient

@@ -1,4 +1,4 @@
-"""Walking a tape's records backwards."""
+"""The backward pass: visits a tape's records in reverse order and accumulates cotangents."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mirrored.tape.trace import TapeTrace, run_under
 
 
 class Walk:
-    """One way back through a tape's records.
+    """A backward pass over the records of one tape.
 
     Args:
-        owner: The tape's trace.
-        recorder: Its memory.
-        recorded: Whether the tape records the way back too, as it does inside its own block if it is persistent.
-        forget: Whether each record is dropped once it has been used.
+        owner: The trace of the tape.
+        recorder: The records and watched values of the tape.
+        recorded: Whether the tape records the backward pass, as a persistent tape does inside its own block.
+        forget: Whether each record is dropped after its use, which frees its residuals early.
     """
 
     def __init__(self, owner: TapeTrace, recorder: Recorder, *, recorded: bool, forget: bool) -> None:
@@ -34,24 +34,34 @@ class Walk:
         self._recorded = recorded
         self._forget = forget
         self._trace = current_trace()
-        # Values whose gradient would lack a part: it is an error if one of them is wanted.
+        # Values whose gradient would be incomplete. Requesting one of them is an error.
         self._lost: dict[Key, Loss] = {}
-        # Residuals of a tape without another one around it are plain arrays.
+        # The residuals of an outermost eager tape are plain arrays, so no trace needs to see the operations on them.
         self._direct = is_eval(self._trace) and owner.eager
 
     def again(self) -> Walk:
-        """The same way back under the trace that is current now, keeping the records."""
+        """Returns the same backward pass under the current trace. It keeps the records.
+
+        Under `jax.vmap`, which computes the rows of a Jacobian, the current trace is another one.
+        """
         return Walk(self._owner, self._recorder, recorded=self._recorded, forget=False)
 
     def pull(self, seeds: dict[Key, Any], wanted: Iterable[Key]) -> dict[Key, Any]:
-        """Cotangents of the wanted keys, of those that one reaches.
+        """Computes the cotangents of the wanted keys.
 
         Args:
-            seeds: Cotangents of the targets.
-            wanted: Keys of the sources.
+            seeds: The cotangents of the targets.
+            wanted: The keys of the sources.
+
+        Returns:
+            The cotangents by key, without the keys that no cotangent reaches.
+
+        Raises:
+            TapeError: A wanted cotangent depends on an operation without a derivative.
         """
         cotangents, keep = dict(seeds), frozenset(wanted)
         self._lost = {}
+        # The backward pass is not part of the tape, so JAX's cached traces are shared with code outside of tapes.
         token = jit_key.swap(None) if is_eval(self._trace) else None
         try:
             for record in self._records():
@@ -74,21 +84,21 @@ class Walk:
 
     def _step(self, record: Record, cotangents: dict[Key, Any], keep: frozenset[Key]) -> None:
         if self._lost:
-            self._hand_on_losses(record)
-        arrived = [None if key is None else _take(cotangents, key, keep) for key in record.out_keys]
-        if not record.meets and all([cotangent is None for cotangent in arrived]):
+            self._propagate_losses(record)
+        present = [None if key is None else _take(cotangents, key, keep) for key in record.out_keys]
+        if not record.needs_all_replicas and all([cotangent is None for cotangent in present]):
             return
         loss = record.loss
         if loss is not None:
             self._lost.update((key, loss) for key in loss.keys if key not in self._lost)
         pull = record.pull_recorded if self._recorded else record.pull
-        for position, cotangent in pull(arrived, self._run):
+        for position, cotangent in pull(present, self._run):
             key = record.in_keys[position]
-            before = cotangents.get(key)
-            cotangents[key] = cotangent if before is None else self._added(before, cotangent)
+            earlier = cotangents.get(key)
+            cotangents[key] = cotangent if earlier is None else self._added(earlier, cotangent)
 
-    def _hand_on_losses(self, record: Record) -> None:
-        """What a lost value was computed from is lost in turn."""
+    def _propagate_losses(self, record: Record) -> None:
+        """Marks the inputs of an operation as lost if one of its results is lost."""
         losses = [None if key is None else self._lost.get(key) for key in record.out_keys]
         found = next((loss for loss in losses if loss is not None), None)
         if found is None:
@@ -103,7 +113,8 @@ class Walk:
         try:
             return self._run(catalogue.ADD, [first, second])[0]
         except ValueError:
-            # A variable that several replicas have read under a tape around them: each cotangent is on another device.
+            # Under a tape around an eager run, the cotangents of a variable are on the devices of the replicas that
+            # read it. The sum is computed on the device of the first one.
             if is_tracer(payload_of(first)):
                 raise _on_several_devices() from None
             return self._run(catalogue.ADD, [first, jax.device_put(second, payload_of(first).sharding)])[0]
@@ -117,8 +128,8 @@ class Walk:
 def _on_several_devices() -> TapeError:
     return TapeError(
         "GradientTape.jacobian",
-        found="cotangents on different devices, of a variable that the replicas of an eager run have read",
-        rule="jax.vmap, which computes all rows at once, adds up no cotangents of different devices",
+        found="cotangents on different devices, of a variable that several replicas of an eager run read",
+        rule="jax.vmap, which computes all rows at once, cannot add cotangents on different devices",
         remedy="compile the whole step with mirrored.function, or pass experimental_use_pfor=False",
     )
 

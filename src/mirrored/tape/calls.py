@@ -1,7 +1,8 @@
-"""Functions with derivatives of their own (`jax.custom_jvp`, `jax.custom_vjp`) under a tape.
+"""Calls of functions with custom derivative rules (`jax.custom_jvp`, `jax.custom_vjp`) under a tape.
 
-Their rules speak of their arguments only. What they close over is found while they run: the tape does not record them,
-but notes which of the values that it tracks they use. A gradient that is to reach one of those is refused, as by JAX.
+A custom rule gives derivatives only with respect to the arguments. While such a function runs, the tape does not record
+its operations, but notes which tracked values the function closes over. Requesting a gradient with respect to one of
+those values is an error, as in JAX.
 """
 
 from __future__ import annotations
@@ -33,16 +34,21 @@ def process(
     watched: tuple[int, ...],
     name: str,
 ) -> list[Any]:
-    """Differentiates the call here and now, so that a rule written in Python sees values where there are any.
+    """Applies and linearizes a call immediately.
+
+    A derivative rule written in Python thus sees concrete values if there are any.
 
     Args:
-        trace: The tape's.
-        bind: The call.
-        function: The function that is called, JAX's wrapper of it; None if it cannot close over anything.
+        trace: The trace of the tape.
+        bind: Applies the call to operands.
+        function: JAX's wrapper of the function that is called. None if it cannot close over anything.
         values: The operands.
-        keys: The keys of the watched ones.
-        watched: Their positions.
-        name: For messages.
+        keys: The keys of the watched operands.
+        watched: The positions of the watched operands.
+        name: The name of the call in error messages.
+
+    Returns:
+        The results, tracked if a gradient can pass through them.
     """
     if not watched:
         return _call_unwatched(trace, bind, function, values, name)
@@ -51,21 +57,25 @@ def process(
             results, pullback = linearize(bind, values, watched)
         touched: list[Key] = []
     else:
-        results, pullback, touched = _linearized_here(trace, bind, values, watched)
+        results, pullback, touched = _linearize_noting_uses(trace, bind, values, watched)
     avals = [aval_of(result) for result in results]
     loss = closed_over(touched, name) if touched else None
     record = PullbackRecord(keys, watched, bind, pullback, avals, loss)
     return trace.add(record, results, [is_inexact(aval) for aval in avals], values)
 
 
-def _linearized_here(
+def _linearize_noting_uses(
     trace: TapeTrace, bind: Callable[..., list[Any]], values: list[Any], watched: tuple[int, ...]
 ) -> tuple[list[Any], Any, list[Key]]:
-    """The results, the pullback, and the tracked values that were used besides the operands."""
+    """Returns the results, the pullback, and the keys of the tracked values that the function closes over.
+
+    A watched operand may also be one of the values that the function closes over. Each operand therefore enters the
+    call as another object, so that only uses of the closed-over object are noted.
+    """
     assert trace.recorder is not None
-    apart = [_another(trace, value) if id(value) in trace.recorder.known else value for value in values]
+    distinct = [_untracked_object(trace, value) if id(value) in trace.recorder.known else value for value in values]
     with trace.touching() as touched:
-        results, pullback = linearize(bind, apart, watched)
+        results, pullback = linearize(bind, distinct, watched)
         results, _, _ = trace.sort(results)
         used = list(touched)
         residuals, tree = jax.tree.flatten(pullback)
@@ -95,7 +105,10 @@ def _call_unwatched(
 
 
 def _used_by(trace: TapeTrace, function: Any, values: list[Any]) -> list[Key]:
-    """The tracked values that `function` closes over, found by running it once more: for nothing else."""
+    """Returns the keys of the tracked values that `function` closes over.
+
+    It runs the function again for this purpose only. The results are discarded.
+    """
     with stores_kept(function), trace.touching() as touched:
         if is_eval_below(trace.parent):
             trace.sort(list(function.call_wrapped(*values)))
@@ -106,7 +119,11 @@ def _used_by(trace: TapeTrace, function: Any, values: list[Any]) -> list[Key]:
 
 
 def without_embedded(trace: TapeTrace, results: list[Any], params: dict[str, Any], name: str) -> list[Any]:
-    """The results of a traced program, cut off from the watched arrays that such functions inside it close over."""
+    """Returns the results of a traced program, with an error for gradients that custom rules inside it would omit.
+
+    Functions with custom derivative rules inside the program may close over watched arrays. No gradient can reach these
+    arrays through the program.
+    """
     known = trace.recorder.known if trace.recorder is not None else {}
     used = [known[id(array)][0] for array in opaque_arrays(params) if id(array) in known]
     if not used:
@@ -116,7 +133,7 @@ def without_embedded(trace: TapeTrace, results: list[Any], params: dict[str, Any
     return trace.add(record, values, [position in tracked for position in range(len(values))])
 
 
-def _another(trace: TapeTrace, value: Any) -> Any:
-    """The same value as an object that this tape does not know."""
-    another = another_object(value) if trace.eager else value  # a tape around this one knows the object, too
-    return another if another is not value else trace.copied(value)
+def _untracked_object(trace: TapeTrace, value: Any) -> Any:
+    """Returns the same value as an object that this tape does not track."""
+    distinct_object = another_object(value) if trace.eager else value  # An outer tape may track the object, too.
+    return distinct_object if distinct_object is not value else trace.copied(value)

@@ -1,4 +1,8 @@
-"""Operations by what they came from: a JAX primitive with its parameters, or an operator of boxes."""
+"""Caches of operations, keyed by what identifies them: a primitive with its parameters, a program, or a library call.
+
+An `Operation` holds its derived rules and compiled programs. Finding the same operation again avoids tracing and
+compiling in every step.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ import jax.numpy as jnp
 from mirrored._jax.closures import custom_calls
 from mirrored.tape.operation import Operation
 
-# A user's function made anew for every step (`jax.jit(lambda ...)`) comes with a new jaxpr each time, and an operation
-# keeps its compiled programs: those are few. Plain primitives are shared by everything and small.
+# A function that the user creates anew in every step (`jax.jit(lambda ...)`) has a new jaxpr each time. Its operation
+# keeps compiled programs alive, so the limit for programs is low. Operations of plain primitives are small.
 MOST_PRIMITIVES = 4096
 MOST_PROGRAMS = 256
 
@@ -22,14 +26,20 @@ T = TypeVar("T")
 
 
 class Catalogue(Generic[T]):
-    """The most recently used entries."""
+    """A cache that evicts an old entry when it exceeds its limit.
+
+    A lookup refreshes its entry only when the cache is more than half full, which makes most lookups cheaper.
+
+    Args:
+        most: The maximum number of entries.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._entries: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The entry under `key`, made if it is not there."""
+        """Returns the entry of `key`, which `make` creates if it is missing."""
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = make()
@@ -40,7 +50,7 @@ class Catalogue(Generic[T]):
         return entry
 
     def clear(self) -> None:
-        """Forgets all of them."""
+        """Removes all entries."""
         self._entries.clear()
 
     def __len__(self) -> int:
@@ -49,12 +59,13 @@ class Catalogue(Generic[T]):
 
 @dataclasses.dataclass(frozen=True)
 class LibraryCall:
-    """A function of JAX's own with a derivative of its own, traced once.
+    """A call of a JAX library function that has a custom derivative rule, traced once.
 
     Attributes:
-        operation: What it does.
-        captured: Whether it closed over a value of the moment; then it must be traced again each time.
-        function: The function as JAX wrapped it that time, for what its caller learns from running it.
+        operation: The operation.
+        captured: Whether the function closed over a traced value. The operation then must not be reused.
+        function: JAX's wrapper of the function from the traced call. Its stores hold what its caller reads after
+            running it, such as output trees.
     """
 
     operation: Operation
@@ -68,7 +79,11 @@ _calls: Catalogue[LibraryCall] = Catalogue(MOST_PROGRAMS)
 
 
 def of_primitive(primitive: Any, params: dict[str, Any]) -> Operation:
-    """The operation that binds `primitive` with `params`."""
+    """Returns the cached operation that binds `primitive` with `params`.
+
+    Donation is disabled, because the records may still need the operands as residuals. Parameters that are not hashable
+    give a new operation.
+    """
     if "donated_invars" in params:
         params = {**params, "donated_invars": (False,) * len(params["donated_invars"])}
     catalogue = _programs if "jaxpr" in params or "branches" in params else _primitives
@@ -79,7 +94,7 @@ def of_primitive(primitive: Any, params: dict[str, Any]) -> Operation:
 
 
 def bound(primitive: Any, params: dict[str, Any]) -> Operation:
-    """A new operation that binds `primitive` with `params`."""
+    """Returns a new operation that binds `primitive` with `params`."""
     if primitive.multiple_results:
 
         def apply(*args: Any) -> list[Any]:
@@ -93,7 +108,7 @@ def bound(primitive: Any, params: dict[str, Any]) -> Operation:
 
 
 def of_program(key: Hashable, make: Callable[[], Operation]) -> Operation:
-    """The operation of a program, by whatever identifies it."""
+    """Returns the cached operation of a program, by a key that identifies the program."""
     try:
         return _programs.get(key, make)
     except TypeError:
@@ -101,7 +116,10 @@ def of_program(key: Hashable, make: Callable[[], Operation]) -> Operation:
 
 
 def of_library_call(key: Hashable, make: Callable[[], LibraryCall]) -> LibraryCall | None:
-    """A function of JAX's own, by whatever identifies it; None if nothing does (`custom_root` holds functions)."""
+    """Returns the cached call of a JAX library function, by a key that identifies it.
+
+    Returns None if the key is not hashable (`custom_root` holds functions).
+    """
     try:
         hash(key)
     except TypeError:
@@ -110,7 +128,7 @@ def of_library_call(key: Hashable, make: Callable[[], LibraryCall]) -> LibraryCa
 
 
 def clear() -> None:
-    """Forgets every operation and its compiled programs (JAX's own caches are `jax.clear_caches`)."""
+    """Removes all operations and their compiled programs. `jax.clear_caches` clears JAX's own caches."""
     for catalogue in (_primitives, _programs, _calls):
         catalogue.clear()
 

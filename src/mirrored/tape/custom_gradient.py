@@ -1,4 +1,4 @@
-"""Functions with a gradient of their own."""
+"""`custom_gradient` and `stop_gradient`, and the records of calls with a custom gradient."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def stop_gradient(value: T) -> T:
-    """`value` as a constant: no gradient goes back through it.
+    """Returns `value` as a constant, through which no gradient flows.
 
     Args:
         value: An array, a variable, or a structure of them.
@@ -49,16 +49,17 @@ def stop_gradient(value: T) -> T:
 
 
 def custom_gradient(function: F) -> F:
-    """Gives a function a gradient of its own.
+    """Decorates a function with a custom gradient.
 
     Args:
-        function: Takes arrays (keyword arguments are not differentiated), returns a pair: the result, an array or a
-            structure of them, and a function of the results' gradients that returns one gradient for each positional
-            argument. If `function` reads trainable variables, the gradient function must accept ``variables=``, a list
-            of them, and return a pair: the arguments' gradients, and a list of the variables' gradients.
+        function: Takes arrays and returns a pair of a result and a gradient function. Keyword arguments are not
+            differentiated. The result is an array or a structure of arrays. The gradient function takes the gradients
+            of the results and returns one gradient per positional argument. If `function` reads trainable variables,
+            the gradient function must accept ``variables=``, a list of these variables, and return a pair: the
+            gradients of the arguments and a list of the gradients of the variables.
 
     Returns:
-        The function of the same arguments that returns the result.
+        A function of the same arguments that returns the result.
 
     Example:
         >>> from mirrored.tape import GradientTape
@@ -72,8 +73,8 @@ def custom_gradient(function: F) -> F:
         >>> float(tape.gradient(y, x))
         1.0
 
-    TensorFlow: `tf.custom_gradient`. Under `jax.grad` and inside a nested `jit` or `lax.scan` the gradient is honoured
-    too, for functions that read no variables.
+    TensorFlow: `tf.custom_gradient`. The custom gradient also applies under `jax.grad` and inside a nested `jit` or
+    `lax.scan`, if the function reads no variables.
     """
 
     @functools.wraps(function)
@@ -88,7 +89,7 @@ def custom_gradient(function: F) -> F:
 
 
 class _Call:
-    """One call of a function with a gradient of its own."""
+    """One call of a function with a custom gradient."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._function = function
@@ -99,7 +100,7 @@ class _Call:
         self._arrays = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, jax.Array)]
 
     def on_tapes(self, innermost: TapeTrace) -> Any:
-        """Runs the function unrecorded, then records the call as one operation of every tape around."""
+        """Runs the function without recording it, then records the call as one operation on every enclosing tape."""
         tapes = list(_tapes_from(innermost))
         operands = [self._leaves[i] for i in self._arrays]
         sorted_operands = [tape.sort(operands) for tape in tapes]
@@ -117,14 +118,14 @@ class _Call:
         for tape, (_, keys, watched) in reversed(list(zip(tapes, sorted_operands, strict=True))):
             record = CustomRecord(keys, watched, gradient, avals, len(operands))
             record.reach(tape, variables)
-            beside = touched[id(tape)].keys() - set(keys) - read.keys_of(tape)
-            if beside:
-                record.loss = closed_over(list(beside), getattr(self._function, "__name__", "custom_gradient"))
-            outputs = tape.add(record, outputs, tracked, operands) if record.in_keys or beside else outputs
+            used_keys = touched[id(tape)].keys() - set(keys) - read.keys_of(tape)
+            if used_keys:
+                record.loss = closed_over(list(used_keys), getattr(self._function, "__name__", "custom_gradient"))
+            outputs = tape.add(record, outputs, tracked, operands) if record.in_keys or used_keys else outputs
         return tree.unflatten(outputs)
 
     def under_transform(self) -> Any:
-        """Hands the call to JAX, which knows such functions too."""
+        """Delegates the call to `jax.custom_gradient`, which handles JAX's transforms."""
         structure: list[Any] = []
 
         @jax.custom_gradient  # type: ignore[untyped-decorator]
@@ -142,7 +143,7 @@ class _Call:
 
 
 class CustomRecord(Record):
-    """Goes back by the user's gradient function."""
+    """A record whose pullback is the user's gradient function."""
 
     __slots__ = ("avals", "gradient", "loss", "num_operands", "reached_variables", "variables")
 
@@ -163,7 +164,7 @@ class CustomRecord(Record):
         self.reached_variables: list[int] = []
 
     def reach(self, tape: TapeTrace, variables: list[Any]) -> None:
-        """Adds the variables that the function read and `tape` watches to what a gradient can reach."""
+        """Adds the variables that the function read and `tape` watches to the inputs of this record."""
         assert tape.recorder is not None
         self.variables = variables
         self.reached_variables = [i for i, variable in enumerate(variables) if tape.recorder.watches(variable)]
@@ -173,10 +174,10 @@ class CustomRecord(Record):
         full = completed(cotangents, self.avals)
         of_variables: Sequence[Any] = ()
         if self.variables:
-            given, of_variables = self.gradient(*full, variables=self.variables)
+            output, of_variables = self.gradient(*full, variables=self.variables)
         else:
-            given = self.gradient(*full)
-        gradients = _listed(given, self.num_operands)
+            output = self.gradient(*full)
+        gradients = _listed(output, self.num_operands)
         pulled = [gradients[i] for i in self.watched]
         if self.reached_variables:
             listed = _listed(of_variables, len(self.variables))
@@ -194,13 +195,13 @@ def _tapes_from(innermost: TapeTrace) -> Iterator[TapeTrace]:
 
 @contextmanager
 def _touching(tapes: Sequence[TapeTrace]) -> Iterator[dict[int, dict[Key, None]]]:
-    """Runs the block unrecorded, noting for each tape which of the values that it tracks are used."""
+    """Runs the block without recording. Yields, per tape, the keys of the tracked values that the block uses."""
     with ExitStack() as stack:
         yield {id(tape): stack.enter_context(tape.touching()) for tape in reversed(tapes)}
 
 
 class _Collector:
-    """A listener that remembers which trainable variables are read, and what the readers got."""
+    """A listener that collects the trainable variables that are read, and the values that the readers received."""
 
     def __init__(self) -> None:
         self.variables: dict[int, Any] = {}
@@ -213,7 +214,10 @@ class _Collector:
         return value
 
     def keys_of(self, tape: TapeTrace) -> set[Key]:
-        """The keys under which `tape` tracks what was read."""
+        """Returns the keys by which `tape` tracks the values that were read.
+
+        A value that several tapes track is a box within a box, so each payload is looked up, too.
+        """
         keys: set[Key] = set()
         for value in self._values:
             while True:
@@ -225,7 +229,7 @@ class _Collector:
         return keys
 
     def tracks(self, value: Any) -> bool:
-        """It records no operations."""
+        """Returns False, because this listener does not record operations."""
         return False
 
     def on_write(self, variable: Any) -> None:
@@ -262,17 +266,17 @@ def _takes_variables(gradient: Callable[..., Any]) -> bool:
     return any(one.name == "variables" or one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
 
 
-def _listed(given: Any, expected: int) -> list[Any]:
+def _listed(output: Any, expected: int) -> list[Any]:
     gradients = (
-        jax.tree.leaves(given, is_leaf=lambda x: x is None) if isinstance(given, (list, tuple, dict)) else [given]
+        jax.tree.leaves(output, is_leaf=lambda x: x is None) if isinstance(output, (list, tuple, dict)) else [output]
     )
     if len(gradients) != expected:
         raise ArgumentError(
             "custom_gradient",
             found=f"custom_gradient function expected to return {expected} gradients, "
             f"but returned {len(gradients)} instead.",
-            rule="the gradient function returns one gradient for each positional argument",
-            remedy="return a list with a gradient (or None) for each of them",
+            rule="the gradient function returns one gradient per positional argument",
+            remedy="return a list with one gradient (or None) per positional argument",
         )
     return gradients
 
@@ -282,7 +286,7 @@ def _needs_variables(function: Callable[..., Any], variables: Sequence[Any]) -> 
     return ArgumentTypeError(
         "custom_gradient",
         found=f"{getattr(function, '__name__', function)!r} reads the variables {names}, "
-        "and its gradient function does not accept 'variables'",
+        "but its gradient function does not accept 'variables'",
         rule="grad_fn must accept a keyword argument 'variables' if the function reads trainable variables",
-        remedy="def grad(*upstream, variables=None): return argument_gradients, [gradient for each variable]",
+        remedy="define it as: def grad(*upstream, variables=None): return argument_gradients, [gradient per variable]",
     )

@@ -1,4 +1,7 @@
-"""Functions of one array that go straight to the tape: JAX's own way there is the longer part of the work."""
+"""`direct`, which records functions of one array on the tape without JAX's dispatch.
+
+For small operations, that dispatch takes more time than the rest of the work.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,25 @@ from mirrored.tape.operation import Operation
 
 
 def direct(function: Callable[[Any], Any], otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """`function`, which JAX would hand to the tape through its compiled functions' slow path, recorded at once.
+    """Wraps `function` so that an eager tape records it as one operation, without the slow path of compiled functions.
 
-    Context: any; the short way is taken for a value that an eager tape tracks, in the block of that tape itself.
+    Context: any. The wrapper takes the fast path if an eager tape tracks the argument and that tape is the current
+    trace. Otherwise it calls `otherwise`.
 
     Args:
-        function: From one array to one array, pure and traceable: `jnp.sin`. It must mean the same whatever Python
-            state surrounds it, since its rule is derived once for each type.
-        otherwise: What is called with everything else, and to say what is wrong with a value; default `function`.
+        function: Maps one array to one array, such as `jnp.sin`. It must be pure and traceable. Its rule is derived
+            once per type, so the function must not depend on Python state.
+        otherwise: The function to call for all other arguments, and for values that `function` rejects. The default is
+            `function`.
 
     Returns:
-        The same function. With its way back it takes less than half the time *(measured: 41 us, 17 us so)*.
+        The wrapped function. Together with its pullback, it takes less than half the time *(measured: 17 us instead of
+        41 us)*.
     """
     operation = Operation(lambda value: [function(value)], getattr(function, "__name__", "function"))
-    slow = function if otherwise is None else otherwise
+    fallback = function if otherwise is None else otherwise
 
-    @functools.wraps(slow)
+    @functools.wraps(fallback)
     def call(*args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs:
             value = args[0]
@@ -36,6 +42,6 @@ def direct(function: Callable[[Any], Any], otherwise: Callable[..., Any] | None 
                     return value.owner.operate_alone(operation, value)
                 except (TypeError, ValueError):
                     pass
-        return slow(*args, **kwargs)
+        return fallback(*args, **kwargs)
 
     return call

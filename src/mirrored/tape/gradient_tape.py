@@ -1,4 +1,4 @@
-"""`GradientTape`: what the user opens, asks for gradients and closes."""
+"""`GradientTape`, the public interface of the tape."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _log = logging.getLogger("mirrored.tape")
 
 
 class GradientTape:
-    """Records what is computed in its block, to differentiate it afterwards.
+    """Records the operations of its block and differentiates them afterwards.
 
-    Trainable variables that are read in the block are watched by themselves, arrays when `watch` says so. Everything
-    that JAX can differentiate can be recorded: `jax.numpy`, `lax.scan`, `cond`, `jit`, `checkpoint`, libraries built on
-    them; at once or inside a compiled function; tapes inside tapes. Beyond what JAX can: `lax.while_loop`, outside
-    compiled code.
+    The tape watches each trainable variable that is read in the block. It watches arrays that are passed to `watch`. It
+    records everything that JAX can differentiate: `jax.numpy`, `lax.scan`, `cond`, `jit`, `checkpoint`, and libraries
+    built on them. It works in eager code and inside compiled functions, and tapes may be nested. In addition to what
+    JAX supports, it differentiates `lax.while_loop` outside of compiled code.
 
     Context: any. Inside `Strategy.run` each replica has its own tape. A tape opened around `run` records through it.
 
     Args:
-        persistent: Whether several gradients may be taken. The records are kept until the tape is dropped; otherwise
-            they are freed by the first gradient.
+        persistent: Whether gradients can be computed several times. A persistent tape keeps its records until it is
+            garbage-collected. The first gradient frees the records of any other tape.
         watch_accessed_variables: Whether reading a trainable variable watches it.
 
     Example:
@@ -59,8 +59,8 @@ class GradientTape:
         >>> float(tape.gradient(y, x))
         6.0
 
-    TensorFlow: `tf.GradientTape`. Gradients of complex values follow JAX (TensorFlow gives the conjugate); gradients
-    are always dense; at a tie `maximum` gives each side half.
+    TensorFlow: `tf.GradientTape`. Gradients of complex values follow JAX; TensorFlow returns the conjugate. Gradients
+    are always dense. At a tie, `maximum` passes half of the gradient to each operand.
     """
 
     def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
@@ -73,16 +73,16 @@ class GradientTape:
     # The block
 
     def __enter__(self) -> GradientTape:
-        """Starts recording, or goes on where the last block of the same tape ended.
+        """Starts recording. A tape that is entered again adds to its earlier records.
 
         Raises:
-            ArgumentError: The tape is recording.
+            ArgumentError: The tape is already recording.
         """
         if self._entered:
             raise ArgumentError(
                 "GradientTape.__enter__",
                 found="Tape is still recording, This can happen if you try to re-enter an already-active tape.",
-                rule="a tape is entered by one `with` at a time; it may be entered again after that block has ended",
+                rule="a tape is used by one `with` block at a time; it can be entered again after that block has ended",
                 remedy="use a second GradientTape for the inner block",
             )
         self._entered = True
@@ -92,12 +92,14 @@ class GradientTape:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """Stops recording. What was recorded stays, whether or not the block ended by an exception."""
+        """Stops recording. The records are kept, even if an exception ended the block."""
         self._entered = False
         if self._trace.recorder is not None:
             self._stop()
 
     def _start(self) -> None:
+        # JAX includes `jit_key` in the keys of its tracing caches, so a helper traced outside the tape is not reused
+        # in it. All outermost eager tapes share the token TAPE, so a new tape does not cause retraces.
         self._trace.enter(current_trace(), jit_key.current(), self._recorder)
         put_trace(self._trace)
         if self._trace.eager and self._trace.outer_token is None:
@@ -109,6 +111,7 @@ class GradientTape:
         unlisten(self)
         self._trace.leave()
         if current_trace() is self._trace:
+            # Tapes may be closed in another order than they were opened. Traces that no longer record are skipped.
             parent, token = self._trace.parent, self._trace.outer_token
             while isinstance(parent, TapeTrace) and parent.recorder is None:
                 parent, token = parent.parent, parent.outer_token
@@ -117,7 +120,7 @@ class GradientTape:
 
     @contextmanager
     def stop_recording(self) -> Iterator[None]:
-        """Pauses the tape for the block: nothing computed in it has a gradient.
+        """Pauses recording for the block. No gradient flows through what is computed in it.
 
         Raises:
             TapeError: The tape is not recording.
@@ -140,7 +143,7 @@ class GradientTape:
                 "GradientTape.stop_recording",
                 found="Trying to stop recording a tape which is not recording.",
                 rule="stop_recording pauses a tape inside its block",
-                remedy="drop the call: outside its block a tape does not record",
+                remedy="remove the call: outside its block, a tape does not record",
             )
         self._stop()
         try:
@@ -150,7 +153,7 @@ class GradientTape:
                 self._start()
 
     def reset(self) -> None:
-        """Forgets everything recorded and watched so far, and goes on recording.
+        """Discards everything recorded and watched so far, and continues recording.
 
         Raises:
             ArgumentError: The tape is not recording.
@@ -162,7 +165,7 @@ class GradientTape:
                 "GradientTape.reset",
                 found="Tape is not recording.",
                 rule="reset is called inside the tape's block",
-                remedy="make a new tape, or call reset() before the block ends",
+                remedy="create a new tape, or call reset() before the block ends",
             )
         self._recorder = self._trace.recorder = Recorder(self._persistent, self._recorder.watch_accessed_variables)
         jit_key.moved()
@@ -170,16 +173,18 @@ class GradientTape:
     # Watching
 
     def watch(self, tensor: Any) -> None:
-        """Tracks arrays or variables from here on.
+        """Tracks arrays or variables from now on.
 
-        The object itself is tracked: go on using it, also where a function given to `jit` or `lax.scan` closes over it.
+        The tape tracks the object itself, by identity. Compute with this object, not with a copy. A function passed to
+        `jit` or `lax.scan` may also close over it.
 
         Args:
-            tensor: A `jax.Array`, a variable, or a structure of them. Integers and bools are accepted with a warning;
-                they have no gradient.
+            tensor: A `jax.Array`, a variable, or a structure of them. Integers and booleans have no gradient; they are
+                accepted with a warning.
 
         Raises:
-            ArgumentError: A leaf is something else (a NumPy array or a number has no identity that JAX would keep).
+            ArgumentError: A leaf is neither a `jax.Array` nor a variable. NumPy arrays and numbers cannot be watched,
+                because JAX does not preserve their identity.
 
         TensorFlow: the same.
         """
@@ -189,7 +194,7 @@ class GradientTape:
                     "GradientTape.watch",
                     found=f"Passed in object {leaf!r} of type {type(leaf).__name__!r}",
                     rule="a tape watches jax.Array objects and variables",
-                    remedy="make it an array with jnp.asarray first, and compute with that array",
+                    remedy="convert it with jnp.asarray first, and compute with that array",
                 )
             self._watch(leaf)
 
@@ -203,16 +208,20 @@ class GradientTape:
             self._recorder.watch(leaf, self._trace)
 
     def watched_variables(self) -> tuple[Any, ...]:
-        """The variables watched since the tape was made or reset, in the order in which they were first seen.
+        """Returns the variables watched since the tape was created or reset, in order of their first use.
 
         TensorFlow: the same.
         """
         return tuple(variable for _, variable in self._recorder.variables.values())
 
-    # What variables announce (replicas.reads.ReadListener)
+    # Callbacks of variable reads and writes (see mirrored.runtime.listeners)
 
     def on_read(self, variable: Any, value: Any) -> Any:
-        """Called by a variable that is read in the block: the value to hand on."""
+        """Returns the value for the reader of a variable. A variable calls this method when it is read in the block.
+
+        JAX may keep the jaxpr of a nested function that is traced under an eager tape, and reuse it in later calls. The
+        read then returns a `ReadTracer`, which each call resolves to the current value of the variable.
+        """
         if type(value) in STAND_INS:
             return value
         recorder = self._trace.recorder
@@ -228,21 +237,24 @@ class GradientTape:
         return recorder.untracked(value, self._trace)
 
     def _is_traced_for_later(self) -> bool | None:
-        """Whether JAX is tracing a function under this tape, though the trace does not say what it rests on.
+        """Returns whether JAX is tracing a function under this tape although the current trace has no link to it.
 
-        So it is with the bodies of `shard_map` and `custom_vjp`, and with derivative rules, which JAX traces when the
-        call is differentiated, and keeps.
+        This is the case for the bodies of `shard_map` and `custom_vjp`. It is also the case for derivative rules, which
+        JAX traces when the call is differentiated, and caches.
         """
         if is_deriving():
             return True if self._trace.eager else None
-        # Where the tape is set aside on purpose, its token is too.
+        # Code that suspends the tape on purpose also resets its token.
         return True if jit_key.current() is not None and is_cut_off(current_trace()) else None
 
     def on_write(self, variable: Any) -> None:
-        """Called by a variable that is about to change: what was recorded keeps the old value."""
+        """Does nothing. A variable calls this method before it is assigned; records keep the old value."""
 
     def tracks(self, value: Any) -> bool:
-        """Called before a per-replica value is split into its components: whether the tape records operations on it."""
+        """Returns whether the tape records operations on `value`.
+
+        It is called before a per-replica value is split into its components.
+        """
         return self._trace.recorder is not None and self._recorder.key_of(value, self._trace) is not None
 
     # Gradients
@@ -254,23 +266,24 @@ class GradientTape:
         output_gradients: Any = None,
         unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
     ) -> Any:
-        """The gradient of a target, summed over its elements, with respect to each source.
+        """Computes the gradient of a target, summed over its elements, with respect to each source.
 
         Args:
-            target: An array computed in the block, or a structure of arrays, whose gradients are added.
-            sources: Watched arrays, variables, or arrays computed in the block; or a structure of them.
-            output_gradients: For each target what its gradient is multiplied by: arrays of the targets' shapes, in the
-                targets' structure. None stands for ones.
-            unconnected_gradients: What to give for a source that the target does not depend on.
+            target: An array computed in the block, or a structure of arrays. The gradients of several arrays are added.
+            sources: Watched arrays, variables, arrays computed in the block, or a structure of them.
+            output_gradients: The initial cotangents: arrays of the targets' shapes, in the structure of the targets.
+                None means ones.
+            unconnected_gradients: The value for a source on which the target does not depend.
 
         Returns:
-            The gradients, in the structure of `sources`; None for unconnected sources, unless zeros are asked for.
+            The gradients, in the structure of `sources`. The gradient of an unconnected source is None, or zeros if
+            `unconnected_gradients` is `ZERO`.
 
         Raises:
-            TapeError: A second gradient of a tape that is not persistent, or one through something without a
-                derivative.
-            ArgumentTypeError: A target or source is not an array or a variable.
-            StructureError: `output_gradients` does not fit the targets.
+            TapeError: The tape is not persistent and has already computed a gradient, or the gradient passes through an
+                operation without a derivative.
+            ArgumentTypeError: A target or source is neither an array nor a variable.
+            StructureError: `output_gradients` does not match the targets.
 
         Example:
             >>> x, y = jnp.array(2.0), jnp.array(5.0)
@@ -280,7 +293,7 @@ class GradientTape:
             >>> {name: float(value) for name, value in tape.gradient(z, {"x": x, "y": y}).items()}
             {'x': 20.0, 'y': 4.0}
 
-        TensorFlow: the same, but that fewer output gradients than targets are an error.
+        TensorFlow: the same, except that fewer output gradients than targets are an error.
         """
         unconnected = UnconnectedGradients.of(unconnected_gradients)
         self._check_unused("GradientTape.gradient")
@@ -290,7 +303,7 @@ class GradientTape:
         with self._differentiating() as walk:
             gradients = self._pull(walk, targets, weights, leaves)
         return rebuild(
-            [_finished(gradient, leaf, unconnected) for gradient, leaf in zip(gradients, leaves, strict=True)]
+            [_placed_or_zeros(gradient, leaf, unconnected) for gradient, leaf in zip(gradients, leaves, strict=True)]
         )
 
     def jacobian(
@@ -301,21 +314,23 @@ class GradientTape:
         parallel_iterations: int | None = None,
         experimental_use_pfor: bool = True,
     ) -> Any:
-        """The derivative of each element of a target with respect to each element of the sources.
+        """Computes the derivative of each element of a target with respect to each element of the sources.
 
         Args:
             target: One array computed in the block.
             sources: As in `gradient`.
             unconnected_gradients: As in `gradient`.
-            parallel_iterations: Accepted, without effect: all rows are computed together.
-            experimental_use_pfor: False computes row after row, with less memory.
+            parallel_iterations: Has no effect; all rows are computed at once. It is accepted for compatibility with
+                TensorFlow.
+            experimental_use_pfor: Whether to compute all rows at once with `jax.vmap`. False computes them one by one,
+                which needs less memory.
 
         Returns:
             Arrays of shape ``target.shape + source.shape``, in the structure of `sources`.
 
         Raises:
-            TapeError: The tape has been used up.
-            ArgumentTypeError: The target is not one array.
+            TapeError: The tape is not persistent and has already computed a gradient.
+            ArgumentTypeError: The target is not a single array.
 
         Example:
             >>> x = jnp.array([1.0, 2.0])
@@ -325,7 +340,7 @@ class GradientTape:
             >>> tape.jacobian(y, x).tolist()
             [[2.0, 0.0], [0.0, 4.0]]
 
-        TensorFlow: the same, and `experimental_use_pfor=False` does not need a persistent tape.
+        TensorFlow: the same, except that `experimental_use_pfor=False` does not need a persistent tape.
         """
         called = "GradientTape.jacobian"
         unconnected = UnconnectedGradients.of(unconnected_gradients)
@@ -353,21 +368,21 @@ class GradientTape:
         parallel_iterations: int | None = None,
         experimental_use_pfor: bool = True,
     ) -> jax.Array:
-        """For each example of a batch the derivative of its target with respect to its source.
+        """Computes, for each example of a batch, the derivative of its target with respect to its source.
 
         Args:
-            target: One array of shape ``[batch, ...]``, whose row i depends on row i of the source only.
+            target: One array of shape ``[batch, ...]``. Row i must depend only on row i of the source.
             source: One array of shape ``[batch, ...]``.
-            unconnected_gradients: Checked; an unconnected source gives zeros in either case.
-            parallel_iterations: Accepted, without effect.
+            unconnected_gradients: Has no effect except that its value is checked. An unconnected source gives zeros.
+            parallel_iterations: Has no effect.
             experimental_use_pfor: As in `jacobian`.
 
         Returns:
             An array of shape ``[batch, *target.shape[1:], *source.shape[1:]]``.
 
         Raises:
-            TapeError: The tape has been used up.
-            ArgumentError: A shape has fewer than two dimensions, or the first ones differ.
+            TapeError: The tape is not persistent and has already computed a gradient.
+            ArgumentError: The target or source has fewer than two dimensions, or their first dimensions differ.
 
         Example:
             >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
@@ -391,20 +406,24 @@ class GradientTape:
             return jnp.zeros(shape, source.dtype)
         return jnp.reshape(jnp.moveaxis(result, 1, 0), shape)
 
-    # How
+    # Implementation
 
     def _check_unused(self, called: str) -> None:
         if self._used:
             raise TapeError(
                 called,
-                found="a second set of gradients is asked of a tape that is not persistent",
+                found="a second set of gradients was requested from a tape that is not persistent",
                 rule="A non-persistent GradientTape can only be used to compute one set of gradients (or jacobians)",
-                remedy="ask for all sources in one call, or make the tape with GradientTape(persistent=True)",
+                remedy="pass all sources in one call, or create the tape with GradientTape(persistent=True)",
             )
 
     @contextmanager
     def _differentiating(self) -> Iterator[Walk]:
-        """Ends recording for good if the tape is not persistent; else the way back is recorded where it is taken."""
+        """Provides the backward pass.
+
+        A tape that is not persistent stops recording permanently. A persistent tape records the backward pass if it
+        runs in the tape's own block.
+        """
         recording = self._trace.recorder is not None
         if not self._persistent:
             self._used = True
@@ -427,7 +446,7 @@ class GradientTape:
         return [None if key is None else found.get(key) for key in keys]
 
     def _pull_rows(self, target: Any, rows: Any, sources: Sequence[Any], *, vectorized: bool) -> list[Any]:
-        meets = any(record.meets for record in self._recorder.records)
+        needs_all_replicas = any(record.needs_all_replicas for record in self._recorder.records)
         with self._differentiating() as walk:
             key = self._key_of(target)
             keys = [self._key_of(source) for source in sources]
@@ -438,19 +457,19 @@ class GradientTape:
             def pull_row(row: Any) -> dict[Key, Any]:
                 return walk.again().pull({key: row}, wanted)
 
-            found = jacobians.over_rows(pull_row, rows, vectorized=vectorized and not meets)
+            found = jacobians.over_rows(pull_row, rows, vectorized=vectorized and not needs_all_replicas)
             return [None if key is None else found.get(key) for key in keys]
 
     def _key_of(self, value: Any) -> Key | None:
         if is_variable(value):
-            # A framework's view of a variable of ours is read as that variable.
+            # A framework's view of one of our variables counts as that variable.
             entry = self._recorder.variables.get(id(getattr(value, "announced", value)))
             return None if entry is None else entry[0]
         return self._recorder.key_of(value, self._trace)
 
 
 def target_value(target: Any) -> Any:
-    """A target as an array."""
+    """Returns the array of a target, which may be a variable."""
     return target.read_value() if is_variable(target) else target
 
 
@@ -464,8 +483,8 @@ def _weights(targets: Sequence[Any], structure: Any, output_gradients: Any) -> l
         raise StructureError(
             "GradientTape.gradient",
             found=f"{len(weights)} output_gradients for {len(targets)} targets",
-            rule="there is one output gradient for each target, in the same structure; None stands for ones",
-            remedy="pass as many output gradients as targets",
+            rule="there is one output gradient per target, in the same structure; None means ones",
+            remedy="pass one output gradient per target",
         )
     return [
         None if weight is None else _weight(weight, target) for weight, target in zip(weights, targets, strict=True)
@@ -482,12 +501,12 @@ def _weight(weight: Any, target: Any) -> Any:
             "GradientTape.gradient",
             found=f"an output gradient has shape {np.shape(weight)}, its target {tuple(target.shape)}",
             rule="an output gradient has the shape of its target",
-            remedy="broadcast it with jnp.broadcast_to, or give one per target",
+            remedy="broadcast it with jnp.broadcast_to, or pass one per target",
         )
     return jnp.asarray(target_value(weight), target.dtype)
 
 
-def _finished(gradient: Any, source: Any, unconnected: UnconnectedGradients) -> Any:
+def _placed_or_zeros(gradient: Any, source: Any, unconnected: UnconnectedGradients) -> Any:
     if gradient is None:
         return zeros_like_source(source) if unconnected is UnconnectedGradients.ZERO else None
     if type(gradient) is Array and is_variable(source) and jax.local_device_count() > 1:

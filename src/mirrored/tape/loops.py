@@ -1,7 +1,7 @@
-"""Loops whose length is known only by running them, under a tape that runs at once.
+"""`lax.while_loop` under an eager tape, which unrolls the loop.
 
-JAX refuses reverse-mode derivatives of `lax.while_loop`, since a compiled program cannot store an unknown number of
-steps. A tape that runs at once simply takes the steps one by one and records each.
+JAX does not support reverse-mode differentiation of `lax.while_loop`, because a compiled program cannot store residuals
+for an unknown number of iterations. An eager tape runs the iterations one by one and records each.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 
 
 def _unrolled_while(trace: TapeTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    in_condition, in_body = params["cond_nconsts"], params["body_nconsts"]
-    for_condition, for_body = args[:in_condition], args[in_condition : in_condition + in_body]
-    state = list(args[in_condition + in_body :])
-    goes_on = _of_jaxpr(params["cond_jaxpr"], "while condition")
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    condition_consts, body_consts = (
+        args[:num_cond],
+        args[num_cond : num_cond + num_body],
+    )
+    state = list(args[num_cond + num_body :])
+    condition = _of_jaxpr(params["cond_jaxpr"], "while condition")
     step = _of_jaxpr(params["body_jaxpr"], "while body")
-    while trace.apply(goes_on, [*for_condition, *state])[0]:
-        state = trace.apply(step, [*for_body, *state])
+    while trace.apply(condition, [*condition_consts, *state])[0]:
+        state = trace.apply(step, [*body_consts, *state])
     return state
 
 

@@ -1,11 +1,15 @@
-"""Merges of local replicas, recorded by every replica's tape.
+"""Records merges of virtual replicas on the tape of every replica.
 
-In a merge all local replicas' operands come together and one function computes all their results. Seen from the tapes
-it is one operation of which each replica holds a part. The forward pass runs once, in the driver, by `jax.vjp`, whose
-residuals go to replica 0 as additional results (so that a tape around this one sees them). What it assigns meanwhile
-takes effect when it is over. The way back is another
-merge: every replica brings its cotangents, replica 0 the residuals, and each takes its operands' cotangents home. All
-replicas walk the same merges in the same order, whether or not a cotangent has arrived at them.
+In a merge, one function computes the results of all virtual replicas from the operands of all of them. For the tapes it
+is one operation, of which each replica holds a part:
+
+- Forward pass: it runs once, in the driver, under `jax.vjp`. The residuals are returned to replica 0 as additional
+  results, so that an outer tape sees them. Assignments are staged and take effect when the differentiation is complete.
+- Backward pass: it is another merge. Each replica passes its cotangents, replica 0 also the residuals, and each
+  receives the cotangents of its operands.
+
+The backward passes of all replicas must execute the same merges in the same order. A replica therefore executes a merge
+even if no cotangent has reached it.
 """
 
 from __future__ import annotations
@@ -27,12 +31,12 @@ if TYPE_CHECKING:
 
 
 class MergePullback:
-    """What the forward pass of one merge leaves for the way back, the same for all replicas.
+    """The pullback of one merge, which all replicas share.
 
     Attributes:
-        tree: The pullback's structure; its leaves are with replica 0.
-        sizes: For each replica, how many operands it brought.
-        watched: Positions of the operands with gradients, in the row of all replicas' operands.
+        tree: The tree structure of the pullback. Replica 0 holds its leaves, the residuals.
+        sizes: The number of operands of each replica.
+        watched: The positions of the differentiable operands, in the concatenated operands of all replicas.
         results: The abstract values of each replica's results.
     """
 
@@ -44,21 +48,22 @@ class MergePullback:
 
 
 class MergePart:
-    """One replica's share of a merge, handed from the driver to its tape.
+    """One replica's part of a recorded merge, which the driver passes to the replica's tape.
 
     Attributes:
-        index: Which local replica.
-        num_results: How many of the results are the merge's own; residuals follow.
+        merge_pullback: The pullback of the merge.
+        index: The index of the virtual replica on its device.
+        num_results: The number of results of the merge. The remaining results are residuals.
     """
 
-    def __init__(self, way: MergePullback, index: int, num_results: int) -> None:
-        self.way = way
+    def __init__(self, merge_pullback: MergePullback, index: int, num_results: int) -> None:
+        self.merge_pullback = merge_pullback
         self.index = index
         self.num_results = num_results
 
 
 def process(trace: TapeTrace, merge: Merge, payload: list[Any]) -> list[Any]:
-    """Meets under the tape's parent, and records the replica's part if the tape is recording."""
+    """Executes the merge under the tape's parent trace. Records the replica's part if the tape is recording."""
     values, keys, watched = trace.sort(payload)
     with trace.under_parent():
         if trace.recorder is None or trace.touched is not None:
@@ -72,7 +77,11 @@ def process(trace: TapeTrace, merge: Merge, payload: list[Any]) -> list[Any]:
 
 
 def _forward(merge: Merge, payloads: Sequence[list[Any]]) -> list[list[Any]]:
-    """Runs in the driver: every replica's results, residuals (replica 0), and its part."""
+    """Runs the forward pass in the driver.
+
+    Returns:
+        For each replica its results, for replica 0 also the residuals, and last the replica's `MergePart`.
+    """
     sizes = [len(payload) for payload in payloads]
     operands = [value for payload in payloads for value in payload]
     watched = [i for i, value in enumerate(operands) if _is_array(value) and is_inexact(aval_of(value))]
@@ -80,32 +89,32 @@ def _forward(merge: Merge, payloads: Sequence[list[Any]]) -> list[list[Any]]:
 
     def merged(*values: Any) -> list[Any]:
         results = [list(result) for result in merge.run(_split(values, sizes))]
-        # A tape inside this one hands its parts through, which are no arrays.
+        # If an inner tape records the merge too, the results contain its `MergePart` objects, which are not arrays.
         shapes[:] = [[None if _is_array(value) else value for value in result] for result in results]
         return [value for result in results for value in result if _is_array(value)]
 
-    overlay, apart = assignments_apart(merged)
-    results, pullback, assigned = linearize_with(apart, operands, watched, overlay.values)
+    overlay, staged = assignments_apart(merged)
+    results, pullback, assigned = linearize_with(staged, operands, watched, overlay.values)
     overlay.settle(assigned)
     residuals, tree = jax.tree.flatten(pullback)
     arrays = iter(results)
     by_replica = [[next(arrays) if other is None else other for other in shape] for shape in shapes]
-    way = MergePullback(
+    merge_pullback = MergePullback(
         tree, sizes, watched, [[aval_of(value) for value in result if _is_array(value)] for result in by_replica]
     )
     first = by_replica[0]
     return [
-        [*result, *(residuals if result is first else ()), MergePart(way, k, len(result))]
+        [*result, *(residuals if result is first else ()), MergePart(merge_pullback, k, len(result))]
         for k, result in enumerate(by_replica)
     ]
 
 
 class MergeRecord(Record):
-    """Goes back through a merge by another merge."""
+    """A record whose backward pass is another merge."""
 
     __slots__ = ("arrays", "name", "part", "residuals")
 
-    meets = True
+    needs_all_replicas = True
 
     def __init__(
         self, in_keys: Sequence[Key], watched: tuple[int, ...], name: str, part: MergePart, residuals: list[Any]
@@ -117,33 +126,38 @@ class MergeRecord(Record):
         self.arrays: list[bool] = []
 
     def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
-        way, index = self.part.way, self.part.index
+        merge_pullback, index = self.part.merge_pullback, self.part.index
         arrived = [cotangent for cotangent, is_array in zip(cotangents, self.arrays, strict=True) if is_array]
         given = [
             no_cotangent(aval) if cotangent is None else cotangent
-            for cotangent, aval in zip(arrived, way.results[index], strict=True)
+            for cotangent, aval in zip(arrived, merge_pullback.results[index], strict=True)
             if is_inexact(aval)
         ]
-        merge = Merge(f"the gradient of {self.name}", lambda payloads: _back(way, payloads))
+        merge = Merge(f"the gradient of {self.name}", lambda payloads: _backward(merge_pullback, payloads))
         pulled = run_merge(merge, [*self.residuals, *given])
         return [(i, pulled[position]) for i, position in enumerate(self.watched) if pulled[position] is not None]
 
 
-def _back(way: MergePullback, payloads: Sequence[list[Any]]) -> list[list[Any]]:
-    """Runs in the driver: every replica's operands' cotangents, None for operands without."""
-    num_residuals = way.tree.num_leaves
+def _backward(merge_pullback: MergePullback, payloads: Sequence[list[Any]]) -> list[list[Any]]:
+    """Runs the pullback in the driver.
+
+    Returns:
+        For each replica the cotangents of its operands. The cotangent of an operand without a gradient is None.
+    """
+    num_residuals = merge_pullback.tree.num_leaves
     given = [iter(payload[num_residuals:] if k == 0 else payload) for k, payload in enumerate(payloads)]
     cotangents = [
         next(given[k]) if is_inexact(aval) else no_cotangent(aval)
-        for k, avals in enumerate(way.results)
+        for k, avals in enumerate(merge_pullback.results)
         for aval in avals
     ]
-    pullback = jax.tree.unflatten(way.tree, payloads[0][:num_residuals])
-    row: list[Any] = [None] * sum(way.sizes)
-    for position, cotangent in zip(way.watched, pullback(cotangents), strict=True):
-        row[position] = cotangent
-    # Each replica takes home an object of its own: one object handed to all would count as one value for all.
-    return _split([another_object(value) for value in row], way.sizes)
+    pullback = jax.tree.unflatten(merge_pullback.tree, payloads[0][:num_residuals])
+    all_cotangents: list[Any] = [None] * sum(merge_pullback.sizes)
+    for position, cotangent in zip(merge_pullback.watched, pullback(cotangents), strict=True):
+        all_cotangents[position] = cotangent
+    # Each replica receives a separate object. The provenance of values is tracked by object identity, so one object in
+    # all replicas would count as one value.
+    return _split([another_object(value) for value in all_cotangents], merge_pullback.sizes)
 
 
 def _split(values: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:

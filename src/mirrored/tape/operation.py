@@ -1,10 +1,10 @@
-"""Operations and their rules: how to run something so that it can be taken back.
+"""Forward and VJP rules of operations, cached per operation and signature.
 
-An `Operation` is a flat function of arrays. Its `Rule` for given input types and given watched inputs says what to
-compute forward (the results and whatever the way back needs), and how to pull cotangents back. Both are derived once
-from `jax.vjp`: the pullback is a pytree whose leaves are the residuals, so tracing it gives two programs, which are
-operations again, so that their own derivatives come from the same machinery. Residuals that are inputs, results or
-constants are not computed again.
+An `Operation` is a flat function of arrays. Its `Rule`, for given input types and given watched inputs, has two
+programs: the forward program computes the results and the residuals, and the backward program computes the cotangents
+of the inputs from the residuals and the cotangents of the results. Both are derived once from `jax.vjp`, whose pullback
+is a pytree with the residuals as leaves. The programs are operations again, so higher-order derivatives use the same
+code. The forward program does not return residuals that are inputs, results or constants a second time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mirrored._jax.programs import JaxprProgram, context_key, is_inexact, progra
 Flat = Callable[..., Sequence[Any]]
 Watched = tuple[int, ...]
 
-# How often a rule that cannot be derived is tried again for some of the inputs.
+# The maximum number of attempts to derive a failed rule for a subset of the inputs.
 MOST_TRIALS = 32
 
 
@@ -37,7 +37,10 @@ _thread = _DerivingThread()
 
 
 def is_deriving() -> bool:
-    """Whether a rule is being derived in this thread: rules are kept, so that no value may be embedded in them."""
+    """Returns whether a rule is being derived in this thread.
+
+    Rules are cached, so no value of the current call may be embedded in them.
+    """
     return _thread.deriving > 0
 
 
@@ -54,13 +57,13 @@ class Operation:
     """A flat function of arrays that tapes can record.
 
     Args:
-        function: Takes arrays, gives a list of arrays, is traceable.
-        name: For messages and profiles.
-        custom_calls: Which functions with derivatives of their own it holds, if it is a traced program.
+        function: A traceable function that takes arrays and returns a list of arrays.
+        name: The name in messages and profiles.
+        custom_calls: The kind of functions with custom derivative rules that it contains, if it is a traced program.
 
     Attributes:
-        jitted: `function` under `jax.jit`, made when it is first asked for: inside a compiled program it never is, and
-            making it takes longer there than all that is done with the operation.
+        jitted: `function` under `jax.jit`, created on first access. A compiled program never accesses it, and creating
+            it would take longer than all other work on the operation.
     """
 
     __slots__ = ("_rules", "custom_calls", "function", "jitted", "name")
@@ -74,20 +77,20 @@ class Operation:
         self._rules: dict[Any, Rule] = {}
 
     def __getattr__(self, attribute: str) -> Any:
-        # Python comes here for a slot that is empty, and no more once it is filled.
+        # Python calls this method only while the slot is empty.
         if attribute != "jitted":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {attribute!r}")
         self.jitted = jax.jit(self.function)
         return self.jitted
 
     def derived(self, function: Flat, name: str) -> Operation:
-        """An operation that was derived from this one."""
+        """Returns an operation that is derived from this one and contains the same custom derivative rules."""
         return Operation(function, name, self.custom_calls)
 
     def rule(self, avals: tuple[Any, ...], watched: Watched) -> Rule:
-        """The rule for inputs of these types, of which those at `watched` are tracked.
+        """Returns the rule for inputs of these types, of which those at `watched` are tracked.
 
-        It closes over nothing, so it is the same for every trace of a compiled function, whatever `jit_key` says.
+        The rule closes over no values. It is therefore derived without a `jit_key` token, and all traces share it.
         """
         with jit_key.using(None):
             key = (avals, watched, context_key())
@@ -99,25 +102,25 @@ class Operation:
 
 
 class Residual:
-    """Where one residual is found when a record is made."""
+    """The source of a residual when a record is created."""
 
     INPUT, RESULT, CONSTANT = range(3)
 
 
 class Rule:
-    """How one operation runs forward and back, for one choice of types and watched inputs.
+    """The forward and backward programs of an operation, for one choice of input types and watched inputs.
 
     Attributes:
-        forward: Computes the results, followed by residuals that are none of inputs, results and constants.
-        num_results: How many results come first.
-        tracked: For each result, whether a gradient can come back through it.
-        is_plain: Whether there is one result, and a way back from it.
-        passes: Whether the one result's cotangent is that of the one watched input as it stands (`x + 1.0`).
-        out_avals: The results' types.
-        watched: The inputs that have a pullback.
-        lost: The watched inputs without one: a function with a derivative of its own closes over them, or no
-            derivative is defined.
-        failure: Why those have no pullback (None if something closes over them).
+        forward: Computes the results, followed by the residuals that are not inputs, results or constants.
+        num_results: The number of results.
+        tracked: For each result, whether a gradient can flow through it.
+        is_plain: Whether there is exactly one result and a gradient can flow through it.
+        passes: Whether the cotangent of the only result is also that of the only watched input, unchanged (`x + 1.0`).
+        out_avals: The types of the results.
+        watched: The watched inputs that have a pullback.
+        lost: The watched inputs that have none, because a function with a custom derivative rule closes over them, or
+            because no derivative is defined.
+        failure: The reason why those inputs have no pullback. None if a function closes over them.
     """
 
     __slots__ = (
@@ -149,15 +152,15 @@ class Rule:
         self.watched = tuple([position for position in watched if position not in closed_over])
         self.lost = tuple([position for position in watched if position in closed_over])
         if not self.lost or self.watched:
-            self._try()
+            self._derive_for_watched()
         else:
-            self._give_up(None)
+            self._derive_forward_only(None)
 
     def _closed_over(self) -> Sequence[int]:
         return closed_over_inputs(program_of(self._operation.function, self._avals))
 
-    def _try(self) -> None:
-        """Derives the rule for the watched inputs, or, if that fails, for those for which it can be derived."""
+    def _derive_for_watched(self) -> None:
+        """Derives the rule for the watched inputs. If that fails, derives it for those inputs that allow it."""
         try:
             self._derive(self._avals, self.watched)
         except Exception as failure:
@@ -168,13 +171,16 @@ class Rule:
                 self.watched = kept
                 self._derive(self._avals, kept)
             else:
-                self._give_up(failure)
+                self._derive_forward_only(failure)
         if self.lost:
             self.is_plain = self.passes = False
             self.any_tracked = any(self.tracked)
 
     def _derivable(self, watched: Watched, left: list[int]) -> Watched:
-        """The watched inputs for which the rule can be derived, by halves; `left` counts the trials."""
+        """Returns the watched inputs for which the rule can be derived.
+
+        Bisects the inputs. `left` holds the number of remaining attempts.
+        """
         if len(watched) == 1:
             return watched if self._is_derivable(watched, left) else ()
         halves = watched[: len(watched) // 2], watched[len(watched) // 2 :]
@@ -191,7 +197,7 @@ class Rule:
         return True
 
     def backward(self, present: tuple[bool, ...]) -> Backward:
-        """The way back when these results have a cotangent."""
+        """Returns the backward program for the case that these results have a cotangent."""
         found = self._backward.get(present)
         if found is None:
             with _deriving():
@@ -199,7 +205,7 @@ class Rule:
         return found
 
     def residuals(self, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-        """What the way back needs, after `forward` has given `results`."""
+        """Returns the residuals, given the inputs and the results of `forward`."""
         sources = (inputs, results)
         return [where if kind == Residual.CONSTANT else sources[kind][where] for kind, where in self.plan]
 
@@ -214,18 +220,18 @@ class Rule:
             return [*results, *leaves]
 
         program = program_of(forward, avals)
-        self._refuse_stand_ins(program)
+        self._check_no_stand_ins(program)
         self._tree, self.num_results = aux["tree"], aux["count"]
         self.out_avals = program.out_avals[: self.num_results]
         self._leaf_avals = program.out_avals[self.num_results :]
-        self._cut(program)
+        self._plan_residuals(program)
         self.tracked = [is_inexact(aval) for aval in self.out_avals]
         self.any_tracked = any(self.tracked) and bool(self.backward(tuple(self.tracked)).reached)
         self.is_plain = self.any_tracked and self.num_results == 1
         self.passes = len(watched) == 1 and self.tracked == [True] and self.backward((True,)).passes
 
-    def _cut(self, program: JaxprProgram) -> None:
-        """Plans where each residual comes from and keeps the rest of the program's results."""
+    def _plan_residuals(self, program: JaxprProgram) -> None:
+        """Plans the source of each residual, and removes from the program those residuals that need no computation."""
         kept = list(range(self.num_results))
         seen = {id(program.jaxpr.outvars[i]): i for i in reversed(kept)}
         self.plan: list[tuple[int, Any]] = []
@@ -255,11 +261,11 @@ class Rule:
 
         given_avals = [aval for aval, here in zip(self.out_avals, present, strict=True) if here]
         program = program_of(pull, [*self._leaf_avals, *given_avals])
-        self._refuse_stand_ins(program)
+        self._check_no_stand_ins(program)
         linked = program.depends(range(num_leaves, num_leaves + len(given_avals)))
         if any(aval.size == 0 for aval in given_avals) and self._operation.name != "stop_gradient":
-            # JAX's rules and functions give up where a result has no elements (convolutions, `jnp.take`), so that the
-            # replica with an empty share would have no gradient where the others have one.
+            # JAX's rules return no dependence if a result has no elements (convolutions, `jnp.take`). A replica with an
+            # empty batch would then have no gradient where the other replicas have one.
             linked = [True] * len(linked)
         when = program.computed_at()
         reached = [i for i, is_linked in enumerate(linked) if is_linked and is_inexact(program.out_avals[i])]
@@ -268,16 +274,21 @@ class Rule:
         operation = self._operation.derived(program.keeping(reached), f"gradient of {self._operation.name}")
         return Backward(operation, reached, passes)
 
-    def _refuse_stand_ins(self, program: JaxprProgram) -> None:
-        """Refuses a derivative rule that closes over a value of the moment, since this rule is kept."""
+    def _check_no_stand_ins(self, program: JaxprProgram) -> None:
+        """Checks that a derivative rule does not close over a value of the current call, because rules are cached.
+
+        Raises:
+            TypeError: The rule closes over a tracked array or reads a variable.
+        """
         if self._operation.custom_calls is CustomCalls.NONE:
             return
         if any(type(one) in STAND_INS for one in program.constants) or embedded_tracers(program):
             raise TypeError(
-                "the derivative rule of a function inside closes over an array that a tape tracks, or reads a variable"
+                "the custom derivative rule of a nested function closes over an array that a tape tracks, or reads a "
+                "variable"
             )
 
-    def _give_up(self, failure: Exception | None) -> None:
+    def _derive_forward_only(self, failure: Exception | None) -> None:
         self.failure = failure
         self.lost, self.watched = (*self.lost, *self.watched), ()
         self.forward, self.plan = self._operation, []
@@ -288,13 +299,13 @@ class Rule:
 
 
 class Backward:
-    """The way back for one choice of results that have a cotangent.
+    """The backward program for one choice of results that have a cotangent.
 
     Attributes:
-        operation: From the residuals and those cotangents to the cotangents of the inputs at `reached`.
-        reached: Positions among the watched inputs that a cotangent can reach, in the order in which JAX computes the
-            cotangents: that is the order in which it adds them to what has arrived by other ways.
-        passes: Whether the operation gives a cotangent back as it came.
+        operation: Maps the residuals and those cotangents to the cotangents of the inputs at `reached`.
+        reached: The positions among the watched inputs that a cotangent can reach, in the order in which JAX computes
+            the cotangents. JAX also adds them to other cotangents in this order, on which the rounding depends.
+        passes: Whether the operation returns the only cotangent unchanged.
     """
 
     __slots__ = ("operation", "passes", "reached")
@@ -306,7 +317,7 @@ class Backward:
 
 
 def linearize(function: Flat, args: Sequence[Any], watched: Sequence[int]) -> tuple[list[Any], Any]:
-    """`function`'s results, and its pullback to the arguments at `watched`."""
+    """Returns the results of `function` and its pullback to the arguments at `watched`."""
     results, pullback, _ = linearize_with(function, args, watched, list)
     return results, pullback
 
@@ -314,7 +325,7 @@ def linearize(function: Flat, args: Sequence[Any], watched: Sequence[int]) -> tu
 def linearize_with(
     function: Flat, args: Sequence[Any], watched: Sequence[int], beside: Callable[[], list[Any]]
 ) -> tuple[list[Any], Any, list[Any]]:
-    """As `linearize`, and what `beside()` gives once `function` has run, without a gradient."""
+    """Linearizes as `linearize` does. Also returns the result of `beside()`, called after `function`, as constants."""
 
     def of_watched(*chosen: Any) -> tuple[list[Any], list[Any]]:
         full = list(args)

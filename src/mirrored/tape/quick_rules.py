@@ -1,8 +1,8 @@
-"""Rules of operations on concrete arrays, found by the identity of the arrays' types.
+"""A fast cache of rules for concrete arrays, keyed by the identity of the arrays' types.
 
-The results of a compiled function share their type from call to call, and hashing a type takes longer than all that an
-eager tape does besides for an operation. A type of an array that was made otherwise is met once; then the operation
-finds its rule by what the type says.
+Hashing a type takes longer than everything else that an eager tape does for an operation. The results of a compiled
+function have the same type object in every call, so its identity is a sufficient key. For a new type object, the
+operation looks up its rule by the value of the type.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from mirrored._jax.boxes import Array
 from mirrored._jax.programs import aval_of, context_key
 from mirrored.tape.operation import Operation, Rule
 
-# An entry holds a rule, which its operation holds as well, and the types of its operands.
+# An entry holds a rule, which its operation also holds, and the types of its operands.
 MOST = 4096
 
 
 class QuickRules:
-    """Rules by operation and operands, forgotten when JAX's settings change or when there are too many.
+    """A cache of rules by operation and operand types. It is cleared when JAX's settings change or when it is full.
 
     Args:
-        most: How many are kept.
+        most: The maximum number of entries.
     """
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
-        # One object, so that a thread with other settings cannot come between the look at them and the look-up.
+        # Settings and entries are one tuple, so that a thread with other settings cannot replace only one of them
+        # between the check and the lookup.
         self._state: tuple[Any, dict[Any, tuple[Rule, Any]]] = (None, {})
 
     def find(self, operation: Operation, values: Sequence[Any], watched: tuple[int, ...]) -> Rule:
-        """The rule of `operation` for arrays and Python numbers, of which those at `watched` are tracked."""
+        """Returns the rule of `operation` for arrays and Python numbers, of which those at `watched` are tracked."""
         settings, entries = self._state
         now = context_key()
         if now != settings or len(entries) > self._most:
@@ -42,7 +43,7 @@ class QuickRules:
         entry = entries.get(key)
         if entry is None:
             rule = operation.rule(tuple(map(aval_of, values)), watched)
-            # With the kinds, which must live as long as their identities are in the key.
+            # The entry keeps the types alive: an id identifies an object only during its lifetime.
             entry = entries[key] = rule, kinds
         return entry[0]
 

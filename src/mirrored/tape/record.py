@@ -1,4 +1,4 @@
-"""What a tape remembers: one record per operation that touched a watched value."""
+"""Records of a tape: one per operation on a watched value."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ new_key: Callable[[], Key] = _keys.__next__
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """Values on which an operation depends without a derivative.
+    """Values on which an operation depends, but with respect to which it has no derivative.
 
-    A gradient that comes back to the operation is refused if one of its sources lies behind such a value.
+    A backward pass through the operation raises an error if one of its sources contributes to such a value.
 
     Attributes:
-        keys: The values.
-        name: The operation.
-        failure: Why there is no derivative.
-        remedy: What to do about it.
+        keys: The keys of the values.
+        name: The name of the operation.
+        failure: The reason why there is no derivative.
+        remedy: The remedy in the error message.
     """
 
     keys: Sequence[Key]
     name: str
     failure: Exception | str
     remedy: str = (
-        "in compiled code use lax.scan, or lax.fori_loop with a fixed number of steps, in place of lax.while_loop; "
-        "give the function a gradient with custom_gradient; or cut it off with stop_gradient"
+        "in compiled code use lax.scan, or lax.fori_loop with a fixed number of steps, instead of lax.while_loop; "
+        "define a gradient with custom_gradient; or exclude the operation with stop_gradient"
     )
 
     def error(self) -> TapeError:
-        """What the gradient raises."""
+        """Returns the error that the backward pass raises."""
         error = TapeError(
             "GradientTape.gradient",
-            found=f"the gradient comes back through {self.name!r}, which JAX cannot differentiate: {self.failure}",
+            found=f"the backward pass goes through {self.name!r}, which JAX cannot differentiate: {self.failure}",
             rule="a target may depend on a source only through operations that have a derivative",
             remedy=self.remedy,
         )
@@ -56,32 +56,32 @@ class Loss:
 
 
 def closed_over(keys: Sequence[Key], name: str) -> Loss:
-    """The loss of what a function with a derivative of its own closes over."""
+    """Returns the `Loss` of values that a function with a custom derivative rule closes over."""
     return Loss(
         keys,
         name,
-        "the function closes over a watched value or reads a watched variable, and its own derivative rule says "
-        "nothing about that value",
+        "the function closes over a watched value or reads a watched variable, and its custom derivative rule has no "
+        "cotangent for that value",
         "pass the value as an argument of the function, for instance f(x, w.read_value()), and return its cotangent "
-        "from the rule; or, if no gradient is to reach it, close over stop_gradient(value)",
+        "from the rule; or, if it needs no gradient, close over stop_gradient(value)",
     )
 
 
 class Record:
-    """One operation: the values of `in_keys` went in, those of `out_keys` came out.
+    """A recorded operation, and its pullback.
 
     Attributes:
-        in_keys: Keys of the watched inputs.
-        out_keys: Keys of the results, None where a result is not tracked.
-        inputs: All inputs as they came in, boxed; kept by persistent tapes, for derivatives of gradients.
-        watched: Positions of the watched inputs among all inputs.
-        meets: Whether every replica has to take this step, whether or not a cotangent has arrived at it.
-        loss: What it depends on besides, without a derivative.
+        in_keys: The keys of the watched inputs.
+        out_keys: The keys of the results. None for a result that is not tracked.
+        inputs: All inputs, with watched ones in boxes. Only persistent tapes keep them, for derivatives of gradients.
+        watched: The positions of the watched inputs among all inputs.
+        needs_all_replicas: Whether every replica must execute this pullback, even if no cotangent has reached it.
+        loss: Values on which the operation depends without a derivative, or None.
     """
 
     __slots__ = ("in_keys", "inputs", "out_keys", "watched")
 
-    meets = False
+    needs_all_replicas = False
     loss: Loss | None = None
 
     def __init__(self, in_keys: Sequence[Key], watched: tuple[int, ...] = ()) -> None:
@@ -91,25 +91,31 @@ class Record:
         self.inputs: Sequence[Any] | None = None
 
     def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
-        """Pairs of a position in `in_keys` and its cotangent, for those that one reaches.
+        """Computes the cotangents of the watched inputs.
 
         Args:
-            cotangents: One per result, None where there is none.
-            run: Applies operations in the context of the gradient.
+            cotangents: One cotangent per result, or None.
+            run: Applies operations in the context of the backward pass.
+
+        Returns:
+            Pairs of a position in `in_keys` and its cotangent, for the inputs that a cotangent reaches.
         """
         raise NotImplementedError
 
     def pull_recorded(self, cotangents: list[Any], run: Runner) -> Pulled:
-        """The same as ordinary code of the inputs, so that the tape records it in turn."""
+        """Computes the same cotangents as ordinary operations on the inputs.
+
+        The tape records these operations, so that the gradient can be differentiated again.
+        """
         return self.pull(cotangents, run)
 
     def reached(self, present: tuple[bool, ...]) -> Iterable[int]:
-        """Positions in `in_keys` on which these results depend."""
+        """Returns the positions in `in_keys` on which the results marked in `present` depend."""
         return range(len(self.in_keys))
 
 
 class RuleRecord(Record):
-    """Goes back by the rule of an operation and the residuals of this application."""
+    """A record with the cached rule of an operation and the residuals of one application."""
 
     __slots__ = ("operation", "residuals", "rule")
 
@@ -130,7 +136,7 @@ class RuleRecord(Record):
         self.residuals = residuals
 
     def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
-        if len(cotangents) == 1:  # nearly all; a record whose only result has no cotangent is passed over
+        if len(cotangents) == 1:  # The common case. `Walk` skips the record if the only cotangent is None.
             present, given = _ONLY, cotangents
         else:
             present = tuple([cotangent is not None for cotangent in cotangents])
@@ -144,7 +150,7 @@ class RuleRecord(Record):
         reached = self.rule.backward(tuple([cotangent is not None for cotangent in cotangents])).reached
         if not reached:
             return ()
-        pulled = dict(_pull_again(self, self.operation.function, cotangents))
+        pulled = dict(_pull_from_inputs(self, self.operation.function, cotangents))
         return [(position, pulled[position]) for position in reached]
 
     def reached(self, present: tuple[bool, ...]) -> Iterable[int]:
@@ -153,7 +159,7 @@ class RuleRecord(Record):
 
 
 class PartialRuleRecord(RuleRecord):
-    """A rule that says how to go back to some of the watched inputs."""
+    """A record whose rule has a pullback to only some of the watched inputs."""
 
     __slots__ = ("loss",)
 
@@ -171,7 +177,7 @@ class PartialRuleRecord(RuleRecord):
 
 
 class PullbackRecord(Record):
-    """Goes back by the pullback of `jax.vjp`, called as it is."""
+    """A record that calls the pullback of `jax.vjp` directly."""
 
     __slots__ = ("loss", "function", "out_avals", "pullback")
 
@@ -195,11 +201,11 @@ class PullbackRecord(Record):
         return [pair for pair in enumerate(self.pullback(full)) if is_inexact(pair[1])]
 
     def pull_recorded(self, cotangents: list[Any], run: Runner) -> Pulled:
-        return _pull_again(self, self.function, cotangents)
+        return _pull_from_inputs(self, self.function, cotangents)
 
 
 class AliasRecord(Record):
-    """The result's cotangent is the input's: a read of a variable, `x + 1.0`."""
+    """A record that passes the cotangent through unchanged, such as the read of a variable or `x + 1.0`."""
 
     __slots__ = ()
 
@@ -208,7 +214,7 @@ class AliasRecord(Record):
 
 
 class LossyRecord(Record):
-    """The cotangents of the results are those of the inputs, and something else on which they depend is lost."""
+    """A record that passes cotangents through unchanged, and depends on other values without a derivative."""
 
     __slots__ = ("loss",)
 
@@ -221,7 +227,10 @@ class LossyRecord(Record):
 
 
 class FailedRecord(Record):
-    """An operation without a pullback: raises when a gradient reaches it on the way to a source, not before."""
+    """A record of an operation without a pullback.
+
+    The backward pass raises an error only if a requested gradient depends on the operation.
+    """
 
     __slots__ = ("loss",)
 
@@ -236,7 +245,7 @@ class FailedRecord(Record):
 def partial_record(
     operation: Operation, rule: Rule, keys: dict[int, Key], values: list[Any], results: list[Any]
 ) -> Record:
-    """The record of an operation that has no derivative with respect to some of its watched inputs."""
+    """Returns the record of an operation that has no derivative with respect to some of its watched inputs."""
     lost = [keys[position] for position in rule.lost]
     loss = closed_over(lost, operation.name) if rule.failure is None else Loss(lost, operation.name, rule.failure)
     if not rule.watched:
@@ -245,14 +254,14 @@ def partial_record(
     return PartialRuleRecord(kept, rule.watched, operation, rule, rule.residuals(values, results), loss)
 
 
-def _pull_again(record: Record, function: Flat, cotangents: list[Any]) -> Pulled:
+def _pull_from_inputs(record: Record, function: Flat, cotangents: list[Any]) -> Pulled:
     assert record.inputs is not None
     results, pullback = linearize(function, record.inputs, record.watched)
     return list(enumerate(pullback(completed(cotangents, results))))
 
 
 def completed(cotangents: Sequence[Any], like: Sequence[Any]) -> list[Any]:
-    """`cotangents` with zeros for None; `like` gives the results' shapes and dtypes."""
+    """Returns `cotangents` with zeros instead of None. `like` gives the shapes and dtypes of the results."""
     return [
         no_cotangent(result) if cotangent is None else cotangent
         for cotangent, result in zip(cotangents, like, strict=True)
@@ -260,5 +269,5 @@ def completed(cotangents: Sequence[Any], like: Sequence[Any]) -> list[Any]:
 
 
 def no_cotangent(value: Any) -> Any:
-    """A zero cotangent for a result like `value` (an array or an abstract value)."""
+    """Returns a zero cotangent for a result like `value`, which is an array or an abstract value."""
     return jnp.zeros(value.shape, value.dtype) if is_inexact(value) else zero_tangent(value)

@@ -1,4 +1,4 @@
-"""The memory of one tape."""
+"""`Recorder`, which holds the records and watched values of one tape."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from mirrored.tape.record import AliasRecord, Key, Record, new_key
 
 
 class Recorder:
-    """What a tape has watched and recorded since it was made or reset.
+    """The records and watched values of a tape since it was created or reset.
 
     Attributes:
-        records: The operations, in order.
-        known: By identity, the objects that are not boxes of this tape and yet tracked: the user's own arrays, tracers
-            of the surrounding trace, boxes of a surrounding tape. Each with its key, kept alive, so that its identity
-            stays its own.
-        variables: By identity, each variable that was read or watched and its key.
-        reads: By identity of the tracer that a read gave, the variable.
-        explicit: Identities of the variables that were watched by hand.
-        watch_accessed_variables: Whether trainable variables are tracked when they are read.
-        persistent: Whether records keep their inputs, for derivatives of gradients taken inside the tape's own block.
+        records: The records of operations, in order.
+        known: Tracked objects that are not boxes of this tape, by `id`: arrays of the user, tracers of the outer trace,
+            and boxes of an outer tape. Each entry holds the key and the object, which keeps the object alive so that
+            its id is not reused.
+        variables: The variables that were read or watched, by `id`, with their keys.
+        reads: The variables by the `id` of the tracer that a read returned.
+        explicit: The ids of variables that were passed to `watch`.
+        watch_accessed_variables: Whether reading a trainable variable watches it.
+        persistent: Whether records keep their inputs, which are needed to differentiate gradients that are computed
+            inside the tape's own block.
     """
 
     __slots__ = ("explicit", "known", "persistent", "reads", "records", "variables", "watch_accessed_variables")
@@ -37,26 +38,26 @@ class Recorder:
         self.explicit: set[int] = set()
 
     def forget(self) -> None:
-        """Drops what was recorded; which variables were watched stays known."""
+        """Drops the records and tracked objects. The set of watched variables is kept."""
         self.records.clear()
         self.known.clear()
         self.reads.clear()
 
     def key_of(self, value: Any, owner: Any) -> Key | None:
-        """The key of an array, if it is tracked."""
+        """Returns the key of an array, or None if it is not tracked."""
         if type(value) is Box and value.owner is owner:
             return value.key
         entry = self.known.get(id(value))
         return None if entry is None else entry[0]
 
     def watch(self, value: Any, owner: Any) -> None:
-        """Tracks the user's own object from now on."""
+        """Tracks an object of the user from now on."""
         if self.key_of(value, owner) is not None:
             return
         key = new_key()
         self.known[id(value)] = (key, value)
         if type(value) is Box:
-            # A surrounding tape that does not track the value hands on what is in the box.
+            # An outer tape that does not track the value passes on the payload of the box.
             self.known.setdefault(id(value.payload), (key, value.payload))
 
     def watch_variable(self, variable: Any) -> None:
@@ -65,18 +66,18 @@ class Recorder:
         self.variable_key(variable)
 
     def watches(self, variable: Any) -> bool:
-        """Whether a read of `variable` is tracked."""
+        """Returns whether reads of `variable` are tracked."""
         return (self.watch_accessed_variables and variable.trainable) or id(variable) in self.explicit
 
     def variable_key(self, variable: Any) -> Key:
-        """The key that all reads of `variable` lead to."""
+        """Returns the key of `variable`, which receives the cotangents of all its reads."""
         entry = self.variables.get(id(variable))
         if entry is None:
             entry = self.variables[id(variable)] = (new_key(), variable)
         return entry[0]
 
     def read(self, variable: Any, value: Any, owner: Any) -> Any:
-        """Records a read of `variable`; the value to hand to the reader."""
+        """Records a read of `variable`. Returns the value for the reader."""
         if not is_inexact(aval_of(value)):
             return value
         known = self.reads.get(id(value))
@@ -96,7 +97,10 @@ class Recorder:
         return value
 
     def untracked(self, value: Any, owner: Any) -> Any:
-        """The same value as an object that this tape does not track: a read is a new thing, whatever was assigned."""
+        """Returns the same value as an object that this tape does not track.
+
+        An assigned value may be tracked as the result of an operation. Reading the variable gives an independent value.
+        """
         if self.key_of(value, owner) is None:
             return value
         if type(value) is Box:

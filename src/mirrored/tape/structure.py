@@ -1,4 +1,4 @@
-"""Sources and targets: structures of arrays and variables."""
+"""Flattens the sources and targets of gradients, which are structures of arrays and variables."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mirrored.errors import ArgumentError, ArgumentTypeError
 
 
 class UnconnectedGradients(enum.Enum):
-    """What the gradient of a target with respect to a source is when the target does not depend on the source.
+    """The gradient of a target with respect to a source on which it does not depend: None or zeros.
 
     Example:
         >>> UnconnectedGradients("zero") is UnconnectedGradients.ZERO
         True
 
-    TensorFlow: `tf.UnconnectedGradients`; as there, the values `"none"` and `"zero"` are accepted wherever it is.
+    TensorFlow: `tf.UnconnectedGradients`. As in TensorFlow, the strings `"none"` and `"zero"` are also accepted.
     """
 
     NONE = "none"
@@ -28,10 +28,10 @@ class UnconnectedGradients(enum.Enum):
 
     @classmethod
     def of(cls, value: UnconnectedGradients | str) -> UnconnectedGradients:
-        """The member that `value` is or names.
+        """Converts a member or its value to a member.
 
         Raises:
-            ArgumentError: There is none.
+            ArgumentError: `value` is not valid.
         """
         try:
             return cls(value)
@@ -40,25 +40,31 @@ class UnconnectedGradients(enum.Enum):
                 "GradientTape.gradient",
                 found=f"Unknown value for unconnected_gradients: {value!r}",
                 rule="it is UnconnectedGradients.NONE (or 'none') or UnconnectedGradients.ZERO (or 'zero')",
-                remedy="leave it out to get None for sources that the target does not depend on",
+                remedy="omit it to get None for sources on which the target does not depend",
             ) from None
 
 
 def is_variable(value: Any) -> bool:
-    """Whether `value` is a variable: something that is read, and knows whether it is trainable."""
+    """Returns whether `value` is a variable: an object with `read_value` and `trainable`."""
     return hasattr(value, "trainable") and hasattr(value, "read_value")
 
 
 def is_array(value: Any) -> bool:
-    """Whether `value` is an array that a tape can track."""
+    """Returns whether `value` is an array that a tape can track."""
     return isinstance(value, jax.Array)
 
 
 def flatten_sources(sources: Any, called: str) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """The arrays and variables of a structure, and how to put results in their places.
+    """Flattens a structure of sources.
 
-    Inside a registered class (an Equinox module, an optax state) leaves that are not arrays get None. In lists, tuples
-    and dicts that the user wrote they are mistakes.
+    In a registered class (an Equinox module, an optax state), the gradient of a leaf that is not an array is None. In
+    lists, tuples and dicts, such a leaf is an error.
+
+    Returns:
+        The arrays and variables, and a function that unflattens results to the structure.
+
+    Raises:
+        ArgumentTypeError: A leaf of a list, tuple or dict is neither an array nor a variable.
     """
     leaves: list[Any]
     treedef: Any
@@ -80,13 +86,17 @@ def flatten_sources(sources: Any, called: str) -> tuple[list[Any], Callable[[Seq
 
 
 def flatten_targets(target: Any, called: str) -> list[Any]:
-    """The arrays and variables of a structure of targets."""
+    """Flattens a structure of targets to its arrays and variables.
+
+    Raises:
+        ArgumentTypeError: A target is neither an array nor a variable.
+    """
     if target is None:
         raise ArgumentTypeError(
             called,
             found="the target is None",
             rule="a target is an array, a variable or a structure of them, computed in the tape's block",
-            remedy="check that the function that computes the target returns it",
+            remedy="check that the function that computes the target also returns it",
         )
     leaves = jax.tree.leaves(target, is_leaf=lambda x: x is None or is_variable(x))
     for leaf in leaves:
@@ -101,7 +111,7 @@ def flatten_targets(target: Any, called: str) -> list[Any]:
 
 
 def zeros_like_source(source: Any) -> jax.Array:
-    """Zeros of a source's shape and dtype."""
+    """Returns zeros of the shape and dtype of a source."""
     return jnp.zeros(source.shape, source.dtype)
 
 
@@ -111,7 +121,7 @@ def _not_a_source(leaf: Any, path: Any, called: str) -> ArgumentTypeError:
         called,
         found=f"the source{' at ' + where if where else ''} is {_shown(leaf)}",
         rule="sources are arrays and variables, or structures of them",
-        remedy="pass the array that the tape watches, or the variable; leave out what has no gradient",
+        remedy="pass the array that the tape watches, or the variable; omit values that have no gradient",
     )
 
 

@@ -1,10 +1,10 @@
-"""The tape as a JAX trace: every primitive applied in a tape's block arrives here.
+"""`TapeTrace`, the JAX trace of a tape, which processes every primitive that is applied in the tape's block.
 
-If no operand is watched, the primitive runs under the parent trace and is forgotten. Otherwise its operation runs under
-the parent by its rule, which also leaves what the way back needs, and a record is made.
+If no operand is watched, the primitive runs under the parent trace and is not recorded. Otherwise the forward program
+of its rule runs under the parent trace, and a record keeps the residuals for the backward pass.
 
-Under a parent that runs at once, results are boxed. Under any other parent (a compiled function, a surrounding tape,
-`vmap`) results are the parent's own values, and identity says which of them are tracked.
+Under an eager parent, tracked results are boxes (`mirrored._jax.boxes`). Under any other parent (a compiled function,
+an outer tape, `vmap`), results are values of the parent, and the tape tracks them by identity.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ _quick_rules = QuickRules()
 
 
 class TapeTrace(Trace):  # type: ignore[misc]
-    """The trace of one tape, kept when the tape is entered again.
+    """The trace of one tape. It is kept when the tape is entered again.
 
     Attributes:
         parent: The trace that was current when the tape was entered.
-        outer_token: The token of `jit_key` that was in force then.
-        recorder: Where to record; None while the tape is not recording: then everything passes through.
-        touched: The keys of the tracked values that have been used, while a function with a derivative of its own runs;
-            none of what it computes is recorded. None at all other times.
+        outer_token: The token of `jit_key` at that time.
+        recorder: The recorder, or None while the tape is not recording. Primitives then pass through to the parent.
+        touched: While a function with a custom derivative rule runs, the keys of the tracked values that it uses.
+            Nothing is recorded during this time. None at all other times.
+        eager: Whether the parent evaluates primitives immediately.
     """
 
     __slots__ = ("_stale", "eager", "outer_token", "parent", "recorder", "touched")
@@ -62,7 +63,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         self.eager = False
         self._stale: list[Any] = []
 
-    # Life
+    # Lifecycle
 
     def enter(self, parent: Any, outer_token: Any, recorder: Recorder) -> None:
         """Starts recording on top of `parent`."""
@@ -77,7 +78,11 @@ class TapeTrace(Trace):  # type: ignore[misc]
         self._forget_stale()
 
     def captured(self, functions: list[Any]) -> None:
-        """A box was closed over by functions that JAX is tracing: those traces must not be reused."""
+        """Notes functions that JAX is tracing and that close over a box.
+
+        JAX caches their traces with the box as a constant. `_forget_stale` evicts these traces before the next
+        primitive runs, so that no later call reuses the box.
+        """
         self._stale += functions
 
     def _forget_stale(self) -> None:
@@ -85,19 +90,19 @@ class TapeTrace(Trace):  # type: ignore[misc]
             stale, self._stale = self._stale, []
             evicting.forget_traces(stale)
 
-    # What JAX calls
+    # Methods that JAX calls
 
     def stage_value(self, value: Any) -> Any:
-        """NumPy arrays become device arrays here, as they do without a tape."""
+        """Converts NumPy arrays to device arrays, as JAX does without a tape."""
         with self.under_parent():
             return self.parent.stage_value(_owned(value))
 
     def process_primitive(self, primitive: Any, args: Sequence[Any], params: dict[str, Any], /) -> Any:
-        """Runs `primitive`, recorded if an operand is watched."""
+        """Runs `primitive`. Records it if an operand is watched."""
         if self._stale:
             self._forget_stale()
         if self.touched is not None and primitive is stop_gradient_p:
-            return self._cut_off(primitive, args, params)
+            return self._stop_gradient(primitive, args, params)
         values, keys, watched = self.sort(args)
         if self.recorder is not None and self.recorder.known:
             lifted = self._watched_inside(params)
@@ -109,7 +114,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             with self.under_parent():
                 return primitive.bind(*values, **params)
         if primitive is device_put_p:
-            moved = {**params, "srcs": tuple(map(_place, values, params["srcs"]))}
+            moved = {**params, "srcs": tuple(map(_source_sharding, values, params["srcs"]))}
             move = lambda *arrays: list(primitive.bind(*arrays, **moved))  # noqa: E731
             return calls.process(self, move, None, values, keys, watched, str(primitive))
         unrolled = loops.UNROLLED.get(primitive)
@@ -121,8 +126,8 @@ class TapeTrace(Trace):  # type: ignore[misc]
             results = calls.without_embedded(self, results, params, operation.name)
         return results if primitive.multiple_results else results[0]
 
-    def _cut_off(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
-        """`stop_gradient` does not count as a use."""
+    def _stop_gradient(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        """Runs `stop_gradient` without noting its operands as used."""
         touched, self.touched = self.touched, {}
         try:
             values, _, _ = self.sort(args)
@@ -134,7 +139,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
     def process_custom_jvp_call(
         self, primitive: Any, function: Any, jvp: Any, args: Sequence[Any], /, *, symbolic_zeros: bool
     ) -> Any:
-        """A function with a forward rule of its own."""
+        """Runs a `jax.custom_jvp` function. Calls of JAX's own library functions are traced once and cached."""
         params = {"symbolic_zeros": symbolic_zeros}
         values, keys, watched = self.sort(args)
         bind = binder(primitive, (function, jvp), params)
@@ -159,14 +164,17 @@ class TapeTrace(Trace):  # type: ignore[misc]
         out_trees: Any,
         symbolic_zeros: bool,
     ) -> Any:
-        """A function with a gradient of its own."""
+        """Runs a `jax.custom_vjp` function."""
         params = {"out_trees": out_trees, "symbolic_zeros": symbolic_zeros}
         values, keys, watched = self.sort(args)
         bind = binder(primitive, (function, forward, backward), params)
         return calls.process(self, bind, function, values, keys, watched, str(primitive))
 
     def process_shard_map(self, primitive: Any, function: Any, args: Sequence[Any], **params: Any) -> Any:
-        """`jax.shard_map` outside `jit`: traced first, so that what its function closes over becomes an operand."""
+        """Runs `jax.shard_map` outside of `jit`.
+
+        The function is traced first, so that the values that it closes over become operands.
+        """
         result: list[Any] = []
 
         def bind(*arrays: Any) -> list[Any]:
@@ -180,25 +188,25 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return result[0].update(self.apply(operation, [*program.constants, *args]))
 
     def process_call(self, primitive: Any, function: Any, args: Sequence[Any], params: Any, /) -> Any:
-        """A call primitive of older JAX: its body is ordinary code."""
+        """Runs a call primitive of older versions of JAX, by running its body under this trace."""
         with self.as_current():
             return function.call_wrapped(*args)
 
     def process_merge(self, merge: Merge, payload: list[Any]) -> list[Any]:
-        """A merge of local replicas, recorded as one operation of all their tapes."""
+        """Executes a merge of virtual replicas, and records it as one operation on all their tapes."""
         return merging.process(self, merge, payload)
 
     # Recording
 
     def apply(self, operation: Operation, args: Sequence[Any]) -> list[Any]:
-        """Runs `operation` on values of this tape."""
+        """Runs `operation` on values of this tape. Records it if an operand is watched."""
         values, keys, watched = self.sort(args)
         if not watched:
             return run_under(self.parent, operation, values)
         return self.perform(operation, values, keys, watched)
 
     def perform(self, operation: Operation, values: list[Any], keys: list[Key], watched: tuple[int, ...]) -> list[Any]:
-        """Runs `operation` by its rule and records it."""
+        """Runs the forward program of the operation's rule and records the operation."""
         previous, token = swap_trace(self.parent), None
         if self.eager:
             token = jit_key.swap(None)
@@ -220,7 +228,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return self.add(record, results[: rule.num_results], rule.tracked, values)
 
     def add(self, record: Record, results: list[Any], tracked: Sequence[bool], inputs: Sequence[Any] = ()) -> list[Any]:
-        """Adds a record; the results as the tape's user sees them."""
+        """Adds a record. Returns the results for the user: tracked ones as boxes or tracked objects."""
         recorder = self.recorder
         if recorder is None:
             return results
@@ -237,7 +245,13 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return results
 
     def operate(self, name: str, left: Box, right: Any) -> Any:
-        """Applies a binary operator to a box of this tape and a box, an array or a number."""
+        """Applies a binary operator to a box of this tape and another operand.
+
+        Args:
+            name: The operator, a key of `catalogue.OPERATORS`.
+            left: The box.
+            right: A box, an array or a number.
+        """
         recorder = self.recorder
         operation = catalogue.OPERATORS[name]
         kind = type(right)
@@ -257,13 +271,13 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return self._perform_quickly(operation, (box.payload,), (box.key,), _FIRST)
 
     def negated(self, box: Box) -> Any:
-        """Minus a box of this tape."""
+        """Negates a box of this tape."""
         return self.operate_alone(catalogue.NEGATIVE, box)
 
     def _perform_quickly(
         self, operation: Operation, values: tuple[Any, ...], keys: tuple[Key, ...], watched: tuple[int, ...]
     ) -> Any:
-        """`perform`, made short for an eager tape that records and an operation with one result."""
+        """Performs an operation with one result, on the fast path of an eager tape that records."""
         put_trace(self.parent)
         token = jit_key.swap(None)
         try:
@@ -304,19 +318,22 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return inputs
 
     def copied(self, value: Any) -> Any:
-        """The same value of the parent as another object."""
+        """Returns the same value of the parent as another object."""
         if type(value) is Box:
             return Box(value.owner, value.payload, value.key)
         return run_under(self.parent, catalogue.COPY, [value])[0]
 
     def has_concrete_parent(self, value: Any) -> bool:
-        """Whether `value` is a concrete array that nothing around this tape tracks."""
+        """Returns whether `value` is a concrete array that no outer tape tracks."""
         return type(value) is Array
 
     # Operands
 
     def sort(self, args: Sequence[Any]) -> tuple[list[Any], list[Key], tuple[int, ...]]:
-        """The operands without this tape's boxes, the keys of those that are tracked, and their positions."""
+        """Returns the operands without this tape's boxes, the keys of the tracked operands, and their positions.
+
+        While `touched` is set, notes the keys there and returns no tracked operands.
+        """
         recorder = self.recorder
         known = recorder.known if recorder is not None else {}
         values: list[Any] = []
@@ -352,7 +369,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     @contextmanager
     def under_parent(self) -> Iterator[None]:
-        """Runs the block under the parent, and, if that runs at once, as if there were no tape."""
+        """Runs the block under the parent trace. Under an eager parent, also resets the `jit_key` token of the tape."""
         previous = swap_trace(self.parent)
         token = jit_key.swap(None) if self.eager else None
         try:
@@ -364,7 +381,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     @contextmanager
     def as_current(self) -> Iterator[None]:
-        """Runs the block with this trace current."""
+        """Makes this trace current for the block."""
         previous = swap_trace(self)
         try:
             yield
@@ -373,7 +390,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     @contextmanager
     def touching(self) -> Iterator[dict[Key, None]]:
-        """Runs the block with this trace current, recording nothing but which tracked values are used."""
+        """Makes this trace current for the block, without recording. Yields the keys of the tracked values it uses."""
         before = self.touched
         touched: dict[Key, None] = {}
         self.touched = touched
@@ -385,7 +402,8 @@ class TapeTrace(Trace):  # type: ignore[misc]
             if before is not None:
                 before.update(touched)
 
-    # Arrays that the user watches and a traced function closes over
+    # Watched arrays that a traced function closes over are in the parameters of its primitive. They become operands, so
+    # that the operation can be differentiated with respect to them.
 
     def _watched_inside(self, params: dict[str, Any]) -> list[Any]:
         recorder = self.recorder
@@ -415,7 +433,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         )
         return results if primitive.multiple_results else results[0]
 
-    # Functions with derivatives of their own
+    # Functions with custom derivative rules
 
     def _library_call(
         self, key: tuple[Any, ...], function: Any, bind: Callable[..., list[Any]], values: list[Any]
@@ -435,7 +453,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
 
 def _owned(operand: Any) -> Any:
-    """A copy of a NumPy array, anything else as it is.
+    """Copies a NumPy array. Returns any other operand unchanged.
 
     A record keeps its operands as residuals until the backward pass, and JAX may alias NumPy memory. The caller may
     refill the array in between, for instance with the next batch. TensorFlow copies as well.
@@ -443,13 +461,20 @@ def _owned(operand: Any) -> Any:
     return operand.copy() if isinstance(operand, np.ndarray) else operand
 
 
-def _place(value: Any, source: Any) -> Any:
-    """Where a cotangent of `value` belongs: where `value` lies (JAX would leave it on the other device)."""
+def _source_sharding(value: Any, source: Any) -> Any:
+    """Returns the source sharding for a `device_put` of `value`.
+
+    With the sharding of `value` as its source, the pullback moves the cotangent back there. Without a source, JAX would
+    leave the cotangent on the destination.
+    """
     return value.sharding if source is None and type(value) in (Array, Box) else source
 
 
 def run_under(trace: Any, operation: Operation, values: Sequence[Any]) -> list[Any]:
-    """Runs `operation` under `trace`: compiled where values are at hand, recorded by a tape, inlined in a program."""
+    """Runs `operation` under `trace`.
+
+    An eager trace runs it compiled, a tape records it, and any other trace inlines it into its program.
+    """
     if is_eval(trace):
         previous = swap_trace(trace)
         try:

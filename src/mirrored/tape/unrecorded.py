@@ -1,4 +1,4 @@
-"""Computing as if no tape were open."""
+"""`unrecorded`, which suspends all tapes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mirrored.tape.trace import TapeTrace
 
 
 def unrecorded() -> ExitStack:
-    """A context in which no tape records: for an update of variables, which is no part of what a tape is to follow.
+    """Returns a context manager that suspends all tapes, for instance for an update of variables.
 
     Example:
         >>> import jax.numpy as jnp

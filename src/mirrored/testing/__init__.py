@@ -1,7 +1,7 @@
-"""Testing programs that use mirrored: simulated devices, every way of running, parity helpers.
+"""Test utilities for programs that use mirrored: simulated devices, all execution modes, parity assertions.
 
-As a pytest plugin (loaded by itself once mirrored is installed) it offers the fixtures `way` and `strategy`, the marker
-``ways`` and the ini option ``mirrored_devices``; see `mirrored.testing.plugin`.
+The pytest plugin, which pytest loads automatically if mirrored is installed, provides the fixtures `way` and
+`strategy`, the marker ``ways`` and the ini option ``mirrored_devices``. See `mirrored.testing.plugin`.
 """
 
 from __future__ import annotations

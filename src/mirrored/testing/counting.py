@@ -1,4 +1,4 @@
-"""Counts what a warm training loop must not do: trace, compile, keep more arrays."""
+"""Counts the events that a warm training loop must not cause: traces, compilations and new live arrays."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Counted:
     """What JAX did inside `count_work`.
 
     Attributes:
-        traces: Functions that JAX traced.
-        compilations: Programs that XLA compiled.
-        new_arrays: Live arrays at the end of the block minus those at its beginning; 0 until the block ends.
+        traces: The number of functions that JAX traced.
+        compilations: The number of programs that XLA compiled.
+        new_arrays: The increase in live arrays from the start to the end of the block; 0 until the block ends.
     """
 
     traces: int = 0
@@ -27,7 +27,7 @@ class Counted:
 
 
 class _Counters:
-    """The open blocks. JAX has no public way to remove a listener, so one listener serves all blocks."""
+    """The open `count_work` blocks. JAX has no public API to remove a listener, so one listener serves all blocks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,10 +58,10 @@ _counters = _Counters()
 def count_work() -> Iterator[Counted]:
     """Counts traces, compilations and new live arrays inside the block, in all threads.
 
-    Context: any. A loop that has made its first steps traces and compiles nothing, and keeps no more arrays.
+    Context: any. After its first steps, a loop must trace and compile nothing, and must keep no additional arrays.
 
     Yields:
-        A `Counted`, whose `new_arrays` is set at the end of the block.
+        A `Counted`. Its `new_arrays` is set at the end of the block.
 
     Example:
         >>> import mirrored as mr

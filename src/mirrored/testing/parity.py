@@ -1,4 +1,4 @@
-"""Comparing what two ways of running produced: to the last bit, or by the norm of the difference."""
+"""Parity assertions: compare results bit for bit, or by the norm of the difference."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mirrored.variables import Variable, VariableSynchronization
 
 
 def assert_same_bits(actual: Any, expected: Any) -> None:
-    """Asserts that two trees of arrays are the same, bit for bit (NaN equals NaN of the same bits; 0.0 is not -0.0).
+    """Asserts that two trees of arrays are bit-identical (NaN equals NaN with the same bits; 0.0 differs from -0.0).
 
     Args:
         actual: A tree of arrays, numbers or variables.
         expected: A tree of the same structure.
 
     Raises:
-        AssertionError: Naming the first leaf that differs, how many elements do, and by how much.
+        AssertionError: A leaf differs. The message names the first such leaf, the number of elements and the values.
     """
     for path, left, right in _pairs(actual, expected):
         assert left.dtype == right.dtype, f"{path}: dtype {left.dtype}, expected {right.dtype}"
@@ -30,15 +30,16 @@ def assert_same_bits(actual: Any, expected: Any) -> None:
 def assert_close_by_norm(actual: Any, expected: Any, tolerance: float = 1e-6) -> None:
     """Asserts that for each leaf the norm of the difference is at most `tolerance` times the norm of `expected`.
 
-    Elementwise the order of a sum shows; by its norm a tensor that was summed in another order is the same.
+    An elementwise comparison is sensitive to the order of summation. By norm, a tensor that was summed in another
+    order compares as equal.
 
     Args:
         actual: A tree of arrays, numbers or variables.
         expected: A tree of the same structure.
-        tolerance: Relative, 1e-6 for float32 over some tens of steps.
+        tolerance: The relative tolerance. The default fits float32 over some tens of steps.
 
     Raises:
-        AssertionError: Naming the first leaf that is farther away.
+        AssertionError: A leaf exceeds the tolerance. The message names the first such leaf.
     """
     for path, left, right in _pairs(actual, expected):
         assert left.shape == right.shape, f"{path}: shape {left.shape}, expected {right.shape}"
@@ -52,14 +53,14 @@ def assert_close_by_norm(actual: Any, expected: Any, tolerance: float = 1e-6) ->
 
 
 def assert_copies_equal(tree: Any) -> None:
-    """Asserts that every device holds the same bits of each mirrored variable.
+    """Asserts that the copies of each mirrored variable are bit-identical on all devices.
 
     Args:
-        tree: A tree of variables; leaves that are not variables, and variables with one component per replica
+        tree: A tree of variables. Leaves that are not variables, and variables with one component per replica
             (`VariableSynchronization.ON_READ`), are skipped.
 
     Raises:
-        AssertionError: Naming the variable, the devices, and how many elements differ.
+        AssertionError: Copies differ. The message names the variable, the devices and the number of elements.
     """
     for leaf in jax.tree.leaves(tree, is_leaf=lambda one: isinstance(one, Variable)):
         if not isinstance(leaf, Variable) or leaf.synchronization is VariableSynchronization.ON_READ:

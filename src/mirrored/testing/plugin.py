@@ -1,17 +1,18 @@
-"""The pytest plugin: simulated devices, and every way of running as a parametrised fixture.
+"""The pytest plugin: simulated devices, and all execution modes as a parametrized fixture.
 
 Fixtures:
-    way: A `mirrored.testing.Way`, over (eager, compiled, folded) x (1, 2, 4, 8 replicas).
+    way: A `mirrored.testing.Way`, parametrized over (eager, compiled, folded) x (1, 2, 4, 8 replicas).
     strategy: `way.strategy`.
 
 Marker:
-    ways(modes=..., replicas=...): Only these: ``@pytest.mark.ways(modes=("compiled",), replicas=(2, 4))``.
+    ways(modes=..., replicas=...): Restricts `way`: ``@pytest.mark.ways(modes=("compiled",), replicas=(2, 4))``.
 
 Ini option:
-    mirrored_devices: How many CPU devices to simulate, before any test module is imported. When it is not given, 8 are
-        made once a collected test uses `way` or `strategy`.
+    mirrored_devices: The number of CPU devices to simulate, set before any test module is imported. By default, 8
+        devices are simulated if a collected test uses `way` or `strategy`.
 
-No device is made and no strategy is loaded unless one of these is used: other projects' sessions are left alone.
+Unless one of these is used, the plugin creates no device and imports no strategy, so it does not affect other projects'
+test sessions.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _DEFAULT_DEVICES = 8
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declares the ini option."""
-    parser.addini("mirrored_devices", "how many CPU devices to simulate (default: 8 if a test needs them)", default="")
+    parser.addini("mirrored_devices", "number of CPU devices to simulate (default: 8 if a test needs them)", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declares the marker, and makes the devices before test modules are imported."""
+    """Declares the marker, and sets up the simulated devices before test modules are imported."""
     config.addinivalue_line("markers", "ways(modes, replicas): restrict the fixture `way` of mirrored")
     wanted = config.getini("mirrored_devices")
     if wanted:
@@ -45,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrises `way` over the ways that the marker leaves."""
+    """Parametrizes `way` over the ways that the marker selects."""
     if "way" not in metafunc.fixturenames:
         return
     from mirrored.testing.ways import select_ways
@@ -56,14 +57,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Makes the devices if a test needs them and the ini option is silent."""
+    """Sets up the simulated devices if a test needs them and the ini option is not set."""
     if not config.getini("mirrored_devices") and any("way" in getattr(item, "fixturenames", ()) for item in items):
         set_virtual_devices(_DEFAULT_DEVICES)
 
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest) -> Way:
-    """A way of running a replica program, with a strategy made for it."""
+    """A way to run a replica program: an execution mode, a replica count and a new strategy."""
     opened: Way = request.param.open()
     return opened
 

@@ -1,4 +1,4 @@
-"""Every way of running a replica program: eager, compiled, folded, on 1 to 8 replicas."""
+"""All ways to run a replica program: eager, compiled and folded (virtual replicas), on 1 to 8 replicas."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ REPLICA_COUNTS: Final = (1, 2, 4, 8)
 
 @dataclasses.dataclass(frozen=True)
 class WaySpec:
-    """One way of running, before any device is touched.
+    """The specification of a way: an execution mode and a replica count. It accesses no device.
 
     Attributes:
-        mode: ``"eager"``: replicas really run one after the other. ``"compiled"``: inside `mirrored.function`, one
-            replica per device. ``"folded"``: inside `mirrored.function`, two replicas per device.
-        num_replicas: How many replicas.
+        mode: ``"eager"``: replicas run in Python, one after another. ``"compiled"``: inside `mirrored.function`, one
+            replica per device. ``"folded"``: inside `mirrored.function`, two virtual replicas per device.
+        num_replicas: The number of replicas.
     """
 
     mode: Mode
@@ -33,30 +33,30 @@ class WaySpec:
 
     @property
     def num_devices(self) -> int:
-        """How many devices hold the replicas."""
+        """The number of devices that hold the replicas."""
         return self.num_replicas // 2 if self.mode == "folded" else self.num_replicas
 
     @property
     def id(self) -> str:
-        """``"compiled-4"``: what pytest prints."""
+        """The test id that pytest prints, such as ``"compiled-4"``."""
         return f"{self.mode}-{self.num_replicas}"
 
     def open(self, **options: Any) -> Way:
-        """The way itself, on the first devices of the machine.
+        """Creates the way with a strategy on the first devices of the machine.
 
         Args:
-            **options: Passed on to `MirroredStrategy`: ``deterministic=True``.
+            **options: Options of `MirroredStrategy`, such as ``deterministic=True``.
 
         Raises:
-            DeviceError: There are fewer devices than it needs.
+            DeviceError: The machine has fewer devices than the way needs.
         """
         devices = jax.devices()
         if len(devices) < self.num_devices:
             raise DeviceError(
                 f"mirrored.testing, way {self.id}",
                 found=f"{len(devices)} device{'s' * (len(devices) != 1)}",
-                rule=f"it needs {self.num_devices}",
-                remedy="set the ini option mirrored_devices = 8, and touch no JAX device while tests are collected",
+                rule=f"this way needs {self.num_devices}",
+                remedy="set the ini option mirrored_devices = 8, and access no JAX device during test collection",
             )
         strategy = MirroredStrategy(devices[: self.num_devices], num_replicas=self.num_replicas, **options)
         return Way(self, strategy)
@@ -64,11 +64,11 @@ class WaySpec:
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """A way of running a replica program; what the fixture `way` gives.
+    """A way to run a replica program; the value of the fixture `way`.
 
     Attributes:
-        spec: Which way it is.
-        strategy: A strategy made for it.
+        spec: The mode and the replica count.
+        strategy: The strategy created for it.
 
     Example::
 
@@ -85,26 +85,26 @@ class Way:
 
     @property
     def mode(self) -> Mode:
-        """Eager, compiled or folded."""
+        """The execution mode: ``"eager"``, ``"compiled"`` or ``"folded"``."""
         return self.spec.mode
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas."""
+        """The number of replicas."""
         return self.spec.num_replicas
 
     @property
     def num_devices(self) -> int:
-        """How many devices hold them."""
+        """The number of devices of the strategy."""
         return self.spec.num_devices
 
     @property
     def is_eager(self) -> bool:
-        """Whether replica functions really run, one after the other."""
+        """Whether replica functions run in Python, one replica after another."""
         return self.mode == "eager"
 
     def compile(self, f: F, **options: Any) -> F:
-        """`f` as this way runs it: itself if eager, else `mirrored.function(f, **options)`."""
+        """Returns `f` itself in eager mode, else `mirrored.function(f, **options)`."""
         if self.is_eager:
             return f
         return cast(F, function(f, **options))
@@ -118,10 +118,10 @@ WAYS: Final = tuple(
 def select_ways(
     *, modes: Sequence[str] = MODES, replicas: Sequence[int] = REPLICA_COUNTS, called: str = "select_ways"
 ) -> list[WaySpec]:
-    """The ways with these modes and replica counts.
+    """Returns the ways with these modes and replica counts.
 
     Raises:
-        ArgumentError: There is no such way.
+        ArgumentError: No way matches.
     """
     chosen = [spec for spec in WAYS if spec.mode in modes and spec.num_replicas in replicas]
     if not chosen:
@@ -129,6 +129,6 @@ def select_ways(
             called,
             found=f"modes={modes!r}, replicas={replicas!r}",
             rule=f"a way is one of {', '.join(spec.id for spec in WAYS)}",
-            remedy="choose modes and replica counts that occur together",
+            remedy="choose a mode and a replica count that occur together in this list",
         )
     return chosen

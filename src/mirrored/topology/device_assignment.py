@@ -1,6 +1,7 @@
-"""Where replicas live: R replicas on D devices, K = R / D on each.
+"""`DeviceAssignment`: assigns R replicas to D devices, K = R / D to each device.
 
-Replica r lives on device ``r // K``, as its local replica ``r % K``.
+Replica r is local replica ``r % K`` of device ``r // K``. With K > 1 a device holds several *virtual replicas*; this
+is called *folding* in the code.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from mirrored.topology.devices import (
 )
 
 AXIS: Final = "replica"
-"""The mesh axis over which replicas are spread."""
+"""The mesh axis of the replicas."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class DeviceAssignment:
-    """Which replica lives on which device. Made by `make_device_assignment`, which checks it.
+    """The assignment of replicas to devices. `make_device_assignment` creates and validates it.
 
     Attributes:
-        devices: The D devices, all different and of one kind.
+        devices: The D devices, which are distinct and of one kind.
         num_replicas: R, a multiple of D.
     """
 
@@ -42,33 +43,33 @@ class DeviceAssignment:
 
     @property
     def num_devices(self) -> int:
-        """D."""
+        """D, the number of devices."""
         return len(self.devices)
 
     @property
     def local(self) -> int:
-        """K, the replicas of each device."""
+        """K, the number of replicas per device."""
         return self.num_replicas // len(self.devices)
 
     @property
     def is_folded(self) -> bool:
-        """Whether several replicas share a device."""
+        """Whether several (virtual) replicas share a device."""
         return self.local > 1
 
     @functools.cached_property
     def mesh(self) -> Mesh:
-        """The devices along the axis `AXIS`."""
-        # Auto on purpose: jax.make_mesh defaults to explicit axes, which put shardings into the types of user code.
+        """The mesh of the devices, along the axis `AXIS`."""
+        # Explicit axes, the default of jax.make_mesh, would make shardings a part of the array types in user code.
         return Mesh(np.array(self.devices), (AXIS,), axis_types=(AxisType.Auto,))
 
     @functools.cached_property
     def replicated(self) -> NamedSharding:
-        """The same value on every device."""
+        """The sharding of an array that is replicated to every device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @functools.cached_property
     def sharded(self) -> NamedSharding:
-        """Axis 0 (of length R, or a multiple) spread over the devices in replica order."""
+        """The sharding of an array along axis 0, whose length is R or a multiple, over the devices in replica order."""
         return NamedSharding(self.mesh, PartitionSpec(AXIS))
 
     @functools.cached_property
@@ -80,21 +81,21 @@ class DeviceAssignment:
     @functools.cached_property
     def addressable_replicas(self) -> tuple[int, ...]:
         """The replicas on devices of this process, in order."""
-        mine = frozenset(self.addressable_devices)
-        return tuple(r for r in range(self.num_replicas) if self.device_of(r) in mine)
+        addressable = frozenset(self.addressable_devices)
+        return tuple(r for r in range(self.num_replicas) if self.device_of(r) in addressable)
 
     @functools.cached_property
     def spans_processes(self) -> bool:
-        """Whether some of the replicas live on devices of other processes."""
+        """Whether some replicas are on devices of other processes."""
         return len(self.addressable_devices) < len(self.devices)
 
     @functools.cached_property
     def processes(self) -> tuple[int, ...]:
-        """The processes whose devices hold replicas, ascending."""
+        """The indices of the processes whose devices hold replicas, in ascending order."""
         return tuple(sorted({device.process_index for device in self.devices}))
 
     def device_of(self, replica: int) -> jax.Device:
-        """The device on which a replica lives.
+        """Returns the device of a replica.
 
         Args:
             replica: 0 to R - 1.
@@ -102,7 +103,7 @@ class DeviceAssignment:
         return self.devices[replica // self.local]
 
     def name_of(self, replica: int) -> str:
-        """The name of a replica's device as TensorFlow writes it.
+        """Returns the name of a replica's device, as TensorFlow writes it.
 
         Args:
             replica: 0 to R - 1.
@@ -110,7 +111,7 @@ class DeviceAssignment:
         return full_name(self.device_of(replica))
 
     def replicas_on(self, device: jax.Device) -> range:
-        """The replicas that live on a device of this layout."""
+        """Returns the replicas on a device of this device assignment."""
         first = self.devices.index(device) * self.local
         return range(first, first + self.local)
 
@@ -126,22 +127,23 @@ def make_device_assignment(
     *,
     called: str = "MirroredStrategy",
 ) -> DeviceAssignment:
-    """Places replicas on devices.
+    """Assigns replicas to devices.
 
     Args:
-        devices: Names as TensorFlow writes them or `jax.Device` objects. None or empty: all accelerators of this
-            process if there are any, else all its CPU devices.
-        num_replicas: R; default one per device. A multiple of the number of devices.
+        devices: Device names as TensorFlow writes them, or `jax.Device` objects. None or empty: all accelerators of
+            this process if there are any, else all its CPU devices.
+        num_replicas: R, a multiple of the number of devices. Default: one replica per device.
         called: What the user called, for messages.
 
     Raises:
-        DeviceError: A device twice, unknown, of mixed kinds or of a wrong type; a `num_replicas` that does not fit.
+        DeviceError: A device is duplicated, unknown or not a device, the devices are of several kinds, or
+            `num_replicas` does not fit.
 
     Example:
         >>> make_device_assignment(["CPU:0"], num_replicas=4)
         DeviceAssignment(4 replicas on 1 device: CPU:0 {0 1 2 3})
 
-    TensorFlow: `MirroredStrategy` has no `num_replicas`; a replica there is a device.
+    TensorFlow: `MirroredStrategy` does not have `num_replicas`; it has one replica per device.
     """
     if isinstance(devices, (str, jax.Device)):
         raise DeviceError(
@@ -155,7 +157,7 @@ def make_device_assignment(
             called,
             found=f"devices={devices!r} ({type(devices).__name__})",
             rule="devices is a list of device names or jax.Device objects",
-            remedy='write ["GPU:0", "GPU:1"], or leave it out to use all devices',
+            remedy='write ["GPU:0", "GPU:1"], or omit it to use all devices',
         )
     written = list(devices) if devices is not None and len(devices) else default_devices()
     resolved = tuple(resolve_device(device, called=called) for device in written)
@@ -172,7 +174,7 @@ def _check_count(num_replicas: int, num_devices: int, *, called: str) -> None:
             called,
             found=f"num_replicas={num_replicas!r} ({type(num_replicas).__name__})",
             rule="num_replicas is an int, 1 or more, and a multiple of the number of devices",
-            remedy=f"say {num_devices} for one replica per device, or leave it out",
+            remedy=f"pass num_replicas={num_devices} for one replica per device, or omit it",
         )
     if num_replicas % num_devices:
         below = num_replicas // num_devices * num_devices
@@ -180,9 +182,9 @@ def _check_count(num_replicas: int, num_devices: int, *, called: str) -> None:
         raise DeviceError(
             called,
             found=f"num_replicas={num_replicas} on {num_devices} devices",
-            rule=f"every device holds equally many replicas: {num_replicas} fit on {_listed(_divisors(num_replicas))} "
-            f"device{'s' * (num_replicas > 1)}",
-            remedy=f"say num_replicas={_listed(nearest)}, or name as many devices as fit",
+            rule=f"every device holds the same number of replicas: {num_replicas} fit on "
+            f"{_listed(_divisors(num_replicas))} device{'s' * (num_replicas > 1)}",
+            remedy=f"pass num_replicas={_listed(nearest)}, or a number of devices that divides num_replicas",
         )
 
 

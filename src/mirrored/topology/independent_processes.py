@@ -1,7 +1,7 @@
-"""Evidence that this process is one of several that were started together.
+"""Detects that this process is one of several that a launcher started, but that they do not form a job.
 
-Several processes that do not form a job train independent models, each on its own. Nothing else shows it: every one of
-them ends with status 0. So a strategy of one process warns if the environment says that there are others.
+Such processes train independent models, and no error shows it: every process exits with status 0. So a single-process
+strategy warns if the environment describes several processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mirrored._jax import coordination
 from mirrored._jax.frames import user_stacklevel
 from mirrored.errors import IndependentProcessesWarning
 
-# Variables that launchers set in each process: how many processes there are, and which of them this is.
+# Environment variables that launchers set in each process: the number of processes, and the index of this one.
 _LAUNCHERS: Final = (
     ("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("MPI", "PMI_SIZE", "PMI_RANK"),
@@ -30,11 +30,11 @@ _TRAINERS: Final = ("chief", "master", "worker")
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What says that there are several processes.
+    """Evidence in the environment that there are several processes.
 
     Attributes:
-        source: The launcher or variable.
-        text: The evidence in words, with the values of the variables.
+        source: The launcher or environment variable.
+        text: A description of the evidence, with the values of the environment variables.
     """
 
     source: str
@@ -46,15 +46,18 @@ class _Job:
 
 
 def job_is_formed() -> None:
-    """Notes that this process has joined its job by a strategy: others of one process are made on purpose."""
+    """Records that this process has joined its job through a strategy.
+
+    A later single-process strategy is then intentional and does not warn.
+    """
     _Job.is_formed = True
 
 
 def evidence_of_several(environment: Mapping[str, str] | None = None) -> Evidence | None:
-    """What says that this process is one of several; None if nothing does.
+    """Returns the evidence that this process is one of several; None without evidence.
 
     Args:
-        environment: Read instead of `os.environ`.
+        environment: The environment to read. Default: `os.environ`.
 
     Example:
         >>> evidence_of_several({"PMI_SIZE": "4", "PMI_RANK": "1"}).text
@@ -62,7 +65,7 @@ def evidence_of_several(environment: Mapping[str, str] | None = None) -> Evidenc
     """
     environment = os.environ if environment is None else environment
     task = _tf_config(environment)
-    if task is not None:  # the cluster that the program was given, whatever has started it
+    if task is not None:  # the configured cluster takes precedence over the launcher
         index, count = task
         return Evidence("TF_CONFIG", f"TF_CONFIG: process {index} of {count}") if count > 1 else None
     for launcher, size, rank in _LAUNCHERS:
@@ -79,7 +82,7 @@ def _evidence(launcher: str, environment: Mapping[str, str], size: str, rank: st
 
 
 def _slurm(environment: Mapping[str, str]) -> Evidence | None:
-    """A step of `srun`; the shell of `salloc` or `sbatch` has a number of tasks too, but no step with several."""
+    """Detects a step of `srun`. A shell of `salloc` or `sbatch` also has a number of tasks, but is not such a step."""
     if "SLURM_STEP_NODELIST" not in environment or "SLURM_PROCID" not in environment:
         return None
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
@@ -87,7 +90,7 @@ def _slurm(environment: Mapping[str, str]) -> Evidence | None:
 
 
 def _kubernetes(environment: Mapping[str, str]) -> Evidence | None:
-    """An indexed job: the first pod is not told whether there are others, except by `settings.NODES`."""
+    """Detects an indexed job. Pod 0 can learn of other pods only from `settings.NODES`."""
     index = _number(environment, "JOB_COMPLETION_INDEX")
     if "KUBERNETES_SERVICE_HOST" not in environment or (index < 1 and (settings.NODES.read(environment) or 1) == 1):
         return None
@@ -100,14 +103,14 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 
 def _tf_config(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """This task and the number of tasks that train with it; None without a cluster.
+    """Returns this task and the number of training tasks in `TF_CONFIG`; None without a cluster.
 
-    What is malformed says nothing here: the resolver reports it where the cluster is used.
+    It ignores malformed values: the cluster resolver reports them.
     """
     try:
         config = json.loads(environment.get("TF_CONFIG") or "{}")
         cluster, task = config["cluster"], config["task"]
-        if task["type"] not in _TRAINERS:  # an evaluator works by itself
+        if task["type"] not in _TRAINERS:  # an evaluator is not part of the job
             return str(task["type"]), 1
         return f"{task['type']} {task['index']}", sum(len(_tasks(cluster.get(job, ()))) for job in _TRAINERS)
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -119,10 +122,10 @@ def _tasks(tasks: Any) -> Any:
 
 
 def warn_if_independent(called: str) -> None:
-    """Warns that a strategy of this process alone leaves the other processes to train models of their own.
+    """Warns if a single-process strategy is created in one of several processes, which then train independent models.
 
     Args:
-        called: The strategy.
+        called: The name of the strategy.
     """
     if _Job.is_formed:
         return
@@ -135,9 +138,9 @@ def warn_if_independent(called: str) -> None:
             return
         found = evidence.text
     warnings.warn(
-        f"{called}: this process was started as one of several ({found}), but this strategy has the devices of this "
-        "process only: every process trains an independent model. Make a MultiWorkerMirroredStrategy to train one "
-        "model on all of them. If independent models are what you want, ignore the category "
+        f"{called}: this process was started as one of several ({found}), but this strategy uses only the devices of "
+        "this process: every process trains an independent model. Use MultiWorkerMirroredStrategy to train one model "
+        "on all of them. If independent models are intended, filter warnings of the category "
         "mirrored.errors.IndependentProcessesWarning",
         IndependentProcessesWarning,
         stacklevel=user_stacklevel(),

@@ -1,4 +1,4 @@
-"""Authenticated connections between the processes of a job: who may connect, where to listen, what a message may be."""
+"""Authenticated connections between the processes of a job: secrets, interfaces, servers and message channels."""
 
 from mirrored.transport.binding import interface_of as interface_of
 from mirrored.transport.channel import Channel as Channel

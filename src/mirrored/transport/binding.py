@@ -1,4 +1,4 @@
-"""On which interface to listen, so that a port is open no wider than the job needs."""
+"""Chooses the interface to listen on, so that a port is open no wider than the job needs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ ALL_INTERFACES: Final = ""
 def interface_of(host: str) -> str:
     """Returns the address to listen at, for peers that connect to `host`; the empty string for all interfaces.
 
-    An address of this machine, and a name that leads to one such address, stand for themselves. All interfaces are left
-    where the host does not tell: an address that belongs to a translating router, a name with several addresses, or
-    this machine's own name where it leads to the loopback interface here (as on Debian) and elsewhere to another.
+    An address of this machine, or a name that resolves to one such address, determines the interface. Otherwise it is
+    unknown, and the result is all interfaces: for an address that belongs to a translating router (NAT), a name with
+    several addresses, or this machine's own name if it resolves to the loopback interface here (as on Debian) and to
+    another address elsewhere.
 
     Args:
-        host: A name or an address, an IPv6 address also in brackets.
+        host: A host name or an address; an IPv6 address may be in brackets.
 
     Example:
         >>> interface_of("127.0.0.1")
@@ -54,12 +55,12 @@ def _addresses(name: str) -> set[str]:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
         return set()
-    # The zone of a link-local address is a part of its text.
+    # The text of a link-local address includes its zone, after "%".
     return {str(address[0]).partition("%")[0] for *_, address in found}
 
 
 def _is_local(address: str) -> bool:
-    """Whether an interface of this machine has the address."""
+    """Returns whether an interface of this machine has the address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -1,8 +1,8 @@
-"""A connection between two processes that know the same secret.
+"""An authenticated connection between two processes that know the same secret.
 
-Both sides prove by an HMAC over two random challenges that they know it; the secret itself is never sent. Each message
-then is a line with an HMAC over its direction, number and text, so that none can be forged, repeated or left out.
-Messages are authenticated, not encrypted.
+Each side proves by an HMAC over two random challenges that it knows the secret, which itself is never sent. Each
+message is then a line with an HMAC over its direction, number and text, so that no message can be forged, repeated or
+omitted. Messages are authenticated, not encrypted.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class Channel:
     Context: any thread may send; one thread receives.
 
     Args:
-        connection: Connected; it is the channel's from now on.
-        key: Of this session.
-        is_server: Which side this is.
-        rest: What was received after the handshake.
+        connection: A connected socket, which the channel owns from now on.
+        key: The key of this connection.
+        is_server: Whether this is the server's side.
+        rest: Bytes received after the handshake.
     """
 
     def __init__(self, connection: socket.socket, key: bytes, *, is_server: bool, rest: bytes) -> None:
         self._connection, self._key, self._rest = connection, key, rest
-        self._mine, self._theirs = (b"s", b"c") if is_server else (b"c", b"s")
+        self._send_direction, self._receive_direction = (b"s", b"c") if is_server else (b"c", b"s")
         self._sent = 0
         self._lock = threading.Lock()
         connection.settimeout(None)
-        # A peer that is stopped must not hold this process up: its connection is given up.
+        # A stopped peer must not block this process: sending to it fails after a timeout, which breaks the connection.
         limit = struct.pack("ll", _SEND_SECONDS, 0)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
@@ -59,9 +59,9 @@ class Channel:
         """Authenticates a peer that has connected to this process.
 
         Args:
-            connection: What was accepted.
-            secret: What both sides know.
-            seconds: How long the handshake may take in all.
+            connection: An accepted socket.
+            secret: The secret that both sides know.
+            seconds: The timeout of the whole handshake.
 
         Raises:
             RefusedError: The peer does not know the secret.
@@ -70,12 +70,12 @@ class Channel:
         handshake = _Handshake(connection, seconds)
         challenge = secrets.token_hex(32)
         handshake.say(PROTOCOL, challenge)
-        theirs, proof = handshake.hear(2)
-        if not _is_equal(proof, _proof(secret, b"client", challenge, theirs)):
+        client_challenge, proof = handshake.hear(2)
+        if not _is_equal(proof, _proof(secret, b"client", challenge, client_challenge)):
             handshake.say(_REFUSED)
             raise RefusedError("the peer does not know the secret")
-        handshake.say(_proof(secret, b"server", challenge, theirs))
-        return cls(connection, _session(secret, challenge, theirs), is_server=True, rest=handshake.rest)
+        handshake.say(_proof(secret, b"server", challenge, client_challenge))
+        return cls(connection, _session_key(secret, challenge, client_challenge), is_server=True, rest=handshake.rest)
 
     @classmethod
     def connect(cls, address: tuple[str, int], secret: bytes, seconds: float) -> Self:
@@ -83,34 +83,39 @@ class Channel:
 
         Args:
             address: Host and port.
-            secret: What both sides know.
-            seconds: How long connecting and the handshake may take, each.
+            secret: The secret that both sides know.
+            seconds: The timeout of connecting, and that of the handshake.
 
         Raises:
-            RefusedError: What answers there does not know the secret, or says that this process does not.
-            OSError: Nobody answers there.
+            RefusedError: The server does not know the secret, or refuses the secret of this process.
+            OSError: No process answers there.
         """
         connection = socket.create_connection(address, timeout=seconds)
         try:
             handshake = _Handshake(connection, seconds)
-            protocol, theirs = handshake.hear(2)
+            protocol, server_challenge = handshake.hear(2)
             if protocol != PROTOCOL:
-                raise RefusedError(f"what answers there speaks {protocol!r}, not {PROTOCOL!r}")
+                raise RefusedError(f"the server speaks the protocol {protocol!r}, not {PROTOCOL!r}")
             challenge = secrets.token_hex(32)
-            handshake.say(challenge, _proof(secret, b"client", theirs, challenge))
+            handshake.say(challenge, _proof(secret, b"client", server_challenge, challenge))
             (proof,) = handshake.hear(1)
-            if not _is_equal(proof, _proof(secret, b"server", theirs, challenge)):
-                raise RefusedError("the secrets differ" if proof == _REFUSED else "what answers there has no secret")
-            return cls(connection, _session(secret, theirs, challenge), is_server=False, rest=handshake.rest)
+            if not _is_equal(proof, _proof(secret, b"server", server_challenge, challenge)):
+                raise RefusedError("the secrets differ" if proof == _REFUSED else "the server does not know the secret")
+            return cls(
+                connection,
+                _session_key(secret, server_challenge, challenge),
+                is_server=False,
+                rest=handshake.rest,
+            )
         except BaseException:
             connection.close()
             raise
 
     def send(self, message: dict[str, Any]) -> bool:
-        """Sends a message. Returns whether it could; if not, the channel is broken from now on."""
+        """Sends a message. Returns whether it was sent; if not, the channel is broken permanently."""
         text = json.dumps(message).encode()
         with self._lock:
-            line = _mac(self._key, self._mine, self._sent, text) + b" " + text + b"\n"
+            line = _mac(self._key, self._send_direction, self._sent, text) + b" " + text + b"\n"
             self._sent += 1
             try:
                 self._connection.sendall(line)
@@ -120,14 +125,14 @@ class Channel:
         return True
 
     def receive(self) -> Iterator[dict[str, Any]]:
-        """Yields messages until the connection ends, is broken, or something forged or too long comes.
+        """Yields messages until the connection ends or breaks, or a message is forged or too long.
 
-        What is authentic, but not a JSON object, is ignored.
+        An authentic message that is not a JSON object is ignored.
         """
         number = 0
         for line in _lines(self._connection, self._rest, _MESSAGE_BYTES):
             mac, text = line[:_MAC_CHARACTERS], line[_MAC_CHARACTERS + 1 :]
-            if not hmac.compare_digest(mac, _mac(self._key, self._theirs, number, text)):
+            if not hmac.compare_digest(mac, _mac(self._key, self._receive_direction, number, text)):
                 break
             number += 1
             with contextlib.suppress(ValueError, RecursionError):
@@ -137,7 +142,7 @@ class Channel:
         self._shut_down()
 
     def keep_alive(self, seconds: float) -> None:
-        """Has the kernel end the connection if the peer's machine does not answer for about `seconds`."""
+        """Makes the kernel close the connection if the peer's machine does not answer for about `seconds`."""
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         probe = max(1, int(seconds / 5))
         for option, value in (("TCP_KEEPIDLE", probe), ("TCP_KEEPINTVL", probe), ("TCP_KEEPCNT", 3)):
@@ -154,7 +159,7 @@ class Channel:
         return self._connection.fileno()
 
     def close(self) -> None:
-        """Ends the connection; who receives from it is woken."""
+        """Closes the connection, which ends `receive` in another thread."""
         self._shut_down()
         self._connection.close()
 
@@ -164,7 +169,7 @@ class Channel:
 
 
 class _Handshake:
-    """Short lines of words, until a deadline."""
+    """Exchanges short lines of words until a deadline."""
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:
         self._connection = connection
@@ -176,21 +181,21 @@ class _Handshake:
         self._connection.sendall(" ".join(words).encode() + b"\n")
 
     def hear(self, count: int) -> list[str]:
-        """The words of one line.
+        """Receives the words of one line.
 
         Raises:
-            RefusedError: There is no such line.
+            RefusedError: The line does not have `count` words, is too long, or does not arrive in time.
         """
         while b"\n" not in self.rest:
             self._connection.settimeout(self._left())
             piece = self._connection.recv(_HANDSHAKE_BYTES)
             self.rest += piece
             if not piece or (b"\n" not in self.rest and len(self.rest) > _HANDSHAKE_BYTES):
-                raise RefusedError("the peer has hung up, or sends something else")
+                raise RefusedError("the peer has closed the connection, or does not speak this protocol")
         line, self.rest = self.rest.split(b"\n", 1)
         words = line.decode(errors="replace").split(" ")
         if len(words) != count:
-            raise RefusedError("the peer sends something else")
+            raise RefusedError("the peer does not speak this protocol")
         return words
 
     def _left(self) -> float:
@@ -201,16 +206,16 @@ class _Handshake:
 
 
 def _lines(connection: socket.socket, rest: bytes, limit: int) -> Iterator[bytes]:
-    """Whole lines of at most `limit` bytes; a longer one ends them."""
-    heard, searched = bytearray(rest), 0
+    """Yields whole lines of at most `limit` bytes; stops at a longer one."""
+    received, searched = bytearray(rest), 0
     while True:
-        end = heard.find(b"\n", searched)
+        end = received.find(b"\n", searched)
         if end >= 0:
-            yield bytes(heard[:end])
-            del heard[: end + 1]
+            yield bytes(received[:end])
+            del received[: end + 1]
             searched = 0
             continue
-        searched = len(heard)
+        searched = len(received)
         if searched > limit:
             return
         try:
@@ -219,7 +224,7 @@ def _lines(connection: socket.socket, rest: bytes, limit: int) -> Iterator[bytes
             return
         if not piece:
             return
-        heard += piece
+        received += piece
 
 
 def _mac(key: bytes, direction: bytes, number: int, text: bytes) -> bytes:
@@ -231,7 +236,7 @@ def _proof(secret: bytes, role: bytes, server_challenge: str, client_challenge: 
     return hmac.new(secret, text, hashlib.sha256).hexdigest()
 
 
-def _session(secret: bytes, server_challenge: str, client_challenge: str) -> bytes:
+def _session_key(secret: bytes, server_challenge: str, client_challenge: str) -> bytes:
     return bytes.fromhex(_proof(secret, b"session", server_challenge, client_challenge))
 
 

@@ -1,4 +1,4 @@
-"""The secret that the processes of a job share: from the environment, from a file, or generated for this user."""
+"""The secret that the processes of a job share: from an environment variable, a file, or generated for this user."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MOST_BYTES: Final = 4096
 
 
 def load_secret(environment: Mapping[str, str] | None = None) -> bytes:
-    """Returns the secret by which the processes of a job authenticate each other.
+    """Returns the secret with which the processes of a job authenticate each other.
 
-    ``MIRRORED_SECRET_FILE`` names a file with it, ``MIRRORED_SECRET`` contains it. Without either it is the content of
-    ``mirrored/secret`` in the user's folder of settings (``XDG_CONFIG_HOME``, by default ``~/.config``), a file that
-    only this user can read. The file is generated if it is not there: on one machine, and where machines share the
-    home folder, nothing needs to be configured.
+    ``MIRRORED_SECRET_FILE`` names a file with the secret; ``MIRRORED_SECRET`` contains it. Without either, the secret
+    is the content of ``mirrored/secret`` in the user's configuration folder (``XDG_CONFIG_HOME``, by default
+    ``~/.config``), a file that only this user can read. The file is generated if it does not exist: on one machine,
+    and on machines that share the home folder, nothing needs to be configured.
 
     Args:
         environment: Read instead of `os.environ`.
@@ -44,7 +44,7 @@ def load_secret(environment: Mapping[str, str] | None = None) -> bytes:
 
 
 def given_secret() -> bytes:
-    """Returns the secret that the user has configured for the job; empty if none is configured.
+    """Returns the secret that the user has configured for the job; empty bytes if none is configured.
 
     Raises:
         ArgumentError: As for `load_secret`.
@@ -58,7 +58,7 @@ def _default_file(environment: Mapping[str, str]) -> Path:
 
 
 def _generate(path: Path) -> None:
-    """Creates the file; two processes that do so at once agree on the first one."""
+    """Creates the file atomically: of two processes that do so at once, both use the file that is created first."""
     if path.exists():
         return
     try:

@@ -1,4 +1,4 @@
-"""A port at which only processes that know the secret are heard."""
+"""A server that serves only processes that know the secret."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Final
 from mirrored.transport.channel import Channel, RefusedError
 
 _HANDSHAKE_SECONDS: Final = 5.0
-_MOST_STRANGERS: Final = 64
+_MOST_UNAUTHENTICATED: Final = 64
 _PAUSE_SECONDS: Final = 0.05
 
 Serve = Callable[[Channel], None]
-"""What is called with each authenticated peer, in a thread of its own; the channel is closed when it returns."""
+"""The callback for each authenticated peer, called in a thread of its own; the channel is closed when it returns."""
 
 
 class Server:
-    """Listens until it is closed.
+    """Listens at a port until it is closed.
 
-    Connections that do not authenticate in time are dropped, and so is the oldest if there are too many of them.
+    Connections that do not authenticate in time are dropped; if too many are unauthenticated, so is the oldest.
 
     Args:
-        host: The address to listen at, the empty string for all interfaces.
-        port: 0 for a free one.
-        secret: What the peers have to know.
-        serve: Called with each of them.
-        name: Of the threads.
+        host: The address to listen at; the empty string for all interfaces.
+        port: The port; 0 for a free one.
+        secret: The secret that peers must know.
+        serve: Called with the channel of each authenticated peer.
+        name: The name of the threads.
 
     Raises:
         OSError: The port cannot be opened.
@@ -37,7 +37,7 @@ class Server:
 
     def __init__(self, host: str, port: int, secret: bytes, serve: Serve, *, name: str) -> None:
         self._secret, self._serve, self._name = secret, serve, name
-        self._strangers: dict[socket.socket, None] = {}
+        self._unauthenticated: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
         self._is_closed = False
         self._socket = _listening(host, port)
@@ -45,15 +45,15 @@ class Server:
         threading.Thread(target=self._accept, name=name, daemon=True).start()
 
     def close(self) -> None:
-        """Stops listening; channels that are open stay."""
+        """Stops listening; open channels stay open."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._socket.close()
 
     def forget(self) -> None:
-        """Closes the descriptors of this server in a forked child, whose parent goes on to listen."""
-        for one in (self._socket, *self._strangers):
+        """Closes the descriptors of this server in a forked child, while the parent continues to listen."""
+        for one in (self._socket, *self._unauthenticated):
             one.close()
 
     def _accept(self) -> None:
@@ -65,25 +65,25 @@ class Server:
                 continue
             self._admit(connection)
             try:
-                threading.Thread(target=self._greet, args=(connection,), name=self._name, daemon=True).start()
+                threading.Thread(target=self._authenticate, args=(connection,), name=self._name, daemon=True).start()
             except RuntimeError:  # out of threads for a moment
                 self._dismiss(connection)
                 connection.close()
 
     def _admit(self, connection: socket.socket) -> None:
         with self._lock:
-            self._strangers[connection] = None
-            if len(self._strangers) > _MOST_STRANGERS:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
+            self._unauthenticated[connection] = None
+            if len(self._unauthenticated) > _MOST_UNAUTHENTICATED:
+                oldest = next(iter(self._unauthenticated))
+                del self._unauthenticated[oldest]
                 with contextlib.suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)  # ends its handshake, and so its thread
 
     def _dismiss(self, connection: socket.socket) -> None:
         with self._lock:
-            self._strangers.pop(connection, None)
+            self._unauthenticated.pop(connection, None)
 
-    def _greet(self, connection: socket.socket) -> None:
+    def _authenticate(self, connection: socket.socket) -> None:
         with connection:
             try:
                 channel = Channel.accept(connection, self._secret, _HANDSHAKE_SECONDS)

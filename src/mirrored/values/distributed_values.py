@@ -1,10 +1,10 @@
-"""Values that are different on each replica, and values that are the same on all.
+"""Distributed values: `PerReplica` has one component per replica, `Mirrored` is equal on all replicas.
 
-A `PerReplica` has one component per replica. It is held in one of three ways:
+A `PerReplica` has one of three representations:
 
-- *stacked*: one array ``[replicas, ...]`` laid over the devices (what compiled steps take and give);
-- *components*: one object per replica (what eager runs give; shapes may differ);
-- *local*: inside a compiled run, the components of the replicas that share a device, the same program standing for all
+- *stacked*: one array ``[replicas, ...]``, sharded over the devices. Compiled steps take and return it.
+- *components*: one object per replica; shapes can differ. Eager runs return it.
+- *local*: inside a compiled run, the components of the replicas that share a device. One SPMD program represents all
   devices.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class DistributedValues(abc.ABC):
-    """A value with one component per replica. The base of `PerReplica`, `Mirrored` and distributed variables."""
+    """A value with one component per replica. Base class of `PerReplica`, `Mirrored` and distributed variables."""
 
     @property
     @abc.abstractmethod
@@ -44,19 +44,19 @@ class DistributedValues(abc.ABC):
 
 
 def traced_repr(name: str, replicas: int, outlines: Sequence[str]) -> str:
-    """``<Name of 2 replicas: float32[3] (traced)>``: what is known while tracing, and after it."""
-    told = ", ".join(dict.fromkeys(outlines))  # of one shape and dtype nearly always
-    return f"<{name} of {replicas} replica{'s' * (replicas != 1)}: {told} (traced)>"
+    """Returns ``<Name of 2 replicas: float32[3] (traced)>``, which does not need the values of tracers."""
+    distinct = ", ".join(dict.fromkeys(outlines))  # nearly always one shape and dtype
+    return f"<{name} of {replicas} replica{'s' * (replicas != 1)}: {distinct} (traced)>"
 
 
 def outline_of(value: Any) -> str:
-    """``float32[3]``, or what Python prints for a value that is no array."""
+    """Returns ``float32[3]`` for an array, and the `repr` of any other value."""
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     return repr(value) if dtype is None or shape is None else f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def distributed_repr(name: str, components: Sequence[Any]) -> str:
-    """``Name:{`` one line per replica ``}``."""
+    """Returns ``Name:{``, one line per component, ``}``, as TensorFlow prints distributed values."""
     lines = ",\n".join(f"  {i}: {component!r}" for i, component in enumerate(components))
     return f"{name}:{{\n{lines}\n}}"
 
@@ -66,7 +66,7 @@ def _refuse(operation: str) -> Callable[..., NoReturn]:
         raise ValuesError(
             f"{type(self).__name__}.{operation}",
             found=f"a value with {len(self)} components was used as if it were one array",
-            rule="a per-replica value has no arithmetic: it is several arrays",
+            rule="a per-replica value is several arrays and does not support array operations",
             remedy="reduce it (strategy.reduce(ReduceOp.SUM, value, axis=None)), take its components "
             "(strategy.experimental_local_results(value) or value.values), or compute inside strategy.run",
         )
@@ -75,7 +75,7 @@ def _refuse(operation: str) -> Callable[..., NoReturn]:
 
 
 class _NotAnArray(DistributedValues):
-    """Refuses, with an explanation, what only an array can do."""
+    """Raises an error with an explanation for every operation that only an array supports."""
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
@@ -93,7 +93,7 @@ class _NotAnArray(DistributedValues):
         return str(self) if not spec else _refuse(f"__format__ ({spec!r})")(self)
 
     def __copy__(self) -> Any:
-        return self  # components are arrays, which do not change
+        return self  # components are arrays, which are immutable
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self
@@ -102,17 +102,17 @@ class _NotAnArray(DistributedValues):
         raise ValuesError(
             f"pickle of {type(self).__name__}",
             found=f"a value with {len(self)} components on devices of this process",
-            rule="devices have no meaning in another process, so such a value is not pickled",
-            remedy="send its components, [np.asarray(part) for part in value.values], or what strategy.reduce or "
-            "strategy.gather makes of it",
+            rule="devices have no meaning in another process, so such a value cannot be pickled",
+            remedy="send its components, [np.asarray(part) for part in value.values], or the result of "
+            "strategy.reduce or strategy.gather",
         )
 
 
 class Makers:
-    """The functions given to `run` that a per-replica value comes from.
+    """Provenance of a per-replica value: the functions passed to `run` that it was computed by.
 
-    It travels with the value through pytrees, as a part of the structure, and all makers are equal: where a value comes
-    from makes no other structure of it.
+    In a pytree it is part of the structure (the auxiliary data), so that it survives flatten and unflatten. All
+    instances are equal and hash alike, so provenance never makes two structures unequal or causes a retrace.
     """
 
     __slots__ = ("functions",)
@@ -127,16 +127,16 @@ class Makers:
         return 0
 
 
-_NOBODY: Final = Makers()
+_NO_MAKERS: Final = Makers()
 
 
 class PerReplica(_NotAnArray):
-    """One component per replica; components may differ, also in shape.
+    """A value with one component per replica. Components can differ, also in shape.
 
     Args:
-        values: The components, in replica order; of a job of several processes, those of this one.
-        layout: Which replica lives on which device, where that is known.
-        is_ragged: Components of other processes have other shapes.
+        values: The components, in replica order; in a multi-worker job those of this process.
+        device_assignment: The devices of the replicas, if known.
+        is_ragged: Whether components of other processes have different shapes.
 
     Example:
         >>> PerReplica((1.0, 2.0))
@@ -146,10 +146,10 @@ class PerReplica(_NotAnArray):
         }
 
     Attributes:
-        made_by: The functions given to `run` that it comes from, if its maker has not declared it in `out_specs`.
-        of_uneven_batch: Whether it comes from a run whose replicas had different numbers of examples.
+        made_by: Its provenance: the functions passed to `run` that it was computed by, unless `out_specs` declares it.
+        of_uneven_batch: Whether it is the result of a run whose replicas had different numbers of examples.
 
-    TensorFlow: `tf.distribute.DistributedValues` with `.values`. The same outline is printed.
+    TensorFlow: `tf.distribute.DistributedValues` with `.values`. The `repr` has the same form.
     """
 
     __slots__ = ("_components", "_device_assignment", "_ragged", "_stacked", "_unstack", "made_by", "of_uneven_batch")
@@ -162,14 +162,14 @@ class PerReplica(_NotAnArray):
         self._device_assignment = device_assignment
         self._ragged = is_ragged
         self._unstack: Callable[[], Sequence[Any]] | None = None
-        self.made_by = _NOBODY
+        self.made_by = _NO_MAKERS
         self.of_uneven_batch = False
 
     @classmethod
     def from_stacked(
-        cls, stacked: jax.Array, device_assignment: DeviceAssignment, made_by: Makers = _NOBODY
+        cls, stacked: jax.Array, device_assignment: DeviceAssignment, made_by: Makers = _NO_MAKERS
     ) -> PerReplica:
-        """A value held as one array ``[replicas, ...]``, laid over `device_assignment`'s devices."""
+        """Creates a value from one array ``[replicas, ...]`` that is sharded over `device_assignment`'s devices."""
         value = cls.__new__(cls)
         value._components, value._stacked, value._device_assignment, value._unstack = (
             None,
@@ -182,24 +182,24 @@ class PerReplica(_NotAnArray):
 
     @property
     def device_assignment(self) -> DeviceAssignment | None:
-        """Which replica lives on which device, where that is known."""
+        """The devices of the replicas, if known; else None."""
         return self._device_assignment
 
     @property
     def is_stacked(self) -> bool:
-        """Whether it is held as one array over all devices."""
+        """Whether the representation is one array over all devices."""
         return self._stacked is not None
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components, each on its replica's device; of a job of several processes, those of this one."""
+        """The components, each on its replica's device; in a multi-worker job those of this process."""
         if self._components is None:
             assert self._stacked is not None
             self._components = _unstacked(self._stacked, self._device_assignment)
         return self._components
 
     def first(self) -> Any:
-        """A component, or the stacked array: something of the components' dtype; None without components."""
+        """Returns a component or the stacked array, to find the dtype; None if there are no components."""
         return self._stacked if self._stacked is not None else next(iter(self.values), None)
 
     def __len__(self) -> int:
@@ -216,7 +216,7 @@ class PerReplica(_NotAnArray):
 
     @property
     def component_shape(self) -> tuple[int, ...] | None:
-        """The shape that all components share, None if they differ or are no arrays."""
+        """The shape that all components share; None if shapes differ or components are not arrays."""
         if self._stacked is not None:
             return tuple(self._stacked.shape[1:])
         if self._ragged:
@@ -225,7 +225,7 @@ class PerReplica(_NotAnArray):
         return shapes.pop() if len(shapes) == 1 else None
 
     def __repr__(self) -> str:
-        # Looking at a tracer's components is an operation: it would be recorded, or fail once the trace is over.
+        # Indexing a tracer is an operation: it would be recorded in the trace, or fail after the trace has ended.
         stacked = self._stacked
         if stacked is not None and is_tracer(stacked):
             count, *shape = stacked.shape
@@ -235,14 +235,14 @@ class PerReplica(_NotAnArray):
         return DistributedValues.__repr__(self)
 
     def stacked(self, device_assignment: DeviceAssignment) -> jax.Array:
-        """The components as one array ``[replicas, ...]`` laid over `device_assignment`'s devices.
+        """Returns the components as one array ``[replicas, ...]``, sharded over `device_assignment`'s devices.
 
         Raises:
-            ValuesError: The components are no arrays, or their shapes or dtypes differ.
+            ValuesError: The components are not arrays, or their shapes or dtypes differ.
         """
         if self._stacked is None:
             if self._ragged:
-                raise _unequal("components that have other shapes on other workers")
+                raise _unequal("components whose shapes differ between workers")
             self._stacked = stack_components(self.values, device_assignment)
             self._device_assignment = device_assignment
         return self._stacked
@@ -260,36 +260,37 @@ def stack_components(components: Sequence[Any], device_assignment: DeviceAssignm
     if any(is_live_box(component) for component in components):
         if device_assignment.spans_processes:
             raise _recorded()
-        # A tape outside `run` records: ordinary operations, on one device.
+        # The components are boxes of a tape outside `run`. The tape records array operations, so they must be
+        # ordinary operations on one device and not the assembly of a sharded array from per-device buffers.
         return jnp.stack([jax.device_put(component, device_assignment.devices[0]) for component in components])
     components = [payload_of(component) for component in components]
     if any(is_tracer(component) for component in components):
         return jnp.stack([as_array(component) for component in components])
     with eager():
-        return _laid_out(components, device_assignment)
+        return _stacked_over_devices(components, device_assignment)
 
 
 def _unequal(found: str) -> ValuesError:
     return ValuesError(
         "PerReplica.stacked",
         found=found,
-        rule="only components of one shape can be laid out as one array",
-        remedy="use them in eager code, or pad them to one shape (last_batch='pad')",
+        rule="only components of equal shape can be stacked to one array",
+        remedy="use them in eager code, or pad them to equal shapes (last_batch='pad')",
     )
 
 
 def _recorded() -> ValuesError:
     return ValuesError(
         "PerReplica.stacked",
-        found="a tape outside run records components of replicas on several workers, in eager code",
-        rule="what other workers compute is out of reach of this worker's tape",
-        remedy="open the tape inside the function given to run, or compile the whole step with mirrored.function",
+        found="in eager code, a tape outside run records components of replicas on several workers",
+        rule="a tape records only the operations of its own worker",
+        remedy="open the tape inside the function passed to run, or compile the whole step with mirrored.function",
     )
 
 
-def _laid_out(components: Sequence[Any], device_assignment: DeviceAssignment) -> Any:
+def _stacked_over_devices(components: Sequence[Any], device_assignment: DeviceAssignment) -> Any:
     if not device_assignment.spans_processes and _are_on_host(components):
-        # Where devices read the host's memory nothing has to be compiled for it.
+        # CPU devices share the host's memory: NumPy stacks the components without compiling a program.
         return jax.device_put(np.stack([np.asarray(component) for component in components]), device_assignment.sharded)
     if len(device_assignment.devices) == 1:
         return jax.device_put(jnp.stack([as_array(component) for component in components]), device_assignment.sharded)
@@ -305,15 +306,18 @@ def _laid_out(components: Sequence[Any], device_assignment: DeviceAssignment) ->
     first = on_devices[0][0]
     if device_assignment.local == 1 and first.ndim and first.size and not device_assignment.spans_processes:
         return _by_replica(
-            _one_array([mine[0] for mine in on_devices], device_assignment),
+            _one_array([on_device[0] for on_device in on_devices], device_assignment),
             device_assignment.num_replicas,
             device_assignment.sharded,
         )
-    return _one_array([mine[0][None] if len(mine) == 1 else jnp.stack(mine) for mine in on_devices], device_assignment)
+    return _one_array(
+        [on_device[0][None] if len(on_device) == 1 else jnp.stack(on_device) for on_device in on_devices],
+        device_assignment,
+    )
 
 
 def _are_on_host(components: Sequence[Any]) -> bool:
-    """Whether they are arrays of one dtype in this host's memory that NumPy takes for what they are."""
+    """Returns whether NumPy can stack them unchanged: JAX arrays of one dtype, not weakly typed, in host memory."""
     return (
         all(type(component) is Array and not component.weak_type for component in components)
         and len({component.dtype for component in components}) == 1
@@ -322,7 +326,7 @@ def _are_on_host(components: Sequence[Any]) -> bool:
 
 
 def _one_array(per_device: Sequence[jax.Array], device_assignment: DeviceAssignment) -> jax.Array:
-    """An array whose leading dimension goes over the devices, of one part on each."""
+    """Returns an array that is sharded along its leading dimension, from its shard on each device."""
     rows = len(device_assignment.devices) * per_device[0].shape[0]
     return jax.make_array_from_single_device_arrays(
         (rows, *per_device[0].shape[1:]), device_assignment.sharded, list(per_device)
@@ -331,18 +335,21 @@ def _one_array(per_device: Sequence[jax.Array], device_assignment: DeviceAssignm
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _by_replica(rows: jax.Array, num_replicas: int, sharding: jax.sharding.Sharding) -> jax.Array:
-    """All replicas' rows, one replica's under those of another, as ``[replicas, rows, ...]``.
+    """Reshapes all replicas' rows, concatenated in replica order, to ``[replicas, rows, ...]``.
 
-    One program for all devices: a new dimension on each device would be compiled for each (0.5 s for 64).
+    It is one program for all devices. Adding the dimension on each device instead compiles one program per device
+    (0.5 s for 64).
     """
-    apart: jax.Array = jax.lax.with_sharding_constraint(rows.reshape(num_replicas, -1, *rows.shape[1:]), sharding)
-    return apart
+    stacked_rows: jax.Array = jax.lax.with_sharding_constraint(
+        rows.reshape(num_replicas, -1, *rows.shape[1:]), sharding
+    )
+    return stacked_rows
 
 
 def _unstacked(stacked: Any, device_assignment: DeviceAssignment | None) -> tuple[Any, ...]:
-    # A callback of a compiled program is handed a NumPy array.
+    # A callback of a compiled program receives a NumPy array, which has no shards.
     if device_assignment is not None and isinstance(stacked, jax.Array) and not is_tracer(stacked) and not stacked.size:
-        # XLA puts an empty array on every device as a whole, whatever its sharding is.
+        # XLA replicates an empty array to every device, whatever its sharding is, so its shards are not components.
         empty = np.zeros(stacked.shape[1:], stacked.dtype)
         return tuple(
             jax.device_put(empty, device_assignment.device_of(replica))
@@ -352,19 +359,19 @@ def _unstacked(stacked: Any, device_assignment: DeviceAssignment | None) -> tupl
         return tuple(stacked[i] for i in range(stacked.shape[0]))
     if len(stacked.addressable_shards) != len(device_assignment.addressable_devices):
         return tuple(stacked[i] for i in range(stacked.shape[0]))
-    if stacked.is_fully_replicated and len(device_assignment.devices) > 1:  # a gradient
+    if stacked.is_fully_replicated and len(device_assignment.devices) > 1:  # for example a gradient
         stacked = jax.device_put(stacked, device_assignment.sharded)
     shards = sorted(stacked.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     return tuple(shard.data[k] for shard in shards for k in range(shard.data.shape[0]))
 
 
 class LocalPerReplica(PerReplica):
-    """Inside a compiled run: the components of one device's replicas, standing for those of every device.
+    """A per-replica value inside a compiled run: the components of one device, which represent those of every device.
 
     Args:
-        local: This device's components.
-        unstack: Gathers the components of all replicas, when somebody asks for them one by one.
-        layout: Which replica lives on which device.
+        local: The components of this device's replicas.
+        unstack: All-gathers the components of all replicas. Called at the first access to `values`.
+        device_assignment: The devices of the replicas.
     """
 
     __slots__ = ("local",)
@@ -374,11 +381,11 @@ class LocalPerReplica(PerReplica):
     ) -> None:
         self.local = tuple(local)
         self._components, self._stacked, self._device_assignment, self._unstack = None, None, device_assignment, unstack
-        self._ragged, self.made_by = False, _NOBODY
+        self._ragged, self.made_by = False, _NO_MAKERS
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components of all replicas (gathered on first use)."""
+        """The components of all replicas. The first access all-gathers them."""
         if self._components is None:
             assert self._unstack is not None
             self._components = tuple(self._unstack())
@@ -389,7 +396,7 @@ class LocalPerReplica(PerReplica):
         return self._device_assignment.num_replicas
 
     def __repr__(self) -> str:
-        # Without `values`, which gathers the components of all devices.
+        # It must not access `values`, which would record an all-gather in the program.
         return traced_repr("PerReplica", len(self), [outline_of(component) for component in self.local])
 
     @property
@@ -400,17 +407,17 @@ class LocalPerReplica(PerReplica):
 
 
 class Mirrored(ArrayOperators, DistributedValues):
-    """One value that is equal on every replica. In expressions it is that value.
+    """A value that is equal on every replica. In expressions it acts like the value.
 
     Args:
         value: The value.
-        num_replicas: On how many replicas it is.
+        num_replicas: The number of replicas that have it.
 
     Example:
         >>> Mirrored(jnp.asarray(3.0), num_replicas=2) + 1
         Array(4., dtype=float32, weak_type=True)
 
-    TensorFlow: what `reduce_to` and `broadcast_to` give.
+    TensorFlow: the result of `reduce_to` and `broadcast_to`.
     """
 
     __slots__ = ("_value", "_num_replicas")
@@ -421,17 +428,17 @@ class Mirrored(ArrayOperators, DistributedValues):
 
     @property
     def value(self) -> Any:
-        """The value itself."""
+        """The value."""
         return self._value
 
     @property
     def num_replicas(self) -> int:
-        """On how many replicas it is."""
+        """The number of replicas that have it."""
         return self._num_replicas
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The value, once per replica."""
+        """The value, repeated once per replica."""
         return (self._value,) * self._num_replicas
 
     @property
@@ -445,14 +452,15 @@ class Mirrored(ArrayOperators, DistributedValues):
         return jnp.asarray(self._value).dtype
 
     def read_value(self) -> Any:
-        """The value itself."""
+        """Returns the value."""
         return self._value
 
 
-_How = tuple[str, "DeviceAssignment | None", Makers]
+# Auxiliary data of the pytree node: the representation, the device assignment and the provenance.
+_AuxData = tuple[str, "DeviceAssignment | None", Makers]
 
 
-def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], _How]:
+def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], _AuxData]:
     if isinstance(value, LocalPerReplica):
         return value.values, ("components", value.device_assignment, value.made_by)
     if value.is_stacked:
@@ -460,8 +468,8 @@ def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], _How]:
     return value.values, ("ragged" if value._ragged else "components", value.device_assignment, value.made_by)
 
 
-def _unflatten(how: _How, children: Any) -> Any:
-    kind, device_assignment, made_by = how
+def _unflatten(aux_data: _AuxData, children: Any) -> Any:
+    kind, device_assignment, made_by = aux_data
     if kind == "stacked":
         made = PerReplica.__new__(PerReplica)
         made._components, made._stacked, made._device_assignment, made._unstack = (

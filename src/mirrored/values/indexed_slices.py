@@ -1,4 +1,4 @@
-"""`IndexedSlices`: some rows of an array."""
+"""`IndexedSlices`: a sparse array that consists of some rows of a dense one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mirrored._jax.concrete import NotConstant, evaluate
 
 
 class IndexedSlices:
-    """Rows of a larger array, and where they are; rows with the same index add up.
+    """Rows of a larger array, and their indices. Rows with the same index accumulate.
 
-    Context: any. Wherever a tensor is wanted it becomes a dense one, if `dense_shape` is known. Over replicas rows are
-    concatenated: `reduce` and `all_reduce` give rows again.
+    Context: any. Operations that expect an array convert it to a dense one; `dense_shape` must be known for that.
+    `reduce` and `all_reduce` concatenate the rows of the replicas and return `IndexedSlices`.
 
     Args:
-        values: ``dtype[rows, ...]``.
-        indices: ``int[rows]``.
-        dense_shape: The shape of the whole, if known.
+        values: The rows, ``dtype[rows, ...]``.
+        indices: The index of each row in the dense array, ``int[rows]``.
+        dense_shape: The shape of the dense array, if known.
 
     Example:
         >>> rows = IndexedSlices(jnp.ones([2, 1]), jnp.array([2, 2]), (3, 1))
@@ -29,7 +29,7 @@ class IndexedSlices:
                [0.],
                [2.]], dtype=float32)
 
-    TensorFlow: `tf.IndexedSlices`. Gradients of lookups are dense here.
+    TensorFlow: `tf.IndexedSlices`. Gradients of embedding lookups are dense here, not `IndexedSlices`.
     """
 
     def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
@@ -44,14 +44,14 @@ class IndexedSlices:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """The shape of the whole; its first dimension is None if it is not known."""
+        """The shape of the dense array. Its first dimension is None if `dense_shape` is unknown."""
         return (None, *self.values.shape[1:]) if self.dense_shape is None else tuple(self.dense_shape)
 
     def to_dense(self) -> jax.Array:
-        """The dense array.
+        """Returns the dense array.
 
         Raises:
-            ValueError: `dense_shape` is not known.
+            ValueError: `dense_shape` is unknown.
         """
         if self.dense_shape is None:
             raise ValueError("Tensor conversion requested for IndexedSlices without dense_shape: give dense_shape")
@@ -60,7 +60,7 @@ class IndexedSlices:
         return jnp.zeros(shape, values.dtype).at[jnp.asarray(self.indices)].add(values)
 
     def __jax_array__(self) -> jax.Array:
-        """The dense array."""
+        """Returns the dense array."""
         return self.to_dense()
 
     def __neg__(self) -> IndexedSlices:
@@ -71,7 +71,7 @@ class IndexedSlices:
 
 
 def _static_shape(shape: Any) -> Any:
-    """A shape as a tuple where it is known: then it is part of the structure, and equal on all replicas."""
+    """Returns a known shape as a tuple. It is then part of the pytree structure, and so equal on all replicas."""
     if shape is None or isinstance(shape, tuple):
         return shape
     try:

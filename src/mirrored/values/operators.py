@@ -1,4 +1,4 @@
-"""What makes variables and mirrored values usable like arrays in an expression: every operator reads them first."""
+"""`ArrayOperators`: lets variables and mirrored values act like arrays in expressions, by reading them first."""
 
 from __future__ import annotations
 
@@ -43,15 +43,18 @@ def _operand(value: Any) -> Any:
 
 
 class ArrayOperators:
-    """Arithmetic from both sides, comparison (elementwise), indexing and conversion, over `read_value()`."""
+    """Mixin with the operators of an array, all based on `read_value()`.
+
+    It supports arithmetic (also reflected), elementwise comparison, indexing, conversion and common array methods.
+    """
 
     __slots__ = ()
-    # NumPy leaves `array + variable` to the variable.
+    # With None, NumPy's `array + variable` returns NotImplemented, and Python calls `variable.__radd__`.
     __array_ufunc__ = None
     __array_priority__ = 1000
 
     def read_value(self) -> Any:
-        """The value, as the context sees it."""
+        """Returns the value in the current context."""
         raise NotImplementedError(type(self).__name__)
 
     for _name in (
@@ -85,7 +88,7 @@ class ArrayOperators:
     del _name
     T = property(lambda self: self.read_value().T)
     at = property(lambda self: self.read_value().at)
-    # As for arrays: equality is elementwise, so a variable is no dictionary key (use `ref()`).
+    # As for arrays, equality is elementwise, so a variable is not hashable. `Variable.ref()` is a dictionary key.
     __hash__ = None  # type: ignore[assignment]
 
     def __getitem__(self, index: Any) -> Any:

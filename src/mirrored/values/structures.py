@@ -1,4 +1,4 @@
-"""Taking structures apart per replica, and putting replicas' results together again."""
+"""Flattens structures, selects a replica's part of them, and regroups the results of replicas."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from mirrored.values.distributed_values import DistributedValues, Mirrored, PerR
 
 
 def is_leaf(value: Any) -> bool:
-    """What is never taken apart: None and distributed values (variables are leaves to JAX by themselves)."""
+    """Returns whether `value` is a leaf: None or a distributed value. Variables are leaves for JAX anyway."""
     return value is None or isinstance(value, DistributedValues)
 
 
 def flatten(structure: Any, *, also: type | tuple[type, ...] = ()) -> tuple[list[Any], Any]:
-    """Leaves and structure; None, per-replica values and variables are leaves, and objects of the types `also`."""
+    """Returns leaves and structure. Leaves include None, per-replica values, variables and objects of types `also`."""
     stops = is_leaf if also == () else lambda value: is_leaf(value) or isinstance(value, also)
     leaves, treedef = jax.tree_util.tree_flatten(structure, is_leaf=stops)
     return leaves, treedef
 
 
 def unflatten(treedef: Any, leaves: Sequence[Any]) -> Any:
-    """Puts leaves back."""
+    """Rebuilds a structure from its leaves."""
     return jax.tree_util.tree_unflatten(treedef, leaves)
 
 
@@ -35,7 +35,7 @@ def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
 
 
 def select(structure: Any, replica: int) -> Any:
-    """What `replica` sees of a cross-replica structure: its components of per-replica values, all else as it is."""
+    """Returns what `replica` receives of a cross-replica structure: its components of per-replica values."""
 
     def pick(leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
@@ -48,7 +48,7 @@ def select(structure: Any, replica: int) -> Any:
 
 
 def transpose(results: Sequence[Any], called: str) -> tuple[list[tuple[Any, ...]], Any]:
-    """From one structure per replica to one tuple of leaves per place in the structure.
+    """Converts one structure per replica to one tuple of leaves per position, and the structure.
 
     Raises:
         StructureError: Two replicas returned different structures.
@@ -60,14 +60,14 @@ def transpose(results: Sequence[Any], called: str) -> tuple[list[tuple[Any, ...]
             raise StructureError(
                 called,
                 found=f"replica 0 returned {first} and replica {replica} returned {treedef}",
-                rule="every replica returns the same structure (leaves may differ, also in shape)",
-                remedy="return the same keys and lengths on every replica; put None where one has nothing",
+                rule="every replica returns the same structure (leaves can differ, also in shape)",
+                remedy="return the same keys and lengths on every replica, with None for a missing value",
             )
     return list(zip(*(leaves for leaves, _ in flat), strict=True)), first
 
 
 def identical(leaves: Sequence[Any]) -> bool:
-    """Whether all replicas gave the very same object."""
+    """Returns whether the leaves of all replicas are the same object."""
     return all(leaf is leaves[0] for leaf in leaves)
 
 
@@ -78,10 +78,10 @@ def regroup(
     *,
     is_shared: Callable[[Sequence[Any]], bool] = identical,
 ) -> Any:
-    """One structure from one result per replica: structure kept, leaves grouped.
+    """Combines one result per replica to one structure: groups the leaves at each position.
 
-    A leaf that all replicas share (a variable, None, a closed-over array) stays what it is; all others go through
-    `group`.
+    A leaf that all replicas share (a variable, None, a closed-over array) is returned unchanged. `group` combines all
+    others.
     """
     places, treedef = transpose(results, called)
     return unflatten(treedef, [leaves[0] if is_shared(leaves) else group(leaves) for leaves in places])

@@ -1,4 +1,4 @@
-"""Variables: mirrored on every replica, or one component per replica."""
+"""Distributed variables: mirrored across replicas, or with one component per replica."""
 
 from mirrored.variables.component import VariableComponent as VariableComponent
 from mirrored.variables.creation import variable_creator_scope as variable_creator_scope

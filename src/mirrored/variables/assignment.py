@@ -1,4 +1,4 @@
-"""One assignment: what is called, on which variable, with what; and whether the value fits."""
+"""`Assignment`: one call of `assign`, `assign_add` or `assign_sub`, and the check that the value fits the variable."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Assignment:
     """A call of `assign`, `assign_add` or `assign_sub`.
 
     Attributes:
-        variable: Which variable.
-        method: Which of the three.
-        where: The line of user code.
+        variable: The variable that is assigned.
+        method: ``"assign"``, ``"assign_add"`` or ``"assign_sub"``.
+        where: The line of user code that makes the call.
         called: The call as the user wrote it, for messages.
-        read_value: Whether the caller gets the new value.
+        read_value: Whether the caller receives the new value.
     """
 
     variable: Any
@@ -41,18 +41,21 @@ class Assignment:
 
     @property
     def replaces(self) -> bool:
-        """Whether the old value does not matter."""
+        """Whether the new value does not depend on the old one."""
         return self.method == "assign"
 
     def old(self) -> Any:
-        """The value in storage to combine with; None where it is replaced: a lost value may be assigned over."""
+        """Returns the stored value to combine with; None for `assign`.
+
+        `assign` does not read the old value, so it also works on a variable whose value is lost.
+        """
         return None if self.replaces else self.variable.stored()
 
     def combined(self, old: Any, value: Any) -> Any:
-        """The new value (or component), after checking that `value` fits.
+        """Returns the new value (or component), after checking that `value` fits the variable.
 
         Raises:
-            VariableError: Its shape is another, or its dtype of another kind.
+            VariableError: The shape of `value` differs from the variable's, or its dtype would lose information.
         """
         variable = self.variable
         shape = np.shape(value)
@@ -69,5 +72,5 @@ class Assignment:
 
 
 def aggregation_name(aggregation: Any) -> str:
-    """What to call an aggregation in a message."""
+    """Returns the name of an aggregation, for messages."""
     return str(getattr(aggregation, "name", None) or getattr(aggregation, "__name__", repr(aggregation)))

@@ -1,7 +1,8 @@
-"""New variables whose value may come from a checkpoint that was restored before they were made.
+"""Deferred restoration: a new variable may take its value from a checkpoint that was restored before it existed.
 
-A checkpoint knows a variable by the path to it, and a variable that is just being made has none yet. So a new variable
-is only marked; whoever first asks for its stored value has the checkpoint look for it.
+A checkpoint identifies a variable by its path in the object graph, and a variable has no path while its constructor
+runs. So the constructor only registers a callback. The first access to the stored value calls it, and the checkpoint
+then looks the variable up.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 Settle = Callable[[Any], None]
 withheld: Final[dict[int, weakref.ref[Any]]] = {}
-"""The variables whose value somebody has to be asked for, by identity."""
+"""The variables with a pending restore callback, by identity."""
 
 
 class _RestoreWatch:
@@ -20,57 +21,57 @@ class _RestoreWatch:
 
 
 def set_watch(made: Callable[[Any], Settle] | None) -> None:
-    """Has `made` called with every new variable; None: no more.
+    """Registers `made`, which is called with every new variable. None unregisters it.
 
     Args:
-        made: Returns what is to be called with the variable before its value is first used, or None.
+        made: Returns the callback to call with the variable before its value is first used, or None.
     """
     _RestoreWatch.made = made
 
 
 class Awaiting:
-    """A variable's value that somebody has to be asked for before it is used."""
+    """Mixin of variables: a stored value with an optional callback that provides it before its first use."""
 
-    # A checkpoint that was restored before, for instance. Nearly always None.
+    # The pending callback, set by a checkpoint that was restored earlier. Nearly always None.
     _withheld: Settle | None = None
     _array: Any
 
     def initial(self) -> Any:
-        """The whole value in storage as it is, without communication."""
+        """Returns the whole stored value as it is. Does not communicate and does not call the callback."""
         return self._array
 
     def await_value(self) -> None:
-        """Lets a checkpoint that waits for this variable give it its value, before anybody uses it."""
+        """Registers the restore callback if a checkpoint expects this variable."""
         ask = None if _RestoreWatch.made is None else _RestoreWatch.made(self)
         if ask is not None:
             self.withhold(ask)
 
     def withhold(self, ask: Settle) -> None:
-        """Has `ask` called with the variable before its value is next used."""
+        """Registers `ask`, which is called with the variable before the next use of its value."""
         key = id(self)
         self._withheld = ask
         withheld[key] = weakref.ref(self, lambda _: withheld.pop(key, None))
 
     def is_withheld_from(self, ask: Settle) -> bool:
-        """Whether somebody other than `ask` has to be asked for the value."""
+        """Returns whether a callback other than `ask` is pending."""
         return self._withheld is not None and self._withheld is not ask
 
     def settle(self) -> None:
-        """Asks for the value, if somebody has to be asked before it is used."""
+        """Calls the pending callback, if there is one, and removes it."""
         ask = self._withheld
         self.release()
         if ask is not None:
             ask(self)
 
     def release(self) -> None:
-        """Lets the value in storage be used as it is."""
+        """Removes the pending callback: the stored value is used as it is."""
         if self._withheld is not None:
             self._withheld = None
             withheld.pop(id(self), None)
 
 
 def settle_all(variables: Iterable[Any]) -> None:
-    """Asks for the values of those of the variables that somebody has to be asked for."""
+    """Calls the pending callbacks of the given variables."""
     for variable in variables:
         if id(variable) in withheld:
             variable.settle()

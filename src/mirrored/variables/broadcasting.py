@@ -1,4 +1,4 @@
-"""Initial values in a job of several workers: all take that of worker 0."""
+"""Initial values in a multi-worker job: every worker uses the value of worker 0."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from mirrored.topology.device_assignment import DeviceAssignment
 
 
 def broadcast_initial(value: Any, name: str | None, device_assignment: DeviceAssignment) -> jax.Array:
-    """Worker 0's initial value.
+    """Returns worker 0's initial value.
 
-    Context: on all workers, in the same order; also while tracing. Values that are equal on all workers already (they
-    come from the same seed) are compared, not sent.
+    Context: a host all-gather, so all workers call it in the same order; also while tracing. It exchanges digests
+    first: values that are equal on all workers (usually because they come from the same seed) are not sent.
 
     Raises:
-        DisagreementError: Workers create variables of other names, shapes or dtypes here.
+        DisagreementError: The workers create variables with different names, shapes or dtypes.
     """
     if is_key(value):
         data = broadcast_initial(jax.random.key_data(value), name, device_assignment)
         with eager():
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
     with eager():
-        mine = np.asarray(value)
-        outline = f"{mine.dtype.name}{list(mine.shape)}"
-        everyone = host_allgather("Variable", f"create variable {name!r}", [outline, digest(mine)])
-        _check_outlines([theirs[0] for theirs in everyone], name)
-        if all(theirs[1] == everyone[0][1] for theirs in everyone):
-            return jnp.array(mine, copy=True)
-        return jnp.array(from_first(mine, device_assignment), copy=True)
+        host_value = np.asarray(value)
+        outline = f"{host_value.dtype.name}{list(host_value.shape)}"
+        gathered = host_allgather("Variable", f"create variable {name!r}", [outline, digest(host_value)])
+        _check_outlines([one[0] for one in gathered], name)
+        if all(one[1] == gathered[0][1] for one in gathered):
+            return jnp.array(host_value, copy=True)
+        return jnp.array(from_first(host_value, device_assignment), copy=True)
 
 
-def from_first(mine: np.ndarray[Any, Any], device_assignment: DeviceAssignment) -> np.ndarray[Any, Any]:
-    """The array that the first worker has, from one of the same shape and dtype on each worker."""
-    data = np.frombuffer(np.ascontiguousarray(mine).tobytes(), np.uint8)
-    # Few sizes, so that few programs are compiled.
+def from_first(array: np.ndarray[Any, Any], device_assignment: DeviceAssignment) -> np.ndarray[Any, Any]:
+    """Broadcasts the first worker's array. Every worker passes an array of the same shape and dtype."""
+    data = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+    # The bytes are padded to a power of two: one program is compiled per size, and so there are few.
     size = 1 << max(10, (max(data.size, 1) - 1).bit_length())
     padded = np.zeros((1, size), np.uint8)
     padded[0, : data.size] = data
@@ -51,7 +51,7 @@ def from_first(mine: np.ndarray[Any, Any], device_assignment: DeviceAssignment) 
     shape = (len(device_assignment.devices), size)
     whole = jax.make_array_from_single_device_arrays(shape, device_assignment.sharded, parts)
     received = np.asarray(_first(device_assignment)(whole))[: data.size]
-    return np.frombuffer(received.tobytes(), mine.dtype).reshape(mine.shape)
+    return np.frombuffer(received.tobytes(), array.dtype).reshape(array.shape)
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,4 +1,4 @@
-"""Comparing what workers bring to a variable of all of them: unequal copies must not come to be."""
+"""Checks that all workers assign the same value to a variable: unequal values would make its copies diverge."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mirrored.variables.assignment import Assignment
 
 
 def check_same_everywhere(assignment: Assignment, value: Any) -> None:
-    """Refuses a value from this worker's own memory that is another one on other workers.
+    """Refuses a host value or process-local array that differs between workers.
 
-    What lies on the devices of all workers was computed by all of them, and passes.
+    An array over the devices of all workers passes without a comparison: one program on all workers computed it.
 
     Raises:
-        DisagreementError: Naming the workers.
+        DisagreementError: The values differ; the message names the workers.
     """
     device_assignment = assignment.variable.device_assignment
     if device_assignment is None or not device_assignment.spans_processes or is_tracer(value):
@@ -28,5 +28,5 @@ def check_same_everywhere(assignment: Assignment, value: Any) -> None:
         assignment.called,
         {f"the value for variable {assignment.variable.name!r}": value},
         rule="a variable has one value on all workers",
-        remedy="compute it from the same data on all workers, or from what strategy.reduce or gather returns",
+        remedy="compute it from the same data on all workers, or from the result of strategy.reduce or strategy.gather",
     )

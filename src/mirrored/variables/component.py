@@ -1,4 +1,4 @@
-"""One replica's copy of a variable, to be looked at."""
+"""`VariableComponent`: a view of one replica's copy of a variable."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class VariableComponent(ArrayOperators):
-    """One replica's copy of a variable: its own buffer, on its own device. What `variable.values` holds.
+    """One replica's copy of a variable, in a buffer on that replica's device. `variable.values` consists of these.
 
-    Reading it does not aggregate, and assigning it does not reach the other replicas, so only sync-on-read variables
-    allow that.
+    Reading it does not aggregate. Assigning it does not change the other replicas' copies, so only sync-on-read
+    variables allow it.
     """
 
     __slots__ = ("_replica", "_variable")
@@ -32,7 +32,7 @@ class VariableComponent(ArrayOperators):
 
     @property
     def container(self) -> Variable:
-        """The variable that it is a copy of."""
+        """The variable that this is a copy of."""
         return self._variable
 
     @property
@@ -56,69 +56,69 @@ class VariableComponent(ArrayOperators):
 
     @property
     def ndim(self) -> int:
-        """How many dimensions it has."""
+        """The number of dimensions."""
         return len(self.shape)
 
     @property
     def trainable(self) -> bool:
-        """Whether tapes watch the variable."""
+        """Whether tapes watch the variable automatically."""
         return self._variable.trainable
 
     @property
     def synchronization(self) -> Any:
-        """The variable's."""
+        """The variable's `VariableSynchronization`."""
         return self._variable.synchronization
 
     @property
     def aggregation(self) -> Any:
-        """The variable's."""
+        """The variable's aggregation."""
         return self._variable.aggregation
 
     @property
     def device(self) -> str:
-        """Where the copy lives, as TensorFlow writes it."""
+        """The name of the copy's device, as TensorFlow writes it."""
         return self._variable.device_of(self._replica)
 
     def read_value(self) -> Any:
-        """The copy, on its own device.
+        """Returns the copy as an array on its device.
 
-        Context: any; in replica context only the replica's own.
+        Context: any; in replica context only the current replica's copy.
         """
         return self._variable.component_value(self._replica)
 
     value = read_value
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The copy as a NumPy array of its own."""
+        """Returns the copy as a new NumPy array."""
         return np.array(self.read_value())
 
     def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
         """Replaces this component of a sync-on-read variable. See `Variable.assign`.
 
-        Context: cross-replica (`strategy.extended.update` calls its function so).
+        Context: cross-replica. `strategy.extended.update` calls its function in this context.
 
         Raises:
-            VariableError: The variable is mirrored, so that its copies change together only; or the value does not fit.
+            VariableError: The variable is mirrored, so its copies must stay equal; or the value does not fit.
         """
         return self._variable.update_component(self._replica, "assign", value, read_value)
 
     def assign_add(
         self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
-        """Adds to this component of a sync-on-read variable. See `assign`."""
+        """Adds `delta` to this component of a sync-on-read variable. See `assign`."""
         return self._variable.update_component(self._replica, "assign_add", delta, read_value)
 
     def assign_sub(
         self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
-        """Subtracts from this component of a sync-on-read variable. See `assign`."""
+        """Subtracts `delta` from this component of a sync-on-read variable. See `assign`."""
         return self._variable.update_component(self._replica, "assign_sub", delta, read_value)
 
     def __repr__(self) -> str:
         return f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype} device={self.device} {self._shown()}>"
 
     def _shown(self) -> str:
-        """The value, where it is known: not while tracing, nor of another replica than the one that runs."""
+        """Returns the value, for `repr`. It is unknown while tracing, and in a run on every replica but this one."""
         variable, here = self._variable, ambient()
         if variable.is_lost:
             return "(lost)"

@@ -1,4 +1,4 @@
-"""Assigning the components of sync-on-read variables in cross-replica context."""
+"""Assigns the components of sync-on-read variables in cross-replica context."""
 
 from __future__ import annotations
 
@@ -24,81 +24,87 @@ from mirrored.variables.state_lock import lock, turn
 
 
 def write_components(assignment: Assignment, value: Any, store: VariableStore | None, here: Ambient) -> None:
-    """Assigns all components: of a per-replica value each its own, of one value its share (see `rules`)."""
-    _check_says_all(assignment, value)
+    """Assigns all components: from a per-replica value component by component, or from one value (see `rules`)."""
+    _check_determines_all(assignment, value)
     variable = assignment.variable
     if here.runner is not None and store is not None:
         _stage_locals(assignment, value, store, here.runner)
         return
     if store is not None:
         every = range(variable.num_replicas)
-        parts = list(value.values) if isinstance(value, PerReplica) else [_share(variable, value, k) for k in every]
+        parts = list(value.values) if isinstance(value, PerReplica) else [_part_of(variable, value, k) for k in every]
         olds = list(store.whole(variable))
         new = [assignment.combined(old, part) for old, part in zip(olds, parts, strict=True)]
         store.set_whole(variable, jnp.stack(new), assignment.where)
         return
-    mine = variable.device_assignment.addressable_replicas
+    local_replicas = variable.device_assignment.addressable_replicas
     value = _checked(assignment, value)
-    parts = list(value.values) if isinstance(value, PerReplica) else [_share(variable, value, r) for r in mine]
-    with turn(), lock:  # nothing of another thread between reading the old values and storing the new ones
-        olds = [None if assignment.replaces else variable.stored_component(k) for k in range(len(mine))]
+    parts = (
+        list(value.values) if isinstance(value, PerReplica) else [_part_of(variable, value, r) for r in local_replicas]
+    )
+    # The lock makes read and store atomic: no other thread assigns between them.
+    with turn(), lock:
+        olds = [None if assignment.replaces else variable.stored_component(k) for k in range(len(local_replicas))]
         new = [assignment.combined(old, near(part, old)) for old, part in zip(olds, parts, strict=True)]
         variable.store(stack_components(new, variable.device_assignment))
 
 
 def _checked(assignment: Assignment, value: Any) -> Any:
-    """One value for all components: the same on all workers, and within the reach of this one's devices."""
+    """Returns one value for all components: checked equal on all workers, and on the host of this one."""
     if isinstance(value, PerReplica) or not assignment.variable.device_assignment.spans_processes:
         return value
     check_same_everywhere(assignment, value)
     return np.asarray(value)
 
 
-def _check_says_all(assignment: Assignment, value: Any) -> None:
-    """Refuses one value where it does not say what each component becomes."""
+def _check_determines_all(assignment: Assignment, value: Any) -> None:
+    """Refuses a single value that does not determine every component."""
     aggregation = assignment.variable.aggregation
-    silent = aggregation is VariableAggregation.NONE
+    undefined = aggregation is VariableAggregation.NONE
     cannot_add = aggregation is VariableAggregation.SUM and not assignment.replaces
-    if isinstance(value, PerReplica) or not (silent or cannot_add):
+    if isinstance(value, PerReplica) or not (undefined or cannot_add):
         return
     raise VariableError(
         assignment.called,
         found=f"sync-on-read variable {assignment.variable.name!r} with aggregation {aggregation_name(aggregation)}, "
         "in cross-replica context",
-        rule="there an assignment must say what each replica's component becomes: "
-        "SUM divides an assigned value among replicas and cannot add; NONE says nothing",
+        rule="an assignment there must determine every replica's component: SUM divides an assigned value among the "
+        "replicas and does not support assign_add or assign_sub; NONE defines no rule",
         remedy="assign inside run, or assign a per-replica value",
     )
 
 
 def _stage_locals(assignment: Assignment, value: Any, store: VariableStore, runner: ReplicaRunner) -> None:
-    """In a merge: the components of the replicas that run in this session."""
+    """Stages the components of the local replicas, in a merge."""
     variable = assignment.variable
     for k in range(runner.num_local):
         if isinstance(value, PerReplica):
             part = runner.component(value, k)
         else:
-            part = _share(variable, value, _replica_index(runner, k))
+            part = _part_of(variable, value, _replica_index(runner, k))
         store.set_local(variable, k, assignment.combined(store.local(variable, k), part), assignment.where)
 
 
 def _replica_index(runner: ReplicaRunner, local: int) -> Any:
-    """Which of all replicas a local one is: known only to the running program where one device stands for all."""
+    """Returns the replica id of a local replica.
+
+    Where one program runs on all devices (SPMD), the id differs per device, so it is a value of the running program.
+    """
     if not runner.stands_for_others:
         return runner.device_assignment.addressable_replicas[local]
     indices = range(runner.device_assignment.num_replicas)
     return runner.component(PerReplica([jnp.asarray(index) for index in indices], runner.device_assignment), local)
 
 
-def _share(variable: Any, value: Any, replica: Any) -> Any:
-    """The part of a value assigned in cross-replica context that one replica's component gets."""
+def _part_of(variable: Any, value: Any, replica: Any) -> Any:
+    """Returns what one component receives of a value assigned in cross-replica context: with SUM, its part."""
     if variable.aggregation is not VariableAggregation.SUM:
         return value
     count = variable.num_replicas
     check_kind(value, variable.dtype, f"{variable.name}.assign", variable.name)
     value = as_array(value, variable.dtype)
     if jnp.issubdtype(variable.dtype, jnp.integer):
-        # The first replicas get the remainder, so that the sum is what was assigned.
+        # The first replicas get the remainder, so that the components sum to the assigned value.
         return value // count + (replica < value % count).astype(value.dtype)
     return value / count
 
@@ -119,7 +125,7 @@ def write_component(assignment: Assignment, replica: int, value: Any) -> Any:
         raise ContextError(
             assignment.called,
             found=f"an assignment to replica {replica}'s component inside run",
-            rule="inside run each replica assigns its own component, by the variable",
+            rule="inside run each replica assigns its own component, through the variable",
             remedy=f"write {variable.name}.assign(value) in the replica function",
         )
     if store is None:
@@ -150,6 +156,6 @@ def _check_has_components(assignment: Assignment) -> None:
     raise VariableError(
         assignment.called,
         found=f"an assignment to one copy of mirrored variable {assignment.variable.name!r}",
-        rule="the copies of a mirrored variable are equal at all times, so they change together only",
+        rule="the copies of a mirrored variable are equal at all times, so no single copy can be assigned",
         remedy="assign the variable itself, or create it with synchronization=VariableSynchronization.ON_READ",
     )

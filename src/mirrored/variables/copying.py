@@ -1,4 +1,4 @@
-"""Copies of variables as Python objects: `copy.deepcopy` and `pickle`."""
+"""Support for `copy.deepcopy` and `pickle` of variables."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mirrored.errors import ArgumentTypeError, ContextError
 from mirrored.runtime.ambient import ambient, within
 
 _PLACES: Final = ("_strategy", "_device_assignment")
-# What is true of the value and not of the copy, or refers to the original.
+# Attributes that the copy does not take over: the first group describes the stored value, the second the original.
 _OF_THE_VALUE: Final = {"_array": None, "_lost": None, "_components": None, "_shared": False}
 _OF_THE_ORIGINAL: Final = ("_withheld", "_keras_view")
 
 
 def deep_copy(variable: Any, memo: dict[int, Any]) -> Any:
-    """A variable of the same strategy with the same value, in memory of its own.
+    """Returns a new variable of the same strategy with a copy of the value.
 
     Raises:
         ContextError: Inside a run or a compiled function, where the value is not in storage.
-        LostStateError: The value went with a failed step.
+        LostStateError: The value is lost: a step that owned its buffer failed.
     """
     value = _stored(variable, "copy.deepcopy")
     with eager():
@@ -40,17 +40,17 @@ def deep_copy(variable: Any, memo: dict[int, Any]) -> Any:
 
 
 def reduced(variable: Any) -> Any:
-    """What `pickle` keeps of a plain variable.
+    """Returns the `__reduce_ex__` tuple of a plain variable.
 
     Raises:
-        ArgumentTypeError: It belongs to a strategy, or holds typed random keys.
+        ArgumentTypeError: The variable belongs to a strategy, or holds typed random keys.
         ContextError: Inside a run or a compiled function, where the value is not in storage.
     """
     if variable.device_assignment is not None:
         raise ArgumentTypeError(
             "pickle of a Variable",
             found=f"variable {variable.name!r} of {variable.strategy!r}",
-            rule="devices have no meaning in another process, so variables of a strategy are not pickled",
+            rule="devices have no meaning in another process, so variables of a strategy cannot be pickled",
             remedy="save the state with mirrored.checkpoint.Checkpoint, or send values: variable.numpy(), "
             "mirrored.unmirror(model)",
         )
@@ -59,7 +59,7 @@ def reduced(variable: Any) -> Any:
         raise ArgumentTypeError(
             "pickle of a Variable",
             found=f"variable {variable.name!r} with the dtype {variable.dtype}",
-            rule="NumPy has no such dtype",
+            rule="pickle stores the value as a NumPy array, and NumPy does not have this dtype",
             remedy="send jax.random.key_data(variable.read_value()), or save it with mirrored.checkpoint.Checkpoint",
         )
     options = {
@@ -81,7 +81,7 @@ def _stored(variable: Any, called: str) -> Any:
         raise ContextError(
             f"{called} of a Variable",
             found=f"variable {variable.name!r} inside a run, a compiled function or a JAX transform",
-            rule="a copy is made of the value in storage, which such code has not changed yet",
-            remedy="copy it outside; inside, read_value() is the value that the code sees",
+            rule="a copy takes the stored value, and assignments in such code are not stored yet",
+            remedy="copy it outside; inside, read_value() returns the current value",
         )
     return variable.stored()

@@ -1,4 +1,4 @@
-"""Creating variables: one for all replicas, wherever the call stands."""
+"""Variable creation: the replicas of a run that execute one constructor call share one variable."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ Creator = Callable[..., Any]
 
 
 class VariableMeta(abc.ABCMeta):
-    """Lets all replicas of a run that create a variable get the same one: the first makes it, the others find it."""
+    """Metaclass of variables: the first replica of a run creates a variable, and the others receive the same object.
+
+    It also applies the creators of `variable_creator_scope`.
+    """
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """The constructor's, for `inspect.signature` and `help`."""
+        """The signature of the constructor, for `inspect.signature` and `help`."""
         first, *rest = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
         return inspect.Signature(rest)
 
@@ -47,10 +50,13 @@ def _nested(creator: Callable[..., Any], make: Creator) -> Creator:
 
 
 def _shared(runner: ReplicaRunner, replica: int, name: str | None, make: Callable[[], Any]) -> Any:
-    """The variable that the replicas create at this line of user code, as often as this one has come here."""
+    """Returns the variable that all replicas share, identified by the line of user code and the number of executions.
+
+    The n-th execution of a line on one replica creates the same variable as the n-th execution on every other replica.
+    """
     line = user_line()
     count = runner.creations[replica, line] = runner.creations.get((replica, line), 0) + 1
-    # Replicas run in order, so whatever another one creates, the first has created before.
+    # Replicas run in index order: replica 0 has already created every variable that another replica may create here.
     if replica == 0:
         runner.created[line, count] = made = make()
         return made
@@ -58,7 +64,7 @@ def _shared(runner: ReplicaRunner, replica: int, name: str | None, make: Callabl
         raise MergeError(
             "Variable",
             found=f"replica {replica} creates variable {name!r} at {line}, and replica 0 does not",
-            rule="the replicas of a run create a variable together",
+            rule="all replicas of a run create the same variables",
             remedy="create it on every replica, at the same line, or outside run",
         )
     made = runner.created[line, count]
@@ -72,7 +78,7 @@ def _check_names(first: str, name: str | None) -> None:
     raise MergeError(
         "Variable",
         found=f"replicas create one variable under the names {first!r}, {name!r}",
-        rule="the replicas of a run create a variable together, so its name is one (or differs by a final number)",
+        rule="all replicas of a run give a variable the same name (a final number may differ)",
         remedy="give it the same name on every replica",
     )
 
@@ -83,13 +89,13 @@ def _stem(name: str) -> str:
 
 @contextmanager
 def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
-    """Passes every creation of a variable in the block through ``creator(next_creator, **kwargs)``.
+    """Calls ``creator(next_creator, **kwargs)`` for every variable that is created in the block.
 
-    Context: any; also for variables that replicas create in a run inside the block.
+    Context: any; it also applies to variables that replicas create in a run inside the block.
 
     Args:
-        creator: Gets the next creator and all of `Variable`'s arguments by keyword; returns what
-            ``next_creator(**kwargs)`` makes, or something else. Of nested scopes the innermost one's creator is called
+        creator: Receives the next creator and all of `Variable`'s arguments by keyword. Returns the result of
+            ``next_creator(**kwargs)`` or a replacement. In nested scopes the creator of the innermost scope is called
             first.
 
     Example:

@@ -1,4 +1,4 @@
-"""Initial values: an array, a number, a list, a callable; also inside a trace."""
+"""Evaluates initial values (an array, a number, a list or a callable), also inside a trace."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from mirrored.variables.kinds import check_kind
 
 
 def evaluate_initial(initial_value: Any, dtype: Any, name: str | None) -> jax.Array:
-    """The initial value as an array of its own, computed at once whatever is being traced.
+    """Returns the initial value as a new array, computed eagerly even while a function is traced.
 
     Raises:
-        ArgumentError: There is no value, or it depends on an argument of the function being traced.
+        ArgumentError: The value is missing, or depends on an argument of the function being traced.
+        ValuesError: The value is a per-replica value.
     """
     if initial_value is None:
         raise ArgumentError(
             "Variable",
             found=f"no initial value for variable {name!r}",
-            rule="a variable is created with a value, which gives its shape and dtype",
-            remedy="Variable(jnp.zeros(shape)), Variable(0.0) or Variable(lambda: jnp.zeros(shape))",
+            rule="a variable takes its shape and dtype from its initial value",
+            remedy="write Variable(jnp.zeros(shape)), Variable(0.0) or Variable(lambda: jnp.zeros(shape))",
         )
     with eager(), jit_key.using(None), within(store=None, listeners=()):
         value = initial_value() if callable(initial_value) and not hasattr(initial_value, "dtype") else initial_value
@@ -45,17 +46,18 @@ def evaluate_initial(initial_value: Any, dtype: Any, name: str | None) -> jax.Ar
             raise ArgumentError(
                 "Variable",
                 found=f"the initial value of variable {name!r} depends on a value that is being traced",
-                rule="a variable made inside a function gets its initial value once, before the function runs",
-                remedy="give a callable that computes it from constants: Variable(lambda: jnp.zeros(shape))",
+                rule="a variable created inside a function is initialized once, before the function runs",
+                remedy="pass a callable that computes it from constants: Variable(lambda: jnp.zeros(shape))",
             ) from None
         if dtype is not None:
             check_kind(value, dtype, "Variable", name)
         array = jnp.array(owned(value), dtype=dtype, copy=True)
-        # A Python number makes an array of weak type, what is assigned later is none: a second trace for nothing.
+        # A Python number gives a weakly typed array. Assigned values are not weakly typed, and the change of type would
+        # cause one unnecessary retrace of every function that captures the variable.
         return array.astype(array.dtype) if getattr(array, "weak_type", False) else array
 
 
 def _stored_value(source: Any) -> Any:
-    """The value of a captured variable (its first replica's component) as it is in storage."""
+    """Returns the stored value of a captured variable (its first replica's component)."""
     variable = getattr(source, "variable", source)
     return variable.stored_component(0)

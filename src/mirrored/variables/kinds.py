@@ -1,4 +1,4 @@
-"""Which values may be cast to a variable's dtype: those whose kind of number is kept."""
+"""Checks the dtype of assigned values: a cast to the variable's dtype must keep the kind of number."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _KINDS: Final[tuple[Any, ...]] = (jnp.bool_, jnp.integer, jnp.floating, jnp.comp
 
 
 def check_kind(value: Any, wanted: Any, called: str, name: str | None) -> None:
-    """Refuses a value that would lose its fraction, its imaginary part or its magnitude as one of dtype `wanted`.
+    """Refuses a value that would lose its fraction, its imaginary part or its magnitude in a cast to dtype `wanted`.
 
-    Python numbers, and those in lists, are treated as arrays of their kind are.
+    Python numbers, also in lists, follow the rule of arrays of their kind.
 
     Raises:
-        VariableError: It is of another kind (2.7 for an integer variable).
+        VariableError: The value is of a kind that cannot be kept (2.7 for an integer variable).
     """
     given = _dtype_of(value)
     if given is None or _casts(given, wanted):
@@ -28,12 +28,12 @@ def check_kind(value: Any, wanted: Any, called: str, name: str | None) -> None:
         called,
         found=f"{what} for variable {name!r} of dtype {wanted}",
         rule="a value is cast only where its kind is kept (float to float, int to int or float)",
-        remedy=f"cast it on purpose: jnp.asarray(value).astype({str(jnp.dtype(wanted))!r})",
+        remedy=f"cast it explicitly: jnp.asarray(value).astype({str(jnp.dtype(wanted))!r})",
     )
 
 
 def _dtype_of(value: Any) -> Any:
-    """The dtype of an array, the kind of a Python number, the widest kind in a list; None for anything else."""
+    """Returns the dtype of an array, of a Python number, or the widest one in a list; None for any other object."""
     dtype = getattr(value, "dtype", None)
     if dtype is not None:
         return dtype

@@ -1,4 +1,4 @@
-"""Where a variable's values lie: on all devices of its strategy, or wherever JAX puts a plain one."""
+"""Places values of variables: on all devices of the strategy, or on JAX's default device for plain variables."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mirrored._jax.traces import eager, is_tracer
 
 
 def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
-    """A concrete value in the form in which a variable stores it, whatever is being traced.
+    """Returns a concrete value in the form in which a variable stores it, also while a function is traced.
 
     Args:
         value: ``[...]``.
-        device_assignment: Which replica lives on which device; None for a plain variable.
-        per_replica: Whether each replica gets a component of its own.
+        device_assignment: The devices of the replicas; None for a plain variable.
+        per_replica: Whether each replica has its own component.
 
     Returns:
         ``[...]``, or ``[replicas, ...]`` if per replica.
@@ -30,10 +30,10 @@ def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
         if per_replica:
             whole = (device_assignment.num_replicas, *np.shape(value))
             if device_assignment.spans_processes:
-                mine = (jnp if is_key(value) else np).broadcast_to(
+                local_values = (jnp if is_key(value) else np).broadcast_to(
                     _own(value), (device_assignment.local, *np.shape(value))
                 )
-                return _over(device_assignment, whole, device_assignment.sharded, mine)
+                return _over(device_assignment, whole, device_assignment.sharded, local_values)
             return jax.device_put(jnp.broadcast_to(value, whole), device_assignment.sharded)
         if device_assignment.spans_processes and getattr(value, "is_fully_addressable", True):
             return _over(device_assignment, np.shape(value), device_assignment.replicated, _own(value))
@@ -41,19 +41,19 @@ def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
 
 
 def _own(value: Any) -> Any:
-    """A value of this process on the host; PRNG keys, which NumPy cannot hold, as they are."""
+    """Returns a value of this process on the host. PRNG keys stay as they are: NumPy cannot hold them."""
     return value if is_key(value) else np.asarray(value)
 
 
 def _over(device_assignment: Any, shape: tuple[int, ...], sharding: Any, part: Any) -> jax.Array:
-    """An array of which each device of this process holds `part`, as those of other processes do."""
-    # `jax.device_put` would compare the values of all processes, one collective for each array.
+    """Returns a global array with `part` on each device of this process. Other processes call it for their devices."""
+    # `jax.device_put` to devices of several processes compares the values, with one collective per array.
     parts = [jax.device_put(part, device) for device in device_assignment.addressable_devices]
     return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
 
 def components(whole: jax.Array, device_assignment: Any, per_replica: bool) -> tuple[Any, ...]:
-    """A stored value's components, one per replica of this process, each on its replica's device."""
+    """Returns a stored value's components: one per replica of this process, on that replica's device."""
     by_device = {shard.device: shard.data for shard in whole.addressable_shards}
     shards = [by_device[device] for device in device_assignment.addressable_devices]
     local = device_assignment.local
@@ -63,7 +63,7 @@ def components(whole: jax.Array, device_assignment: Any, per_replica: bool) -> t
 
 
 def aligned(value: Any, device_assignment: Any) -> Any:
-    """A concrete value on all devices of a layout, so that it can be combined with what is there."""
+    """Returns a concrete value on all devices of a device assignment, so that it can be combined with stored values."""
     if (
         device_assignment is None
         or not _is_committed(value)
@@ -74,19 +74,19 @@ def aligned(value: Any, device_assignment: Any) -> Any:
 
 
 def near(value: Any, other: Any) -> Any:
-    """A concrete value on the one device of another (or as it is, if there is none)."""
+    """Returns a concrete value on the single device of `other`, or unchanged if `other` is None."""
     if other is None or not _is_committed(value) or value.sharding.device_set == other.sharding.device_set:
         return value
     return jax.device_put(value, other.device)
 
 
 def own(value: Any) -> Any:
-    """A buffer that nobody else holds: a compiled step may donate it."""
+    """Returns a copy in a new, unshared buffer, which a compiled step may donate."""
     return value if is_tracer(value) else jnp.array(value, copy=True)
 
 
 def uncommitted(value: Any) -> Any:
-    """The value by way of the host, committed to no device, so that each replica can use it on its own."""
+    """Returns the value, copied through the host and not committed to a device, so that every replica can use it."""
     return jnp.asarray(np.array(value))
 
 

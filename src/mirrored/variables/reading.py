@@ -1,4 +1,4 @@
-"""Reading a variable in each context: the read column of the table in `rules`, as code."""
+"""Reads a variable in each context: implements the read column of the table in `rules`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mirrored.variables.rules import VariableAggregation, reduction_of
 
 
 def read(variable: Any) -> Any:
-    """The value as the current context sees it."""
+    """Returns the value in the current context."""
     here = ambient()
     store = store_of(variable, here)
     check_readable(variable, store, here)
@@ -32,12 +32,12 @@ def _read_in_replica(variable: Any, store: VariableStore | None, here: Ambient) 
         return store.local(variable, index)
     if variable.per_replica:
         return variable.stored_component(index)
-    # A plain variable in an eager run: on this replica's device for once.
+    # A plain variable in an eager run: its value is copied to this replica's device for this read.
     return variable.stored() if here.runner is None else here.runner.component(variable.stored(), index)
 
 
 def component(variable: Any, replica: int) -> Any:
-    """One replica's component, without aggregation."""
+    """Returns one replica's component, without aggregation."""
     here = ambient()
     store = store_of(variable, here)
     check_readable(variable, store, here)
@@ -50,10 +50,10 @@ def component(variable: Any, replica: int) -> Any:
 
 
 def aggregate(variable: Any, store: VariableStore | None, here: Ambient) -> Any:
-    """A sync-on-read variable's components as one value. Cross-replica context.
+    """Aggregates a sync-on-read variable's components to one value. Cross-replica context.
 
     Raises:
-        VariableError: It has aggregation NONE.
+        VariableError: The variable has aggregation NONE.
     """
     aggregation = variable.aggregation
     if aggregation is VariableAggregation.NONE:
@@ -61,7 +61,7 @@ def aggregate(variable: Any, store: VariableStore | None, here: Ambient) -> Any:
             f"reading {variable.name}",
             found=f"sync-on-read variable {variable.name!r} with aggregation NONE, in cross-replica context",
             rule="outside run a sync-on-read variable is read as one value, so its components must be aggregated",
-            remedy="give aggregation=VariableAggregation.SUM (or MEAN, ...), or read variable.values one by one",
+            remedy="set aggregation=VariableAggregation.SUM (or MEAN, ...), or read the components, variable.values",
         )
     only_first = aggregation is VariableAggregation.ONLY_FIRST_REPLICA
     runner = here.runner
@@ -70,7 +70,7 @@ def aggregate(variable: Any, store: VariableStore | None, here: Ambient) -> Any:
         return runner.first(locals_) if only_first else runner.reduce(reduction_of(aggregation), [locals_])[0]
     stacked = variable.stored() if store is None else store.whole(variable)
     if store is None and variable.device_assignment.spans_processes:
-        # A worker that reads alone would wait in the collective for the others, which nothing ends.
+        # If only some workers read, the device collective below would deadlock. The host all-gather detects that.
         host_allgather(f"reading {variable.name}", f"read the sync-on-read variable {variable.name!r}")
     if only_first or variable.num_replicas == 1:
         return first_stacked(stacked, variable.device_assignment)

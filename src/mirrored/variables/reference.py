@@ -1,4 +1,4 @@
-"""References to variables: hashable, compared by identity."""
+"""`Reference`: a hashable reference to a variable, compared by identity."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 
 class Reference:
-    """A variable by identity, for use as a dictionary key: variables themselves compare elementwise.
+    """A reference to a variable that is hashed and compared by identity, for use as a dictionary key.
 
-    Made by `Variable.ref()`.
+    `Variable.ref()` creates it. Variables themselves compare elementwise and are not hashable.
 
     Example:
         >>> import mirrored as mr
@@ -18,7 +18,7 @@ class Reference:
         >>> v.ref().deref() is v
         True
 
-    TensorFlow: what `tf.Variable.ref` gives.
+    TensorFlow: the result of `tf.Variable.ref`.
     """
 
     __slots__ = ("_variable",)

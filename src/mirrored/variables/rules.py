@@ -1,10 +1,10 @@
-"""When a variable's copies are brought together, and how: one table.
+"""Synchronization and aggregation rules of variables.
 
 | synchronization | context | read | assign |
 |---|---|---|---|
 | ON_WRITE (AUTO) | cross-replica | the value | the value, for all replicas |
-| ON_WRITE (AUTO) | replica | the value | NONE: as it is, if proven equal on all replicas; else aggregated |
-| ON_READ | cross-replica | aggregated over replicas | SUM: divided among replicas; else the value for each |
+| ON_WRITE (AUTO) | replica | the value | NONE: unchanged, if checked to be replicated; else aggregated |
+| ON_READ | cross-replica | aggregated over replicas | SUM: divided among replicas; else the value for each one |
 | ON_READ | replica | this replica's component | this replica's component |
 """
 
@@ -21,10 +21,12 @@ from mirrored.errors import ArgumentError
 
 
 class VariableAggregation(enum.Enum):
-    """How values that differ between replicas become one.
+    """How the values of several replicas are reduced to one.
 
-    TensorFlow: `tf.VariableAggregation`. A `ReduceOp` subclass, or any callable from ``[replicas, ...]`` to ``[...]``,
-    is accepted wherever one of these is.
+    Every argument that takes a `VariableAggregation` also takes a `ReduceOp` subclass or any callable from
+    ``[replicas, ...]`` to ``[...]``.
+
+    TensorFlow: `tf.VariableAggregation`.
     """
 
     NONE = 0
@@ -39,9 +41,9 @@ class VariableAggregation(enum.Enum):
 
 
 class VariableSynchronization(enum.Enum):
-    """When the copies of a variable are brought together.
+    """When the copies of a variable are synchronized: on every write, or on cross-replica reads.
 
-    TensorFlow: `tf.VariableSynchronization`; AUTO is ON_WRITE here as there.
+    TensorFlow: `tf.VariableSynchronization`. AUTO means ON_WRITE, as in TensorFlow.
     """
 
     AUTO = 0
@@ -56,10 +58,10 @@ class VariableSynchronization(enum.Enum):
 
 
 def as_synchronization(value: Any, name: str | None) -> VariableSynchronization:
-    """ON_WRITE or ON_READ from what the user gave.
+    """Converts the user's argument to ON_WRITE or ON_READ.
 
     Raises:
-        ArgumentError: NONE, or nothing of the kind.
+        ArgumentError: The argument is NONE, or is not a `VariableSynchronization`.
     """
     if value is None or value is VariableSynchronization.AUTO:
         return VariableSynchronization.ON_WRITE
@@ -72,15 +74,15 @@ def as_synchronization(value: Any, name: str | None) -> VariableSynchronization:
         "Variable",
         found=f"synchronization={value!r} for variable {name!r}",
         rule="a variable of a strategy is synchronized ON_WRITE (AUTO) or ON_READ",
-        remedy="leave synchronization away, or give VariableSynchronization.ON_READ",
+        remedy="omit synchronization, or pass VariableSynchronization.ON_READ",
     )
 
 
 def as_aggregation(value: Any, name: str | None) -> Any:
-    """A `VariableAggregation` or a custom reduction from what the user gave.
+    """Converts the user's argument to a `VariableAggregation` or a custom reduction.
 
     Raises:
-        ArgumentError: Nothing of the kind.
+        ArgumentError: The argument is neither.
     """
     if value is None:
         return VariableAggregation.NONE
@@ -95,12 +97,12 @@ def as_aggregation(value: Any, name: str | None) -> Any:
         "Variable",
         found=f"aggregation={value!r} for variable {name!r}",
         rule="an aggregation is NONE, SUM, MEAN, ONLY_FIRST_REPLICA, a ReduceOp, or a callable over stacked values",
-        remedy="give VariableAggregation.MEAN, for instance",
+        remedy="pass a VariableAggregation, for example VariableAggregation.MEAN",
     )
 
 
 def reduction_of(aggregation: Any) -> Any:
-    """The reduction that an aggregation stands for (not for NONE and ONLY_FIRST_REPLICA)."""
+    """Returns the reduction of an aggregation. NONE and ONLY_FIRST_REPLICA have none."""
     if aggregation is VariableAggregation.SUM:
         return ReduceOp.SUM
     if aggregation is VariableAggregation.MEAN:
@@ -111,17 +113,17 @@ def reduction_of(aggregation: Any) -> Any:
 def check_aggregation(
     aggregation: Any, shape: tuple[int, ...], dtype: Any, name: str | None, num_replicas: int
 ) -> None:
-    """Refuses an aggregation that does not suit the variable's dtype, or does not keep its shape and dtype.
+    """Refuses an aggregation whose result does not have the variable's shape and dtype.
 
     Raises:
-        ArgumentError: MEAN of integers, or a custom reduction that changes shape or dtype.
+        ArgumentError: The aggregation is MEAN of integers, or a custom reduction that changes the shape or dtype.
     """
     if isinstance(aggregation, VariableAggregation):
         if aggregation is VariableAggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
             raise ArgumentError(
                 "Variable",
                 found=f"aggregation=MEAN for variable {name!r} of dtype {dtype}",
-                rule="the mean of integers is no integer",
+                rule="the mean of integers is not an integer",
                 remedy="use a floating dtype, or aggregation SUM or ONLY_FIRST_REPLICA",
             )
         return

@@ -1,4 +1,4 @@
-"""Updates of some rows of a variable, under TensorFlow's names."""
+"""Scatter updates: assign some rows of a variable, with TensorFlow's methods."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ _PLAIN: Final = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLIC
 
 
 class Scattering:
-    """`scatter_add` and its kin, over `assign` and `assign_add`.
+    """Mixin of variables: `scatter_add` and similar methods, implemented with `assign` and `assign_add`.
 
-    Each takes an object with `indices` (``int[rows]``) and `values` (``dtype[rows, ...]``), as `tf.IndexedSlices` is.
-    In replicas additions follow the variable's aggregation, and so do factors and divisors: with SUM those of all
-    replicas apply, with MEAN each divided by the number of replicas. The others need NONE or ONLY_FIRST_REPLICA.
+    Each method takes an object with `indices` (``int[rows]``) and `values` (``dtype[rows, ...]``), such as
+    `tf.IndexedSlices`. In replica context additions, factors and divisors follow the variable's aggregation: with SUM
+    those of all replicas apply; with MEAN each one is divided by the number of replicas first. The other methods
+    require aggregation NONE or ONLY_FIRST_REPLICA.
     """
 
     __slots__ = ()
 
     def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
-        """Adds rows; rows with the same index add up."""
+        """Adds rows. Rows with the same index accumulate."""
         return self._add("scatter_add", sparse_delta, 1)
 
     def scatter_sub(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
-        """Subtracts rows; rows with the same index add up."""
+        """Subtracts rows. Rows with the same index accumulate."""
         return self._add("scatter_sub", sparse_delta, -1)
 
     def scatter_update(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
@@ -44,11 +45,11 @@ class Scattering:
         return self._replace("scatter_update", sparse_delta, "set")
 
     def scatter_max(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
-        """Takes the larger of old and given rows."""
+        """Replaces rows by the elementwise maximum of old and given rows."""
         return self._replace("scatter_max", sparse_delta, "max")
 
     def scatter_min(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
-        """Takes the smaller of old and given rows."""
+        """Replaces rows by the elementwise minimum of old and given rows."""
         return self._replace("scatter_min", sparse_delta, "min")
 
     def scatter_mul(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
@@ -88,7 +89,7 @@ class Scattering:
             new = how(old, jnp.ones_like(old).at[indices].multiply(values.astype(old.dtype)))
             if not together or store is None:
                 return self.assign(new)
-        # All replicas have computed the same value from the same rows: nothing is left to aggregate.
+        # All replicas have computed the same value from the gathered rows, so each stages it without aggregation.
         check_writable(self, store, f"{self.name}.{method}")
         announce_write(self)
         store.set_local(self, here.replica.local_index, new, user_line())
@@ -101,6 +102,7 @@ class Scattering:
         raise NotSupportedError(
             f"{self.name}.{method}",
             found=f"a {kind} variable with aggregation {self.aggregation}",
-            rule="rows of mirrored variables are updated; those that add nothing need NONE or ONLY_FIRST_REPLICA",
+            rule="scatter updates need a mirrored variable; scatter_update, scatter_max and scatter_min also need "
+            "aggregation NONE or ONLY_FIRST_REPLICA",
             remedy="compute the whole new value (variable.read_value().at[indices].max(values)) and assign it",
         )

@@ -1,16 +1,17 @@
-"""The state lock: one thread at a time replaces the values of variables, in one piece.
+"""The state lock: one thread at a time replaces the values of variables, atomically.
 
-A donating step hands the buffers of its variables to XLA, which deletes them when it is dispatched. Between that moment
-and the one in which the results are stored the variables hold nothing. Three parties must not notice:
+A donating step passes the buffers of its variables to XLA, which deletes them when the step is dispatched. Until the
+results are stored, the variables hold deleted buffers. Three kinds of code must never see this state:
 
-- *Exceptions* in the thread that steps (Ctrl-C, handlers that raise, exceptions injected by another thread). Python
-  delivers them between bytecodes, so values are stored by `store_all`: one C call.
-- *Other threads*. What replaces values holds `lock`. Reading takes no lock: a reader first registers (the variable's
-  mark for a value that is handed out, `state.reading` for a copy to the host), then makes sure that no step is in
-  progress and that none has ended meanwhile (`state.version`). A step announces itself first (`state.step`), then looks
-  for registered readers, whose buffers it copies. Under the GIL at least one of the two sees the other.
-- *Whoever comes after an exception in the narrow remainder* (an exception while another one is being handled):
-  `state.step` is still set, and the next access finishes the step from what it has recorded.
+- *Exception handlers* in the thread that runs the step (after Ctrl-C, a signal handler that raises, or an exception
+  that another thread injects). Python raises such exceptions between bytecodes, so `store_all` stores all values in one
+  C call.
+- *Other threads*. A writer holds `lock`. A reader takes no lock. It first registers: it marks the variable as shared if
+  it hands out the value, or adds the variable to `state.reading` if it copies the value to the host. It then checks
+  that no step is in progress and that none has ended in the meantime (`state.version`). A step first announces itself
+  (`state.step`) and then copies the buffers of registered readers. The GIL ensures that at least one sees the other.
+- *Code that runs after an exception in the remaining window* (an exception while another one is handled). `state.step`
+  is still set, and the next access finishes the step from the results that it has recorded.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ from mirrored.errors import ContextError
 T = TypeVar("T")
 
 lock: Final = threading.RLock()
-"""Held while values are replaced, and while several are read that must belong together."""
+"""Held while values are replaced, and while several values are read that must be consistent."""
 
 tracing: Final = threading.RLock()
-"""Held while a function is traced, which may create variables. Whoever needs both locks takes this one first."""
+"""Held while a function is traced, which may create variables. Lock order: this lock before `lock`."""
 
 running: Final = threading.RLock()
-"""Held during an eager run, by the thread that called `run`. It is taken before the other two, by `turn`.
+"""Held during an eager run, by the thread that called `run`. Lock order: `turn` takes it before the other two.
 
-The replicas of a run read variables one after another, and their assignments are stored at the end. Nothing in another
-thread must replace values in between: no other run, compiled step, assignment, optimizer or restore.
+The replicas of a run read variables one after another, and their assignments are stored at the end. No other thread may
+replace values in between, whether by a run, a compiled step, an assignment, an optimizer or a restore.
 """
 _NO_TURN: Final = nullcontext()
 
 
 class StepInProgress(Protocol):
-    """A step in progress."""
+    """A step that has been announced and whose results are not stored yet."""
 
     def finish(self) -> None:
-        """Stores its results, or finds that it has not begun. Called with the lock held, by whoever comes first."""
+        """Stores the results, or finds that the step has not begun. Called with `lock` held, at the next access."""
         ...
 
 
@@ -53,10 +54,10 @@ class _StateVersion:
     """The state of all variables of this process.
 
     Attributes:
-        step: The step in progress whose variables must not be read.
-        version: Counts replacements.
-        reading: The variables that are being copied to the host, by a key of each copy's own.
-        calls_back: The thread that runs a program which calls back into Python, 0 if none does.
+        step: The step in progress, whose variables must not be read; None between steps.
+        version: The number of replacements so far.
+        reading: The variables that are being copied to the host, by a unique key per copy.
+        calls_back: The thread that runs a program with Python callbacks; 0 without such a program.
     """
 
     __slots__ = ("calls_back", "reading", "step", "version")
@@ -72,14 +73,14 @@ state: Final = _StateVersion()
 
 
 class _LockThread(threading.local):
-    """What belongs to this thread.
+    """Thread-local state.
 
     Attributes:
-        kept_back: What `together` keeps back: variables with their new values.
-        before: What `or_undone` restores after an exception: the variables assigned so far, by identity, each with its
-            former value.
-        excused: Whether what this thread does is a part of what has its turn already: it is a replica's thread of an
-            eager run, or it traces. A trace holds `tracing`, and reaches storage only to make variables.
+        kept_back: The variables and new values that `together` stores at its end.
+        before: The variables assigned so far inside `or_undone`, by identity, each with the value that an exception
+            restores.
+        excused: Whether this thread must not take `running`: it is a replica thread of an eager run, whose caller holds
+            the lock, or it traces. A trace holds `tracing`, and accesses storage only to create variables.
     """
 
     kept_back: list[tuple[Any, Any]] | None = None
@@ -91,12 +92,12 @@ thread: Final = _LockThread()
 
 
 def turn() -> AbstractContextManager[Any]:
-    """What to hold while values are read and replaced by others that depend on them.
+    """Returns the lock to hold for a read-modify-write of variables.
 
-    Threads that do so take turns. A thread waits here for an eager run of another one.
+    It serializes such operations across threads. A thread waits here while another one executes an eager run.
 
     Raises:
-        ContextError: In a callback of a compiled program, which has its turn.
+        ContextError: The call is in a callback of a compiled program, which would deadlock.
     """
     if thread.excused:
         return _NO_TURN
@@ -105,12 +106,12 @@ def turn() -> AbstractContextManager[Any]:
 
 
 def excuse() -> None:
-    """Lets this thread, one of a replica, take no turns: the thread that runs the replicas has it."""
+    """Exempts this replica thread from `turn`: the thread that started the replicas holds the lock for it."""
     thread.excused = True
 
 
 def without_turns(trace: Callable[[], T]) -> T:
-    """The result of `trace`, which traces a function: this thread takes no turns meanwhile."""
+    """Returns the result of `trace`, which traces a function. Exempts this thread from `turn` meanwhile."""
     before = thread.excused
     try:
         thread.excused = True
@@ -120,7 +121,7 @@ def without_turns(trace: Callable[[], T]) -> T:
 
 
 def settle() -> None:
-    """Waits for the step in progress in another thread; finishes one that an exception cut short."""
+    """Waits for the step in progress in another thread, or finishes a step that an exception interrupted."""
     refuse_callbacks("reading a variable")
     with lock:
         if state.step is not None:
@@ -128,10 +129,11 @@ def settle() -> None:
 
 
 def refuse_callbacks(called: str) -> None:
-    """Refuses what waits for the running program in a callback of that program: it would deadlock.
+    """Refuses an operation that waits for the running program, in a callback of that program: it would deadlock.
 
     Raises:
-        ContextError: This thread is not Python's own, or waits for the program: so it runs a callback.
+        ContextError: This thread runs a callback: Python did not start it, or it is the thread that waits for the
+            program.
     """
     if not state.calls_back:
         return
@@ -140,24 +142,24 @@ def refuse_callbacks(called: str) -> None:
         raise ContextError(
             called,
             found="the call is in a callback of a compiled function (jax.debug.callback, io_callback, pure_callback)",
-            rule="a callback runs while the function does, and must not wait for it",
-            remedy="do it after the function has returned, or pass the callback what it needs as an argument",
+            rule="a callback runs while the function runs, so waiting for the function would deadlock",
+            remedy="do it after the function has returned, or pass the value to the callback as an argument",
         )
 
 
 def storing(variables: Sequence[Any], values: Iterable[Any]) -> Iterable[Any]:
-    """An iterator that stores `values` as it is consumed."""
+    """Returns an iterator that stores `values` as it is consumed."""
     return map(object.__setattr__, variables, repeat("_array"), values)
 
 
 def store_all(variables: Sequence[Any], values: Iterable[Any]) -> None:
-    """Replaces the values of several variables: all of them, or none.
+    """Replaces the values of several variables atomically.
 
-    No exception and no other thread comes in between: it is one C call.
+    One C call stores all values, so neither an exception nor another thread can interrupt it.
 
     Args:
-        variables: Which.
-        values: The whole value of each, in the form in which it is stored; more of them are ignored.
+        variables: The variables.
+        values: The whole value of each variable, in the form in which it is stored. Surplus values are ignored.
     """
     assignments = storing(variables, values)
     with lock:
@@ -170,19 +172,19 @@ def store_all(variables: Sequence[Any], values: Iterable[Any]) -> None:
 
 
 def note_former(variables: Iterable[Any]) -> None:
-    """Keeps the values of variables that are about to be assigned within `or_undone`. Called with the lock held."""
+    """Records the values of variables that are about to be assigned inside `or_undone`. Called with `lock` held."""
     before = thread.before
     assert before is not None
     for variable in variables:
         if id(variable) not in before:
-            variable.mark_shared()  # a step that donates the value copies it first
+            variable.mark_shared()  # a step that donates the buffer must copy it first
             before[id(variable)] = variable, variable.initial()
 
 
 def or_undone(call: Callable[[], Any]) -> Any:
-    """The result of `call`; an exception in it leaves all variables that this thread has assigned as they were.
+    """Returns the result of `call`. If it raises, restores all variables that this thread has assigned in it.
 
-    What `call` reads are the new values, as anywhere outside of runs of several replicas.
+    Reads inside `call` return the new values, as everywhere outside of runs of several replicas.
     """
     if thread.before is not None:
         return call()
@@ -202,9 +204,9 @@ def or_undone(call: Callable[[], Any]) -> Any:
 
 
 def together(assign: Callable[[], None]) -> None:
-    """Calls `assign`; what it assigns in storage is stored when it has returned, all at once, or not at all.
+    """Calls `assign` and stores all its assignments atomically when it returns. If it raises, stores none.
 
-    What `assign` reads in the meantime are the old values.
+    Reads inside `assign` return the old values.
     """
     if thread.kept_back is not None:
         assign()

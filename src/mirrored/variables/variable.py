@@ -1,4 +1,4 @@
-"""`Variable`: one logical variable, mirrored on every replica or with one component per replica."""
+"""`Variable`: one logical variable, mirrored across replicas or with one component per replica."""
 
 from __future__ import annotations
 
@@ -44,23 +44,24 @@ _unnamed = itertools.count()
 
 
 class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
-    """A variable: mirrored on every replica of the strategy whose scope it is made in, equal on all at all times.
+    """A variable. In a strategy's scope it is mirrored: every replica has a copy, and all copies are always equal.
 
-    Context: made anywhere. In a strategy's scope (or inside `run`, where all replicas make one together) it belongs to
-    that strategy; elsewhere it is a plain variable. Inside `function` it may be made on the first call.
+    Context: any. A variable created in a strategy's scope belongs to that strategy. Inside `run` all replicas create
+    one variable together. Elsewhere it is a plain variable. Inside `function` it can be created on the first call.
 
     Args:
-        initial_value: An array, a number, a list, or a callable that gives one.
-        trainable: Whether tapes watch it by themselves. Default: True, but False for ON_READ.
-        name: For messages and checkpoints. Default: ``Variable``.
-        dtype: Default: the initial value's.
-        synchronization: `VariableSynchronization`: AUTO and ON_WRITE make it mirrored, ON_READ gives every replica a
-            component of its own that is aggregated when read in cross-replica context.
-        aggregation: `VariableAggregation`, a `ReduceOp`, or a callable from stacked components ``[replicas, ...]`` to
-            one: how assignments of replicas (mirrored) or components (ON_READ) become one.
+        initial_value: An array, a number, a list, or a callable that returns one of these.
+        trainable: Whether tapes watch it automatically. Default: True, but False for ON_READ.
+        name: The name in messages and checkpoints. Default: ``Variable``.
+        dtype: The dtype. Default: that of the initial value.
+        synchronization: A `VariableSynchronization`. AUTO and ON_WRITE make the variable mirrored. ON_READ gives every
+            replica its own component; a read in cross-replica context aggregates the components.
+        aggregation: A `VariableAggregation`, a `ReduceOp`, or a callable from stacked components ``[replicas, ...]`` to
+            one value. It reduces the values that replicas assign (mirrored) or the components (ON_READ).
+        shape: The expected shape of the initial value, which is checked.
 
     Raises:
-        ArgumentError: No initial value, or options that do not fit.
+        ArgumentError: The initial value is missing, or an option does not fit.
 
     Example:
         >>> v = Variable([1.0, 2.0], name="v")
@@ -69,15 +70,15 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
         >>> v * 2
         Array([4., 6.], dtype=float32)
 
-    TensorFlow: `tf.Variable`. Assigning values that differ between replicas with aggregation NONE is refused where
-    TensorFlow lets the copies drift; `assign` returns the new value.
+    TensorFlow: `tf.Variable`. With aggregation NONE, assigning a value that varies over replicas raises an error;
+    TensorFlow lets the copies diverge. `assign` returns the new value.
     """
 
     internal = False
-    """Whether the library has made it for its own use, on first use, as it does the slots of an optimizer."""
+    """Whether the library creates it on first use for its own purposes, such as the slots of an optimizer."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Variable:
-        """A `DistributedVariable` where a strategy is current."""
+        """Creates a `DistributedVariable` if a strategy is current."""
         strategies = ambient().strategies
         distributed = bool(strategies) and strategies[-1].device_assignment is not None
         return super().__new__(DistributedVariable if distributed and cls is Variable else cls)
@@ -106,7 +107,7 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
                 "Variable",
                 found=f"shape={tuple(shape)} for an initial value of shape {value.shape} (variable {name!r})",
                 rule="the initial value has the variable's shape",
-                remedy="leave shape away, or give an initial value of that shape",
+                remedy="omit shape, or pass an initial value of that shape",
             )
         check_aggregation(self._aggregation, value.shape, value.dtype, name, self.num_replicas)
         self.name = name or f"Variable{'' if (number := next(_unnamed)) == 0 else f'_{number}'}"
@@ -114,8 +115,9 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
         self._public_shape = TensorShape(value.shape)
         on_read = self._synchronization is VariableSynchronization.ON_READ
         self._trainable = not on_read if trainable is None else bool(trainable)
-        # The value itself is replaced by steps, in C (see `state_lock`). What else is known of a value is kept together
-        # with the array that it is true of, and holds as long as that array is the value.
+        # A step replaces `_array` from C (see `state_lock`) and cannot reset other attributes at the same time. So
+        # facts about a value (`_lost`, `_components`) are stored with the array that they describe, and are valid only
+        # while `_array` is that array.
         self._array: Any = placed(value, self._device_assignment, self.per_replica)
         self._lost: tuple[Any, str] | None = None
         self._components: tuple[Any, tuple[Any, ...]] | None = None
@@ -124,7 +126,7 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
         if here.store is not None:
             here.store.created(self)
 
-    # What it is
+    # Properties
 
     @property
     def shape(self) -> TensorShape:
@@ -138,17 +140,17 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
 
     @property
     def ndim(self) -> int:
-        """How many dimensions it has."""
+        """The number of dimensions."""
         return len(self._shape)
 
     @property
     def size(self) -> int:
-        """How many elements one copy has."""
+        """The number of elements of one copy."""
         return int(np.prod(self._shape, dtype=np.int64))
 
     @property
     def trainable(self) -> bool:
-        """Whether tapes watch it by themselves."""
+        """Whether tapes watch it automatically."""
         return self._trainable
 
     @property
@@ -158,46 +160,46 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
 
     @property
     def aggregation(self) -> Any:
-        """How values of several replicas become one."""
+        """How values of several replicas are reduced to one."""
         return self._aggregation
 
     @property
     def per_replica(self) -> bool:
-        """Whether every replica has a component of its own (ON_READ, in a strategy)."""
+        """Whether every replica has its own component (ON_READ, in a strategy)."""
         return self._device_assignment is not None and self._synchronization is VariableSynchronization.ON_READ
 
     @property
     def is_sum_of_components(self) -> bool:
-        """Whether its value is the sum of what the replicas have in components of their own."""
+        """Whether its value is the sum of the replicas' components (ON_READ with aggregation SUM)."""
         return self._synchronization is VariableSynchronization.ON_READ and self._aggregation is VariableAggregation.SUM
 
     @property
     def device_assignment(self) -> Any:
-        """Which replica lives on which device; None for a plain variable."""
+        """The devices of the replicas; None for a plain variable."""
         return self._device_assignment
 
     @property
     def strategy(self) -> Any:
-        """The strategy that it belongs to, None for a plain variable."""
+        """The strategy that it belongs to; None for a plain variable."""
         return self._strategy
 
     @property
     def distribute_strategy(self) -> Any:
-        """The same as `strategy`, under TensorFlow's name."""
+        """Same as `strategy`; the name in TensorFlow."""
         return self._strategy
 
     @property
     def num_replicas(self) -> int:
-        """On how many replicas it is."""
+        """The number of replicas that have a copy; 1 for a plain variable."""
         return 1 if self._device_assignment is None else int(self._device_assignment.num_replicas)
 
     @property
     def device(self) -> str:
-        """Where the first copy lives."""
+        """The name of the first copy's device."""
         return self.device_of(0)
 
     def device_of(self, replica: int) -> str:
-        """Where one replica's copy lives, as TensorFlow writes it."""
+        """Returns the name of the device of one replica's copy, as TensorFlow writes it."""
         if self._device_assignment is not None:
             return str(self._device_assignment.name_of(self._device_assignment.addressable_replicas[replica]))
         device = next(iter(self.stored().devices()))
@@ -206,7 +208,7 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
     # Reading
 
     def read_value(self) -> jax.Array:
-        """The value: the mirrored one, this replica's component, or (ON_READ in cross-replica context) the aggregate.
+        """Returns the value: the mirrored value, this replica's component, or the aggregate (ON_READ, cross-replica).
 
         Context: any; inside `function` and tapes also under nested `jit`, `scan`, `cond`, `checkpoint`, `vmap`.
 
@@ -214,17 +216,18 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
             ``dtype[shape]``. It stays valid after later assignments and steps.
 
         Raises:
-            TransformError: Under a bare `jax.jit`, `grad`, `vmap`, ..., where the value would be baked in.
-            LostStateError: The value went with a failed step.
+            TransformError: The read is under a bare `jax.jit`, `grad`, `vmap`, ..., where the value would become a
+                constant of the program.
+            LostStateError: The value is lost: a step that owned its buffer failed.
         """
         return announce_read(self, reading.read(self))
 
     def value(self) -> jax.Array:
-        """The same as `read_value`."""
+        """Same as `read_value`."""
         return self.read_value()
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The value as a NumPy array of its own (not while tracing)."""
+        """Returns the value as a new NumPy array. Not available while tracing."""
         here = ambient()
         if here.store is None and not here.listeners and not self.per_replica and is_eager():
             return self.on_host()
@@ -233,24 +236,24 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
     # Writing
 
     def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
-        """Replaces the value by `value`, by the rules of `synchronization` and `aggregation`.
+        """Replaces the value, according to `synchronization` and `aggregation`.
 
         Context: any, but not under a nested transform.
 
         Args:
             value: ``dtype[shape]``: an array, a number, another variable, or a per-replica value.
-            use_locking: Accepted for TensorFlow's sake; writes never race here.
-            name: Accepted for TensorFlow's sake.
+            use_locking: Ignored; accepted for compatibility with TensorFlow. Writes never race.
+            name: Ignored; accepted for compatibility with TensorFlow.
             read_value: Whether to return the new value.
 
         Returns:
-            The new value (this replica's, in replica context; of a sync-on-read variable in an eager run the component
-            itself, which later assignments show in), or None.
+            The new value, or None. In replica context it is this replica's value. For a sync-on-read variable in an
+            eager run it is the `VariableComponent`, whose value changes with later assignments.
 
         Raises:
-            VariableError: Shape or dtype do not fit, or the rules refuse.
-            SynchronyError: A mirrored variable without aggregation would differ between replicas.
-            TransformError: Under a nested transform.
+            VariableError: The shape or dtype does not fit, or the variable's rules refuse the assignment.
+            ReplicaDivergenceError: A mirrored variable with aggregation NONE would differ between replicas.
+            TransformError: The assignment is under a nested transform.
         """
         return self._update("assign", value, read_value)
 
@@ -273,51 +276,56 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
         if not read_value:
             return None
         replica = eager_replica(self)
-        # Handing the new value out is a read: a tape takes what is computed from it for computed from the variable.
+        # Returning the new value is a read: a tape then treats results computed from it as computed from the variable.
         return announce_read(self, new) if replica is None else VariableComponent(self, replica)
 
     def update_component(self, replica: int, method: str, value: Any, read_value: bool) -> Any:
-        """Assigns one component of a sync-on-read variable. `VariableComponent` calls it."""
+        """Assigns one component of a sync-on-read variable. Called by `VariableComponent`."""
         announce_write(self)
         called = f"{VariableComponent(self, replica).name}.{method}"
         new = write_component(Assignment(self, method, user_line(), called), replica, payload_of(value))
         return new if read_value else None
 
-    # Storage: used by frames and compiled functions only
+    # Storage: used by variable stores and compiled functions only
 
     def stored(self) -> Any:
-        """The whole value in storage: mirrored, or stacked ``[replicas, ...]``. A step that donates it copies it first.
+        """Returns the whole stored value: mirrored, or stacked ``[replicas, ...]``.
+
+        It marks the value as shared, so that a step that donates the buffer copies it first.
 
         Raises:
-            LostStateError: The value went with a failed step.
+            LostStateError: The value is lost: a step that owned its buffer failed.
         """
         if self._withheld is not None:
             self.settle()
         while True:
-            self._shared = True  # first: a step that begins now finds the mark
+            self._shared = True  # before the check of `state.step`: a step that begins now finds the mark
             version = state.version
             if state.step is None:
                 array = self._array
-                # A step that began after the first look may have replaced the marked value by a copy of its own.
+                # A step that began after the first check may have replaced the marked value by its own copy.
                 if state.step is None and state.version == version:
                     self._check_kept()
                     return array
             settle()
 
     def borrowed(self) -> Any:
-        """The whole value in storage, for the thread that holds the state lock, and while it does."""
+        """Returns the whole stored value without marking it as shared. Valid while the caller holds the state lock."""
         self._check_kept()
         return self._array
 
     def taken(self) -> Any:
-        """The whole value in storage, as an unshared copy. Called with the state lock held, by a step."""
+        """Replaces the whole stored value by an unshared copy and returns it. Called by steps, under the state lock."""
         self._check_kept()
         self._array = copied = jnp.array(self._array, copy=True)
         self._components, self._shared = None, False
         return copied
 
     def on_host(self) -> np.ndarray[Any, Any]:
-        """The whole value in storage as a NumPy array of its own. Only a step dispatched meanwhile has to copy it."""
+        """Returns the whole stored value as a new NumPy array.
+
+        It does not mark the value as shared. Only a step that is dispatched during the copy has to copy the buffer.
+        """
         if self._withheld is not None:
             self.settle()
         key = object()
@@ -340,21 +348,21 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
             raise LostStateError(
                 f"reading {self.name}",
                 found=f"its value was donated to a step that failed: {self._lost[1]}",
-                rule="a compiled step reuses its variables' memory, so an error while it runs takes the values along",
+                rule="a compiled step reuses the memory of its variables, so an error while it runs loses their values",
                 remedy="restore a checkpoint (or assign a new value); function(donate=False) keeps the old values",
             )
 
     @property
     def is_lost(self) -> bool:
-        """Whether the value went with a failed step."""
+        """Whether the value is lost: its buffer was donated to a step that failed."""
         return self._lost is not None and self._lost[0] is self._array
 
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape of the whole value in storage."""
+        """Returns the shape of the whole stored value."""
         return (self.num_replicas, *self._shape) if self.per_replica else self._shape
 
     def stored_component(self, replica: int) -> Any:
-        """One replica's component in storage, on that replica's device."""
+        """Returns one replica's stored component, on that replica's device."""
         whole = self.stored()
         if self._device_assignment is None:
             return whole
@@ -364,15 +372,15 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
         return found[1][replica]
 
     def component_value(self, replica: int) -> Any:
-        """One replica's component, as the current context has it."""
+        """Returns one replica's component in the current context."""
         return announce_read(self, reading.component(self, replica))
 
     def store(self, value: Any, *, shared: bool = False) -> None:
-        """Replaces the whole value in storage.
+        """Replaces the whole stored value.
 
         Args:
-            value: In the form in which it is stored.
-            shared: Whether others hold its buffers, too.
+            value: The value, in the form in which it is stored.
+            shared: Whether other code also holds its buffers.
         """
         self.release()
         if thread.kept_back is not None:
@@ -388,29 +396,29 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
 
     @property
     def is_shared(self) -> bool:
-        """Whether others may hold this value's buffers."""
+        """Whether other code may hold this value's buffers."""
         return self._shared
 
     def checked_value(self) -> Any:
-        """The value, after checking that it may be read here; not announced."""
+        """Returns the value, after checking that it can be read here. Does not notify read listeners."""
         return reading.read(self)
 
     def check_assignable(self, called: str) -> None:
-        """Refuses an assignment under a bare transform."""
+        """Refuses an assignment under a bare JAX transform."""
         writing.check_assignable(self, called)
 
     def mark_shared(self) -> None:
-        """Notes that others hold this value's buffers: a step that donates it must copy it first."""
+        """Marks the value's buffers as shared with other code: a step that donates them must copy them first."""
         self._shared = True
 
     def lose(self, why: str) -> None:
-        """Marks the value as lost with a failed step."""
+        """Marks the value as lost: its buffer was donated to a step that failed."""
         self._lost, self._components, self._shared = (self._array, why), None, True
 
-    # The rest
+    # Python protocols
 
     def ref(self) -> Reference:
-        """A hashable reference, for use as a dictionary key; `deref()` gives the variable."""
+        """Returns a hashable reference, for use as a dictionary key. Its `deref()` returns the variable."""
         return Reference(self)
 
     def __copy__(self) -> Variable:
@@ -431,18 +439,18 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
 
 
 class DistributedVariable(Variable, DistributedValues):
-    """A variable of a strategy: one copy or component per replica. `Variable` makes it in a strategy's scope.
+    """A variable of a strategy, with one copy or component per replica. `Variable` creates it in a strategy's scope.
 
-    TensorFlow: prints as `MirroredVariable` or `SyncOnReadVariable`, which are separate classes there.
+    TensorFlow: its `repr` shows `MirroredVariable` or `SyncOnReadVariable`, which are separate classes in TensorFlow.
     """
 
     @property
     def values(self) -> tuple[VariableComponent, ...]:
         """The copies, one per replica of this process."""
-        mine = (
+        num_local = (
             self.num_replicas if self._device_assignment is None else len(self._device_assignment.addressable_replicas)
         )
-        return tuple(VariableComponent(self, replica) for replica in range(mine))
+        return tuple(VariableComponent(self, replica) for replica in range(num_local))
 
     def __repr__(self) -> str:
         if ambient().store is not None or self.is_lost:
@@ -456,5 +464,5 @@ def _abstract(variable: Variable) -> ShapedArray:
 
 register_array_like(Variable, read=Variable.read_value, shape_of=_abstract)
 register_array_like(DistributedVariable, read=Variable.read_value, shape_of=_abstract)
-# A copy can be looked at wherever a variable can.
+# `isinstance(component, Variable)` holds, as in TensorFlow.
 Variable.register(VariableComponent)

@@ -1,4 +1,4 @@
-"""Assigning a variable in each context: the assign column of the table in `rules`, as code."""
+"""Assigns a variable in each context: implements the assign column of the table in `rules`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from mirrored.variables.state_lock import lock, turn
 
 
 def check_assignable(variable: Any, called: str) -> None:
-    """Refuses an assignment under a transform that would do it while tracing only."""
+    """Refuses an assignment under a transform, where it would happen during tracing and not when the program runs."""
     check_writable(variable, store_of(variable, ambient()), called)
 
 
 def write(assignment: Assignment, value: Any) -> Any:
-    """Assigns by the rules, and returns the new value as the context sees it."""
+    """Assigns according to the rules, and returns the new value in the current context."""
     here = ambient()
     variable = assignment.variable
     store = store_of(variable, here)
@@ -55,7 +55,8 @@ def _write_whole(assignment: Assignment, value: Any, store: VariableStore | None
         value = _reduced(assignment, value, here)
     if store is None:
         check_same_everywhere(assignment, value)
-        with turn(), lock:  # nothing of another thread between reading the old value and storing the new one
+        # The lock makes read and store atomic: no other thread assigns between them.
+        with turn(), lock:
             new = assignment.combined(assignment.old(), aligned(value, variable.device_assignment))
             stored = placed(own(new), variable.device_assignment, per_replica=False)
             variable.store(stored, shared=assignment.read_value)
@@ -66,7 +67,7 @@ def _write_whole(assignment: Assignment, value: Any, store: VariableStore | None
 
 
 def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
-    """A per-replica value for a mirrored variable, aggregated."""
+    """Aggregates a per-replica value for a mirrored variable."""
     variable = assignment.variable
     aggregation = variable.aggregation
     if aggregation is VariableAggregation.NONE:
@@ -100,7 +101,7 @@ def _write_in_replica(assignment: Assignment, value: Any, store: VariableStore |
             assignment.called,
             found=f"a per-replica value was assigned to {variable.name!r} inside a replica",
             rule="inside run each replica assigns its own component",
-            remedy="pass the per-replica value to run(fn, args=(value,)) and assign what the replica receives",
+            remedy="pass the per-replica value to run(fn, args=(value,)) and assign the component it receives",
         )
     if store is None:
         return _write_alone(assignment, value) if runner is None else _write_shared(assignment, value, runner, index)
@@ -119,15 +120,15 @@ def _without_components(assignment: Assignment) -> ContextError:
     variable = assignment.variable
     return ContextError(
         assignment.called,
-        found=f"the replicas assign {variable.name!r}, a sync-on-read variable with aggregation SUM that was made "
+        found=f"the replicas assign {variable.name!r}, a sync-on-read variable with aggregation SUM that was created "
         "outside of strategy.scope()",
-        rule="each replica adds to a component of its own, and only a variable made in the scope has components",
-        remedy="make the variable (or the metric that it belongs to) inside `with strategy.scope():`",
+        rule="each replica assigns its own component, and only a variable created in the scope has components",
+        remedy="create the variable (or the metric that owns it) inside `with strategy.scope():`",
     )
 
 
 def _write_alone(assignment: Assignment, value: Any) -> Any:
-    """The only replica there is assigns into storage."""
+    """Assigns to storage, from the only replica."""
     variable = assignment.variable
     with turn(), lock:
         old = assignment.old()
@@ -138,7 +139,7 @@ def _write_alone(assignment: Assignment, value: Any) -> Any:
 
 
 def _write_shared(assignment: Assignment, value: Any, runner: ReplicaRunner, index: int) -> Any:
-    """One replica of an eager run assigns a plain variable, on its own device."""
+    """Assigns a plain variable from one replica of an eager run. The new value is computed on the replica's device."""
     with lock:
         new = assignment.combined(runner.component(assignment.old(), index), value)
         assignment.variable.store(uncommitted(new))
@@ -146,7 +147,7 @@ def _write_shared(assignment: Assignment, value: Any, runner: ReplicaRunner, ind
 
 
 def _merge(assignment: Assignment, value: Any, store: VariableStore, runner: ReplicaRunner) -> None:
-    """All replicas assign a mirrored variable: their values are aggregated."""
+    """Assigns a mirrored variable from all replicas: a merge aggregates their values."""
     variable = assignment.variable
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
@@ -158,7 +159,7 @@ def _merge(assignment: Assignment, value: Any, store: VariableStore, runner: Rep
 
 
 def _merged(assignment: Assignment, payloads: Sequence[Any], runner: ReplicaRunner) -> Any:
-    """What the replicas' assigned values become together."""
+    """Aggregates the values that the replicas assign."""
     aggregation, first = assignment.variable.aggregation, payloads[0]
     is_number = not hasattr(first, "dtype") and not isinstance(first, (list, tuple))
     if is_number and all(payload == first for payload in payloads):
@@ -177,7 +178,7 @@ def _one_number(assignment: Assignment, number: Any) -> Any:
         assignment.called,
         found=f"the Python number {number!r} for variable {variable.name!r} "
         f"with aggregation {aggregation_name(variable.aggregation)}",
-        rule="a Python number is one value, not one per replica, so it cannot be reduced over replicas",
-        remedy=f"say what is meant: jnp.asarray({number!r}) is one value per replica; "
-        "aggregation=MEAN keeps it as it is",
+        rule="a Python number is one value and not one per replica, so it cannot be reduced over replicas",
+        remedy=f"assign jnp.asarray({number!r}), which is one value per replica, or use aggregation=MEAN, which "
+        "keeps the number",
     )

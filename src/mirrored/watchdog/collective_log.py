@@ -1,4 +1,4 @@
-"""What this worker has come to: every operation that all workers make together, numbered."""
+"""The collective log: the operations that all workers execute together, numbered in program order."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from mirrored.watchdog.worker_progress import CallSite, CallSpan, WorkerProgress
 _STRETCHES: Final = 32
 _MARKS: Final = 32
 _MARK_EVERY: Final = 64
-# Labels with numbers in them could fill the memory of a long training.
+# An upper bound: labels that contain numbers would otherwise fill the memory in a long training run.
 _PLACES: Final = 1000
+# The 64-bit FNV prime: the digest is a polynomial hash of all labels so far.
 _FACTOR: Final = 0x100000001B3
 _BITS: Final = (1 << 64) - 1
 
@@ -30,11 +31,12 @@ class _Place:
 
 
 class CollectiveLog:
-    """The operations of this process, in order. Written by the main thread, read by the watching one.
+    """Numbered log of the collective operations of this process, in program order.
 
-    A million calls of one step are one stretch. What is remembered: the newest stretches, every line of the program
-    that has made a call, with their number, and at every 64th operation a digest of all labels up to there, so that
-    two workers that differ anywhere are known to differ for as long as they run.
+    The main thread writes it; the watchdog's thread reads it. Consecutive calls of one operation at one line form one
+    span: a million calls of one step are one span. The log keeps the newest spans, every program line that has made a
+    call with its number of calls, and, at every 64th operation, a digest of all labels so far. A digest covers the
+    whole history, so that a mismatch stays detectable after the spans around it are forgotten.
     """
 
     def __init__(self) -> None:
@@ -50,11 +52,11 @@ class CollectiveLog:
         self._marks: collections.deque[tuple[int, int]] = collections.deque(maxlen=_MARKS)
 
     def arrive(self, label: str, line: str = "") -> None:
-        """Notes that this worker has come to an operation of all.
+        """Records that this worker has reached a collective operation.
 
         Args:
-            label: Which one; the same on all workers.
-            line: Of the program, that has called it.
+            label: The name of the operation; the same on all workers.
+            line: The program line that calls it.
         """
         number = self.count + 1
         place = self._places.get((label, line))
@@ -68,6 +70,7 @@ class CollectiveLog:
         self._digest = (self._digest * _FACTOR + zlib.crc32(label.encode()) + 1) & _BITS
         if not number % _MARK_EVERY:
             self._marks.append((number, self._digest))
+        # Written last: the watchdog's thread takes no lock, and must find a span for every number up to `count`.
         self.count = number
         self.inside = True
 
@@ -81,17 +84,17 @@ class CollectiveLog:
         return place
 
     def depart(self, token: Any = None) -> None:
-        """Notes that it is through, as far as this host can tell.
+        """Records that the operation has returned, as far as this host can tell.
 
         Args:
-            token: An array that the devices have yet to compute: until then it is not through.
+            token: An output array of the operation. The operation counts as running until the devices have computed it.
         """
         self._token = token
         self.inside = False
 
     @contextmanager
     def at(self, label: str, line: str = "") -> Iterator[None]:
-        """The block is an operation of all."""
+        """Records the block as one collective operation."""
         self.arrive(label, line)
         try:
             yield
@@ -99,7 +102,13 @@ class CollectiveLog:
             self.depart()
 
     def standing(self, *, beat: int, has_ended: bool, name: str) -> WorkerProgress:
-        """Where this worker stands now."""
+        """Returns this worker's progress.
+
+        Args:
+            beat: The number of this heartbeat.
+            has_ended: Whether the program has ended.
+            name: The worker's host and process.
+        """
         count = self.count
         inside = self.inside or self._is_computing()
         stretches = tuple(CallSpan(first, time, one.label, one.line) for first, time, one in list(self._stretches))
@@ -123,4 +132,4 @@ class CollectiveLog:
 
 
 collective_log = CollectiveLog()
-"""The one of this process."""
+"""The collective log of this process."""

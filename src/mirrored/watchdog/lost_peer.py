@@ -1,4 +1,4 @@
-"""What to say of a worker that is lost."""
+"""The error that reports a lost peer."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from mirrored.errors import AbsentWorkerError
 from mirrored.watchdog.worker_progress import WorkerProgress
 
 FOLLOWS: Final = "(follows)"
-"""Begins the last words of a worker that leaves for a reason which the others find out for themselves."""
+"""Prefix of the exit report of a worker that ends for a cause that the other workers detect themselves."""
 
 
 def lost_worker(worker: int, standing: WorkerProgress | None, words: str, silent_seconds: float) -> AbsentWorkerError:
-    """The error that names it.
+    """Returns the error that names a lost worker.
 
     Args:
-        worker: Which one.
-        standing: Where it was when it was last heard of.
-        words: Its last ones, of why it leaves; empty if it had none.
-        silent_seconds: How long ago it was last heard of.
+        worker: The index of the lost worker.
+        standing: Its last known progress; None if it has posted none.
+        words: Its exit report; empty if it sent none.
+        silent_seconds: How long ago its last heartbeat was.
     """
     name = "" if standing is None else f" ({standing.name})"
     where = "" if standing is None else f", at operation {standing.count}: {standing.newest}"
     how = words or (
-        "has gone without a word (killed, out of memory, stopped, crashed, or its machine or network is gone); it was "
-        f"last seen {silent_seconds:.1f} s ago{where}"
+        "was lost without an exit report (killed, out of memory, stopped, crashed, or its machine or network is down); "
+        f"it was last seen {silent_seconds:.1f} s ago{where}"
     )
     return AbsentWorkerError(
         "training on several workers",
         found=f"worker {worker}{name} {how}",
-        rule="the workers of a job make every step together; none can go on without another",
-        remedy=f"look at the output of worker {worker} and at its machine's log, and start all workers again: they go "
-        "on from the newest checkpoint (mirrored run --max-restarts 3 does so by itself)",
+        rule="the workers of a job execute every step together; none can continue without the others",
+        remedy=f"check the output of worker {worker} and its machine's log, then restart all workers: they resume "
+        "from the newest checkpoint (mirrored run --max-restarts 3 does so automatically)",
     )

@@ -1,4 +1,4 @@
-"""What every thread of this process is doing."""
+"""The stacks of all threads of this process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import traceback
 
 
 def all_stacks() -> str:
-    """The stack of each thread, the main one first; those of the watch itself are left out."""
+    """Returns the stack of each thread, the main thread first, without the threads of mirrored itself."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)

@@ -1,4 +1,4 @@
-"""Where a worker stands among the operations that all workers make together: what it posts for the others to read."""
+"""Worker progress: how far a worker is in the sequence of collective operations, in the form that it posts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class CallSpan:
-    """Calls of one operation at one line, with no other operation in between.
+    """Consecutive calls of one operation at one line.
 
     Attributes:
-        first: The number of the first one among all operations.
-        time: How often the operation had been called then, that call included.
-        label: Which operation.
-        line: Of the program; empty where it is not known.
+        first: The number of the first call among all operations.
+        time: How many times the operation had been called then, that call included.
+        label: The name of the operation.
+        line: The program line; empty if it is not known.
     """
 
     first: int
@@ -26,13 +26,13 @@ class CallSpan:
 
 @dataclasses.dataclass(frozen=True)
 class CallSite:
-    """A line of the program that calls an operation.
+    """A program line that calls an operation.
 
     Attributes:
-        label: Which operation.
-        line: Where.
-        first: The number of its first call among all operations.
-        times: How often it was called from there.
+        label: The name of the operation.
+        line: The program line.
+        first: The number of the first call from there among all operations.
+        times: The number of calls from there.
     """
 
     label: str
@@ -43,17 +43,17 @@ class CallSite:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerProgress:
-    """Where a worker stands.
+    """The progress of one worker.
 
     Attributes:
-        count: How many operations it has come to.
-        inside: Whether it is inside the newest of them.
-        stretches: The newest ones, oldest first.
-        places: Where calls were made, the newest first.
-        has_more_places: Whether there are others.
-        marks: By number of an operation, a digest of all up to there.
+        count: The number of operations that it has reached.
+        inside: Whether it is inside the newest operation.
+        stretches: The newest spans of calls, oldest first.
+        places: The call sites, newest first.
+        has_more_places: Whether there are further call sites.
+        marks: Digests of all operations so far, by operation number.
         has_ended: Whether its program has ended.
-        beat: Grows as long as the worker is alive.
+        beat: The heartbeat counter, which grows as long as the worker is alive.
         name: Its host and process.
     """
 
@@ -68,7 +68,7 @@ class WorkerProgress:
     name: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Returns the progress as JSON data."""
         return {
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             "stretches": [dataclasses.astuple(one) for one in self.stretches],
@@ -77,7 +77,7 @@ class WorkerProgress:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> WorkerProgress:
-        """From plain data."""
+        """Restores the progress from JSON data."""
         return WorkerProgress(
             **{
                 **data,
@@ -89,28 +89,28 @@ class WorkerProgress:
 
     @property
     def oldest(self) -> int:
-        """The number of the oldest operation that is remembered; one more than there are, if none is."""
+        """The number of the oldest remembered operation; `count` + 1 if none is remembered."""
         return self.stretches[0].first if self.stretches else self.count + 1
 
     def stretch_of(self, number: int) -> CallSpan | None:
-        """Where an operation belongs; None if it has not come, or is forgotten."""
+        """Returns the span of an operation; None if it is not reached yet, or forgotten."""
         if not self.oldest <= number <= self.count:
             return None
         return self.stretches[bisect.bisect_right([one.first for one in self.stretches], number) - 1]
 
     def called(self, number: int) -> str | None:
-        """An operation and how often it had been called; None if it has not come, or is forgotten."""
+        """Returns an operation's label and how many times it had been called; None as for `stretch_of`."""
         stretch = self.stretch_of(number)
         return None if stretch is None else f"{stretch.label} (time {stretch.time + number - stretch.first})"
 
     def described(self, number: int) -> str:
-        """The same in words, with the line that has called it."""
+        """Returns an operation's label, number of calls and program line, for messages."""
         stretch = self.stretch_of(number)
         if stretch is None:
-            return "the start" if number == 0 else "one that is forgotten"
+            return "the start" if number == 0 else "an operation that is forgotten"
         return f"{self.called(number)}{f' at {stretch.line}' if stretch.line else ''}"
 
     @property
     def newest(self) -> str:
-        """The newest operation in words."""
+        """The newest operation, for messages."""
         return self.described(self.count)

@@ -1,1 +1,1 @@
-"""`mirrored demo`: a convnet learns handwritten digits on several replicas. Each file is a part of it."""
+"""`mirrored demo`: trains a convnet on handwritten digits with several replicas."""

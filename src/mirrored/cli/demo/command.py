@@ -1,4 +1,4 @@
-"""The demo from start to end, as it is seen on the terminal."""
+"""Runs the demo from start to end, with its output on the terminal."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ MUST_BE_RIGHT = 0.97
 
 
 def run_demo(*, num_replicas: int, epochs: int, out: Path, must_learn: bool) -> Findings:
-    """Trains, evaluates, compares copies and bits, writes the report.
+    """Trains, evaluates, compares the copies of variables, checks bitwise reproducibility, and writes the report.
 
     Args:
-        num_replicas: Replicas of the model.
-        epochs: Passes over the training images.
-        out: Folder of the report.
-        must_learn: Whether fewer than 97 % right is a failure.
+        num_replicas: The number of replicas of the model.
+        epochs: The number of epochs.
+        out: The folder of the report.
+        must_learn: Whether an accuracy below 97 % is a failure.
 
     Raises:
-        ClickException: Something that the demo shows did not hold.
+        ClickException: A property that the demo checks does not hold.
     """
     started, console = time.perf_counter(), Console()
     devices = _devices_for(num_replicas)
@@ -58,24 +58,24 @@ def run_demo(*, num_replicas: int, epochs: int, out: Path, must_learn: bool) -> 
     console.rule("[bold]Report")
     for path in write_report(findings, out):
         console.print(f"wrote {path}")
-    console.print(f"{seconds:.0f} seconds in all")
+    console.print(f"{seconds:.0f} seconds in total")
     _check(findings, must_learn)
     return findings
 
 
 def _devices_for(num_replicas: int) -> list[jax.Device]:
-    """As many devices as can share the replicas evenly: accelerators, or virtual CPU devices made for it."""
+    """Returns the most devices among which the replicas divide evenly: accelerators, or new virtual CPU devices."""
     try:
         mr.config.set_virtual_devices(num_replicas)
     except mr.errors.ContextError:
-        pass  # JAX has started: the devices that it has will do, several replicas on each if need be
+        pass  # JAX has started: use its devices, with several replicas on each if necessary
     devices = default_devices()
     fitting = max(n for n in range(1, len(devices) + 1) if num_replicas % n == 0)
     return devices[:fitting]
 
 
 def _train(trainer: Trainer, train: Examples, epochs: int, title: str, console: Console) -> History:
-    """Trains with live progress, and a line for each epoch that stays."""
+    """Trains with a live progress bar, and prints a line for each epoch."""
     steps = len(Batches(train, BATCH_SIZE))
     columns = ("{task.description}", "epoch {task.fields[epoch]}", "loss {task.fields[loss]:.4f}")
     progress = Progress(
@@ -97,8 +97,8 @@ def _train(trainer: Trainer, train: Examples, epochs: int, title: str, console: 
 def _train_deterministically(
     num_replicas: int, devices: list[jax.Device], train: Examples, epochs: int, console: Console
 ) -> dict[int, str]:
-    """The same training on 1, 2, 4, ... devices; the hash of the final weights of each."""
-    console.rule("[bold]The same bits on any number of devices")
+    """Repeats one training on 1, 2, 4, ... devices, and returns the hash of the final weights of each."""
+    console.rule("[bold]Bitwise reproducible on any number of devices")
     hashes: dict[int, str] = {}
     for count in (n for n in range(1, len(devices) + 1) if num_replicas % n == 0):
         strategy = mr.MirroredStrategy(devices[:count], num_replicas=num_replicas, deterministic=True)
@@ -112,7 +112,7 @@ def _train_deterministically(
             soft_wrap=True,
         )
     same = len(set(hashes.values())) == 1
-    console.print("[green]the same bits[/]" if same else "[red]NOT the same bits[/]")
+    console.print("[green]bitwise equal[/]" if same else "[red]NOT bitwise equal[/]")
     return hashes
 
 
@@ -131,7 +131,7 @@ def _show_copies(console: Console, copies: list[Copies]) -> None:
     console.rule("[bold]Copies of every variable")
     table = Table("variable", "shape", "SHA-256 of the replicas' copies", "equal", box=SIMPLE)
     for one in copies:
-        equal = "[green]bit for bit[/]" if one.are_equal else "[red]NO[/]"
+        equal = "[green]bit-identical[/]" if one.are_equal else "[red]NO[/]"
         counted = ", ".join(f"{digest} x {count}" for digest, count in Counter(one.hashes).items())
         table.add_row(one.name, str(list(one.shape)), counted, equal)
     console.print(table, highlight=False)
@@ -141,7 +141,7 @@ def _check(findings: Findings, must_learn: bool) -> None:
     failures = [
         (len(findings.digits) == len(findings.test), "not every test image was evaluated exactly once"),
         (findings.copies_are_equal, "copies of a variable differ between replicas"),
-        (findings.bits_are_equal, "the deterministic trainings ended in different bits"),
+        (findings.bits_are_equal, "the final weights of the deterministic trainings are not bit-identical"),
         (
             findings.accuracy >= MUST_BE_RIGHT or not must_learn,
             f"only {findings.accuracy:.2%} of the test images right",

@@ -1,4 +1,4 @@
-"""A small convnet by hand: two convolutions, a pool, two dense layers, dropout; 38,218 parameters."""
+"""A small hand-written convnet: two convolutions, a pool, two dense layers, dropout; 38,218 parameters."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import mirrored as mr
 
 
 class ConvNet:
-    """The model: its variables are mirrored if it is made in a strategy's scope.
+    """The model. Its variables are mirrored if it is created in a strategy's scope.
 
     Args:
-        seed: Of the initial values.
+        seed: The seed of the initial values.
     """
 
     def __init__(self, seed: int) -> None:
@@ -27,17 +27,17 @@ class ConvNet:
 
     @property
     def variables(self) -> list[mr.Variable]:
-        """All of them; every one is trainable."""
+        """All variables, each of them trainable."""
         kernels = (self.filters_1, self.filters_2, self.weights_3, self.weights_4)
         biases = (self.bias_1, self.bias_2, self.bias_3, self.bias_4)
         return [variable for layer in zip(kernels, biases, strict=True) for variable in layer]
 
     def __call__(self, images: jax.Array, dropout_key: jax.Array | None = None) -> Any:
-        """Scores of the ten digits.
+        """Computes the scores (logits) of the ten digits.
 
         Args:
             images: f32[batch, 8, 8, 1].
-            dropout_key: Randomness of dropout; None: no dropout, for evaluation.
+            dropout_key: The PRNG key of dropout; None for no dropout, in evaluation.
 
         Returns:
             f32[batch, 10].
@@ -53,7 +53,7 @@ class ConvNet:
 
 
 def _layer(name: str, key: jax.Array, shape: tuple[int, ...]) -> tuple[mr.Variable, mr.Variable]:
-    """Kernel and bias. He initialization: K. He et al., Delving Deep into Rectifiers, 2015."""
+    """Creates kernel and bias. He initialization: K. He et al., Delving Deep into Rectifiers, 2015."""
     kernel = jax.nn.initializers.he_normal()(key, shape, jnp.float32)
     return mr.Variable(kernel, name=f"{name}/kernel"), mr.Variable(jnp.zeros(shape[-1]), name=f"{name}/bias")
 

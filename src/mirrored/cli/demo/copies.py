@@ -1,4 +1,4 @@
-"""Showing that state is what it claims to be: equal on every replica, and the same bits whatever the devices."""
+"""Hashes of variables, to check that copies are equal on all replicas and bit-identical on any number of devices."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Copies:
     """The copies of one variable, one per replica.
 
     Attributes:
-        name: Of the variable.
-        shape: Of the variable.
-        hashes: Of each replica's copy.
+        name: The name of the variable.
+        shape: The shape of the variable.
+        hashes: The hash of each replica's copy.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Copies:
 
     @property
     def are_equal(self) -> bool:
-        """Whether all copies are the same bits."""
+        """Whether all copies are bit-identical."""
         return len(set(self.hashes)) == 1
 
 
@@ -44,12 +44,12 @@ def copies_of(strategy: mr.Strategy, variables: Sequence[mr.Variable]) -> list[C
 
 
 def hash_variables(variables: Sequence[mr.Variable]) -> str:
-    """One hash of the values of all variables."""
+    """Returns one hash of the values of all variables."""
     return hash_arrays([v.numpy() for v in variables])
 
 
 def hash_arrays(arrays: Sequence[np.ndarray]) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of the bytes."""
+    """Returns the first 16 hexadecimal digits of the SHA-256 of the arrays' bytes."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())

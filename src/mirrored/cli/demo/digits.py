@@ -18,7 +18,7 @@ NUM_TEST = 357
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Images and what they show.
+    """Images and their labels.
 
     Attributes:
         images: f32[examples, 8, 8, 1], 0 to 1.
@@ -32,12 +32,12 @@ class Examples:
         return len(self.labels)
 
     def take(self, indices: np.ndarray) -> Examples:
-        """The examples at these positions."""
+        """Returns the examples at these positions."""
         return Examples(self.images[indices], self.labels[indices])
 
 
 def load_digits() -> tuple[Examples, Examples]:
-    """Training and test examples, always the same ones.
+    """Returns training and test examples, in a fixed split.
 
     Raises:
         MissingExtraError: scikit-learn is not installed.
@@ -51,12 +51,12 @@ def load_digits() -> tuple[Examples, Examples]:
 
 @dataclasses.dataclass
 class Batches:
-    """A re-iterable of global batches ``(images, labels)``; each pass over a shuffled one has an order of its own.
+    """A re-iterable of global batches ``(images, labels)``; with a seed, each pass has a different order.
 
     Attributes:
-        examples: What to serve.
+        examples: The examples.
         size: The global batch size; the last batch of a pass may be smaller.
-        seed: Of the order; None keeps the order of the examples.
+        seed: The seed of the order; None keeps the order of the examples.
     """
 
     examples: Examples

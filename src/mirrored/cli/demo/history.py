@@ -1,4 +1,4 @@
-"""What a training went through, for the report."""
+"""The history of a training, for the report."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import dataclasses
 
 @dataclasses.dataclass
 class History:
-    """What a training went through.
+    """The history of a training.
 
     Attributes:
-        losses: One per step.
-        epoch_seconds: One per epoch.
-        images_per_epoch: The training images.
+        losses: The loss of each step.
+        epoch_seconds: The duration of each epoch.
+        images_per_epoch: The number of training images.
     """
 
     images_per_epoch: int
@@ -21,11 +21,11 @@ class History:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of one pass."""
+        """The number of steps of one epoch."""
         return len(self.losses) // max(1, len(self.epoch_seconds))
 
     @property
     def images_per_second(self) -> float:
-        """Over all epochs but the first, which compiles."""
+        """The throughput over all epochs except the first, which compiles."""
         seconds = self.epoch_seconds[1:] or self.epoch_seconds
         return self.images_per_epoch * len(seconds) / sum(seconds)

@@ -1,4 +1,4 @@
-"""The pictures of the report: the loss over the steps, and some test images with what was seen in them."""
+"""The figures of the report: the loss over the steps, and test images with their predictions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS, _ROWS = 10, 4
 
 
 def draw_losses(history: History, title: str, path: Path) -> None:
-    """Writes the loss of every step and the mean of every epoch, on a logarithmic scale."""
+    """Plots the loss of every step and the mean of every epoch, on a logarithmic scale."""
     figure, axes = _pyplot().subplots(figsize=(8, 4.5), dpi=120)
     steps = np.arange(1, len(history.losses) + 1)
     axes.plot(steps, history.losses, color=_GREY, linewidth=0.9, label="each step")
@@ -30,7 +30,7 @@ def draw_losses(history: History, title: str, path: Path) -> None:
 
 
 def draw_predictions(examples: Examples, digits: np.ndarray, path: Path) -> None:
-    """Writes a page of test images with the digit seen in each; those that were wrong come first, in red."""
+    """Draws a page of test images with their predicted digits; wrong predictions come first, in red."""
     wrong = np.flatnonzero(digits != examples.labels)
     right = np.flatnonzero(digits == examples.labels)
     chosen = np.concatenate([wrong, right])[: _COLUMNS * _ROWS]
@@ -42,7 +42,7 @@ def draw_predictions(examples: Examples, digits: np.ndarray, path: Path) -> None
         axes.imshow(examples.images[index, :, :, 0], cmap="gray_r", vmin=0, vmax=1)
         caption = f"{seen}" if seen == label else f"{seen}, is {label}"
         axes.set_title(caption, fontsize=11, color=_BLUE if seen == label else _RED)
-    figure.suptitle(f"{len(wrong)} of {len(digits)} test images seen wrongly (red, first)")
+    figure.suptitle(f"{len(wrong)} of {len(digits)} test images predicted wrongly (red, first)")
     _save(figure, path)
 
 

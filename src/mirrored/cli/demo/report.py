@@ -1,4 +1,4 @@
-"""The written report: what ran, what came out, what was shown."""
+"""Writes the report of the demo: configuration, results, and checked properties."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from mirrored.topology.device_assignment import DeviceAssignment
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """Everything the demo found out.
+    """The results of the demo.
 
     Attributes:
-        layout: Where the replicas lived.
-        history: Of the training.
+        device_assignment: The device of each replica.
+        history: The history of the training.
         test: The test examples.
-        digits: i32[examples], seen in them.
-        copies: Of every variable.
-        hashes: Of the final weights with ``deterministic=True``, by number of devices.
-        seconds: The whole demo took.
+        digits: i32[examples], the predicted digits.
+        copies: The copies of every variable.
+        hashes: The hashes of the final weights with ``deterministic=True``, by number of devices.
+        seconds: The duration of the whole demo.
     """
 
     device_assignment: DeviceAssignment
@@ -40,22 +40,22 @@ class Findings:
 
     @property
     def num_right(self) -> int:
-        """Test images seen rightly; 0 if they were not all seen once, for nobody knows then which is which."""
+        """The number of correct predictions; 0 if the predictions do not match the test images one to one."""
         return int((self.digits == self.test.labels).sum()) if len(self.digits) == len(self.test) else 0
 
     @property
     def accuracy(self) -> float:
-        """Share of test images seen rightly."""
+        """The fraction of correct predictions."""
         return self.num_right / len(self.test)
 
     @property
     def copies_are_equal(self) -> bool:
-        """Whether every variable's copies are the same bits."""
+        """Whether the copies of every variable are bit-identical."""
         return all(one.are_equal for one in self.copies)
 
     @property
     def bits_are_equal(self) -> bool:
-        """Whether the deterministic trainings ended in the same bits."""
+        """Whether the final weights of the deterministic trainings are bit-identical."""
         return len(set(self.hashes.values())) == 1
 
 
@@ -64,7 +64,7 @@ def write_report(findings: Findings, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     loss, predictions, summary = folder / "loss.png", folder / "predictions.png", folder / "summary.md"
     replicas = findings.device_assignment.num_replicas
-    draw_losses(findings.history, f"Convnet on handwritten digits, {replicas} replicas in lock-step", loss)
+    draw_losses(findings.history, f"Convnet on handwritten digits, {replicas} synchronous replicas", loss)
     draw_predictions(findings.test, findings.digits, predictions)
     summary.write_text(_summary(findings), encoding="utf-8")
     return [loss, predictions, summary]
@@ -98,7 +98,7 @@ def _summary(findings: Findings) -> str:
 
 ![predictions](predictions.png)
 
-## The same bits on any number of devices
+## Bitwise reproducible on any number of devices
 
 The same training with `deterministic=True`, {device_assignment.num_replicas} replicas on each number of devices:
 
@@ -111,4 +111,4 @@ The final weights are {_equal(findings.bits_are_equal)}.
 
 
 def _equal(equal: bool) -> str:
-    return "equal bit for bit" if equal else "**NOT equal**"
+    return "bit-identical" if equal else "**NOT bit-identical**"

@@ -1,4 +1,4 @@
-"""The training loop: scope, a compiled step around `run`, a tape inside, an optimizer, a reduction."""
+"""The training loop: a strategy's scope, a compiled step that calls `run`, a tape, an optimizer, a reduction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Trainer:
     """A model and its optimizer on a strategy.
 
     Args:
-        strategy: Where the replicas live.
+        strategy: The strategy that runs the replicas.
     """
 
     def __init__(self, strategy: mr.MirroredStrategy) -> None:
@@ -35,12 +35,12 @@ class Trainer:
         self.predict: Callable[..., Any] = mr.function(self._predict)
 
     def _step(self, batch: Any) -> Any:
-        """One update. Cross-replica: `batch` holds every replica's share."""
+        """Performs one update, in cross-replica context: `batch` contains every replica's batch."""
         losses = self.strategy.run(self._replica_step, args=batch)
         return self.strategy.reduce(mr.ReduceOp.SUM, losses, axis=None)
 
     def _replica_step(self, images: jax.Array, labels: jax.Array) -> Any:
-        """One replica's part of an update: gradients of its share; the optimizer sums them over all replicas."""
+        """Computes the gradients of one replica's batch; the optimizer sums them over all replicas."""
         variables = self.model.variables
         with mr.GradientTape() as tape:
             scores = self.model(images, self._dropout_key())
@@ -49,23 +49,23 @@ class Trainer:
         return loss
 
     def _dropout_key(self) -> Any:
-        """Randomness by (seed, step, replica), never by device: the same wherever the replicas live."""
+        """Returns a PRNG key by seed, step and replica, but not by device: independent of the device assignment."""
         replica: Any = mr.get_replica_context()
         at_step = jax.random.fold_in(jax.random.key(SEED), self.optimizer.iterations.read_value())
         return jax.random.fold_in(at_step, replica.replica_id_in_sync_group)
 
     def _predict(self, images: Any, is_real: Any) -> Any:
-        """The digit seen in each image of all replicas' shares, in the order of the batch, and which are no padding."""
-        digits = self.strategy.run(lambda share: self.model(share).argmax(axis=-1), args=(images,))
+        """Predicts the digit of each image of all replicas, in batch order; also returns which are not padding."""
+        digits = self.strategy.run(lambda batch: self.model(batch).argmax(axis=-1), args=(images,))
         return self.strategy.gather(digits, axis=0), self.strategy.gather(is_real, axis=0)
 
     def train(self, examples: Examples, epochs: int, on_step: Callable[[int, float, float], None]) -> History:
-        """Trains for some passes over the examples.
+        """Trains for some epochs.
 
         Args:
-            examples: To learn from.
-            epochs: Passes.
-            on_step: Told after each step: the epoch (from 1), the loss, images per second of this epoch so far.
+            examples: The training examples.
+            epochs: The number of epochs.
+            on_step: Called after each step with the epoch (from 1), the loss, and the images per second of this epoch.
         """
         history = History(len(examples))
         batches = self.strategy.experimental_distribute_dataset(Batches(examples, BATCH_SIZE, seed=SEED))
@@ -79,7 +79,7 @@ class Trainer:
         return history
 
     def predict_all(self, examples: Examples) -> np.ndarray:
-        """The digit seen in each image, every image exactly once, in order; a partial last batch is padded."""
+        """Predicts the digit of each image exactly once, in order; a partial last batch is padded."""
         padding = mr.data.InputOptions(last_batch="pad")
         batches = self.strategy.experimental_distribute_dataset(Batches(examples, BATCH_SIZE), padding)
         answers = [self.predict(images, is_real) for (images, _), is_real in batches]

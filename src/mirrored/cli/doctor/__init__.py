@@ -1,1 +1,1 @@
-"""`mirrored doctor`: what every worker is, and which host is wrong."""
+"""`mirrored doctor`: checks every worker's machine, and names the hosts with a fault."""

@@ -1,4 +1,4 @@
-"""What every worker does for `mirrored doctor`; worker 0 prints what was found."""
+"""The program that `mirrored doctor` runs on every worker; worker 0 prints the findings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CALLED = "mirrored doctor"
 
 
 def main() -> None:
-    """Examines this worker together with the others of its cluster."""
+    """Checks this worker together with the others of its cluster; exits with 1 if there are findings."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     try:
         wrong = examine(folder)
@@ -41,10 +41,13 @@ def main() -> None:
 
 
 def examine(folder: Path | None) -> list[str]:
-    """Finds out and prints.
+    """Collects the facts of all workers, measures the links between them, and prints the findings on worker 0.
+
+    Args:
+        folder: The folder for checkpoints; None to skip the check of the disk.
 
     Returns:
-        What is wrong; the same on all workers.
+        The findings, the same on all workers.
     """
     process = process_of(TFConfigClusterResolver())
     start = time.monotonic()
@@ -70,19 +73,19 @@ def _all_facts(folder: Path | None) -> list[Facts]:
     if together:
         host_barrier(_CALLED, "see the folder for checkpoints")
     try:
-        mine = local_facts(folder, token)
+        own = local_facts(folder, token)
         if not together:
-            return [mine]
+            return [own]
         host_barrier(_CALLED, "compare clocks")
-        mine = dataclasses.replace(mine, clock=time.time())
-        return [Facts.from_json(told) for told in host_allgather(_CALLED, "tell of itself", mine.to_json())]
+        own = dataclasses.replace(own, clock=time.time())
+        return [Facts.from_json(facts) for facts in host_allgather(_CALLED, "report its facts", own.to_json())]
     finally:
         if folder is not None and jax.process_index() == 0:
             (folder / token).unlink(missing_ok=True)
 
 
 def _all_links() -> list[Link]:
-    """Every pair of neighbours alone, then all together."""
+    """Measures every pair of neighbours alone, then all workers together."""
     first: dict[int, jax.Device] = {}
     for device in sorted(jax.devices(), key=lambda device: (device.process_index, device.id)):
         first.setdefault(device.process_index, device)
@@ -90,11 +93,11 @@ def _all_links() -> list[Link]:
     for pair in neighbours(len(first)):
         link = measure(pair, [first[worker] for worker in pair])
         if coordination.is_connected():
-            told = host_allgather(
+            gathered = host_allgather(
                 _CALLED, f"measure the link {pair}", None if link is None else dataclasses.asdict(link)
             )
-            measured.append(told[pair[0]])
-    links = [Link(**{**told, "workers": tuple(told["workers"])}) for told in measured]
+            measured.append(gathered[pair[0]])
+    links = [Link(**{**fields, "workers": tuple(fields["workers"])}) for fields in measured]
     if len(jax.devices()) > 1 and len(first) != 2:
         whole = measure(tuple(first), sorted(jax.devices(), key=lambda device: (device.process_index, device.id)))
         links += [] if whole is None else [whole]
@@ -126,11 +129,11 @@ def _print(
     for text in wrong:
         console.print(f"[bold red]WRONG[/] {text}", highlight=False)
     if not wrong:
-        console.print("nothing wrong was found")
+        console.print("no problems were found")
 
 
 def _print_gpus(console: Console, workers: Sequence[Facts]) -> None:
-    """Workers that are alike share their lines; nothing is printed where no worker has a GPU."""
+    """Prints the GPUs of all workers, if there are any. Consecutive workers with equal software share their lines."""
     there = [(rank, one.gpus) for rank, one in enumerate(workers) if one.gpus is not None]
     if not there:
         return
@@ -141,13 +144,13 @@ def _print_gpus(console: Console, workers: Sequence[Facts]) -> None:
             mig = {True: "on", False: "off", None: "-"}[gpu.mig]
             table.add_row(str(rank), gpu.name, gpu.driver, memory, mig)
     console.print(table)
-    told: list[str] = []
+    printed: list[str] = []
     for rank, facts in there:
         lines = describe(facts)
-        if lines != told:
+        if lines != printed:
             console.print(f"from worker {rank} on: " if len(there) > 1 else "", end="")
             console.print("\n".join(lines), highlight=False, markup=False)
-        told = lines
+        printed = lines
     for text in unverified([facts for _, facts in there]):
         console.print(f"unverified: {text}", highlight=False)
 

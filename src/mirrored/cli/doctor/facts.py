@@ -1,4 +1,4 @@
-"""What a worker says of itself."""
+"""The facts about one worker that `mirrored doctor` compares."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _PROBE_BYTES: Final = 32 * 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """One worker.
+    """The facts about one worker.
 
     Attributes:
-        host: Its machine's name.
+        host: The name of its machine.
         versions: Versions and settings, by name.
-        kind: Of its devices.
-        devices: How many it has.
-        cores: Of its machine.
-        free_bytes: On the disk for checkpoints; None without a folder.
-        write_bytes_per_second: There; None without a folder.
-        trouble: What went wrong with the folder.
-        clock: Its time, seconds since 1970, at a moment that is the same for all workers.
-        gpus: Its GPUs and their software; None without any.
+        kind: The kind of its devices.
+        devices: The number of its devices.
+        cores: The number of CPU cores of its machine.
+        free_bytes: The free space on the disk for checkpoints; None without a folder.
+        write_bytes_per_second: The write speed of that disk; None without a folder.
+        trouble: The problem with the folder; None without one.
+        clock: Its time, in seconds since 1970, read by all workers at the same moment.
+        gpus: Its GPUs and their software; None without GPUs.
     """
 
     host: str
@@ -48,22 +48,22 @@ class Facts:
     gpus: GpuFacts | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Returns the facts as JSON data."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Facts:
-        """Reads what `to_json` gave."""
-        gpus = told.get("gpus")
-        return cls(**{**told, "gpus": None if gpus is None else GpuFacts.from_json(gpus)})
+    def from_json(cls, data: dict[str, Any]) -> Facts:
+        """Restores the facts from JSON data."""
+        gpus = data.get("gpus")
+        return cls(**{**data, "gpus": None if gpus is None else GpuFacts.from_json(gpus)})
 
 
 def local_facts(folder: Path | None, token: str) -> Facts:
-    """What this worker is.
+    """Collects the facts about this worker.
 
     Args:
-        folder: For checkpoints; worker 0 has put a file called `token` there.
-        token: Name of that file.
+        folder: The folder for checkpoints, in which worker 0 has created a file named `token`; None for no check.
+        token: The name of that file.
     """
     devices = jax.local_devices()
     gpus = gpu_facts(sum(device.platform == "gpu" for device in devices))
@@ -76,7 +76,7 @@ def _disk(folder: Path, token: str) -> dict[str, Any]:
     probe = folder / f"{token}-{os.getpid()}"
     try:
         if not (folder / token).exists():
-            return {"trouble": f"{folder} is another folder than on worker 0: it is not shared"}
+            return {"trouble": f"{folder} is not the same folder as on worker 0: it is not shared"}
         start = time.perf_counter()
         with open(probe, "wb") as file:
             file.write(os.urandom(_PROBE_BYTES))

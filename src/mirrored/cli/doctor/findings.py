@@ -1,4 +1,4 @@
-"""What is wrong with a cluster, and on which host."""
+"""Finds faults of a cluster, each with its host."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from mirrored.cli.doctor.links import Link
 
 _LEAST_FREE_BYTES: Final = 2**30
 _CLOCK_SECONDS: Final = 1.0
-# A link is slow if it has less than this part of the bandwidth that is usual here, or so many times the latency.
+# A link is slow below this fraction of the usual bandwidth, or above this multiple of the usual latency.
 _SLOW_PART: Final = 1 / 3
 _SLOW_TIMES: Final = 5.0
 
 
 def findings(workers: Sequence[Facts], links: Sequence[Link], clock_error_seconds: float = 0.0) -> list[str]:
-    """What is wrong, each with the worker and its host.
+    """Returns the faults, each with the worker and its host.
 
     Args:
-        workers: What each says of itself.
-        links: Between pairs of them.
-        clock_error_seconds: How exactly the clocks were compared.
+        workers: The facts of each worker.
+        links: The measured links between pairs of workers.
+        clock_error_seconds: The error of the comparison of clocks.
     """
     names = [f"worker {rank} ({one.host})" for rank, one in enumerate(workers)]
     found = []
@@ -46,8 +46,8 @@ def _compared(one: Facts, first: Facts) -> list[str]:
         different.append(f"its devices are {one.devices} {one.kind}, those of worker 0 {first.devices} {first.kind}")
     drivers = [{gpu.driver for gpu in each.gpus.gpus} if each.gpus is not None else set() for each in (one, first)]
     if drivers[0] and drivers[1] and drivers[0] != drivers[1]:
-        mine, theirs = (" and ".join(sorted(each)) for each in drivers)
-        different.append(f"its GPU driver is {mine}, on worker 0 {theirs}")
+        own, expected = (" and ".join(sorted(each)) for each in drivers)
+        different.append(f"its GPU driver is {own}, on worker 0 {expected}")
     return different
 
 
@@ -60,9 +60,9 @@ def _disk(one: Facts) -> list[str]:
 
 
 def _slow(links: Sequence[Link], names: Sequence[str], hosts: Sequence[str]) -> list[str]:
-    """A worker all of whose links are slow is the cause; else the link is.
+    """Attributes slow links to a worker if all its links are slow, otherwise to the link.
 
-    Links within a machine are compared with each other, and so are those between machines.
+    Links within a machine are compared with each other, and links between machines likewise.
     """
     slow: list[Link] = []
     for within in (True, False):
@@ -73,13 +73,16 @@ def _slow(links: Sequence[Link], names: Sequence[str], hosts: Sequence[str]) -> 
         for rank in range(len(names))
         if all(link in slow for link in links if rank in link.workers) and len(slow) < len(links)
     ]
-    told = [f"{names[rank]}: all its links are slow" for rank in culprits]
+    found = [f"{names[rank]}: all its links are slow" for rank in culprits]
     rest = [link for link in slow if not set(link.workers) & set(culprits)]
-    return told + [f"the link of {' and '.join(names[rank] for rank in link.workers)} is slow" for link in rest]
+    return found + [f"the link of {' and '.join(names[rank] for rank in link.workers)} is slow" for link in rest]
 
 
 def _slower_than_usual(links: Sequence[Link]) -> list[Link]:
-    """One worker in a ring of three or four slows half of the links down: usual is what the best quarter reaches."""
+    """Returns the links slower than usual.
+
+    The usual rate is that of the best quarter: one slow worker in a ring of three or four slows half of the links.
+    """
     if len(links) < 3:
         return []
     bandwidth = sorted((link.bytes_per_second for link in links), reverse=True)[len(links) // 4]

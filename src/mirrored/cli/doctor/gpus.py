@@ -1,4 +1,4 @@
-"""The GPUs of one worker and what JAX runs them with: driver, CUDA plugin, libraries, memory settings, flags."""
+"""The GPUs of one worker and the software that JAX uses for them: driver, CUDA plugin, libraries, settings, flags."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 _QUERY: Final = ("name", "driver_version", "memory.total", "mig.mode.current")
 _SMI_SECONDS: Final = 20.0
-# Of NVIDIA's CUDA compatibility table: the first driver branch that runs programs built for a CUDA version.
+# From NVIDIA's CUDA compatibility table: the first driver branch that runs programs built for a CUDA version.
 _LEAST_DRIVER: Final = {13: 580, 12: 525}
 _DEFAULT_FRACTION: Final = 0.75
 _OFF: Final = ("0", "false")
@@ -73,9 +73,9 @@ class GpuFacts:
     settings: dict[str, str]
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> GpuFacts:
-        """Reads what `dataclasses.asdict` wrote."""
-        return cls(**{**told, "gpus": tuple(Gpu(**gpu) for gpu in told["gpus"])})
+    def from_json(cls, data: Mapping[str, Any]) -> GpuFacts:
+        """Restores the facts from the data of `dataclasses.asdict`."""
+        return cls(**{**data, "gpus": tuple(Gpu(**gpu) for gpu in data["gpus"])})
 
 
 def gpu_facts(visible: int, environment: Mapping[str, str] | None = None) -> GpuFacts | None:
@@ -116,7 +116,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def gpu_findings(facts: GpuFacts) -> list[str]:
-    """Returns what is wrong with the GPU setup of one worker."""
+    """Returns the faults of the GPU setup of one worker."""
     return [*_missing(facts), *_mismatched(facts), *_memory_settings(facts.settings)]
 
 
@@ -152,19 +152,19 @@ def _memory_settings(settings: Mapping[str, str]) -> list[str]:
     for name in _FRACTIONS:
         text = settings.get(name)
         if text is not None and not 0 < _number(text) <= 1:
-            return [f"{name}={text} is not a part of the memory between 0 and 1"]
+            return [f"{name}={text} is not a fraction of the memory between 0 and 1"]
     return []
 
 
 def preallocation(settings: Mapping[str, str]) -> str:
-    """Returns how JAX takes the GPU's memory under these environment variables, in words."""
+    """Returns how JAX allocates the GPU's memory under these environment variables, in words."""
     allocator = settings.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default")
     if allocator == "platform":
         return "none: every array is allocated by the driver (XLA_PYTHON_CLIENT_ALLOCATOR=platform, slow)"
-    told = next((settings[name] for name in _FRACTIONS if name in settings), None)
-    part = f"{_DEFAULT_FRACTION if told is None else _number(told):.0%} of the memory"
+    fraction = next((settings[name] for name in _FRACTIONS if name in settings), None)
+    part = f"{_DEFAULT_FRACTION if fraction is None else _number(fraction):.0%} of the memory"
     if settings.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower() in _OFF:
-        return f"none: memory is taken as it is needed, up to {part}"
+        return f"none: memory is allocated on demand, up to {part}"
     return f"{part} when JAX starts"
 
 
@@ -189,12 +189,12 @@ def _libraries(facts: GpuFacts) -> Sequence[tuple[str, str | None]]:
 
 def _of(facts: GpuFacts) -> str:
     return (
-        f"{len(facts.gpus)} GPU{'s' * (len(facts.gpus) != 1)}" if facts.gpus else "those that nvidia-smi did not tell"
+        f"{len(facts.gpus)} GPU{'s' * (len(facts.gpus) != 1)}" if facts.gpus else "those that nvidia-smi did not report"
     )
 
 
 def unverified(workers: Sequence[GpuFacts | None]) -> list[str]:
-    """Returns what a checkup on so many GPUs cannot verify."""
+    """Returns what a checkup on these workers cannot verify."""
     there = [one for one in workers if one is not None]
     if not there:
         return []

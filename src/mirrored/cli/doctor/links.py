@@ -1,4 +1,4 @@
-"""How quick all-reduces are: over all devices, and between neighbouring workers."""
+"""Measures all-reduces over all devices, and between neighbouring workers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LARGE_ROUNDS: Final = 5
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """An all-reduce between some workers.
+    """The measured all-reduce between some workers.
 
     Attributes:
-        workers: Which.
-        latency_seconds: Of four bytes, the quickest: what a busy machine adds is not the link's.
-        bytes_per_second: Size of the buffer by time, for 4 MiB per device, the quickest.
+        workers: The indices of the workers.
+        latency_seconds: The shortest time for four bytes: longer times come from the load of the machine.
+        bytes_per_second: The size of the buffer divided by the shortest time, for 4 MiB per device.
     """
 
     workers: tuple[int, ...]
@@ -38,25 +38,25 @@ def measure(workers: Sequence[int], devices: Sequence[jax.Device]) -> Link | Non
     Context: all workers that own one of the devices, at the same time.
 
     Args:
-        workers: Whose devices they are.
-        devices: Over which it goes.
+        workers: The workers that own the devices.
+        devices: The devices of the all-reduce.
 
     Returns:
         None on workers that own none of the devices.
     """
     here = jax.process_index()
-    mine = [device for device in devices if device.process_index == here]
-    if not mine:
+    own = [device for device in devices if device.process_index == here]
+    if not own:
         return None
     mesh = Mesh(np.array(devices), ("link",), axis_types=(AxisType.Auto,))
-    small = _quickest_seconds(mesh, mine, 1, _SMALL_ROUNDS)
-    large = _quickest_seconds(mesh, mine, LARGE_BYTES // 4, _LARGE_ROUNDS)
+    small = _quickest_seconds(mesh, own, 1, _SMALL_ROUNDS)
+    large = _quickest_seconds(mesh, own, LARGE_BYTES // 4, _LARGE_ROUNDS)
     return Link(tuple(workers), small, LARGE_BYTES / large)
 
 
-def _quickest_seconds(mesh: Mesh, mine: Sequence[jax.Device], size: int, rounds: int) -> float:
+def _quickest_seconds(mesh: Mesh, own: Sequence[jax.Device], size: int, rounds: int) -> float:
     sharding = NamedSharding(mesh, P("link"))
-    parts = [jax.device_put(np.ones((1, size), np.float32), device) for device in mine]
+    parts = [jax.device_put(np.ones((1, size), np.float32), device) for device in own]
     value = jax.make_array_from_single_device_arrays((mesh.size, size), sharding, parts)
 
     def add(x: Any) -> Any:
@@ -73,7 +73,7 @@ def _quickest_seconds(mesh: Mesh, mine: Sequence[jax.Device], size: int, rounds:
 
 
 def neighbours(count: int) -> list[tuple[int, int]]:
-    """The links that are measured: each worker with the next, in a ring."""
+    """Returns the links to measure: each worker with the next one, in a ring."""
     if count < 2:
         return []
     return [(0, 1)] if count == 2 else [(worker, (worker + 1) % count) for worker in range(count)]

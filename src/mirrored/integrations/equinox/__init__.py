@@ -1,4 +1,4 @@
-"""Equinox: modules are pytrees, so `mirrored.mirror` needs a bridge for `equinox.nn.State` only."""
+"""The Equinox bridge. Modules are pytrees, so `mirrored.mirror` needs it only for `equinox.nn.State`."""
 
 from mirrored.integrations.equinox.states import BRIDGE as BRIDGE
 

@@ -1,4 +1,7 @@
-"""`equinox.nn.State`, which holds batch statistics: one component per replica, the mean when read outside `run`."""
+"""Converts `equinox.nn.State`, which holds batch statistics, to variables.
+
+A statistic has one component per replica. Reading it outside `run` returns the mean.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ equinox = load("equinox", called="mirrored.integrations.equinox", extra="equinox
 
 
 class EquinoxBridge:
-    """What `mirror` does with the objects of Equinox that hold state."""
+    """Converts the Equinox objects that hold state, for `mirror`."""
 
     def is_whole(self, value: Any) -> bool:
-        """Whether it is a state; modules are ordinary pytrees."""
+        """Whether `value` is a state. Modules are ordinary pytrees."""
         return isinstance(value, equinox.nn.State)
 
     def mirror(self, value: Any, path: str) -> Any:
-        """A state of the same structure over variables."""
+        """Returns a state of the same structure with variables in place of arrays."""
 
         def on_variable(where: Any, leaf: Any) -> Any:
             name = named((*where,), "state") if not path else f"{path}/{named(where)}"
@@ -31,7 +34,7 @@ class EquinoxBridge:
         return jax.tree_util.tree_map_with_path(on_variable, value, is_leaf=_is_variable)
 
     def unmirror(self, value: Any) -> Any:
-        """A state of arrays."""
+        """Returns a state with arrays in place of variables."""
         return jax.tree.map(lambda leaf: leaf.read_value() if _is_variable(leaf) else leaf, value, is_leaf=_is_variable)
 
 

@@ -1,7 +1,8 @@
-"""Flax NNX: its variables live on ours, under tapes and in compiled functions too; its optimizer all-reduces.
+"""The Flax NNX bridge: NNX variables are backed by `mirrored` variables, and NNX optimizers all-reduce gradients.
 
-Importing this module connects NNX, which the first `strategy.scope()` of a program that has imported `flax.nnx` does:
-`nnx.Variable` gets a place for a variable of ours. Variables without one stay what they were. No Flax code is copied.
+Backed variables also work under tapes and in compiled functions. The first `strategy.scope()` of a program that has
+imported `flax.nnx` imports this module, which connects NNX. It patches `nnx.Variable` so that a `mirrored.Variable` can
+back it; NNX variables without one behave as before. No Flax code is copied.
 """
 
 from mirrored.integrations.flax.connecting import BRIDGE as BRIDGE

@@ -1,4 +1,4 @@
-"""Connecting NNX: variables, optimizer, and what counts as another trace."""
+"""Connects NNX: patches variables, the optimizer and the trace-level checks, and provides the bridge."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
 
 def connect() -> None:
-    """Connects NNX: changes what `mirrored/patches.py` lists. More than once does nothing."""
+    """Applies the patches to NNX that `mirrored/patches.py` lists. A second call has no effect."""
     if is_applied("flax"):
         return
     connect_variables()
@@ -35,12 +35,15 @@ def connect() -> None:
 
 
 def disconnect() -> None:
-    """Puts NNX back as it was. Modules of a strategy that were made before must not be used afterwards."""
+    """Removes the patches from NNX. Existing modules of a strategy must not be used afterwards."""
     undo("flax")
 
 
 def _staging(check: Callable[..., None]) -> Callable[..., None]:
-    """A module may be taken apart in the trace of a compiled function, too: there its variables stage what they get."""
+    """Wraps the check so that NNX can also flatten a module in the trace of a compiled function.
+
+    There the variables stage their assignments, so changes under that trace are safe.
+    """
 
     @functools.wraps(check)
     def staging(self: Any, message: Callable[[], str]) -> None:
@@ -53,7 +56,10 @@ def _staging(check: Callable[..., None]) -> Callable[..., None]:
 
 
 def _checked(set_attribute: Callable[..., None], check: Callable[..., None]) -> Callable[..., None]:
-    """Attributes are another matter: one set in a trace would be set once, when the function is traced."""
+    """Wraps attribute assignment, which NNX's check still rejects in a trace.
+
+    An attribute set in a trace would be set only once, when the function is traced.
+    """
 
     @functools.wraps(set_attribute)
     def checked(self: Any, name: str, value: Any) -> None:
@@ -69,27 +75,27 @@ def _checked(set_attribute: Callable[..., None], check: Callable[..., None]) -> 
 
 
 class NNXBridge:
-    """What `mirror` does with NNX modules, optimizers and states: their variables move onto ours, in place."""
+    """Converts NNX modules, optimizers and states in place, for `mirror`: their variables become backed by ours."""
 
     def is_whole(self, value: Any) -> bool:
-        """Whether it is an object of NNX."""
+        """Whether `value` is an NNX object."""
         return isinstance(value, (nnx.Pytree, nnx.Variable, nnx.State))
 
     def mirror(self, value: Any, path: str) -> Any:
-        """The object itself, all of its variables on ours."""
+        """Returns the same object, with all of its variables backed by ours."""
         for where, variable in nnx.to_flat_state(nnx.state(value)):
             adopt(variable, "/".join(map(str, ([path] if path else []) + list(where))))
         return value
 
     def unmirror(self, value: Any) -> Any:
-        """A copy of the object with values of its own."""
+        """Returns an independent copy of the object, with plain values."""
         graph, state = nnx.split(value)
-        # Merging takes the variables of the state as they are.
+        # `merge` reuses the variables of the state without copying them, so the state gets new ones first.
         return nnx.merge(graph, jax.tree.map(_plain, state, is_leaf=lambda one: isinstance(one, nnx.Variable)))
 
 
 def _plain(variable: Any) -> Any:
-    """A variable of its own, with the value that this one has here."""
+    """Returns a new, unbacked variable with the current value of this one."""
     if not isinstance(variable, nnx.Variable):
         return variable
     content = held(variable)
@@ -97,7 +103,7 @@ def _plain(variable: Any) -> Any:
 
 
 def is_mirrored(variable: Any) -> bool:
-    """Whether an NNX variable lives on a variable of ours."""
+    """Whether an NNX variable is backed by one of our variables."""
     return is_ours(held(variable))
 
 

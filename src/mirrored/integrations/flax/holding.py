@@ -1,4 +1,4 @@
-"""Which variable of ours an NNX variable lives on, by its type."""
+"""Access to the variables that back NNX variables, and their creation by the type of the NNX variable."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from mirrored.runtime.ambient import ambient, within
 from mirrored.variables import Variable, VariableAggregation
 
 nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
-# The slot itself, below the property that `variables` puts over it.
+# The original slot descriptor: the module `variables` replaces the class attribute with a property.
 _slot: Any = nnx.Variable.__dict__["_raw_value"]
 _UNSET = object()
 
 
 def held(variable: Any) -> Any:
-    """What an NNX variable's slot holds: a `Variable` or `ReplicaKey` of ours, or its plain value."""
+    """Returns the content of an NNX variable's slot: a backing `Variable` or `ReplicaKey`, or the plain value."""
     try:
         return _slot.__get__(variable)
     except AttributeError:
@@ -29,19 +29,20 @@ def held(variable: Any) -> Any:
 
 
 def hold(variable: Any, value: Any) -> None:
-    """Puts something into the slot."""
+    """Sets the content of an NNX variable's slot."""
     _slot.__set__(variable, value)
 
 
 def is_ours(content: Any) -> bool:
-    """Whether the slot's content is a variable of ours."""
+    """Whether a slot's content is a backing `Variable` or `ReplicaKey`."""
     return isinstance(content, (Variable, ReplicaKey))
 
 
 def value_of(content: Any) -> Any:
-    """The value of a variable of ours, also under `nnx.grad`, `nnx.vmap` and the like outside compiled functions.
+    """Returns the value of a backing variable, also inside NNX transforms (`nnx.grad`, `nnx.vmap`) in eager code.
 
-    These take a model apart and copy it while they run, not to be run again, so nothing stale can be baked in.
+    In these transforms the value is read eagerly and becomes a constant of their trace. That is safe: they flatten and
+    copy the model while they run and do not reuse the trace, so the constant cannot become stale.
     """
     here = ambient()
     captured = bool(here.listeners) or (here.store is not None and here.store.captures)
@@ -52,13 +53,13 @@ def value_of(content: Any) -> Any:
 
 
 def is_nested() -> bool:
-    """Whether a JAX transform runs here, on top of what variables may be assigned in."""
+    """Whether a JAX transform is active above the trace in which variables can be assigned."""
     trace, store = recording_parent(current_trace()), ambient().store
     return trace is not store.base_trace if store is not None and store.captures else not is_eval(trace)
 
 
 def adopt(variable: Any, name: str = "") -> None:
-    """Moves the value of an NNX variable onto a variable of the strategy in force; it then lives there."""
+    """Moves the value of an NNX variable to a new backing variable of the current strategy."""
     content = held(variable)
     if is_ours(content):
         owner = content.variable if isinstance(content, ReplicaKey) else content
@@ -68,7 +69,7 @@ def adopt(variable: Any, name: str = "") -> None:
     is_key = isinstance(content, jax.Array) and jnp.issubdtype(content.dtype, jax.dtypes.prng_key)
     if variable.hijax or not (is_key or is_array(content)):
         return
-    # Inside a replica the first one does it, for all.
+    # Without a replica: NNX objects are shared by all replicas, so the first replica creates the variable for all.
     with within(replica=None, runner=None):
         hold(variable, ReplicaKey(content, name) if is_key else _made(variable, content, name))
 

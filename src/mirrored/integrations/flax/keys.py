@@ -1,4 +1,4 @@
-"""Random keys of NNX: one key in storage; in `run` each replica draws from a key of its own."""
+"""NNX random keys: one stored key, from which each replica derives its own key in `run`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from mirrored.variables import Variable
 
 
 class ReplicaKey:
-    """A random key on a mirrored variable.
+    """A random key in a mirrored variable.
 
-    In replica context it reads as the key folded with the replica's number, so that replicas draw different numbers,
-    wherever they live; the first replica, and code outside `run`, gets the key itself.
+    In replica context, reading returns `jax.random.fold_in` of the key and the replica number. So replicas draw
+    different random numbers, independent of the device assignment. The first replica, and code outside `run`, gets the
+    key itself.
 
     Args:
         key: The key (an array of a ``key<...>`` dtype).
-        name: Of the variable.
+        name: The variable's name.
     """
 
     def __init__(self, key: Any, name: str) -> None:
@@ -27,7 +28,7 @@ class ReplicaKey:
         self.variable = Variable(jax.random.key_data(key), trainable=False, name=name)
 
     def read_value(self) -> Any:
-        """The key of this context."""
+        """Returns the key for the current context."""
         key = self._wrapped(self.variable.read_value())
         replica = ambient().replica
         if replica is None or replica.num_replicas_in_sync == 1:
@@ -39,7 +40,10 @@ class ReplicaKey:
         return self._wrapped(jnp.where(number == 0, jax.random.key_data(key), folded))
 
     def assign(self, key: Any) -> None:
-        """Replaces the key outside `run`. In a replica it stays: NNX's transforms write back what they have read."""
+        """Replaces the key outside `run`; has no effect in replica context.
+
+        NNX's transforms write back the key that they read. In a replica that is usually a folded key, not the stored key.
+        """
         replica = ambient().replica
         if replica is not None and replica.num_replicas_in_sync > 1:
             return

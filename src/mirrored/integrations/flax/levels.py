@@ -1,8 +1,9 @@
-"""Where NNX's objects were made: in the trace of a compiled function, in an eager run, or neither.
+"""Trace levels of NNX objects: created in the trace of a compiled function, in an eager run, or neither.
 
-NNX notes the trace in which an object was made, and refuses changes in another one. The notes are marked here, so that
-an object that was flattened in a compiled function may be changed again afterwards, and a variable without a strategy
-is not changed by several replicas in turn.
+NNX stores with each object the trace in which it was created, and rejects changes under another trace. This module adds
+to that record whether the trace belongs to a compiled function or to an eager run. So an object that a compiled
+function has flattened can be changed again afterwards, and several replicas cannot change a variable without a strategy
+one after another.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
 
 def below_tapes(trace_state: Callable[[], Any]) -> Callable[[], Any]:
-    """NNX's idea of where it is, which a tape does not change: a tape watches what runs anyway."""
+    """Wraps NNX's function for the current trace to return the trace below all tapes.
+
+    A tape only records operations, so it is not a trace level of its own for NNX.
+    """
 
     @functools.wraps(trace_state)
     def below() -> Any:
@@ -51,10 +55,10 @@ def _marked(state: Any, trace: Any) -> Any:
 
 
 def renew(module: Any) -> None:
-    """Allows changes outside of a module that a compiled function has flattened and unflattened.
+    """Allows changes to a module outside the compiled function that has flattened and unflattened it.
 
-    `nnx.value_and_grad` in a function does that with the model itself, in the function's trace. A module that keeps
-    something of the trace is still refused.
+    `nnx.value_and_grad` in a compiled function does that with the model itself, so NNX records the function's trace as
+    the trace in which the model was created. Changes to a module that still holds a tracer are rejected.
     """
     state = module._pytree__state
     here = ambient()
@@ -72,10 +76,10 @@ def _is_traced(value: Any) -> bool:
 
 
 def refuse_in_turn(variable: Any) -> None:
-    """Refuses a new value for a variable without a strategy in an eager run of several replicas.
+    """Raises if an eager run of several replicas assigns an NNX variable without a strategy.
 
     Raises:
-        ContextError: It was not made in this run.
+        ContextError: The variable was not created in this run.
     """
     here = ambient()
     if here.replica is None or here.store is None or here.store.captures or here.replica.num_replicas_in_sync == 1:
@@ -86,7 +90,7 @@ def refuse_in_turn(variable: Any) -> None:
     kind = type(variable).__name__
     raise ContextError(
         f"nnx.{kind}.set_value",
-        found=f"a new value, in strategy.run, for an nnx.{kind} that was made outside of strategy.scope()",
-        rule="it has no copies: the replicas would change it one after another, each by its own part of the batch",
-        remedy="make the model inside `with strategy.scope():`, or put it on variables: mirrored.mirror(model)",
+        found=f"a new value, in strategy.run, for an nnx.{kind} that was created outside strategy.scope()",
+        rule="it has no per-replica copies: each replica in turn would change it by its own part of the batch",
+        remedy="create the model inside `with strategy.scope():`, or convert it: mirrored.mirror(model)",
     )

@@ -1,4 +1,4 @@
-"""Names of the variables that NNX's live on: their paths, as far as they are known."""
+"""Names the variables that back NNX variables by their known path in the module."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
 
 def name_by_path(attribute: str, value: Any) -> None:
-    """Names what has become an attribute of a module: ``kernel``, and in the module around it ``inner/kernel``.
+    """Names the variables of a new module attribute: ``kernel``, and ``inner/kernel`` in the enclosing module.
 
     Args:
         attribute: The attribute's name.
-        value: A variable of NNX, a module, or anything else, which has no names.
+        value: The attribute: an NNX variable or a module. Other values are ignored.
     """
     for path, variable in _variables(value):
         content = held(variable)

@@ -1,4 +1,4 @@
-"""`nnx.Optimizer` in replica context: gradients are summed over replicas first, as every optimizer here does."""
+"""Patches `nnx.Optimizer` to all-reduce gradients over replicas before it applies them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
 
 def connect_optimizer() -> None:
-    """Wraps `nnx.Optimizer.update`; `nnx.ModelAndOptimizer` calls it."""
+    """Wraps `nnx.Optimizer.update`, which `nnx.ModelAndOptimizer` also calls."""
     replace("flax", nnx.Optimizer, "update", _over_replicas(nnx.Optimizer.update))
 
 
@@ -50,9 +50,9 @@ def _summed(grads: Any) -> Any:
     if context is None or not ambient().strategies:
         raise ContextError(
             "nnx.Optimizer.update",
-            found="it was called in cross-replica context",
-            rule="gradients are those of one replica, and the optimizer sums them over all",
-            remedy="call it inside the function given to strategy.run",
+            found="a call in cross-replica context",
+            rule="each replica passes its own gradients, and the optimizer sums them over all replicas",
+            remedy="call it inside the function passed to strategy.run",
         )
     if context.num_replicas_in_sync == 1:
         return grads

@@ -1,9 +1,10 @@
-"""`nnx.Variable` with a place for a variable of ours: what reads and writes its value goes there.
+"""Patches `nnx.Variable` so that a `mirrored.Variable` can back it: reads and writes of its value go to the backing.
 
-NNX keeps a variable's value in the slot `_raw_value`, and as a pytree a variable has that one child. Here the slot may
-hold a variable of ours instead. So `nnx.state(model, nnx.Param)` is a pytree of our variables, which tapes take for
-sources; `variable[...]`, `get_value` and NNX's own transforms read it; what they assign follows our rules. NNX's
-refusal to change state under another trace gives way to ours, which stages what a compiled function assigns.
+NNX stores a variable's value in the slot `_raw_value`, which is also the variable's only child as a pytree. A backed
+variable holds a `mirrored.Variable` in that slot. So `nnx.state(model, nnx.Param)` is a pytree of our variables, which
+tapes accept as sources. `variable[...]`, `get_value` and NNX's own transforms read the backing variable, and their
+assignments follow its rules. For backed variables, NNX's check against changes under another trace is disabled, because
+a compiled function stages the assignments.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NO_INDEX = object()
 
 
 def connect_variables() -> None:
-    """Gives `nnx.Variable` the place."""
+    """Applies the patches to `nnx.Variable`."""
     cls = nnx.Variable
     replace("flax", cls, "_raw_value", property(_child, _write))
     for name, wrap in (
@@ -46,13 +47,13 @@ def connect_variables() -> None:
 
 
 def _child(variable: Any) -> Any:
-    """The value as a pytree's leaf: a variable of ours stays one."""
+    """Returns the variable's child as a pytree. A backing variable is returned itself, not its value."""
     content = held(variable)
     return value_of(content) if isinstance(content, ReplicaKey) else content
 
 
 def _write(variable: Any, value: Any) -> None:
-    """What anything assigns to the slot."""
+    """Handles every assignment to the slot."""
     content = held(variable)
     if not is_ours(content):
         if value is not content:
@@ -68,9 +69,9 @@ def _assign(variable: Any, content: Any, value: Any) -> None:
     if not (hasattr(value, "dtype") or isinstance(value, (bool, int, float, complex, np.generic))):
         raise ArgumentTypeError(
             f"{type(variable).__name__}.set_value",
-            found=f"a {type(value).__name__} for a variable that lives on mirrored variable {_name_of(content)!r}",
-            rule="its value stays an array of one shape and dtype",
-            remedy="keep values of other kinds in an nnx.Variable made outside strategy.scope()",
+            found=f"a {type(value).__name__} for a variable that is backed by mirrored variable {_name_of(content)!r}",
+            rule="its value is an array with a fixed shape and dtype",
+            remedy="store values of other types in an nnx.Variable that is created outside strategy.scope()",
         )
     if isinstance(content, ReplicaKey):
         content.assign(value)
@@ -84,7 +85,7 @@ def _name_of(content: Any) -> str:
 
 
 def _adopting(make: Callable[..., None]) -> Callable[..., None]:
-    """The constructor: in a strategy's scope the variable moves onto one of the strategy."""
+    """Wraps the constructor: in a strategy's scope, a variable of the strategy backs the new NNX variable."""
 
     @functools.wraps(make)
     def adopting(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -98,7 +99,11 @@ def _adopting(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _copying(make: Callable[..., Any]) -> Callable[..., Any]:
-    """What rebuilds a variable from its leaf: inside a transform that is a copy, which NNX carries out again."""
+    """Wraps the constructor that unflattens a variable from its child.
+
+    Inside a transform the new variable gets the plain value, so it is a copy. NNX propagates its changes to the
+    original variable when the transform returns.
+    """
 
     @functools.wraps(make)
     def copying(cls: Any, value: Any, metadata: Any) -> Any:
@@ -108,7 +113,7 @@ def _copying(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _forwarding(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Other attributes are the value's."""
+    """Wraps `__getattr__`: attributes other than metadata are those of the value."""
 
     @functools.wraps(forward)
     def forwarding(self: Any, name: str) -> Any:
@@ -136,12 +141,15 @@ def _permitting(check: Callable[..., None]) -> Callable[..., None]:
 
 
 def _updatable(can_update: Any) -> Any:
-    """Asked for when a transform of NNX takes a module apart; later, an error would leave it in parts."""
+    """Wraps `_can_update`, which NNX's transforms read when they flatten a module.
+
+    The check runs here because an error later in the transform would leave the module flattened.
+    """
 
     def updatable(self: Any) -> Any:
         if is_ours(held(self)):
             return True
-        if not isinstance(self, nnx.Param):  # statistics and random counts, which the transform will change
+        if not isinstance(self, nnx.Param):  # The transform changes statistics and random counts.
             refuse_in_turn(self)
         return can_update.__get__(self)
 

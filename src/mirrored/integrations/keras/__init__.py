@@ -1,7 +1,8 @@
-"""Keras 3 on the JAX backend: its variables live on ours, its optimizers all-reduce, its `fit` distributes.
+"""The Keras 3 bridge, on the JAX backend: distributes variables, optimizers and `fit` over replicas.
 
-Importing this module connects Keras, by wrapping its variables' constructor, `Optimizer.apply` and `Model.fit` with its
-kin. No Keras code is copied.
+`mirrored` variables back Keras variables, Keras optimizers all-reduce gradients, and `fit` splits batches over the
+devices. Importing this module connects Keras: it wraps the constructor of variables, `Optimizer.apply`, `Model.fit` and
+similar methods. No Keras code is copied.
 """
 
 from mirrored.integrations.keras.connecting import connect as connect

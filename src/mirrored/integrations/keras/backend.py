@@ -1,4 +1,4 @@
-"""Keras itself, on the JAX backend, or an error that says how to get it."""
+"""Loads Keras on the JAX backend."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from mirrored.errors import ContextError
 
 
 def load() -> Any:
-    """The module `keras`, on the JAX backend.
+    """Returns the module `keras`, on the JAX backend.
 
     Raises:
         MissingExtraError: Keras is not installed.
-        ContextError: It is loaded already, on another backend.
+        ContextError: Keras is already loaded with another backend.
     """
     if "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = "jax"
@@ -24,8 +24,8 @@ def load() -> Any:
         raise ContextError(
             "mirrored.integrations.keras",
             found=f"Keras is running on the backend {keras.backend.backend()!r}",
-            rule="Keras models of a strategy run on JAX",
-            remedy="write at the top of the program, before keras is imported: "
+            rule="Keras models of a strategy require the JAX backend",
+            remedy="write at the top of the program, before the first import of keras: "
             "import os; os.environ['KERAS_BACKEND'] = 'jax'",
         )
     return keras

@@ -1,4 +1,4 @@
-"""Which strategy a Keras model belongs to: the one in whose scope it was made, wherever it is built and compiled."""
+"""Assigns each Keras model to the strategy in whose scope it is created, wherever it is built and compiled."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ keras = load()
 
 
 def connect_belonging() -> None:
-    """Wraps the constructor of `keras.Model` and `compile`; copies of a model belong to its strategy."""
+    """Wraps the constructor, `compile` and `__deepcopy__` of `keras.Model`. A copy belongs to the model's strategy."""
     replace("keras", keras.Model, "__init__", _noting_strategy(keras.Model.__init__))
     replace("keras", keras.Model, "__deepcopy__", _deep_copy)
-    # Where it is defined: Keras takes a model whose class has another `compile` for one with a `compile` of its own.
+    # Patched on `Trainer`, which defines it: Keras treats a class whose `compile` differs from `Trainer`'s as custom.
     trainer = keras.src.trainers.trainer.Trainer
     replace("keras", trainer, "compile", _compiling_in_scope(trainer.compile))
 
 
 def strategy_of(model: Any) -> Any:
-    """The strategy that a model's variables belong to, None if they belong to none."""
+    """Returns the strategy that a model's variables belong to, or None."""
     for variable in model.variables:
         if isinstance(variable, StrategyVariable) and variable.mirrored is not None:
             return variable.mirrored.strategy if variable.mirrored.device_assignment is not None else None
@@ -37,7 +37,7 @@ def strategy_of(model: Any) -> Any:
 
 @contextmanager
 def scope_of(model: Any) -> Iterator[None]:
-    """The scope of the model's strategy, if it has one and none is open."""
+    """Opens the scope of the model's strategy, if it has one and no scope is open."""
     strategy, here = strategy_of(model), ambient()
     if strategy is None or here.strategies or here.replica is not None or here.store is not None:
         yield
@@ -47,12 +47,12 @@ def scope_of(model: Any) -> Iterator[None]:
 
 
 def check_belonging(model: Any, called: str) -> None:
-    """Makes sure that a model, its optimizer and its metrics live on the same devices, before JAX says otherwise.
+    """Checks that a model, its optimizer and its metrics belong to one strategy, before JAX raises a device error.
 
-    Variables of an optimizer or metric that was made outside of any scope move onto the model's strategy.
+    Variables of an optimizer or metric that was created outside every scope move to the model's strategy.
 
     Raises:
-        ContextError: A variable belongs to another strategy than the model, or the model to none.
+        ContextError: A variable belongs to a strategy, and the model belongs to another strategy or to none.
     """
     strategy = strategy_of(model)
     optimizer = getattr(model, "optimizer", None)
@@ -66,7 +66,7 @@ def check_belonging(model: Any, called: str) -> None:
 
 
 def has_value(variable: Any) -> bool:
-    """Whether Keras has given a variable its value yet."""
+    """Whether Keras has initialized a variable."""
     return not isinstance(variable, StrategyVariable) or variable.mirrored is not None
 
 
@@ -89,22 +89,22 @@ def _apart(called: str, variable: Any, theirs: Any, strategy: Any) -> ContextErr
     if strategy is None:
         return ContextError(
             called,
-            found=f"the model was made outside of strategy.scope(), and its optimizer or metric has variable "
+            found=f"the model was created outside strategy.scope(), and its optimizer or metric has variable "
             f"{variable.path!r} of {theirs!r}",
-            rule="a model and what trains it are made in the scope of one strategy",
-            remedy="make the model inside `with strategy.scope():`, too",
+            rule="a model, its optimizer and its metrics are created in the scope of one strategy",
+            remedy="create the model inside `with strategy.scope():` too",
         )
     found = "no strategy" if theirs is None else f"another strategy, {theirs!r}"
     return ContextError(
         called,
         found=f"variable {variable.path!r} belongs to {found}, and the model to {strategy!r}",
-        rule="a model and what trains it are made in the scope of one strategy",
-        remedy="make all of them inside `with strategy.scope():`",
+        rule="a model, its optimizer and its metrics are created in the scope of one strategy",
+        remedy="create all of them inside `with strategy.scope():`",
     )
 
 
 def _noting_strategy(make: Callable[..., None]) -> Callable[..., None]:
-    """The constructor: a model that is built later is built in the scope that it was made in."""
+    """Wraps the constructor to record the current strategy, so that a later `build` runs in the strategy's scope."""
 
     @functools.wraps(make)
     def noting(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -118,7 +118,7 @@ def _noting_strategy(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _deep_copy(model: Any, memo: dict[int, Any]) -> Any:
-    """As Keras copies a model: saved and loaded, here in the scope of its strategy."""
+    """Copies a model like Keras, by serialization, in the scope of the model's strategy."""
     with scope_of(model):
         load_model, arguments = model.__reduce__()
         memo[id(model)] = made = load_model(*arguments)
@@ -135,7 +135,7 @@ def _in_scope(model: Any, build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiling_in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]:
-    """`compile`, also outside of the scope: optimizers and metrics given by name are made in it."""
+    """Wraps `compile` to create optimizers and metrics given by name in the scope of the model's strategy."""
 
     @functools.wraps(compile_model)
     def compiling(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -154,9 +154,9 @@ def _compiling_in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]
 def _elsewhere(model: Any, own: Any, current: Any) -> ContextError:
     return ContextError(
         "keras.Model.compile",
-        found=f"the model {model.name!r} was made "
-        + ("outside of strategy.scope()" if own is None else f"in the scope of {own!r}")
+        found=f"the model {model.name!r} was created "
+        + ("outside strategy.scope()" if own is None else f"in the scope of {own!r}")
         + f", and is compiled in the scope of {current!r}",
-        rule="a model and what trains it are made in the scope of one strategy",
-        remedy="make the model inside this scope, or compile it outside",
+        rule="a model, its optimizer and its metrics are created in the scope of one strategy",
+        remedy="create the model inside this scope, or compile it outside",
     )

@@ -1,4 +1,4 @@
-"""A layer's own `call`, where the function around it has its Python converted (AutoGraph): it is converted, too."""
+"""Applies AutoGraph conversion to the `call` of user-defined layers inside a converted function."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from mirrored.patches import replace
 keras = load()
 Convert = Callable[[Callable[..., Any]], Callable[..., Any]]
 _converting: contextvars.ContextVar[Convert | None] = contextvars.ContextVar("_converting", default=None)
-_prepared: weakref.WeakSet[type] = weakref.WeakSet()  # classes made in a function or a cell can go
+_prepared: weakref.WeakSet[type] = weakref.WeakSet()  # Weak: a class defined in a function or a cell can be collected.
 
 
 @contextmanager
 def converted_by(convert: Convert) -> Iterator[None]:
-    """In the block, layers whose class is the user's run the converted form of their `call`.
+    """Runs user-defined layers with the converted form of their `call` inside the block.
 
     Args:
-        convert: From a function to its converted form; what is not to be converted it gives back.
+        convert: Returns the converted form of a function, or the function itself if it is not to be converted.
     """
     token = _converting.set(convert)
     try:
@@ -34,7 +34,7 @@ def converted_by(convert: Convert) -> Iterator[None]:
 
 
 def connect_calls() -> None:
-    """Wraps `Layer.__call__`."""
+    """Wraps `Layer.__call__` to prepare the class of a layer for conversion on its first call."""
     replace("keras", keras.layers.Layer, "__call__", _preparing(keras.layers.Layer.__call__))
 
 
@@ -52,7 +52,7 @@ def _preparing(call_layer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _prepare(layer_class: type) -> None:
-    """Lets the `call` of a class and of those it inherits from be converted; Keras' own are left as they are."""
+    """Makes the `call` of a class and of its base classes convertible, except for Keras' own classes."""
     for one in layer_class.__mro__:
         call = vars(one).get("call")
         if one not in _prepared and callable(call) and not one.__module__.startswith("keras."):

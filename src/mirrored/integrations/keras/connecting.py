@@ -1,4 +1,4 @@
-"""Connecting Keras: wrappers around what makes variables, applies gradients, and trains."""
+"""Connects Keras: patches variable creation, optimizers and training loops."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ keras = load()
 
 
 def connect() -> None:
-    """Connects Keras: changes what `mirrored/patches.py` lists. More than once does nothing."""
+    """Applies the patches to Keras that `mirrored/patches.py` lists. A second call has no effect."""
     if is_applied("keras"):
         return
     _carry_state()
@@ -59,12 +59,15 @@ def connect() -> None:
 
 
 def disconnect() -> None:
-    """Puts Keras back as it was. Models of a strategy that were made before must not be trained afterwards."""
+    """Removes the patches from Keras. Existing models of a strategy must not be trained afterwards."""
     undo("keras")
 
 
 def _adopting(make: Callable[..., None]) -> Callable[..., None]:
-    """A variable's constructor that makes it ours (a distribution would be forgotten by `clear_session`)."""
+    """Wraps the constructor of Keras variables to convert them to `StrategyVariable`.
+
+    A Keras distribution could do the same, but `clear_session` would reset it.
+    """
 
     @functools.wraps(make)
     def adopting(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -76,5 +79,5 @@ def _adopting(make: Callable[..., None]) -> Callable[..., None]:
 
 @functools.cache
 def _carry_state() -> None:
-    """Once, however often Keras is connected."""
+    """Registers Keras' thread-local state to be copied to replica threads. Cached, so that it runs only once."""
     carry(keras_state)

@@ -1,4 +1,4 @@
-"""The classic mistake of custom loops: a loss averaged over one replica's examples, whose gradients are then summed."""
+"""Warns of a common mistake in custom loops: gradients of a per-replica mean loss, summed over replicas."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MEANS = ("mean", "mean_with_sample_weight", "sum_over_batch_size")
 
 
 class LossReductionWarning(UserWarning):
-    """A Keras loss averages over one replica's examples, so that the step is too large by the number of replicas."""
+    """Warns that a Keras loss averages over one replica's batch, so the step is too large by the number of replicas."""
 
 
 def connect_losses() -> None:
-    """Wraps `keras.losses.Loss.__call__`."""
+    """Wraps `keras.losses.Loss.__call__` to check the loss reduction."""
     replace("keras", keras.losses.Loss, "__call__", _checked(keras.losses.Loss.__call__))
 
 
@@ -35,7 +35,7 @@ def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_reduction(loss: Any) -> None:
-    """Warns once per loss. Under a tape only: a mean that is not differentiated (a metric) is nobody's mistake."""
+    """Warns once per loss, and only under a tape: a mean that is not differentiated (a metric) is correct."""
     context = get_replica_context()
     replicas = 1 if context is None else context.num_replicas_in_sync
     recorded = any(hasattr(listener, "gradient") for listener in ambient().listeners)

@@ -1,10 +1,10 @@
-"""The state that Keras' loops carry along, kept whatever interrupts them.
+"""Preserves the state of Keras' training loops when an exception interrupts them.
 
-`fit`, `evaluate` and `predict` hand their state from step to step in local variables, and donate it to each step. An
-exception between the dispatch of a step and the assignment of its results (Ctrl-C) would lose both: what the step was
-given is deleted and its results are lost. So a compiled step leaves its results with the model in the C call that
-dispatches it (see `mirrored._jax.dispatch`), and `jax_state_sync`, which Keras calls at the end, takes them from
-there.
+`fit`, `evaluate` and `predict` pass their state from step to step in local variables, and donate it to each step. An
+exception (Ctrl-C) between the dispatch of a step and the assignment of its results would lose the whole state: the
+donated inputs are deleted, and the results are not stored anywhere. So the C call that dispatches a compiled step also
+stores its results with the model (see `mirrored._jax.dispatch`). `jax_state_sync`, which Keras calls at the end of a
+loop, assigns the state from there.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from mirrored.variables import Variable
 
 GROUPS: Final = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 _NEWEST: Final = "_mirrored_newest"
-# What the state of `fit`, of `evaluate` and of `predict` consists of.
+# The groups in the state of `fit`, `evaluate` and `predict`, by their number.
 _GROUPS_OF: Final = {4: GROUPS, 3: (*GROUPS[:2], GROUPS[3]), 2: GROUPS[:2]}
 _JITTED: Final = type(jax.jit(lambda: None))
 
 
 def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._make_function`, which is given the compiled step."""
+    """Wraps `Trainer._make_function`, which receives the compiled step, to store the results of each step."""
 
     @functools.wraps(make)
     def making(self: Any, step_function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -45,12 +45,12 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def kept_state(get_state: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._get_jax_state`: from here on the loop has the state, and the variables ask for it."""
+    """Wraps `Trainer._get_jax_state`. From here on the loop owns the state, and reads of variables sync it first."""
 
     @functools.wraps(get_state)
     def getting(self: Any, **which: Any) -> Any:
         if strategy_of(self) is not None:
-            # The state of an earlier loop: the variables may have been assigned since.
+            # Discards the state of an earlier loop, because the variables may have been assigned since.
             self._jax_state = None
             vars(self).get(_NEWEST, deque()).clear()
         state = get_state(self, **which)
@@ -62,9 +62,9 @@ def kept_state(get_state: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def kept_by_fit(purge: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `Trainer._purge_model_variables`.
+    """Wraps `Trainer._purge_model_variables`, with which Keras releases the values that `fit` then carries itself.
 
-    Keras lets go of the values, which `fit` carries along. Here they stay in storage, but are those of before.
+    Our variables keep their stored values, which are outdated from the first step on, so reads must sync first.
     """
 
     @functools.wraps(purge)
@@ -76,7 +76,7 @@ def kept_by_fit(purge: Callable[..., None]) -> Callable[..., None]:
 
 
 def withhold(model: Any, which: dict[str, Any]) -> None:
-    """Has whoever uses a variable in the middle of a loop, or after one was interrupted, get its newest value."""
+    """Makes the next use of a variable, during a loop or after its interruption, sync the newest state first."""
 
     def sync(variable: Variable) -> None:
         model.jax_state_sync()
@@ -89,7 +89,7 @@ def withhold(model: Any, which: dict[str, Any]) -> None:
 
 
 def newest_first(sync: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Trainer.jax_state_sync`: what it assigns is the newest state, whatever Keras has noted of it."""
+    """Wraps `Trainer.jax_state_sync` to assign the newest state, which can be newer than the one that Keras holds."""
 
     @functools.wraps(sync)
     def syncing(self: Any) -> Any:
@@ -107,18 +107,18 @@ def newest_first(sync: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def variables_of(model: Any, group: str) -> list[Any]:
-    """Keras' variables in a part of the state."""
+    """Returns the Keras variables of one group of the state."""
     if group == "optimizer_variables":
         return [] if getattr(model, "optimizer", None) is None else list(model.optimizer.variables)
     return list(getattr(model, group))
 
 
 class _Step:
-    """A compiled step whose results are with the model before Python can be interrupted.
+    """A compiled step that stores its results with the model before Python can raise an exception.
 
     Args:
         jitted: The step, from (state, batch) to (logs, state).
-        newest: Where the results are left.
+        newest: The deque of length 1 that receives the results.
     """
 
     def __init__(self, jitted: Any, newest: deque[Any]) -> None:
@@ -140,14 +140,15 @@ class _Step:
 
 
 class _Dispatch(Dispatch):
-    """A step that is traced and compiled in the caller's thread, where it may be interrupted."""
+    """The dispatch of a step that is traced and compiled in the caller's thread, where interrupts are safe."""
 
     def __init__(self, jitted: Any) -> None:
         super().__init__(jitted)
         self._jitted = jitted
 
     def _miss(self, *args: Any, **kwargs: Any) -> Any:
-        self._jitted.lower(*args, **kwargs).compile()  # nothing is donated; JAX keeps what it makes for the call below
+        # Ahead-of-time compilation donates nothing, and JAX caches the executable for the call below.
+        self._jitted.lower(*args, **kwargs).compile()
         here, adopt = ambient(), keras_state()
 
         @contextlib.contextmanager

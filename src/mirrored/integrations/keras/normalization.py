@@ -1,4 +1,4 @@
-"""Batch normalization with statistics over all replicas: `SyncBatchNormalization`, ``synchronized=True``."""
+"""Synchronized batch normalization over all replicas: `SyncBatchNormalization` and ``synchronized=True``."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _BatchNormalization: Any = keras.layers.BatchNormalization
 
 @keras.saving.register_keras_serializable(package="mirrored")  # type: ignore[untyped-decorator]
 class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]
-    """`keras.layers.BatchNormalization` over the examples of all replicas, as on one device with the whole batch.
+    """Batch normalization over the examples of all replicas, as on one device with the whole batch.
 
-    In `strategy.run` the plain layer takes the statistics of each replica's own share. In `fit` both take those of the
-    whole batch, as single-device Keras does. Two small all-reduces per call in training; empty and uneven shares count
-    by their examples.
+    In `strategy.run`, the plain `keras.layers.BatchNormalization` uses the statistics of each replica's own batch. In
+    `fit`, both layers use those of the global batch, as single-device Keras does. This layer performs two small
+    all-reduces per call in training. Empty and uneven per-replica batches are weighted by their number of examples.
 
     Args:
         axis: As for `keras.layers.BatchNormalization`.
-        momentum: Likewise.
-        epsilon: Likewise.
-        **kwargs: Likewise.
+        momentum: As for `keras.layers.BatchNormalization`.
+        epsilon: As for `keras.layers.BatchNormalization`.
+        **kwargs: As for `keras.layers.BatchNormalization`.
 
     TensorFlow: `tf.keras.layers.experimental.SyncBatchNormalization`, which reduces the mean of the squares instead of
-    the squared distances from the mean and loses digits where means are large.
+    the squared distances from the mean, and so loses precision for large means.
     """
 
     def __init__(self, axis: int = -1, momentum: float = 0.99, epsilon: float = 1e-3, **kwargs: Any) -> None:
@@ -43,26 +43,26 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]
 
 
 def connect_normalization() -> None:
-    """Lets Keras' own layer take ``synchronized=True``, and puts the layer where TensorFlow has it."""
+    """Makes Keras' own layer accept ``synchronized=True``, and adds the layer under its TensorFlow path."""
     replace("keras", _BatchNormalization, "__init__", _accepting(_BatchNormalization.__init__))
     replace("keras", _BatchNormalization, "_moments", _over_replicas(_BatchNormalization._moments))
-    experimental = types.ModuleType("keras.layers.experimental", "What TensorFlow keeps under tf.keras.layers.")
+    experimental = types.ModuleType("keras.layers.experimental", "TensorFlow's tf.keras.layers.experimental.")
     experimental.SyncBatchNormalization = SyncBatchNormalization  # type: ignore[attr-defined]
-    # Keras has its names twice: once more as TensorFlow gives them.
+    # Keras exports its names twice: also in `_tf_keras`, under TensorFlow's paths.
     twice: tuple[Any, ...] = (keras.layers, importlib.import_module("keras._tf_keras.keras.layers"))
     for layers in twice:
         replace("keras", layers, "experimental", experimental)
 
 
 def _accepting(make: Callable[..., None]) -> Callable[..., None]:
-    """The constructor; Keras refuses the option on JAX, where it has no strategy to ask."""
+    """Wraps the constructor to accept the option, which Keras rejects on the JAX backend."""
 
     @functools.wraps(make)
     def accepting(self: Any, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         self.synchronized = synchronized
 
-    # Keras reads off it how a layer was made.
+    # Keras reads the signature to record the constructor's arguments for serialization.
     accepting.__signature__ = inspect.signature(make)  # type: ignore[attr-defined]
     return accepting
 
@@ -73,7 +73,7 @@ def _over_replicas(moments: Callable[..., Any]) -> Callable[..., Any]:
         context = get_replica_context()
         if self.synchronized and context is not None and context.num_replicas_in_sync > 1:
             return _global_moments(context, inputs, mask, tuple(self._reduction_axes))
-        # Keras' own refuses the flag on JAX.
+        # Keras' method rejects the flag on the JAX backend.
         self.synchronized, given = False, self.synchronized
         try:
             return moments(self, inputs, mask)
@@ -84,7 +84,7 @@ def _over_replicas(moments: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _global_moments(context: Any, inputs: Any, mask: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
-    """Mean and variance over the given axes and all replicas."""
+    """Returns the mean and variance over the given axes and all replicas."""
     values = jnp.asarray(inputs)
     weights = None if mask is None else jnp.expand_dims(mask, -1).astype(values.dtype)
     own = jnp.asarray(values.size // values.shape[_kept(values.ndim, axes)], values.dtype)

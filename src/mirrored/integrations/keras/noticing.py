@@ -1,4 +1,4 @@
-"""Layers that tell a checkpoint of what is set in them after it was restored: a layer, an optimizer, a metric."""
+"""Reports attributes that are set on a layer to pending checkpoint restores, which may hold their values."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _STATEFUL = (
 
 
 def connect_noticing() -> None:
-    """Wraps `Layer.__setattr__`."""
-    replace("keras", keras.Layer, "__setattr__", _telling(keras.Layer.__setattr__))
+    """Wraps `Layer.__setattr__`, so that a restored checkpoint can fill objects that a layer creates later."""
+    replace("keras", keras.Layer, "__setattr__", _reporting(keras.Layer.__setattr__))
 
 
-def _telling(set_attribute: Callable[..., None]) -> Callable[..., None]:
+def _reporting(set_attribute: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(set_attribute)
-    def telling(self: Any, name: str, value: Any) -> None:
+    def reporting(self: Any, name: str, value: Any) -> None:
         set_attribute(self, name, value)
         if is_expected() and isinstance(value, _STATEFUL) and not name.startswith("_"):
             state_came(value)
 
-    return telling
+    return reporting

@@ -1,8 +1,9 @@
-"""Keras loops with `deterministic=True`: every batch is computed whole, by one program for one device.
+"""Keras loops with `deterministic=True`: one program on one device computes every global batch.
 
-Keras computes a step over the whole batch, and where the batch is spread over devices the compiler sums over them in an
-order that depends on their number: the bits do, too. The state of `fit` is therefore brought to the first device, where
-the program is the same for any strategy, and goes back onto all devices when Keras assigns it to the model.
+Keras computes a step over the global batch. If the batch is split over devices, the compiler sums over them in an order
+that depends on their number, so the results are not bit-identical. Therefore the state of `fit` moves to the first
+device, where the program is the same for every strategy. It moves back to all devices when Keras assigns it to the
+model.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from mirrored.variables import Variable, VariableAggregation
 
 
 def device_for(strategy: Any, called: str) -> Any:
-    """The device on which `fit` computes; None if it spreads batches over all of them.
+    """Returns the device on which `fit` computes, or None if it splits batches over all devices.
 
     Raises:
         ContextError: The strategy is deterministic and spans several processes.
@@ -33,14 +34,14 @@ def device_for(strategy: Any, called: str) -> Any:
         raise ContextError(
             called,
             found="a model of a deterministic strategy over several workers",
-            rule="with deterministic=True Keras computes each batch whole on one device, in one process",
-            remedy="write the step as a custom loop with strategy.run, or make the strategy without deterministic",
+            rule="with deterministic=True, Keras computes each global batch on one device, in one process",
+            remedy="write a custom loop with strategy.run, or create the strategy without deterministic=True",
         )
     return strategy.device_assignment.devices[0]
 
 
 def put_on(device: Any) -> Callable[..., Any]:
-    """What brings a part of a batch to a device, in the place of Keras' `distribute_data_input`."""
+    """Returns a replacement for Keras' `distribute_data_input` that places a batch on one device."""
 
     def distribute_data_input(batch: Any, device_assignment: Any, batch_dim_name: Any) -> Any:
         del device_assignment, batch_dim_name
@@ -50,11 +51,11 @@ def put_on(device: Any) -> Callable[..., Any]:
 
 
 def on_one_device(get_state: Callable[..., Any], device_of: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._get_jax_state`.
+    """Wraps `Trainer._get_jax_state` to return the state on one device.
 
     Args:
-        get_state: What is wrapped.
-        device_of: From a model to its device, see `device_for`.
+        get_state: The wrapped method.
+        device_of: Returns the device of a model, see `device_for`.
     """
 
     @functools.wraps(get_state)
@@ -72,7 +73,7 @@ def on_one_device(get_state: Callable[..., Any], device_of: Callable[[Any], Any]
 
 
 def one_sharding(get_shardings: Callable[..., Any], device_of: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._get_state_sharding_spec`, as `on_one_device`."""
+    """Wraps `Trainer._get_state_sharding_spec` to match the state of `on_one_device`."""
 
     @functools.wraps(get_shardings)
     def getting(self: Any) -> Any:
@@ -86,14 +87,17 @@ def one_sharding(get_shardings: Callable[..., Any], device_of: Callable[[Any], A
 
 
 def _on_device(variable: Any, device: Any) -> Any:
-    """A copy, which the step may take: the variable keeps its value until the step's is assigned to it."""
+    """Returns a copy, which the step can donate. The variable keeps its value until the step's result is assigned."""
     made = getattr(variable, "mirrored", None)
     value = _same_component(made) if isinstance(made, Variable) else None
     return jnp.array(jax.device_put(variable.value if value is None else value, device), copy=True)
 
 
 def _same_component(made: Variable) -> Any:
-    """The component that all replicas have, of statistics: their mean may differ from it in the last bit."""
+    """Returns the component of a statistic if it is bit-identical on all replicas, else None.
+
+    The mean of equal components can differ from them in the last bit.
+    """
     if not made.per_replica or made.aggregation is not VariableAggregation.MEAN or made.num_replicas == 1:
         return None
     components = [made.stored_component(replica) for replica in range(made.num_replicas)]

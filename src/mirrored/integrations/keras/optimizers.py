@@ -1,4 +1,4 @@
-"""Keras optimizers in replica context: gradients are summed over replicas, then the optimizer runs as a function."""
+"""Patches Keras optimizers to all-reduce gradients in replica context and then run as a pure function."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SCALE: Final = "_mirrored_scale"
 
 
 def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """`Optimizer.apply` for variables of a strategy; for all others what it was."""
+    """Wraps `Optimizer.apply` for variables of a strategy; other variables use the original method."""
 
     @functools.wraps(apply)
     def apply_over_replicas(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
@@ -43,7 +43,7 @@ def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapped_build(build: Callable[..., Any]) -> Callable[..., Any]:
-    """`Optimizer.build`, also for variables of ours that Keras has not made."""
+    """Wraps `Optimizer.build` to also accept `mirrored` variables that Keras did not create."""
 
     @functools.wraps(build)
     def build_for(self: Any, variables: Sequence[Any]) -> Any:
@@ -53,7 +53,7 @@ def wrapped_build(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapped_scale_build(build: Callable[..., Any]) -> Callable[..., Any]:
-    """`LossScaleOptimizer.build`, which takes the scale over that `scale_loss` has made before."""
+    """Wraps `LossScaleOptimizer.build` to reuse the scale variables that `scale_loss` has already created."""
 
     @functools.wraps(build)
     def build_for(self: Any, variables: Sequence[Any]) -> Any:
@@ -75,10 +75,11 @@ def wrapped_scale_build(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapped_scale_loss(scale_loss: Callable[..., Any]) -> Callable[..., Any]:
-    """`LossScaleOptimizer.scale_loss` in a function that is traced before the optimizer's first step.
+    """Wraps `LossScaleOptimizer.scale_loss` for a function that is traced before the optimizer's first step.
 
     Keras multiplies by the Python number `initial_scale` until the optimizer is built. A trace would keep that number
-    for all later steps, while the gradients are divided by a scale that changes. So the scale is made here.
+    as a constant in all later steps, while the gradients are divided by the current scale. So the scale variables are
+    created here.
     """
 
     @functools.wraps(scale_loss)
@@ -94,7 +95,7 @@ def wrapped_scale_loss(scale_loss: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _made_scale(optimizer: Any) -> dict[str, Any]:
-    """The variables that `LossScaleOptimizer.build` makes itself, in its order."""
+    """Creates the variables that `LossScaleOptimizer.build` would create, in the same order."""
     constant = keras.initializers.Constant
     add = functools.partial(optimizer.add_variable, shape=(), aggregation="none")
     return {
@@ -104,7 +105,7 @@ def _made_scale(optimizer: Any) -> dict[str, Any]:
 
 
 def wrapped_reference(add: Callable[..., Any]) -> Callable[..., Any]:
-    """`Optimizer.add_variable_from_reference`, also for variables of ours that Keras has not made."""
+    """Wraps `Optimizer.add_variable_from_reference` to accept `mirrored` variables that Keras did not create."""
 
     @functools.wraps(add)
     def add_for(self: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
@@ -118,7 +119,7 @@ def _is_ours(variables: Any) -> bool:
 
 
 def _build(optimizer: Any, variables: Any) -> None:
-    """Makes the slots: in a replica, the first one does it for all."""
+    """Creates the slots. In a run, the first replica creates them for all replicas."""
     with keras.src.backend.name_scope(optimizer.name, caller=optimizer):
         optimizer.build(variables)
     optimizer.built = True
@@ -132,7 +133,7 @@ def _check_known(optimizer: Any, variables: Sequence[Any]) -> None:
         raise ArgumentError(
             f"{type(optimizer).__name__}.apply_gradients",
             found=f"variables that the optimizer was not built with: {shown}",
-            rule="a Keras optimizer makes its slots for all of its variables at once, at the latest in its first step",
+            rule="a Keras optimizer creates the slots of all its variables at once, at the latest in its first step",
             remedy="for one optimizer over several models write, before the first step: "
             "optimizer.build(first_model.trainable_variables + second_model.trainable_variables)",
         )
@@ -143,9 +144,9 @@ def _summed(optimizer: Any, grads: list[Any]) -> list[Any]:
     if context is None:
         raise ContextError(
             f"{type(optimizer).__name__}.apply_gradients",
-            found="it was called in cross-replica context",
-            rule="a Keras optimizer is applied by every replica, which sums the gradients first",
-            remedy="call it inside the function given to strategy.run",
+            found="a call in cross-replica context",
+            rule="every replica applies a Keras optimizer, which first sums the gradients over replicas",
+            remedy="call it inside the function passed to strategy.run",
         )
     if context.num_replicas_in_sync == 1:
         return grads
@@ -156,9 +157,12 @@ def _summed(optimizer: Any, grads: list[Any]) -> list[Any]:
 
 
 def _apply(optimizer: Any, grads: list[Any], variables: Sequence[Any]) -> None:
-    """Runs the optimizer on values and assigns what changed: clipping, decay, loss scaling and averages included."""
+    """Runs the optimizer on values and assigns the results.
+
+    This includes clipping, weight decay, loss scaling and moving averages.
+    """
     indices = [optimizer._get_variable_index(variable) for variable in variables]
-    # `stateless_apply` wants a gradient for every variable that the optimizer was built with; None is skipped.
+    # `stateless_apply` requires one entry for every variable that the optimizer was built with; it skips None.
     everything = optimizer._trainable_variables
     all_grads: list[Any] = [None] * len(everything)
     for index, grad in zip(indices, grads, strict=True):
@@ -179,13 +183,18 @@ def _apply(optimizer: Any, grads: list[Any], variables: Sequence[Any]) -> None:
 
 
 def _updates(optimizer: Any, present: tuple[bool, ...]) -> Callable[..., Any]:
-    """The optimizer as a function of arrays; compiled (and kept) for eager code, which dispatches each operation."""
+    """Returns the optimizer as a function of arrays.
+
+    For eager code the function is compiled and cached, because eager code would dispatch each operation separately. The
+    cache key contains the optimizer's scalar settings, which a trace keeps as constants. Under a listener (a tape) the
+    function stays uncompiled, so that the listener sees its operations.
+    """
 
     def update(grads: list[Any], values: list[Any], slots: list[Any]) -> Any:
         remaining = iter(grads)
         full = [next(remaining) if is_present else None for is_present in present]
         with within(listeners=()), warnings.catch_warnings():
-            # Those of another model: what the caller has no gradient for, he was told of.
+            # Missing gradients are those of another model; the caller has already warned of its own.
             warnings.filterwarnings("ignore", "Gradients do not exist")
             return optimizer.stateless_apply(slots, full, values)
 

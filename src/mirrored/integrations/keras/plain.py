@@ -1,8 +1,8 @@
-"""Plain variables of ours (`tf.Variable`) among the attributes of Keras layers.
+"""Makes `mirrored` variables (`tf.Variable`) that are attributes of Keras layers part of the layer's weights.
 
-Keras knows its own variables only: it would neither train nor save `self.w = tf.Variable(...)`. So a layer that is
-given one keeps a view of it among its weights, and where Keras calls a model as a function of values for its weights
-(as `fit` does), a read of the variable gives the value for its view, and an assignment is an update of it.
+Keras tracks only its own variables: it would neither train nor save `self.w = tf.Variable(...)`. So a layer tracks a
+Keras view of such a variable among its weights. In stateless calls (as in `fit`), where Keras passes the values of the
+weights as arguments, reading the variable returns the value of its view, and assigning it updates the view.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _StatelessScope: Any = keras.StatelessScope
 
 
 def connect_plain() -> None:
-    """Wraps what keeps a layer's weights, and the scope in which Keras puts values in their places."""
+    """Wraps Keras' attribute tracker and `StatelessScope`, in which Keras substitutes values for variables."""
     replace("keras", _Tracker, "track", _seeing_plain(_Tracker.track))
     replace("keras", _StatelessScope, "__init__", _noting_views(_StatelessScope.__init__))
     replace("keras", _StatelessScope, "__enter__", _entering(_StatelessScope.__enter__))
@@ -36,7 +36,7 @@ def connect_plain() -> None:
 def _seeing_plain(track: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(track)
     def seeing_plain(self: Any, attr: Any) -> Any:
-        # A layer that is built takes no more weights; a variable that it makes later is not Keras' then.
+        # Keras locks the tracker of a built layer. A variable that the layer creates later is not one of its weights.
         if isinstance(attr, Variable) and "trainable_variables" in self.config and not self.locked:
             track(self, as_keras(attr))
             return attr
@@ -60,9 +60,9 @@ def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(enter)
     def entering(self: Any) -> Any:
         scope = enter(self)
-        self._frames = contextlib.ExitStack()
+        self._contexts = contextlib.ExitStack()
         if self._views and ambient().store is None and ambient().replica is None:
-            self._frames.enter_context(within(store=_store(self, self._views)))
+            self._contexts.enter_context(within(store=_store(self, self._views)))
         return scope
 
     return entering
@@ -75,7 +75,7 @@ def _store(scope: Any, views: Mapping[int, Any]) -> ScopeStore:
 def _leaving(leave: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(leave)
     def leaving(self: Any, *error: Any, **kwargs: Any) -> Any:
-        self._frames.close()
+        self._contexts.close()
         return leave(self, *error, **kwargs)
 
     return leaving

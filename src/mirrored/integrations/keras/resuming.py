@@ -1,8 +1,8 @@
-"""`BackupAndRestore(save_freq=int)`: a run interrupted within an epoch goes on with the batch after the backup.
+"""Makes `BackupAndRestore(save_freq=int)` resume an interrupted epoch at the first batch after the backup.
 
-Keras notes the batch and starts the epoch again, so that its first batches are trained on twice. For a model of a
-strategy the batches before the backup are passed over, and the weights become those of a run without the interruption
-(where the data come in the same order: ``shuffle=False``, or a dataset that shuffles by a seed).
+Keras records the batch but restarts the epoch, so it trains on the first batches twice. For a model of a strategy, the
+batches before the backup are skipped. The weights then equal those of an uninterrupted run, provided that the data
+arrive in the same order (``shuffle=False``, or a dataset that shuffles with a seed).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from mirrored.patches import replace
 
 keras = load()
 _EpochIterator: Any = keras.src.trainers.epoch_iterator.EpochIterator
-_passed_over: contextvars.ContextVar[int] = contextvars.ContextVar("_passed_over", default=0)
+_skipped_batches: contextvars.ContextVar[int] = contextvars.ContextVar("_skipped_batches", default=0)
 
 
 def connect_resuming() -> None:
-    """Wraps the callback, `fit`, and what goes over the batches of an epoch."""
+    """Wraps the callback, `fit`, and the iterator over the batches of an epoch."""
     callback: Any = keras.callbacks.BackupAndRestore
     replace("keras", callback, "on_epoch_begin", _noting_number(callback.on_epoch_begin))
     replace("keras", callback, "on_train_batch_end", _noting_batch(callback.on_train_batch_end))
     replace("keras", callback, "on_epoch_end", _noting_epoch(callback.on_epoch_end))
     replace("keras", callback, "_save_model", _saving_steps(callback._save_model))
     replace("keras", callback, "_load_model", _loading_steps(callback._load_model))
-    replace("keras", _EpochIterator, "_enumerate_iterator", _passing_over(_EpochIterator._enumerate_iterator))
+    replace("keras", _EpochIterator, "_enumerate_iterator", _skipping(_EpochIterator._enumerate_iterator))
     replace("keras", keras.Model, "fit", _forgetting(keras.Model.fit))
 
 
@@ -47,7 +47,10 @@ def _noting_batch(end: Callable[..., None]) -> Callable[..., None]:
 
 
 def _noting_number(begin: Callable[..., None]) -> Callable[..., None]:
-    """Keras takes the number from the end of the epoch before, so that it is 0 in the first one of any `fit`."""
+    """Wraps `on_epoch_begin` to record the number of the epoch.
+
+    Keras sets it only at the end of the previous epoch, so it is 0 in the first epoch of every `fit`.
+    """
 
     @functools.wraps(begin)
     def noting_number(self: Any, epoch: int, logs: Any = None) -> None:
@@ -79,7 +82,7 @@ def _saving_steps(save: Callable[..., None]) -> Callable[..., None]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Writes a file at once: whoever is killed meanwhile leaves it as before, or as after."""
+    """Writes a file atomically: a process that is killed leaves either the old or the new content."""
     beside = path.with_name(path.name + ".new")
     beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)
@@ -94,22 +97,22 @@ def _loading_steps(restore: Callable[..., None]) -> Callable[..., None]:
             return
         about = json.loads(path.read_text(encoding="utf-8"))
         steps, all_steps = about.get("steps", 0), self.params.get("steps")
-        # Without this the next backup would be taken for one of the epoch that the callback was made in.
+        # Otherwise the next backup would record the epoch in which the callback was created.
         self._current_epoch = about["epoch"]
         if all_steps is not None and steps >= all_steps:
             self.model._initial_epoch = self._current_epoch = about["epoch"] + 1
             steps = 0
         self._last_batch_seen = max(0, steps - 1)
-        _passed_over.set(steps)
+        _skipped_batches.set(steps)
 
     return loading_steps
 
 
-def _passing_over(enumerate_steps: Callable[..., Any]) -> Callable[..., Any]:
+def _skipping(enumerate_steps: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(enumerate_steps)
-    def passing_over(self: Any) -> Iterator[Any]:
-        first = _passed_over.get()
-        _passed_over.set(0)
+    def skipping(self: Any) -> Iterator[Any]:
+        first = _skipped_batches.get()
+        _skipped_batches.set(0)
         last = 0
         for begin, end, iterator in enumerate_steps(self):
             last = end + 1
@@ -122,11 +125,11 @@ def _passing_over(enumerate_steps: Callable[..., Any]) -> Callable[..., Any]:
             raise InputError(
                 "BackupAndRestore",
                 found=f"the epoch was interrupted after {first} batches, and the data have {last}",
-                rule="a run goes on with the data that it was started with",
-                remedy="give the same data, or another backup_dir for a run of its own",
+                rule="a resumed run uses the same data as the interrupted run",
+                remedy="pass the same data, or another backup_dir to start a new run",
             )
 
-    return passing_over
+    return skipping
 
 
 def _forgetting(fit: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,6 +138,6 @@ def _forgetting(fit: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return fit(self, *args, **kwargs)
         finally:
-            _passed_over.set(0)
+            _skipped_batches.set(0)
 
     return forgetting

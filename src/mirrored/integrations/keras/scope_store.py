@@ -1,4 +1,4 @@
-"""Where plain variables are read and written while Keras calls a model as a function of values for its weights."""
+"""The variable store for stateless Keras calls, which pass the values of a model's weights as arguments."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from mirrored.variables.contexts import check_readable, check_writable
 
 
 class ScopeStore(VariableStore):
-    """The frame inside one of Keras' stateless scopes: weights have the scope's values, others are as without it.
+    """The variable store inside a Keras stateless scope.
+
+    Variables with a value in the scope read and update that value. Other variables behave as outside the scope.
 
     Args:
-        scope: Keras' scope.
-        views: Keras' views of variables of ours that have a value in the scope, by the variable's identity.
+        scope: The Keras scope.
+        views: The Keras views of our variables that have a value in the scope, by the `id` of the variable.
         base_trace: The JAX trace in which the scope was entered.
     """
 
@@ -27,7 +29,7 @@ class ScopeStore(VariableStore):
         self.base_trace = base_trace
 
     def whole(self, variable: Any) -> Any:
-        """The scope's value."""
+        """Returns the scope's value, or the stored value of a variable without a view."""
         view = self._view(variable)
         if view is None:
             check_readable(variable, None, ambient())
@@ -35,7 +37,7 @@ class ScopeStore(VariableStore):
         return self._scope.get_current_value(view)
 
     def set_whole(self, variable: Any, value: Any, where: str) -> None:
-        """An update of the scope's."""
+        """Adds an update to the scope, or stores the value of a variable without a view."""
         view = self._view(variable)
         if view is None:
             check_writable(variable, None, f"assigning {variable.name}")
@@ -44,15 +46,15 @@ class ScopeStore(VariableStore):
             self._scope.add_update((view, value))
 
     def local(self, variable: Any, replica: int) -> Any:
-        """As `whole`."""
+        """Same as `whole`."""
         return self.whole(variable)
 
     def set_local(self, variable: Any, replica: int, value: Any, where: str) -> None:
-        """As `set_whole`."""
+        """Same as `set_whole`."""
         self.set_whole(variable, value, where)
 
     def created(self, variable: Any) -> None:
-        """It is made eagerly, as everywhere in a trace."""
+        """Does nothing: variables are created eagerly, also in a trace."""
 
     def _view(self, variable: Any) -> Any:
         return None if variable.per_replica else self._views.get(id(variable))

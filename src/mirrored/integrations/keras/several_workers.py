@@ -1,4 +1,4 @@
-"""Keras on several workers: from the batch that each worker has to the one that all of them train on, and back."""
+"""Keras on several workers: assembles global batches from each worker's rows, and replicates outputs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from mirrored.errors import ArgumentError
 
 
 def across_workers(called: str, has_parts: bool) -> Callable[[Any, Any, Any], Any]:
-    """Returns what puts a batch of Keras onto the devices of all workers.
+    """Returns a function that places a Keras batch on the devices of all workers.
 
-    Keras takes what each worker has for its part of the global batch. But all workers read the same arrays or the same
-    dataset: each has the whole batch, and gives its own rows of it. Only a distributed dataset gives parts.
+    Keras assumes that each worker passes its own part of the global batch. Here all workers read the same arrays or the
+    same dataset, so each has the global batch and contributes its own rows. Only a distributed dataset yields parts.
 
     Args:
         called: The method of the model, for messages.
-        has_parts: Whether the batches are those of a distributed dataset.
+        has_parts: Whether the batches come from a distributed dataset.
 
     Returns:
-        A function of a batch, its layout and the name of the batch dimension.
+        A function of a batch, its Keras layout and the name of the batch dimension.
     """
     checked = False
 
@@ -55,8 +55,8 @@ def _of_parts(called: str, host: np.ndarray[Any, Any], sharding: Any) -> Any:
         raise ArgumentError(
             f"Model.{called}",
             found=f"a batch of a distributed dataset with {host.shape[0]} rows on this worker, and {local} devices",
-            rule="on several workers the devices of each divide its part of a batch",
-            remedy="give the dataset itself, which Keras may divide unevenly, or batch(..., drop_remainder=True)",
+            rule="with several workers, the rows of a worker's batch are divisible by its number of devices",
+            remedy="pass the undistributed dataset, which Keras can split unevenly, or batch(..., drop_remainder=True)",
         )
     return jax.make_array_from_process_local_data(sharding, host)
 
@@ -66,13 +66,13 @@ def _check_same(called: str, host: np.ndarray[Any, Any]) -> None:
         f"Model.{called}",
         {"the first batch": host},
         rule="all workers read the same batches, and each trains on its own rows of them",
-        remedy="call keras.utils.set_random_seed with the same seed on all workers before data is shuffled, or give "
-        "shuffle=False; for data of each worker's own give a distributed dataset",
+        remedy="call keras.utils.set_random_seed with the same seed on all workers before data is shuffled, or pass "
+        "shuffle=False; if each worker has its own data, pass a distributed dataset",
     )
 
 
 def everywhere(output: Any) -> Any:
-    """Returns an array whose parts several processes hold with all of it on every device; anything else as it is."""
+    """Replicates an array that is sharded over several processes; returns anything else unchanged."""
     if not isinstance(output, jax.Array) or is_tracer(output):
         return output
     if output.is_fully_addressable or output.is_fully_replicated:

@@ -1,7 +1,7 @@
-"""Storing what `fit` hands back: values that lie as the variable stores them already, without a copy.
+"""Stores the state that `fit` returns without a copy, if it already has the variable's sharding.
 
-`fit` carries the state along itself and assigns all of it to the model at the end of an epoch, often more: with the
-copies and checks of an ordinary assignment that took a fifth of a short epoch.
+`fit` carries the state itself and assigns all of it to the model at the end of each epoch, often more frequently. With
+the copies and checks of an ordinary assignment, that took a fifth of a short epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _from_fit: contextvars.ContextVar[bool] = contextvars.ContextVar("_from_fit", de
 
 
 def from_fit(sync: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps what assigns the state of `fit` to the model: these arrays are nobody else's."""
+    """Wraps the method that assigns the state of `fit` to the model. Nothing else references these arrays."""
 
     @functools.wraps(sync)
     def syncing(self: Any) -> Any:
@@ -36,7 +36,7 @@ def from_fit(sync: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def stored_at_once(made: Variable, value: Any) -> bool:
-    """Stores `value`, if that takes nothing of what assignments do otherwise."""
+    """Stores `value` and returns True if it needs none of the steps of an ordinary assignment, else returns False."""
     here, device_assignment = ambient(), made.device_assignment
     if (
         here.store is not None
@@ -49,7 +49,7 @@ def stored_at_once(made: Variable, value: Any) -> bool:
         return False
     if (value.shape, value.dtype) != (made.shape, made.dtype):
         return False
-    if value.is_deleted():  # by a step that has failed
+    if value.is_deleted():  # Donated to a step that failed.
         made.store(value)
         lose_deleted(made)
         return True
@@ -62,16 +62,17 @@ def stored_at_once(made: Variable, value: Any) -> bool:
 
 
 def lose_deleted(variable: Variable) -> None:
-    """Marks a variable as lost if its value was donated to a step that has failed."""
+    """Marks a variable as lost if its value was donated to a step that failed."""
     value = variable.initial()
     if isinstance(value, jax.Array) and value.is_deleted():
         variable.lose("it was donated to a step of fit that did not end")
 
 
 def _store_components(made: Variable, value: Any) -> bool:
-    """The same component for each replica, in one compiled call; a sum in equal parts.
+    """Stores the value as one component per replica, in one compiled call. A sum is divided into equal parts.
 
-    With `deterministic=True` the first replica gets the whole sum: a third of it, three times, may be another number.
+    With `deterministic=True` the first replica gets the whole sum, because the sum of three thirds is not always
+    bit-identical to the whole.
     """
     is_sum = made.aggregation is VariableAggregation.SUM
     floating = jnp.issubdtype(made.dtype, jnp.floating)

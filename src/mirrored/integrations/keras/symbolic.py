@@ -1,4 +1,4 @@
-"""Keras' symbolic calls, which ask a layer for shapes alone: variables of ours may be read in them."""
+"""Lets layers read `mirrored` variables in Keras' symbolic calls, which infer shapes only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from mirrored.runtime.variable_store import FunctionStore
 
 
 def wrapped_compute_output_spec(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras' `compute_output_spec`, in a frame of its own: what is read has a shape, what is assigned is forgotten."""
+    """Wraps Keras' `compute_output_spec` to run in a separate variable store.
+
+    In that store, reads return tracers that carry the shape, and assignments are discarded.
+    """
 
     @functools.wraps(compute)
     def compute_output_spec(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -21,11 +24,11 @@ def wrapped_compute_output_spec(compute: Callable[..., Any]) -> Callable[..., An
         store = FunctionStore()
 
         @functools.wraps(function)
-        def framed(*inner: Any, **named: Any) -> Any:
+        def with_store(*inner: Any, **named: Any) -> Any:
             store.base_trace = recording_parent(current_trace())
             with within(store=store, listeners=(*ambient().listeners, store)):
                 return function(*inner, **named)
 
-        return compute(framed, *args, **kwargs)
+        return compute(with_store, *args, **kwargs)
 
     return compute_output_spec

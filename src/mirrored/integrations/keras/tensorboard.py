@@ -1,4 +1,4 @@
-"""Keras' TensorBoard callback without TensorFlow: it writes through `mirrored.tf.summary`."""
+"""Makes Keras' TensorBoard callback work without TensorFlow: it writes through `mirrored.tf.summary`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ keras = load()
 
 
 def connect_tensorboard() -> None:
-    """Gives `keras.callbacks.TensorBoard` a writer where TensorFlow, whose writer it asks for, is not installed."""
+    """Replaces the writer of `keras.callbacks.TensorBoard`, which is TensorFlow's, if TensorFlow is not installed."""
     if importlib.util.find_spec("tensorflow") is not None:
         return
     callback: Any = keras.callbacks.TensorBoard
-    replace("keras", callback, "summary", property(_summary, doc="Where values are written."))
+    replace("keras", callback, "summary", property(_summary, doc="The summary writer."))
     replace("keras", callback, "_write_keras_model_summary", _without_graph(callback._write_keras_model_summary))
 
 
 def _summary(callback: Any) -> Any:
-    # The facade lies above this package and is loaded for its writer alone; it names the extra if that is missing.
+    # Loaded lazily: the facade depends on this package. If an extra is missing, the facade's error names it.
     return importlib.import_module("mirrored.tf").summary
 
 
 def _without_graph(write: Callable[..., None]) -> Callable[..., None]:
-    """The drawing of the model is in a format of TensorFlow's own: it is left out."""
+    """Omits the graph of the model, which needs a TensorFlow format."""
 
     @functools.wraps(write)
     def without_graph(self: Any) -> None:

@@ -1,4 +1,4 @@
-"""`fit`, `evaluate`, `predict` and their kin on a model of a strategy: batches are spread over its devices."""
+"""Runs Keras' training loops on a model of a strategy: `fit`, `evaluate`, `predict` split batches over its devices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PyDataset: Any = keras.utils.PyDataset
 
 
 class Distributing(_Distribution):  # type: ignore[misc]
-    """Spreads batches over the devices of a strategy (or takes them to one), for one call."""
+    """A Keras distribution that splits batches over the devices of a strategy, or places them on one, for one call."""
 
     def __init__(self, sharding: Any) -> None:
         super().__init__(device_mesh=None, batch_dim_name="replica", auto_shard_dataset=False)
@@ -42,38 +42,38 @@ class Distributing(_Distribution):  # type: ignore[misc]
 
     @property
     def num_model_replicas(self) -> int:
-        """One per device."""
+        """The number of devices."""
         return len(self._sharding.device_set)
 
     def get_variable_layout(self, variable: Any) -> None:
-        """None: the variable of ours places its value."""
+        """Returns None: the backing variable places its value."""
 
     def get_tensor_layout(self, path: str) -> None:
-        """None: values are where the compiler puts them."""
+        """Returns None: the compiler chooses the sharding of intermediate values."""
 
     def get_data_layout(self, data_shape: Any) -> Any:
-        """Over the devices, by the batch dimension."""
+        """Returns the layout that shards the batch dimension over the devices."""
         return _Layout(self._sharding)
 
     def distribute_dataset(self, dataset: Any) -> Any:
-        """The dataset itself: each batch is spread when it is fed."""
+        """Returns the dataset unchanged: each batch is split when a step receives it."""
         return dataset
 
 
 class _Layout:
-    """What Keras asks a layout for."""
+    """The part of the layout interface that Keras uses."""
 
     def __init__(self, sharding: Any) -> None:
         self.backend_layout = sharding
 
 
 class KerasBatches(_PyDataset):  # type: ignore[misc]
-    """A dataset of ours, as Keras takes it: batch after batch, from the start again each epoch."""
+    """Adapts a `mirrored` dataset to Keras: yields its batches in order and restarts it each epoch."""
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(workers=1, use_multiprocessing=False)
         cardinality = int(dataset.cardinality() if callable(dataset.cardinality) else dataset.cardinality)
-        # An unknown length is found by going through the data once.
+        # An unknown length is determined by one pass over the data.
         self._count = cardinality if cardinality >= 0 else None if cardinality == -1 else sum(1 for _ in dataset)
         self._dataset = dataset
         self._iterator: Any = None
@@ -81,7 +81,7 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches an epoch has; None if the dataset never ends."""
+        """The number of batches per epoch; None if the dataset is infinite."""
         return self._count
 
     def __getitem__(self, index: int) -> Any:
@@ -99,10 +99,10 @@ def _is_split(value: Any) -> bool:
 
 
 def _whole(value: Any) -> Any:
-    """A part of a batch as one array; the shares of replicas put together again."""
+    """Returns a component of a batch as one array, concatenating the per-replica batches."""
     if not _is_split(value):
         return np.asarray(value)
-    return np.concatenate([np.asarray(share) for share in value.values])
+    return np.concatenate([np.asarray(component) for component in value.values])
 
 
 def wrap_model(model_class: Any) -> None:
@@ -135,11 +135,14 @@ def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bounding(make: Callable[..., Any], made: str) -> Callable[..., Any]:
-    """Keras dispatches a whole epoch without waiting; on a strategy's devices the steps in flight are bounded."""
+    """Wraps the factory of a step function to bound the number of steps in flight.
+
+    Keras dispatches a whole epoch without waiting for the devices.
+    """
 
     @functools.wraps(make)
     def bounding(self: Any, *args: Any, **kwargs: Any) -> Any:
-        check_belonging(self, "keras.Model.fit")  # only now Keras has made all variables
+        check_belonging(self, "keras.Model.fit")  # Here Keras has created all variables.
         result = make(self, *args, **kwargs)
         step = getattr(self, made)
         if callable(step) and not hasattr(step, "bounded") and strategy_of(self) is not None:
@@ -155,7 +158,7 @@ def _bounded(step: Callable[..., Any]) -> Callable[..., Any]:
         for output in jax.tree.leaves(results[0])[:1]:
             if isinstance(output, jax.Array) and not is_tracer(output):
                 launched(output)
-        # Predictions of several workers: Keras fetches them, and each worker has only its own replicas' rows.
+        # Keras fetches predictions to the host, but each worker holds only the rows of its own replicas.
         return (jax.tree.map(everywhere, results[0]), *results[1:])
 
     bounded.bounded = True  # type: ignore[attr-defined]
@@ -163,7 +166,7 @@ def _bounded(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scope_of(strategy: Any) -> Any:
-    """The strategy's scope: slots that Keras makes on the way are mirrored, too."""
+    """Returns the strategy's scope, so that slots that Keras creates during the call are mirrored too."""
     return nullcontext() if strategy is None else strategy.scope()
 
 
@@ -171,7 +174,7 @@ def _fed(argument: Any, strategy: Any) -> Any:
     if isinstance(argument, (Dataset, DistributedDataset)):
         return KerasBatches(argument)
     if isinstance(argument, types.GeneratorType) and strategy is not None:
-        # Keras reads the first batches ahead, and the generator may refill their arrays.
+        # Copied: Keras prefetches the first batches, and the generator may reuse their buffers.
         return (jax.tree.map(owned, batch) for batch in argument)
     return argument
 
@@ -182,7 +185,7 @@ def _device_of(model: Any) -> Any:
 
 @contextmanager
 def _distribution_for(strategy: Any, called: str, has_parts: bool) -> Iterator[None]:
-    """Lets Keras spread batches over the strategy's devices; without a strategy, leave them where they are."""
+    """Sets the Keras distribution that splits batches over the strategy's devices; does nothing without a strategy."""
     outer = keras.distribution.distribution()
     if strategy is None or outer is not None:
         yield
@@ -203,7 +206,10 @@ def _distribution_for(strategy: Any, called: str, has_parts: bool) -> Iterator[N
 
 
 def _divisible(distribute: Callable[..., Any]) -> Callable[..., Any]:
-    """Batches that the devices do not divide (the last one) go to all of them whole: the same numbers, only slower."""
+    """Replicates batches whose size is not divisible by the number of devices, such as the last one.
+
+    Every device then computes the whole batch, which gives the same values but is slower.
+    """
 
     def distribute_data_input(batch: Any, layout: Any, batch_dim_name: Any) -> Any:
         sharding = getattr(layout, "backend_layout", layout)

@@ -1,12 +1,12 @@
-"""Keras variables whose value is a variable of ours.
+"""Keras variables that are backed by a `mirrored.Variable`.
 
-A variable that Keras makes for a layer, an optimizer or a metric gets the synchronization that its role asks for:
+The synchronization of the backing variable depends on the role of the Keras variable:
 
-| made by | variable | here |
+| created by | Keras variable | backing variable |
 |---|---|---|
 | a layer | trainable | mirrored |
 | a layer | floating, not trainable (BatchNormalization's statistics) | one component per replica, MEAN on read |
-| a seed generator | its state | one component per replica, each with a seed of its own |
+| a seed generator | its state | one component per replica, each with its own seed |
 | a metric | ``synchronization="on_read"`` | one component per replica, SUM on read |
 | an optimizer | any | mirrored |
 """
@@ -32,20 +32,20 @@ keras = load()
 KerasVariable: Any = keras.src.backend.Variable
 _in_stateless_scope = keras.src.backend.common.stateless_scope.in_stateless_scope
 _SEED_NAME = "seed_generator_state"
-# An odd constant near 2**32 / golden ratio: replicas' seeds are far apart, and replica 0 keeps the user's seed.
+# 2**32 / golden ratio, rounded to an odd number: replicas' seeds are far apart, and replica 0 keeps the user's seed.
 _SEED_STRIDE = 0x9E3779B9
 
 
 class StrategyVariable(KerasVariable):  # type: ignore[misc]
-    """A Keras variable over a variable of ours. Keras makes it; it is never made by hand.
+    """A Keras variable that is backed by a `mirrored.Variable`. Keras creates it; programs do not instantiate it.
 
-    Keras keeps a variable's array in `_value`; here that is a property over the variable of ours, so that reads are
-    captured by compiled functions and recorded by tapes, and assignments follow the variable's rules.
+    Keras stores a variable's array in `_value`. Here `_value` is a property that reads and assigns the backing
+    variable. So compiled functions capture reads, tapes record them, and assignments follow the variable's rules.
     """
 
     @property
     def mirrored(self) -> Variable | None:
-        """The variable of ours, None before it has a value."""
+        """The backing variable; None before Keras initializes it."""
         return self.__dict__.get("_mirrored")
 
     @property
@@ -55,7 +55,7 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
     @_value.setter
     def _value(self, value: Any) -> None:
         if value is None:
-            return  # Keras lets go of a value that `fit` carries along itself, and assigns it when it is done.
+            return  # Keras releases a value that `fit` carries itself, and assigns the new value at the end.
         if self.mirrored is None:
             self.__dict__["_mirrored"] = _made_for(self, value)
         else:
@@ -63,32 +63,32 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
             _assign(self, self.mirrored, value)
 
     def read_value(self) -> Any:
-        """The value, as the context sees it; tapes know it as this variable's."""
+        """Returns the value in the current context, and reports the read to tapes."""
         assert self.mirrored is not None
         store = ambient().store
         if _in_stateless_scope() and (store is None or isinstance(store, ScopeStore)):
-            # Keras infers shapes, or calls a model as a function of other variables: it takes these as they are.
+            # Keras infers shapes, or calls a model with values for other variables: this one is read eagerly.
             with eager(), within(store=None):
                 return self.mirrored.checked_value()
         return announce_read(self.announced, self.mirrored.checked_value())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        # Keras' own has no `copy`, of which NumPy warns whenever a variable is converted.
+        # Keras' own method has no `copy` argument, so NumPy would warn on every conversion.
         return np.array(self.value, dtype, copy=copy)
 
     @property
     def announced(self) -> Any:
-        """Whose read and write tapes are told of."""
+        """The object that reads and writes are reported under to tapes."""
         return self
 
     @property
     def components(self) -> tuple[Any, ...]:
-        """The copies, one per replica."""
+        """The components, one per replica."""
         return () if self.mirrored is None else tuple(getattr(self.mirrored, "values", (self.mirrored,)))
 
 
 class View(StrategyVariable):
-    """A variable of ours, seen as Keras sees its own: for layers and optimizers that are given it."""
+    """A Keras view of a `mirrored.Variable`, for layers and optimizers that receive one."""
 
     def __init__(self, variable: Variable) -> None:
         self.__dict__["_mirrored"] = variable
@@ -103,19 +103,19 @@ class View(StrategyVariable):
 
     @property
     def announced(self) -> Any:
-        """The variable of ours: the user reads it, and asks for its gradient by either."""
+        """The backing variable: user code reads it, and can request its gradient by either object."""
         return self.mirrored
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
-        """It has its value."""
+        """Does nothing: the backing variable already has a value."""
 
     def _deferred_initialize(self) -> None:
-        """It had its value before Keras thought of giving it one."""
+        """Drops the initializer: the backing variable already has a value."""
         self._initializer = None
 
 
 def as_keras(variable: Any) -> Any:
-    """`variable` as a Keras variable: itself, or the one view of a variable of ours."""
+    """Returns a Keras variable: `variable` itself, or the unique view of a `mirrored.Variable`."""
     if not isinstance(variable, Variable):
         return variable
     view = vars(variable).get("_keras_view")
@@ -126,7 +126,7 @@ def as_keras(variable: Any) -> Any:
 
 
 def adopt(variable: Any) -> None:
-    """Makes a Keras variable that is just being created one of a strategy."""
+    """Converts a Keras variable that is under construction to a `StrategyVariable`."""
     if type(variable) is KerasVariable:
         variable.__dict__.pop("_value", None)
         variable.__class__ = StrategyVariable
@@ -134,7 +134,7 @@ def adopt(variable: Any) -> None:
 
 def _made_for(variable: Any, value: Any) -> Variable:
     synchronization, aggregation = _rules_of(variable)
-    # In a replica the first one makes it, for all: a layer that is built inside run is built once.
+    # Without a replica: a layer is built once, also inside run, so the first replica creates the variable for all.
     with within(replica=None, runner=None):
         made = Variable(
             value,
@@ -166,12 +166,13 @@ def _rules_of(variable: Any) -> tuple[VariableSynchronization, VariableAggregati
     )
     if is_statistic:
         return VariableSynchronization.ON_READ, VariableAggregation.MEAN
-    # Optimizers ask for the first replica's value: after the all-reduce all have the same, which is proved.
+    # Optimizers ask for ONLY_FIRST_REPLICA. With NONE, the replication check proves instead that the values are equal,
+    # as they are after the all-reduce.
     return VariableSynchronization.ON_WRITE, given if given.name != "ONLY_FIRST_REPLICA" else VariableAggregation.NONE
 
 
 def _maker() -> Any:
-    """The layer, optimizer, metric or seed generator in whose name scope a variable is made."""
+    """Returns the layer, optimizer, metric or seed generator in whose name scope a variable is created."""
     stack = keras.src.backend.common.global_state.get_global_attribute("name_scope_stack") or [None]
     return getattr(stack[-1], "caller", None)
 
@@ -181,10 +182,10 @@ def _is_seed(variable: Any) -> bool:
 
 
 def _seeds_of(made: Variable, state: Any) -> PerReplica:
-    """A seed state per replica: the same count, seeds of their own."""
+    """Returns one seed state per replica, with equal counters and different seeds."""
     first = as_array(state, made.dtype)
     stride = np.asarray(_SEED_STRIDE).astype(made.dtype)
-    # Outside of functions a process of several assigns the components of its own replicas.
+    # Outside compiled functions, each process assigns only the components of its own replicas.
     replicas = made.device_assignment.addressable_replicas if ambient().store is None else range(made.num_replicas)
     parts = [first.at[0].add(jnp.asarray(replica, made.dtype) * stride) for replica in replicas]
     return PerReplica(parts, made.device_assignment)
