@@ -1,4 +1,4 @@
-"""What every algorithm for reductions over replicas shares."""
+"""`CrossDeviceOps`, the base class of algorithms for reductions over replicas."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from mirrored.errors import ArgumentError, StructureError
 
 
 class CrossDeviceOps(abc.ABC):
-    """How values of several replicas become one, equal on all.
+    """Algorithm that reduces the values of all replicas to one value, which is equal on all of them.
 
-    A subclass says how to sum; the rest (mean, custom reductions, checks) is the same for all. Give it equality and a
-    hash: compiled programs are found again by it.
+    A subclass defines the sum. This class derives means, custom reductions and checks from it. A subclass needs
+    equality and a hash, because the algorithm is part of the cache keys of compiled programs.
 
     TensorFlow: `tf.distribute.CrossDeviceOps`. There a subclass overrides `reduce_implementation` over eager values;
     here `sum` is traced into the compiled program of each device.
@@ -28,86 +28,98 @@ class CrossDeviceOps(abc.ABC):
 
     @abc.abstractmethod
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Sums over all replicas. Traced inside the body that every device runs.
+        """Sums each array over all replicas. It is traced inside the body that every device executes.
 
         Args:
-            arrays: For each array, its components on this device: `group.local` of equal shape and dtype.
-            group: How the replicas lie.
+            arrays: For each array, its components on this device: `group.local` arrays of equal shape and dtype.
+            group: The placement of the replicas on devices.
 
         Returns:
-            For each array the sum, once for each local replica; equal on all devices.
+            For each array a list with its sum, once per virtual replica of the device. It is equal on all devices.
         """
 
     @property
     def as_written(self) -> bool:
-        """Whether programs that use it are compiled as written, equal computations not merged (slower)."""
+        """Whether XLA compiles programs that use this algorithm without merging equal computations, which is slower."""
         return False
 
     @final
     def reduce_arrays(self, op: Any, arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
-        """Reduces each array over all replicas; the results are equal on all devices.
+        """Reduces each array over all replicas. The results are equal on all devices.
 
         Args:
-            op: `ReduceOp.SUM`, `MEAN`, or a custom reduction.
-            arrays: For each array, its components on this device, in order of local replicas.
-            group: How the replicas lie.
+            op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or a custom reduction.
+            arrays: For each array, its components on this device, in order of the device's virtual replicas.
+            group: The placement of the replicas on devices.
 
         Raises:
-            ArgumentError: A sum or mean of booleans, or a custom reduction that does not keep shape and dtype.
-            StructureError: Components of different shapes or dtypes.
+            ArgumentError: `op` is a sum or mean and a component is boolean, or `op` is a custom reduction that changes
+                the shape or dtype.
+            StructureError: The components of an array have different shapes or dtypes.
         """
         return [results[0] for results in self.all_reduce(op, arrays, group)]
 
     @final
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """The same as `reduce_arrays`, once for each local replica.
+        """Reduces as `reduce_arrays` does, and returns each result once per virtual replica.
 
-        The values are equal; their gradients are not one: with each replica's cotangent at its own result, the
-        gradient is the `all_reduce` of the cotangents by the same operation and in the same order of sums.
+        The results of an array are equal, but each is differentiated separately: it receives the cotangent of its own
+        replica. The gradient is the `all_reduce` of these cotangents by the same operation in the same order of sums.
         """
         op = as_reduce_op(op)
         lists = [checked(op, components) for components in arrays]
         if op is ReduceOp.SUM:
             return self.sum(lists, group)
         if op is ReduceOp.MEAN:
-            # 16-bit floats are summed in float32: their sum may be too large for them where the mean is not.
+            # The sum of 16-bit floats may overflow although their mean does not, so the sum is computed in float32.
             wide = [[widen(floating(component)) for component in components] for components in lists]
             sums = self.sum(wide, group)
             return [
                 [narrow(total / group.num_replicas, floating(components[0]).dtype) for total in totals]
                 for totals, components in zip(sums, lists, strict=True)
             ]
-        return [[custom(op, components, group)] * group.local for components in lists]
+        stacks = self.stack_each(lists, group)
+        return [
+            [custom(op, components[0], each[0], group)] * group.local
+            for components, each in zip(lists, stacks, strict=True)
+        ]
+
+    def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
+        """Stacks the components of all replicas, ``[replicas, ...]``, once per virtual replica of the device.
+
+        As in `all_reduce`, the results of an array are equal, and each receives the cotangent of its own replica.
+        """
+        return [[stack_all(components, group)] * group.local for components in arrays]
 
     @final
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int, group: Group) -> list[Any]:
-        """Concatenates each array's components of all replicas along `axis`, in replica order."""
+        """Concatenates the components of each array along `axis`, in replica order."""
         return [jnp.concatenate(list(stack_all(components, group)), axis) for components in arrays]
 
 
 def stack_all(components: Sequence[Any], group: Group) -> Any:
-    """The components of all replicas, in replica order: ``[replicas, ...]``, equal on all devices."""
+    """Stacks the components of all replicas in replica order, as ``[replicas, ...]``. The result is replicated."""
     stacked = jnp.stack(list(components))
     return stacked if group.axis is None else lax.all_gather(stacked, group.axis, axis=0, tiled=True)
 
 
 def floating(array: Any) -> Any:
-    """`array`, integers as float32."""
+    """Converts integers and booleans to float32. Returns other arrays unchanged."""
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)
 
 
-def custom(op: ReduceOp, components: Sequence[Any], group: Group) -> Any:
-    """A custom reduction, of all components, on every device."""
-    check_reduction(op, components[0], group.num_replicas)
-    return op(stack_all(components, group))
+def custom(op: ReduceOp, like: Any, stacked: Any, group: Group) -> Any:
+    """Applies a custom reduction to the components of all replicas, ``[replicas, ...]``, each like `like`."""
+    check_reduction(op, like, group.num_replicas)
+    return op(stacked)
 
 
 def checked(op: ReduceOp, components: Sequence[Any]) -> list[Any]:
-    """Components as arrays of one shape and dtype that `op` can reduce.
+    """Converts components to arrays, and checks that `op` can reduce them.
 
     Raises:
-        ArgumentError: A sum or mean of booleans.
-        StructureError: Components of different shapes or dtypes.
+        ArgumentError: `op` is a sum or mean and the components are boolean.
+        StructureError: The components have different shapes or dtypes.
     """
     arrays = [as_array(component) for component in components]
     kinds = {(array.shape, array.dtype) for array in arrays}
@@ -116,14 +128,14 @@ def checked(op: ReduceOp, components: Sequence[Any]) -> list[Any]:
         raise StructureError(
             f"{op!r}",
             found=f"components that differ: {found}",
-            rule="values that are reduced over replicas have one shape and dtype on all of them",
-            remedy="bring them to one shape (pad, or reduce an axis first), or gather them",
+            rule="a value that is reduced over replicas has the same shape and dtype on all of them",
+            remedy="make the shapes equal (pad, or reduce an axis first), or use gather instead",
         )
     if arrays[0].dtype == jnp.bool_ and op in (ReduceOp.SUM, ReduceOp.MEAN):
         raise ArgumentError(
             f"{op!r}",
             found=f"booleans of shape {arrays[0].shape}",
             rule="booleans have no sum and no mean",
-            remedy="convert them first: value.astype(jnp.int32) to count, jnp.float32 for a rate",
+            remedy="convert them first: value.astype(jnp.int32) for a count, value.astype(jnp.float32) for a rate",
         )
     return arrays

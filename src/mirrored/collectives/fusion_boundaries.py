@@ -1,11 +1,13 @@
-"""Borders that no compiler pass crosses, so that a sum has the same bits wherever it is computed.
+"""Fusion boundaries, which make a sum bit-identical wherever it is computed.
 
-A compiler contracts a multiplication and the addition that follows it into one operation with one rounding, if it
-puts both into one kernel; whether it does depends on everything around. A conditional with a predicate known only at
-run time is its own computation: its operands and results are buffers, and nothing is fused across.
-`optimization_barrier` is not enough: it is taken out before fusion. An exclusive-or of the bits with a run-time zero
-holds on the side of the operands, but the kernel that reads the result is then another one than where a collective
-wrote it, and may round differently *(seen: momentum updates)*.
+If XLA fuses a multiplication and the addition that follows it into one kernel, it may contract them into one operation
+with a single rounding (FMA). Whether it fuses them depends on the surrounding program. XLA compiles a conditional whose
+predicate is known only at run time as a separate computation: its operands and results are buffers, and no fusion
+crosses it.
+
+Two alternatives do not work. XLA removes `optimization_barrier` before fusion. An exclusive-or of the bits with a zero
+known only at run time prevents fusion with the operands. The kernel that reads the result, however, then differs from
+the one that reads the result of a collective, and may round differently *(observed in momentum updates)*.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from jax import lax
 
 
 def opaque_false(array: Any) -> Any:
-    """``bool[]``, False whatever `array` holds, which no compiler knows: e to a negative power is not above 2."""
+    """Returns a scalar False that the compiler cannot fold, because it depends on the contents of `array`.
+
+    The exponential of a number that is not positive is at most 1, and a comparison with NaN is False.
+    """
     first = jnp.real(jnp.ravel(array)[0]).astype(jnp.float32)
     return jnp.exp(-jnp.abs(first)) > 2.0
 
@@ -28,38 +33,65 @@ def opaque_false(array: Any) -> Any:
 def isolate_lists(
     function: Callable[[Any], Sequence[Any]], operands: Sequence[Sequence[Any]], results_per_list: int
 ) -> list[Any]:
-    """`function` of `operands`, compiled for itself.
+    """Applies `function` to lists of arrays, behind a fusion boundary.
 
     Args:
-        function: From lists of arrays of one shape and dtype to a flat list of results, so many for each list, each
-            like its arrays. Eager calls with the same function object share one compiled program.
-        operands: At least one list; the first one's first array is not empty.
-        results_per_list: How many results each list has.
+        function: Maps the lists to a flat list of results: `results_per_list` for each list, of the shape and dtype of
+            its arrays. Pass the same function object in repeated eager calls: JAX keys its cache by it.
+        operands: Lists of arrays. The arrays of one list have one shape and dtype. The first array of the first list is
+            not empty.
+        results_per_list: The number of results per list.
     """
-    otherwise = _firsts(results_per_list)
-    return list(lax.cond(opaque_false(operands[0][0]), otherwise, function, [list(arrays) for arrays in operands]))
+    never_taken = _firsts(results_per_list)
+    return list(lax.cond(opaque_false(operands[0][0]), never_taken, function, [list(arrays) for arrays in operands]))
 
 
 @functools.cache
 def _firsts(results_per_list: int) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
-    """The branch that never runs, one function per number: an eager `cond` over new functions is compiled anew."""
+    """Returns the branch that never runs.
 
-    def otherwise(lists: Sequence[Sequence[Any]]) -> list[Any]:
+    It is cached because JAX keys compiled programs by the identity of the branch functions: an eager `cond` over new
+    function objects compiles again.
+    """
+
+    def never_taken(lists: Sequence[Sequence[Any]]) -> list[Any]:
         return [arrays[0] for arrays in lists for _ in range(results_per_list)]
 
-    return otherwise
+    return never_taken
 
 
 def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> list[Any]:
-    """`function` of a list of arrays to a list of any others, compiled for itself.
+    """Applies `function` to a list of arrays, behind a fusion boundary.
 
     Args:
-        function: From the list to its results.
-        operands: The first one is not empty.
+        function: Maps the list to a list of results of any shapes and dtypes.
+        operands: The arrays. The first one is not empty.
     """
     results = jax.eval_shape(function, list(operands))
 
-    def otherwise(_: Any) -> list[Any]:
+    def never_taken(_: Any) -> list[Any]:
         return [jnp.zeros(result.shape, result.dtype) for result in results]
 
-    return list(lax.cond(opaque_false(operands[0]), otherwise, function, list(operands)))
+    return list(lax.cond(opaque_false(operands[0]), never_taken, function, list(operands)))
+
+
+def stack_isolated(columns: Sequence[Sequence[Any]]) -> list[Any]:
+    """Stacks each column of arrays of one shape and dtype, all behind one fusion boundary.
+
+    Without the boundary, XLA may compute a component inside the kernel that writes the stacked array. The kernel, and
+    with it the contraction of `a * b + c * d`, depends on the number of components, which is that of the device's
+    replicas. A column of one component therefore needs the boundary as well.
+    """
+    stacked = [jnp.stack(list(components)) for components in columns]
+    places = [i for i, one in enumerate(stacked) if one.size and jnp.issubdtype(one.dtype, jnp.inexact)]
+    if places:
+        sizes = tuple(len(columns[i]) for i in places)
+        parts = [component for i in places for component in columns[i]]
+        for i, isolated in zip(places, isolate(functools.partial(_stack, sizes=sizes), parts), strict=True):
+            stacked[i] = isolated
+    return stacked
+
+
+def _stack(parts: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
+    rest = iter(parts)
+    return [jnp.stack([next(rest) for _ in range(size)]) for size in sizes]

@@ -1,4 +1,4 @@
-"""Merges: operations over all local replicas of a run.
+"""Merges: operations over all local replicas of a run, such as collectives and `merge_call`.
 
 `run_merge` is the only way from replica to cross-replica context. Each local replica waits at a barrier with its
 payload; when all have arrived, the merge runs once over all payloads and returns one result to each.
@@ -26,10 +26,10 @@ class Merge:
 
     Attributes:
         name: What the user called, for messages: ``"ReplicaContext.all_reduce"``.
-        run: From one payload per local replica to one result per local replica. Called once, in cross-replica context.
+        run: Maps one payload per local replica to one result per local replica. Called once, in cross-replica context.
             Array payloads are flat lists of arrays, so that a tape can unwrap and record them.
-        nested: The same under a JAX transform, where the local replicas cannot wait for each other: writes down this
-            local replica's half. None: such a merge has no form there.
+        nested: The implementation under a JAX transform, where the local replicas cannot wait for each other. It
+            records this local replica's part of the merge, for a later fusion. None: not supported under transforms.
     """
 
     name: str
@@ -39,28 +39,28 @@ class Merge:
 
 @runtime_checkable
 class RecordsMerges(Protocol):
-    """A JAX trace, opened inside a replica, that takes part in merges (the tape's)."""
+    """A JAX trace that a replica opens and that takes part in merges. The trace of a tape does."""
 
     def process_merge(self, merge: Merge, payload: list[Any]) -> list[Any]:
-        """Meets with the payload unwrapped, records the merge, returns the results wrapped."""
+        """Waits at the merge with the unwrapped payload, records the merge, and returns wrapped results."""
         ...
 
 
 class ReplicaRunner(abc.ABC):
-    """One `run` in progress: its local replicas, how they meet, and how values cross between the contexts.
+    """One `run` in progress: its local replicas, their merges, and the conversion of values between contexts.
 
     Attributes:
-        layout: Which replica lives on which device.
-        num_local: How many replicas run in this session: this process's in eager mode, one device's in compiled mode.
-        stands_for_others: Whether the local replicas stand for those of all devices (one program for all).
-        in_place: One local replica and no threads: merges run where they are called.
-        writes_halves: With one local replica, whether collectives under transforms are written down to be fused later,
-            as with several: where the algorithm that sums has no derivatives of all kinds.
+        device_assignment: The devices of the replicas.
+        num_local: The number of local replicas: those of this process in eager mode, of one device in compiled mode.
+        stands_for_others: Whether the local replicas represent those of every device (one SPMD program for all).
+        in_place: Whether there is one local replica and no threads, so that merges run where they are called.
+        writes_halves: Whether, with one local replica, collectives under transforms are recorded for a later fusion, as
+            with several. True if the reduction algorithm does not support every kind of derivative.
         base_trace: The JAX trace that was current when the replicas started.
-        letters: What each local replica sends beside the arrays of a merge, by local index.
-        reply: What the newest merge sends to all beside the arrays.
-        created: The variables that the replicas have created, by line of user code and how often it has created one.
-        creations: How often each local replica has created a variable at a line.
+        side_inputs: The inputs of each local replica to a merge other than its arrays, by local index.
+        side_results: The results of the newest merge other than its arrays, for all local replicas.
+        created: The variables that the replicas have created, by the line of user code and its number of executions.
+        creations: The number of variables that each local replica has created at a line.
     """
 
     device_assignment: DeviceAssignment
@@ -75,63 +75,72 @@ class ReplicaRunner(abc.ABC):
     creations: dict[tuple[int, str], int]
 
     def trace_key(self, local: int) -> Hashable:
-        """The token of a local replica in JAX's tracing caches."""
+        """Returns the token of a local replica in the keys of JAX's tracing caches."""
         return self.device_assignment.num_replicas, local
 
     def tell_apart(self, local: int) -> None:
-        """A replica is told which it is: a helper that is being traced must not be reused by other replicas."""
+        """Gives a jitted helper that is being traced its own cache entry per replica.
+
+        Called when user code reads the replica id: the id becomes a constant of the helper's trace, so JAX must not
+        reuse that trace for other replicas.
+        """
         if not self.in_place and recording_parent(current_trace()) is not self.base_trace:
             jit_key.tell_replicas_apart(self.trace_key(local))
 
     def note_summed(self, called: str, gradients: Sequence[Any]) -> None:  # noqa: B027
-        """Notes the gradients of one replica that an optimizer sums over replicas. Compiled sessions examine them."""
+        """Records gradients that an optimizer sums over replicas. Compiled runs use them to check the loss scale."""
 
     @abc.abstractmethod
     def run_merge(self, merge: Merge, payload: Any) -> Any:
-        """Blocks this replica until all have arrived and the merge has run; its own result."""
+        """Blocks this replica until all replicas have arrived and the merge has run. Returns its result."""
 
     @abc.abstractmethod
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
-        """Reduces arrays over all replicas; per array one component per local replica. Cross-replica context."""
+        """Reduces arrays over all replicas. Each array has one component per local replica. Cross-replica context."""
 
     @abc.abstractmethod
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """As `reduce`, with a result for each local replica: equal in value, each with a gradient of its own."""
+        """Reduces like `reduce`, with a result per local replica: equal values, each with its own gradient."""
 
     @abc.abstractmethod
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
-        """Concatenates arrays of all replicas along `axis`. Cross-replica context."""
+        """Concatenates the arrays of all replicas along `axis`. Cross-replica context."""
+
+    def gather_each(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[list[Any]]:
+        """As `gather`, once per local replica: the results are equal, and each has a gradient of its own."""
+        whole = self.gather(arrays, axis)
+        return [[self.reduced_component(array, k) for k in range(self.num_local)] for array in whole]
 
     def first(self, components: Sequence[Any]) -> Any:
-        """The first replica's component, from one component per local replica, for all. Cross-replica context."""
+        """Broadcasts the first replica's component, from one component per local replica. Cross-replica context."""
         return self.gather([[component[None] for component in components]], 0)[0][0]
 
     @abc.abstractmethod
     def group(self, components: Sequence[Any]) -> Any:
-        """The cross-replica value that one component per local replica makes."""
+        """Returns the cross-replica value of one component per local replica."""
 
     @abc.abstractmethod
     def is_shared(self, components: Sequence[Any]) -> bool:
-        """Whether one component per local replica is one and the same object on all replicas."""
+        """Returns whether all components (one per local replica) are the same object."""
 
     @abc.abstractmethod
     def component(self, value: Any, local: int) -> Any:
-        """What a local replica sees of a cross-replica value."""
+        """Returns a local replica's component of a cross-replica value."""
 
     @abc.abstractmethod
     def reduced_component(self, value: Any, local: int) -> Any:
-        """A local replica's own copy of the result of a collective: per replica, though equal on all."""
+        """Returns a local replica's copy of the result of a collective: a per-replica value, equal on all replicas."""
 
 
 def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
-    """Meets the other local replicas at `merge` and returns this replica's result.
+    """Waits for the other local replicas at `merge` and returns this replica's result.
 
-    Context: replica context. With one local replica the merge runs in place, so that surrounding tapes see
-    its operations as ordinary ones.
+    Context: replica context. With one local replica the merge runs in place, so that enclosing tapes record its
+    operations like any others.
 
     Raises:
-        MergeError: The call sits under a JAX transform (`jit`, `scan`, `cond`, `vmap`, ...) inside the replica
-            function, and is no `all_reduce` or `all_gather`.
+        MergeError: The call is under a JAX transform (`jit`, `scan`, `cond`, `vmap`, ...) inside the replica function,
+            and is not an `all_reduce` or `all_gather`.
     """
     runner = ambient().runner
     if runner is None:
@@ -162,7 +171,7 @@ def _refused(merge: Merge) -> MergeError:
     return MergeError(
         merge.name,
         found=f"it was called under a JAX transform inside the replica function ({type(current_trace()).__name__})",
-        rule="under a transform replicas meet in all_reduce and all_gather only; other merges run Python code once for "
-        "all replicas, in the replica function itself or under a GradientTape",
+        rule="a transform supports only all_reduce and all_gather; other merges run Python code once for all replicas, "
+        "so they must be called in the replica function itself or under a GradientTape",
         remedy="call it outside the jit/scan/cond/vmap, on the value that the transform returns",
     )
