@@ -14,7 +14,7 @@ from jax import lax
 from mirrored._jax.equal import equal_on_all_devices
 from mirrored.collectives.algorithm import CrossDeviceOps
 from mirrored.collectives.bucketing import over_small_buckets, unpack_buckets
-from mirrored.collectives.fusion_boundaries import isolate, isolate_lists
+from mirrored.collectives.fusion_boundaries import isolate, isolate_lists, stack_isolated
 from mirrored.collectives.group import Group
 from mirrored.collectives.pairwise_sum import sum_pairs, tree_sum
 from mirrored.collectives.precision import narrow, widen
@@ -52,6 +52,48 @@ class OrderedTree(CrossDeviceOps):
         if group.num_replicas == 1:
             return [list(components) for components in arrays]
         return _all_sum(group, [list(components) for components in arrays])
+
+    def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
+        """Stacks behind a fusion boundary. Cotangents are summed by the tree."""
+        return [_stack_each(group, list(components)) for components in arrays]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _stack_each(group: Group, components: list[Any]) -> list[Any]:
+    [stacked] = stack_isolated([components])
+    whole = stacked if group.axis is None else lax.all_gather(stacked, group.axis, axis=0, tiled=True)
+    return [whole] * group.local
+
+
+def _stack_each_forward(group: Group, components: list[Any]) -> tuple[list[Any], None]:
+    return _stack_each(group, components), None
+
+
+def _stack_each_backward(group: Group, _: None, cotangents: list[Any]) -> tuple[list[Any]]:
+    """Sums the cotangents ``[replicas, ...]`` of all replicas; each replica takes its own row."""
+    total = cotangents[0] if group.num_replicas == 1 else _all_sum(group, [cotangents])[0][0]
+    first = 0 if group.axis is None else lax.axis_index(group.axis) * group.local
+    return ([lax.dynamic_index_in_dim(total, first + k, keepdims=False) for k in range(group.local)],)
+
+
+_stack_each.defvjp(_stack_each_forward, _stack_each_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def fan_out(group: Group, value: Any) -> list[Any]:
+    """Returns a replicated value once per virtual replica. The cotangents of all replicas are summed by the tree."""
+    return [value] * group.local
+
+
+def _fan_out_forward(group: Group, value: Any) -> tuple[list[Any], None]:
+    return fan_out(group, value), None
+
+
+def _fan_out_backward(group: Group, _: None, cotangents: list[Any]) -> tuple[Any]:
+    return (cotangents[0] if group.num_replicas == 1 else _all_sum(group, [cotangents])[0][0],)
+
+
+fan_out.defvjp(_fan_out_forward, _fan_out_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -75,17 +75,23 @@ def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> li
     return list(lax.cond(opaque_false(operands[0]), never_taken, function, list(operands)))
 
 
-def stack_isolated(components: Sequence[Any]) -> Any:
-    """Stacks arrays of one shape and dtype behind a fusion boundary.
+def stack_isolated(columns: Sequence[Sequence[Any]]) -> list[Any]:
+    """Stacks each column of arrays of one shape and dtype, all behind one fusion boundary.
 
-    Without the boundary, XLA computes each component inside the kernel that concatenates them. There it may contract
-    `a * b + c * d` in another way than in the kernel of a device that has a single component.
+    Without the boundary, XLA may compute a component inside the kernel that writes the stacked array. The kernel, and
+    with it the contraction of `a * b + c * d`, depends on the number of components, which is that of the device's
+    replicas. A column of one component therefore needs the boundary as well.
     """
-    first = components[0]
-    if len(components) == 1 or not first.size or not jnp.issubdtype(first.dtype, jnp.inexact):
-        return jnp.stack(list(components))
-    return isolate(_stack, components)[0]
+    stacked = [jnp.stack(list(components)) for components in columns]
+    places = [i for i, one in enumerate(stacked) if one.size and jnp.issubdtype(one.dtype, jnp.inexact)]
+    if places:
+        sizes = tuple(len(columns[i]) for i in places)
+        parts = [component for i in places for component in columns[i]]
+        for i, isolated in zip(places, isolate(functools.partial(_stack, sizes=sizes), parts), strict=True):
+            stacked[i] = isolated
+    return stacked
 
 
-def _stack(components: Sequence[Any]) -> list[Any]:
-    return [jnp.stack(list(components))]
+def _stack(parts: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
+    rest = iter(parts)
+    return [jnp.stack([next(rest) for _ in range(size)]) for size in sizes]

@@ -24,15 +24,17 @@ from mirrored._jax.staging import stage
 from mirrored._jax.traces import belongs_to, current_trace, is_tracer
 from mirrored.analysis.loss_scaling import LossScaling, Mean
 from mirrored.analysis.replication_check import Origin, check_replication
+from mirrored.collectives.fusion_boundaries import stack_isolated
 from mirrored.errors import LossScaleWarning, StructureError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.listeners import announce_read
 from mirrored.runtime.variable_store import FunctionStore, VariableStore, announced_components
 from mirrored.runtime.variable_store import StagedAssignment as Assigned
+from mirrored.strategies import outer_tape
 from mirrored.strategies.differing import warn_of_assignment_in_turn, would_differ
 from mirrored.strategies.fusing import fuse
 from mirrored.strategies.out_specs import OutSpecs, as_array, label_of, not_replicated
-from mirrored.strategies.tracing_runner import Captured, TracingRunner
+from mirrored.strategies.tracing_runner import Captured, Passed, TracingRunner
 from mirrored.topology.device_assignment import AXIS
 from mirrored.values import structures
 from mirrored.values.distributed_values import PerReplica
@@ -74,6 +76,9 @@ class _Run:
         assert store is not None
         self._outermost = store.outermost()
         self._runner.store.under_tape = _is_under_tape() or self._outermost.under_tape
+        several = self._device_assignment.num_replicas > 1
+        self._fixed_order = several and strategy.cross_device_ops.as_written and self._runner.store.under_tape
+        self._runner.separates_reads = self._fixed_order
 
     def result(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         leaves, treedef = structures.flatten((tuple(args), kwargs))
@@ -91,6 +96,8 @@ class _Run:
             body = fuse(stage(flat_body, shapes, axes=axes), self._runner, axes)
         self._outermost.rereads |= self._runner.store.rereads
         body = self._without_gradients(body)
+        if self._fixed_order:
+            body = outer_tape.with_fixed_order(body, self._runner, shapes, axes)
         self._prove(body)
         return self._bind(body)
 
@@ -118,7 +125,7 @@ class _Run:
         for i, place in enumerate(places):
             mine[place] = runner.group(parts[i * self._local : (i + 1) * self._local])
         args, kwargs = structures.unflatten(treedef, mine)
-        results = runner.trace_replicas(fn, args, kwargs)
+        results = [structures.map_leaves(_as_passed, result) for result in runner.trace_replicas(fn, args, kwargs)]
         columns, self._out_treedef = structures.transpose(results, "Strategy.run")
         flat: list[Any] = []
         for column, replicated in zip(columns, self._specs.replicated(results[0]), strict=True):
@@ -186,22 +193,44 @@ class _Run:
         operands, sources = self._operands(body)
         operands += [stacked for _, stacked in self._inputs]
         sharded, equal = PartitionSpec(AXIS), PartitionSpec()
-        in_specs = [sharded if source.per_replica else equal for source in sources] + [sharded] * len(self._inputs)
+        mesh = self._device_assignment.mesh
+        in_rows = [not one.per_replica and self._in_rows(value) for one, value in zip(sources, operands, strict=False)]
+        operands[: len(in_rows)] = [
+            outer_tape.one_row_each(mesh, value) if is_row else value
+            for is_row, value in zip(in_rows, operands, strict=False)
+        ]
+        in_specs = [
+            sharded if source.per_replica or is_row else equal for source, is_row in zip(sources, in_rows, strict=True)
+        ] + [sharded] * len(self._inputs)
+        unstack = outer_tape.unstack if self._fixed_order else list
+        out_rows: list[bool] = []
 
-        def on_device(*parts: Any) -> tuple[list[Any], list[Any]]:
-            constants = [source.local_value(parts) for source in self._constant_sources]
-            inputs = [part[k] for part in parts[len(sources) :] for k in range(self._local)]
-            return self._sorted(body(constants, inputs))
+        def on_device(*parts: Any) -> tuple[list[Any], list[Any], list[Any]]:
+            captured = [
+                unstack(part) if source.per_replica else part[0] if is_row else part
+                for part, source, is_row in zip(parts, sources, in_rows, strict=False)
+            ]
+            constants = [source.local_value(captured) for source in self._constant_sources]
+            inputs = [component for part in parts[len(sources) :] for component in unstack(part)]
+            stacked, mirrored = self._sorted(body(constants, inputs))
+            out_rows[:] = [self._in_rows(value) for value in mirrored]
+            rows = [value[None] for value, is_row in zip(mirrored, out_rows, strict=True) if is_row]
+            return stacked, rows, [value for value, is_row in zip(mirrored, out_rows, strict=True) if not is_row]
 
         bound = jax.shard_map(
             on_device,
-            mesh=self._device_assignment.mesh,
+            mesh=mesh,
             in_specs=tuple(in_specs),
-            out_specs=(sharded, equal),
+            out_specs=(sharded, sharded, equal),
             check_vma=False,
         )
-        stacked, mirrored = bound(*operands)
-        return self._finish(list(stacked), list(mirrored))
+        stacked, rows, equal_results = map(iter, bound(*operands))
+        mirrored = [outer_tape.first_row(mesh, next(rows)) if is_row else next(equal_results) for is_row in out_rows]
+        return self._finish(list(stacked), mirrored)
+
+    def _in_rows(self, value: Any) -> bool:
+        """Whether a replicated operand or result crosses the border of the run as one row per device."""
+        return self._fixed_order and outer_tape.has_gradient(value)
 
     def _operands(self, body: Body) -> tuple[list[Any], list[_Source]]:
         """One operand per captured variable or outer value (a per-replica variable may give several constants)."""
@@ -216,28 +245,43 @@ class _Run:
             if key not in places:
                 places[key] = len(operands)
                 sources.append(_Source(variable is not None and variable.per_replica))
-                operands.append(constant if variable is None else _outer_value(variable))
+                operands.append(constant if variable is None else self._outer_value(variable))
             local = captured.local if isinstance(captured, Captured) else None
             self._constant_sources.append(_Component(places[key], local))
         return operands, sources
 
+    def _outer_value(self, variable: Any) -> Any:
+        store = ambient().store
+        assert store is not None
+        whole = store.whole(variable)
+        if variable.per_replica and _is_under_tape():
+            return (outer_tape.announced_components if self._fixed_order else announced_components)(variable, whole)
+        return announce_read(variable, whole)
+
     def _sorted(self, outs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The body's flat outputs as stacked parts ``[local, ...]`` and mirrored values."""
         local = self._local
-        stacked, mirrored = [], []
+        columns: list[Sequence[Any]] = []
+        mirrored: list[Any] = []
         for place in self._outputs:
             if place.start is not None and place.replicated:
                 mirrored.append(outs[place.start])
             elif place.start is not None:
-                stacked.append(jnp.stack(outs[place.start : place.start + local]))
+                columns.append(outs[place.start : place.start + local])
         first = len(outs) - local * len(self._assigned)
         for i, entry in enumerate(self._assigned):
             components = outs[first + i * local : first + (i + 1) * local]
             if entry.variable.per_replica:
-                stacked.append(jnp.stack(components))
+                columns.append(components)
             else:
                 mirrored.append(components[0])
-        return stacked, mirrored
+        return self._stack(columns), mirrored
+
+    def _stack(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
+        """Stacks the components of each column, ``[local, ...]``; behind a fusion boundary if bits matter."""
+        if self._strategy.cross_device_ops.as_written and self._device_assignment.num_replicas > 1:
+            return stack_isolated(columns)
+        return [jnp.stack(components) for components in columns]
 
     def _finish(self, stacked: list[Any], mirrored: list[Any]) -> Any:
         parts, wholes = iter(stacked), iter(mirrored)
@@ -272,16 +316,14 @@ class _Component:
     local: int | None
 
     def local_value(self, parts: Sequence[Any]) -> Any:
+        """From the operands of one device: a replicated value, or the local replicas' components."""
         return parts[self.place] if self.local is None else parts[self.place][self.local]
 
 
-def _outer_value(variable: Any) -> Any:
-    store = ambient().store
-    assert store is not None
-    whole = store.whole(variable)
-    if variable.per_replica and _is_under_tape():
-        return announced_components(variable, whole)
-    return announce_read(variable, whole)
+def _as_passed(leaf: Any) -> Any:
+    """An argument that a replica hands back, as it was passed to run."""
+    is_passed = isinstance(leaf, CaptureTracer) and isinstance(leaf.source, Passed)
+    return leaf.source.value if is_passed else leaf
 
 
 def _is_under_tape() -> bool:

@@ -163,8 +163,8 @@ class ReplicaContext:
 
         def run(payloads: Sequence[Any]) -> Sequence[Any]:
             check_others("ReplicaContext.all_gather", payloads, axis)
-            whole = runner.gather([list(locals_) for locals_ in zip(*payloads, strict=True)], axis)
-            return [[runner.reduced_component(array, k) for array in whole] for k in range(len(payloads))]
+            results = runner.gather_each([list(locals_) for locals_ in zip(*payloads, strict=True)], axis)
+            return [[parts[k] for parts in results] for k in range(len(payloads))]
 
         replicas = runner.device_assignment.num_replicas
         merge = Merge(

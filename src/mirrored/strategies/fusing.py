@@ -103,9 +103,7 @@ class _Body:
             if name == SUM:
                 return _transposed(self._runner.all_reduce(ReduceOp.SUM, _transposed(operands)))
             if name == GATHER:
-                return [
-                    [jnp.stack(self._runner.all_components(parts)) for parts in _transposed(operands)]
-                ] * self._count
+                return _transposed(self._runner.stack_each(_transposed(operands)))
             kinds: list[Any] = [kind_of(eqn, None) for eqn in eqns]
             match kinds[0]:
                 case Call():

@@ -55,8 +55,8 @@ def _gathers(arrays: list[Any]) -> list[Any]:
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         rows = [[part[None] for part in parts] for parts in zip(*payloads, strict=True)]
-        whole = runner.gather(rows, 0)
-        return [[runner.reduced_component(array, k) for array in whole] for k in range(len(payloads))]
+        results = runner.gather_each(rows, 0)
+        return [[parts[k] for parts in results] for k in range(len(payloads))]
 
     return _meet("ReplicaContext.all_gather", run, arrays)
 

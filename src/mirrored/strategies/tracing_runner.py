@@ -12,6 +12,7 @@ from jax import lax
 from mirrored._jax import jit_key
 from mirrored._jax.capture import CaptureTracer
 from mirrored._jax.traces import belongs_to, is_staging_above, is_tracer, recording_parent
+from mirrored.collectives.fusion_boundaries import stack_isolated
 from mirrored.collectives.stacked import group_of
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.lockstep import LockStep
@@ -37,6 +38,17 @@ class Captured(Bookkeeping):
         return f"variable {self.variable.name!r}"
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Passed(Bookkeeping):
+    """What a capture tracer of the body stands for: a replicated argument of the run, as one local replica sees it."""
+
+    value: Any
+    local: int
+
+    def __str__(self) -> str:
+        return "a replicated argument of run"
+
+
 class TracingRunner(ReplicaRunner):
     """The local replicas of one device, traced together; the program stands for all devices."""
 
@@ -54,6 +66,10 @@ class TracingRunner(ReplicaRunner):
         self.created: dict[tuple[str, int], Any] = {}
         self.creations: dict[tuple[int, str], int] = {}
         self.group_info = group_of(self.device_assignment)
+        # A merge runs once per device.
+        self.group_of_devices = dataclasses.replace(self.group_info, local=1)
+        # Whether what is equal on all replicas is captured once per local replica (see `outer_tape`).
+        self.separates_reads = False
         self.summed: list[tuple[str, list[Any]]] = []
         self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
         self._lockstep = LockStep("Strategy.run")
@@ -77,7 +93,7 @@ class TracingRunner(ReplicaRunner):
 
         def body(local: int) -> Callable[[], Any]:
             def call() -> Any:
-                mine = structures.map_leaves(lambda leaf: self.component(leaf, local), (tuple(args), kwargs))
+                mine = structures.map_leaves(lambda leaf: self._argument(leaf, local), (tuple(args), kwargs))
                 with jit_key.for_replica(self.trace_key(local)):
                     return fn(*mine[0], **mine[1])
 
@@ -94,6 +110,14 @@ class TracingRunner(ReplicaRunner):
             finally:
                 self._lockstep = previous
                 jit_key.moved()
+
+    def _argument(self, leaf: Any, local: int) -> Any:
+        value = self.component(leaf, local)
+        if not self.separates_reads or isinstance(leaf, (LocalPerReplica, PerReplica)) or not is_tracer(value):
+            return value
+        if not jnp.issubdtype(value.dtype, jnp.inexact):
+            return value
+        return CaptureTracer(value.shape, value.dtype, Passed(value, local), weak_type=value.aval.weak_type)
 
     def _context(self, local: int) -> ReplicaContext:
         def replica_id() -> Any:
@@ -123,6 +147,16 @@ class TracingRunner(ReplicaRunner):
 
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
         return [jnp.concatenate(self.all_components(components), axis) for components in arrays]
+
+    def gather_each(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[list[Any]]:
+        if not self.strategy.cross_device_ops.as_written:
+            return [[whole] * self.num_local for whole in self.gather(arrays, axis)]
+        return [[jnp.concatenate(list(stacked), axis) for stacked in each] for each in self.stack_each(arrays)]
+
+    def stack_each(self, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """Stacks the components of all replicas, ``[replicas, ...]``, once per local replica."""
+        parts = [[jnp.asarray(component) for component in components] for components in arrays]
+        return self.strategy.cross_device_ops.stack_each(parts, self.group_info)
 
     def group(self, components: Sequence[Any]) -> Any:
         return LocalPerReplica(components, lambda: self.all_components(components), self.device_assignment)
@@ -160,7 +194,8 @@ class TracingRunner(ReplicaRunner):
 
     def all_components(self, components: Sequence[Any]) -> list[Any]:
         """The components of all replicas, in replica order, from this device's."""
-        stacked = jnp.stack([jnp.asarray(component) for component in components])
+        parts = [jnp.asarray(component) for component in components]
+        stacked = stack_isolated([parts])[0] if self.strategy.cross_device_ops.as_written else jnp.stack(parts)
         if len(self.device_assignment.devices) > 1:
             stacked = lax.all_gather(stacked, AXIS, axis=0, tiled=True)
         return [stacked[i] for i in range(self.device_assignment.num_replicas)]
@@ -168,14 +203,16 @@ class TracingRunner(ReplicaRunner):
     # Variables
 
     def _base(self, variable: Any, local: int) -> Any:
-        return self._capture(variable, local if variable.per_replica else None)
+        apart = self.separates_reads and jnp.issubdtype(variable.dtype, jnp.inexact)
+        return self.capture(variable, local if variable.per_replica or apart else None)
 
     def _whole_base(self, variable: Any) -> Any:
         if not variable.per_replica:
-            return self._capture(variable, None)
-        return jnp.stack(self.all_components([self._capture(variable, k) for k in range(self.num_local)]))
+            return self.capture(variable, None)
+        return jnp.stack(self.all_components([self.capture(variable, k) for k in range(self.num_local)]))
 
-    def _capture(self, variable: Any, local: int | None) -> CaptureTracer:
+    def capture(self, variable: Any, local: int | None) -> CaptureTracer:
+        """The tracer that stands for a variable, or for one local replica's component of it."""
         key = (id(variable), local)
         if key not in self._captured:
             self._captured[key] = CaptureTracer(variable.shape, variable.dtype, Captured(variable, local))
