@@ -105,3 +105,11 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_every_package_is_documented():
     for name in ("analysis", "cli", "compilation", "runtime", "strategies", "tape", "topology", "values", "variables"):
         assert __import__(f"mirrored.{name}", fromlist=["_"]).__doc__
+
+
+def test_a_former_name_of_an_error_is_served_with_a_warning():
+    with pytest.warns(DeprecationWarning, match="ReplicaDivergenceError now"):
+        former = mr.errors.SynchronyError
+    assert former is mr.errors.ReplicaDivergenceError
+    with pytest.raises(AttributeError, match="has no attribute 'SynchronError'"):
+        _ = mr.errors.SynchronError

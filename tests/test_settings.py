@@ -80,7 +80,8 @@ def test_a_wrong_value_ends_the_program_at_import(setting):
 
 
 def test_a_misspelled_variable_is_told():
-    with pytest.warns(UserWarning, match="_WATCHDOG_SECOND is unknown(?s:.*)did you mean MIRRORED_WATCHDOG_SECONDS"):
+    message = "MIRRORED_WATCHDOG_SECOND is unknown(?s:.*)did you mean MIRRORED_WATCHDOG_SECONDS"
+    with pytest.warns(UserWarning, match=message):
         settings.check({"MIRRORED_WATCHDOG_SECOND": "5"})
 
 

@@ -43,6 +43,9 @@ Every error message states what was called, what was found, the rule, and the re
 
 from __future__ import annotations
 
+import warnings
+from typing import Final
+
 
 class MirroredError(Exception):
     """Base of all errors raised by mirrored.
@@ -214,3 +217,17 @@ class LossScaleWarning(UserWarning):
     The gradients are then N times too large, for N replicas. Only compiled steps emit this warning: the check analyzes
     their program, and an eager run has none. To check an eager step, compile it once with `mirrored.function`.
     """
+
+
+# Former name -> the class. Each is served with a DeprecationWarning until version 0.3.
+_RENAMED: Final = {"SynchronyError": ReplicaDivergenceError}
+
+
+def __getattr__(name: str) -> type[MirroredError]:
+    """Serves former names of errors."""
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        f"mirrored.errors.{name} is mirrored.errors.{_RENAMED[name].__name__} now", DeprecationWarning, stacklevel=2
+    )
+    return _RENAMED[name]

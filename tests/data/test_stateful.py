@@ -105,7 +105,10 @@ def test_promised_cardinality() -> None:
     known = D.range(4).filter(lambda n: True).assert_cardinality(4)
     assert len(known) == 4
     assert read(known) == [0, 1, 2, 3]
-    for promised, message in ((3, "has more elements, expected_cardinality is 3"), (5, "has 4 elements, expected_cardinality is 5")):
+    for promised, message in (
+        (3, "has more elements, expected_cardinality is 3"),
+        (5, "has 4 elements, expected_cardinality is 5"),
+    ):
         with pytest.raises(InputError, match=message):
             list(D.range(4).assert_cardinality(promised))
 

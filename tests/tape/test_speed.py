@@ -34,7 +34,7 @@ def test_rules_are_derived_once(monkeypatch):
     derived = []
     derive = operation.Rule._derive
     monkeypatch.setattr(
-        operation.Rule, "_derive", lambda self, *args: (derived.append(self.operation.name), derive(self, *args))[1]
+        operation.Rule, "_derive", lambda self, *args: (derived.append(self._operation.name), derive(self, *args))[1]
     )
     v = mr.Variable([1.0, 2.0, 3.0])
     x = jnp.arange(3.0)

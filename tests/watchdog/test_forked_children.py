@@ -60,8 +60,8 @@ print("POLLED", preemption().poll())
 
 def test_a_child_of_a_worker_may_fail_without_ending_the_job(tmp_path):
     program = """
-        from mirrored.watchdog.fail_fast_exit import has_launcher, leave_on_exceptions
-        leave_on_exceptions()
+        from mirrored.watchdog.fail_fast_exit import has_launcher, install_fail_fast
+        install_fail_fast()
         statuses = []
         for how in ("raise", "exit", "end"):
             child = os.fork()

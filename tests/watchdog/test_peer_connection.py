@@ -118,8 +118,8 @@ def test_a_forked_child_that_outlives_its_worker_does_not_keep_the_connection_op
     program = """
 import os, sys, time, warnings
 warnings.simplefilter("ignore")  # of forks beside threads
-from mirrored.watchdog.peer_connection import Address, Lifeline
-line = Lifeline(1, 30.0, print)
+from mirrored.watchdog.peer_connection import Address, PeerConnection
+line = PeerConnection(1, 30.0, print)
 line.connect("127.0.0.1", Address(int(sys.argv[1]), sys.argv[2]))
 while not line._channels: time.sleep(0.01)
 if os.fork() == 0:

@@ -1,6 +1,6 @@
 """A primitive that says: this value is the same on every device of an axis, by construction.
 
-Serves JAX 0.10 to 0.12 (`jax.extend.core.Primitive`, `jax.interpreters`). It computes nothing. The proof of synchrony
+Serves JAX 0.10 to 0.12 (`jax.extend.core.Primitive`, `jax.interpreters`). It computes nothing. The replication check
 believes it, so only collectives whose result is equal by their algorithm, though by no single operation, may use it.
 """
 

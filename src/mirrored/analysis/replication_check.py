@@ -90,7 +90,7 @@ class ReplicationCheck:
         keys = [(i, None) if origin.identity is None else origin.identity for i, origin in enumerate(self._inputs)]
         return ValueNumbering(self._jaxpr, keys, self._flows)
 
-    def check_meetings(self) -> None:
+    def check_collectives(self) -> None:
         """Raises an error if only some replicas would execute a collective of the body, which would deadlock.
 
         Raises:

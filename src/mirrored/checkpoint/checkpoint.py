@@ -81,8 +81,8 @@ class Checkpoint:
     _saving: Any  # a lock: one thread saves at a time
     _writer: Writer
     _series: SeriesLock | None  # lock on the series of checkpoints that `save` numbers
-    _restoration: Restoration | None
-    _keepers: list[Any]
+    _restoration: Restoration | None  # the restore that waits for new state
+    _keepers: list[Any]  # objects that keep this checkpoint alive until then
 
     def __init__(self, root: Any = None, /, **parts: Any) -> None:
         vars(self).update(_parts={}, _root={}, _counter=None, _series=None)
@@ -100,6 +100,7 @@ class Checkpoint:
         parts = vars(self).get("_parts", {})
         if name not in parts:
             raise AttributeError(f"this Checkpoint has no part {name!r} (it has: {', '.join(parts) or 'none'})")
+        # While a restore waits for state, lists and dicts are returned as views that report new items.
         return parts[name] if self._restoration is None else noticing(parts[name])
 
     def __setattr__(self, name: str, value: Any) -> None:

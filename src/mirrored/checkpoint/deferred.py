@@ -87,6 +87,7 @@ def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
     _waiting.pop(key, None)
     # The newest restore comes last in the dict, so that its values overwrite those of earlier restores.
     _waiting[key] = weakref.ref(checkpoint, lambda _: _forget(key)), _fresh.count
+    # Only these objects hold the checkpoint strongly, so deferred restoration ends when they are garbage-collected.
     for keeper in keepers:
         vars(keeper).setdefault(KEPT, {})[key] = checkpoint
     set_watch(_made)
@@ -172,6 +173,7 @@ def _offer(checkpoint: Waiting, new: list[Variable], asking: Variable | None, *,
 
 
 def _refuse(error: CheckpointError, variable: Variable) -> None:
+    # A callback is removed before it is called. Registering it again makes every later use raise the error too.
     variable.withhold(functools.partial(_refuse, error))
     raise error.with_traceback(None)
 

@@ -211,6 +211,7 @@ class CheckpointManager:
         called = "CheckpointManager.restore_latest"
         errors: list[DamagedCheckpointError] = []
         seen: set[str] = set()
+        # Every round lists the folder again: the job that writes the checkpoints can add and remove some meanwhile.
         while paths := [path for path in self._found(called) if path not in seen]:
             path = paths[-1]
             seen.add(path)

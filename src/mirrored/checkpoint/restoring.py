@@ -129,6 +129,7 @@ class Restoration:
         self._verify()
         chosen = {name for name, (_, leaf) in found.pairs.items() if self._is_new(name) and wanted(name, leaf)}
         if _make_slots(graph, found, self._manifest):
+            # The new slots add names to the program, so both sides are matched again.
             graph = self._look()
             before, found = found, self._concerning(match(graph, self._manifest), graph, wanted)
             chosen |= found.pairs.keys() - before.pairs.keys()

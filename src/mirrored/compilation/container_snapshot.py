@@ -24,7 +24,7 @@ class ContainerSnapshot:
 
     Example:
         >>> rows = collections.deque([1, 2, 3])
-        >>> before = Contents(rows)
+        >>> before = ContainerSnapshot(rows)
         >>> rows.append(4)
         >>> before.are_taken()
         False

@@ -269,7 +269,7 @@ class WindowCursor:
         while len(self._ahead) < count and not self._ended:
             try:
                 element = next(self._parent)
-                # Overlapping windows share elements: frozen, a user function that gets one window cannot change others.
+                # Overlapping windows share elements. Frozen elements cannot be changed through one of the windows.
                 self._ahead.append(jax.tree.map(frozen, element) if self._overlaps else element)
             except StopIteration:
                 self._ended = True

@@ -33,7 +33,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
     seeds always give the same order.
 
     Pipelines over arrays are indexed: they find element i without reading the elements before it. A batch is one
-    gather, and restoring a position takes constant time. `range`, `from_tensors`, `from_tensor_slices` and `list_files`
+    gather, and restoring a position reads no elements. `range`, `from_tensors`, `from_tensor_slices` and `list_files`
     start an indexed pipeline; `filter`, `interleave`, `flat_map`, `window`, `unbatch` and `rebatch` end it.
 
     Example:
@@ -53,7 +53,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
     number_out: ClassVar[Callable[[int], Any]] = int
     """Converts the cardinality that `cardinality` returns."""
 
-    # --- element by element ------------------------------------------------------
+    # --- Element-wise transformations ---------------------------------------------
 
     def map(self, map_func: Callable[..., Any], num_parallel_calls: int | None = None, **_: Any) -> Self:
         """Applies `map_func` to every element.
@@ -94,7 +94,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         numbers = type(self).range(start, start + (2**62 if known < 0 else known))
         return self._with(type(self).zip((numbers, self)))
 
-    # --- which elements, in which order ------------------------------------------
+    # --- Selection and order ------------------------------------------------------
 
     def shuffle(
         self, buffer_size: int | None, seed: int | None = None, reshuffle_each_iteration: bool | None = None
@@ -157,7 +157,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
             return self._then(indexed.Sliced(self._node, int(index), None, int(num_shards)))
         return self._then(streams.Strided(self._node, int(index), int(num_shards)))
 
-    # --- how it is read -----------------------------------------------------------------
+    # --- Caching, prefetching and options ------------------------------------------
 
     def cache(self, filename: str | os.PathLike[str] = "") -> Self:
         """Caches the elements of the first iteration. The steps before `cache` run once, so they never reshuffle.
@@ -233,7 +233,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         """Returns `transformation_func(self)`."""
         return transformation_func(self)
 
-    # --- what it is ------------------------------------------------------------------------
+    # --- Properties and iteration --------------------------------------------------
 
     @property
     def element_spec(self) -> Any:

@@ -142,6 +142,7 @@ def _own_batches(source: Source, device_assignment: DeviceAssignment, policy: Au
     assert source.dataset is not None
     source.refuse_unbatched(called)
     dataset = source.dataset
+    # The first batch has the global batch size, and the structure of the empty batches.
     first = next(dataset.take(1).as_numpy_iterator(), None)
     if policy is AutoShardPolicy.FILE:
         workers = _workers(device_assignment)

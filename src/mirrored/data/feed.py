@@ -110,6 +110,7 @@ class Feed:
 
     def _start_worker(self) -> None:
         self._stats.uses_worker = True
+        # The thread runs user functions, so it needs the context variables of the training loop.
         context = contextvars.copy_context()
         self._worker = threading.Thread(target=context.run, args=(self._work,), name=_THREAD_NAME, daemon=True)
         self._worker.start()

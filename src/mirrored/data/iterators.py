@@ -89,6 +89,7 @@ class DatasetIterator:
         self._end_error = end_error
         self._node, self._epochs, self._hand_out = node, epochs, hand_out
         self._iteration = epochs.begin()
+        # Keyed by `id`: nodes compare by identity, and the pipeline keeps them alive.
         self._seeds = {id(step): epochs.seeds.get(id(step), step.seed) for step in _seeded(node)}
         self._outline = _outline(node)
         self._reading: Any = None

@@ -59,6 +59,7 @@ class Placer:
         bounds = share_bounds(count, shared_by)
         if not self.own_batches:
             bounds = [bounds[replica] for replica in self.device_assignment.addressable_replicas]
+        # A process does not see the shapes on other processes, so it cannot tell later whether all are equal.
         ragged = self.device_assignment.spans_processes and not even
         return jax.tree.map(lambda leaf: self._components([leaf[low:high] for low, high in bounds], ragged), batch)
 

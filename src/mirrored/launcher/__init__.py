@@ -5,4 +5,4 @@ from mirrored.launcher.detection import detect as detect
 from mirrored.launcher.job import Job as Job
 from mirrored.launcher.running import run_job as run_job
 
-__all__ = ["Job", "Place", "detect", "run_job"]
+__all__ = ["Job", "MachinePlace", "detect", "run_job"]

@@ -165,7 +165,7 @@ class _Run:
         analysis = check_replication(
             body.jaxpr, origins, axis=AXIS if len(self._device_assignment.devices) > 1 else None
         )
-        analysis.check_meetings()
+        analysis.check_collectives()
         for entry, atoms in mirrored:
             if not analysis.same(atoms):
                 how = f". How the replicas' values diverge:\n{analysis.explain(atoms)}\n"

@@ -172,7 +172,7 @@ def checked_components(components: Sequence[Any], bits: Callable[[Any], bytes], 
     """Compares the replicas' values of a declared result by their bits.
 
     Raises:
-        SynchronyError: Two of them differ.
+        ReplicaDivergenceError: Two of them differ.
     """
     found = [bits(component) for component in components]
     for replica, one in enumerate(found):

@@ -126,7 +126,7 @@ class Strategy(DistributesInput, OlderNames):
         Raises:
             ContextError: Inside another run's replica, or in another strategy's scope.
             ArgumentError: `args` is no list or tuple.
-            SynchronyError: A mirrored variable would differ between replicas, or a result that `out_specs` declares
+            ReplicaDivergenceError: A mirrored variable would differ between replicas, or a result that `out_specs` declares
                 equal.
             MergeError: The replicas do not meet at the same merges.
 
