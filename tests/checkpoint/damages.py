@@ -9,7 +9,7 @@ HOW: Final = ("truncated", "flipped", "missing", "no manifest", "empty manifest"
 
 
 def damage(path: Path, how: str) -> None:
-    """Damages a checkpoint's largest file, or takes it away."""
+    """Damages or removes the largest file of a checkpoint."""
     largest = max((one for one in path.rglob("*") if one.is_file()), key=lambda one: one.stat().st_size)
     target = path / "mirrored.json" if how == "no manifest" else largest
     data = bytearray(target.read_bytes())

@@ -1,4 +1,4 @@
-"""Saving and restoring one program, by names."""
+"""Saving and restoring the state of one program by name."""
 
 from __future__ import annotations
 
@@ -414,7 +414,7 @@ def test_state_that_cannot_be_written(tmp_path):
             return {"at": object()}
 
         def set_state(self, state):
-            """Nothing to go to."""
+            """Ignores the position."""
 
     with pytest.raises(ArgumentTypeError, match="the state of Iterator contains a object"):
         Checkpoint(iterator=Iterator()).write(tmp_path / "c")

@@ -1,4 +1,4 @@
-"""State that does not exist yet when a checkpoint is restored: it is restored when it is created."""
+"""Deferred restoration: state that does not exist yet during a restore is restored when it is created."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Subclassed(keras.Model):
 
 
 class OwnBuild(keras.Model):
-    """Makes its layers in `build`, one of them by a weight of its own."""
+    """Creates its layers in `build`, and a weight of its own."""
 
     def build(self, shape):
         self.inner = keras.layers.Dense(3, "tanh")
@@ -303,7 +303,7 @@ def test_a_compiled_optimizer_of_later_is_restored(tmp_path):
 
 
 class Lazy:
-    """A plain object that makes its variables when it is first called."""
+    """A plain object that creates its variables in its first call."""
 
     def __init__(self):
         self.w = None

@@ -1,4 +1,4 @@
-"""Arrays on disk: by Orbax, and plainly when a program is ending."""
+"""Arrays on disk: written by Orbax, or as an npz file when the program is ending."""
 
 from __future__ import annotations
 

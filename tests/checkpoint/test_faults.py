@@ -1,4 +1,4 @@
-"""Damage, full disks and kills: a checkpoint is whole or not at all, and a restore changes everything or nothing."""
+"""Damage, full disks and kills: a checkpoint is complete or absent, and a restore changes all state or none."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_folder_of_something_else(tmp_path):
 
 @pytest.fixture
 def full_disk(tmp_path):
-    """A folder that holds little; where file systems may not be mounted, the system's limit on files is like it."""
+    """A folder on a small file system; if mounting is not permitted, a file size limit has a similar effect."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
@@ -133,7 +133,7 @@ def full_disk(tmp_path):
 
 @pytest.fixture
 def unprivileged():
-    """The rights of a user who is not root; a folder of root that all may read."""
+    """Yields a folder of root and a function that drops or regains the right to write to it."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         user = os.geteuid()

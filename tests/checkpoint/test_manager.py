@@ -1,4 +1,4 @@
-"""The manager: steps, intervals, what is kept, what is newest."""
+"""`CheckpointManager`: steps, intervals, retention, and the newest checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are saved in the middle of `fit`, while another restore still waits for state."""
+"""Checkpoints saved during `fit`, while another restore still waits for state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that fit in part or not at all: what is restored, what is told, and that nothing is half done."""
+"""Checkpoints that match partially or not at all: what is restored and reported, and that errors change nothing."""
 
 from __future__ import annotations
 

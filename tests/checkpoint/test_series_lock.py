@@ -1,4 +1,4 @@
-"""Two jobs and one folder: one of them writes, the other one is told who does; a dead one blocks nobody."""
+"""Two jobs and one folder: one writes, the error of the other names it, and a dead job does not block others."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_checkpoint_that_is_written_once_is_locked_while_it_is_written(tmp_pat
 
 @pytest.mark.parametrize("how", ["locks", "no fcntl", "no locks there"])
 def test_the_job_that_has_lost_the_folder_is_told_who_has_it(tmp_path, monkeypatch, how):
-    """The user has removed the lock file of a living job; or the file system has no locks, and the later job counts."""
+    """A removed lock file of a running job; or a file system without locks, where the later job gets the folder."""
     monkeypatch.setattr(series_lock, "_PATIENCE_SECONDS", 0.2)
     if how == "no fcntl":
         monkeypatch.setattr(series_lock, "fcntl", None)
@@ -153,7 +153,7 @@ def test_a_folder_that_cannot_be_locked_is_left_to_the_write(tmp_path):
 
 
 def test_writes_of_one_process_have_temporary_folders_of_their_own(tmp_path, monkeypatch):
-    """The second one writes the same checkpoint, and removes what is left over, while the first one is under way."""
+    """The second job writes the same checkpoint and removes leftovers while the first write is in progress."""
     begun, gate, put = threading.Event(), threading.Event(), writing._put_in_place
 
     def slow(unfinished, directory):
@@ -189,7 +189,7 @@ def test_what_is_left_of_this_checkpoint_is_removed_and_of_others_is_not(tmp_pat
 
 
 def test_a_checkpoint_that_goes_while_it_is_restored_is_passed_over(tmp_path, monkeypatch):
-    """An evaluation beside the training that keeps one checkpoint."""
+    """An evaluation job runs beside a training job that keeps one checkpoint."""
     v = mr.Variable(0.0)
     training = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=1)
     v.assign(1.0)

@@ -1,4 +1,4 @@
-"""Reading datasets in tests."""
+"""Helpers that read datasets in tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mirrored.data import Dataset
 
 
 def plain(element: Any) -> Any:
-    """Arrays as lists."""
+    """Converts arrays to lists."""
     return jax.tree.map(lambda leaf: leaf.tolist() if hasattr(leaf, "tolist") else leaf, element)
 
 
@@ -20,7 +20,7 @@ def read(dataset: Any) -> list[Any]:
 
 
 def assert_resumes_everywhere(dataset: Dataset) -> None:
-    """A position saved after any number of elements, as JSON, continues with the very next one."""
+    """Checks that a position saved as JSON after any number of elements continues with the next element."""
     whole = iter(dataset)
     states, elements = [json.dumps(whole.get_state())], []
     for element in whole:

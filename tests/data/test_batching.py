@@ -1,4 +1,4 @@
-"""Single examples that are distributed as if they were batches."""
+"""Detects single examples that are distributed as if they were batches."""
 
 from __future__ import annotations
 

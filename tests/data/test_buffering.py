@@ -1,4 +1,4 @@
-"""The shuffle buffer of streams: tf.data's algorithm, at positions that can be saved."""
+"""The shuffle buffer of streams: the algorithm of tf.data, with positions that can be saved."""
 
 from __future__ import annotations
 

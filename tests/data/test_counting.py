@@ -1,4 +1,4 @@
-"""Over an epoch every example is seen exactly once, whatever the sizes; dropped batches are the only exception."""
+"""Every example occurs exactly once per epoch for all sizes, except for dropped batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPLICAS = (1, 2, 4, 8)
 
 
 def shares(size: int, batch: int, replicas: int, rule: Any) -> Iterator[list[Any]]:
-    """The shares of every global batch, before they are put on devices."""
+    """Yields the per-replica batches of every global batch, before they are placed on devices."""
     source = as_source(Dataset.range(size).batch(batch), None, "test")
     reader = GlobalBatches(source, InputOptions(last_batch=rule), replicas)
     while True:

@@ -17,7 +17,7 @@ D = Dataset
 
 
 def stream(n: int) -> Dataset:
-    """The numbers 0..n-1 as a stream: nothing about it can be known by position."""
+    """Returns the numbers 0..n-1 as a stream, which is not indexed."""
     return D.from_generator(lambda: iter(np.arange(n)))
 
 

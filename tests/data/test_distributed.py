@@ -26,7 +26,7 @@ def strategy_of(replicas: int, devices: int | None = None) -> Any:
 
 
 def shown(strategy: Any, elements: Any) -> list[Any]:
-    """One list per element, of one list per replica."""
+    """Returns one list per element, with one list per replica."""
     return [[np.asarray(share).tolist() for share in strategy.local_results(element)] for element in elements]
 
 

@@ -1,4 +1,4 @@
-"""The error at the end of the data belongs to the dataset, whatever else is imported."""
+"""The dataset determines the class of the error at the end of the data, independent of other imports."""
 
 from __future__ import annotations
 

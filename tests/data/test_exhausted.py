@@ -1,4 +1,4 @@
-"""Iterators that give their elements once: a second epoch over them would have no steps."""
+"""Iterators return their elements only once: a second epoch over one would have no steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def batches() -> Iterator[np.ndarray]:
 
 
 class Once:
-    """Hands out one iterator, over and over."""
+    """Returns the same iterator every time."""
 
     def __init__(self) -> None:
         self._iterator = batches()
@@ -28,7 +28,7 @@ class Once:
 
 
 class Anew:
-    """Makes an iterator for each reading."""
+    """Creates an iterator for each iteration."""
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return batches()

@@ -1,4 +1,4 @@
-"""What goes wrong in a pipeline arrives as an error that names the element; nothing hangs, nothing is left running."""
+"""Errors in a pipeline name the element; nothing hangs, and no thread is left running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches ahead of the step: overlap, order, errors, and that nothing is left running on any way out."""
+"""Prefetching: overlap, order and errors, and no thread is left running after any kind of exit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def strategy() -> Any:
 
 
 def slow(count: int, seconds: float = 0.003) -> Dataset:
-    """Batches that take long enough for a worker to pay."""
+    """Batches that take long enough for an input thread to pay off."""
 
     def late(x: Any) -> Any:
         time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Batches that do not divide by the replicas: padded with a mask, or in uneven shares."""
+"""Batches that are not divisible by the number of replicas: padded with a mask, or split unevenly."""
 
 from __future__ import annotations
 

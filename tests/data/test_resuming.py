@@ -1,4 +1,4 @@
-"""A saved position continues with the very next example, also on another number of replicas or with other batches."""
+"""A saved position continues with the next example, also with another number of replicas or batch size."""
 
 from __future__ import annotations
 

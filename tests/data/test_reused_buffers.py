@@ -1,4 +1,4 @@
-"""Sources, functions and callers that write again to an array that they have handed over."""
+"""Sources, functions and callers that overwrite an array after they have passed it on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def buffer(shape: tuple[int, ...] = (ROWS, WIDTH), offset: int = 0) -> np.ndarra
 
 
 class Refilling:
-    """A loader that refills one array for each batch."""
+    """A loader that reuses one array for all batches."""
 
     def __init__(self, view: Callable[[np.ndarray], Any] = lambda array: array) -> None:
         self._view = view
@@ -63,7 +63,7 @@ def scratch() -> Callable[[Any], np.ndarray]:
 
 
 def keeping() -> Callable[[np.ndarray], np.ndarray]:
-    """A function that writes to what it was given before."""
+    """A function that overwrites its previous argument."""
     seen: list[np.ndarray] = []
 
     def keep(batch: np.ndarray) -> np.ndarray:
@@ -76,7 +76,7 @@ def keeping() -> Callable[[np.ndarray], np.ndarray]:
 
 
 def in_place(state: np.ndarray, number: Any) -> tuple[np.ndarray, np.ndarray]:
-    """A function that gives its state for an element."""
+    """A function that returns its state as an element."""
     state[...] = number
     return state, state
 

@@ -1,4 +1,4 @@
-"""Whose datasets can be distributed."""
+"""The datasets of other libraries that can be distributed."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_a_dead_grain_worker_is_an_error_and_not_a_hang(tmp_path: Path) -> None:
 
 
 class Tensor:
-    """Stands in for `torch.Tensor`: what is used of it."""
+    """A stand-in for the parts of `torch.Tensor` that are used."""
 
     def __init__(self, values: Any) -> None:
         self.shape, self._values = np.shape(values), np.asarray(values)
@@ -215,7 +215,7 @@ def test_tensors_of_pytorch_become_arrays(strategy: Any) -> None:
 
 
 class HuggingFace:
-    """Stands in for `datasets.Dataset`: what is used of it."""
+    """A stand-in for the parts of `datasets.Dataset` that are used."""
 
     def with_format(self, kind: str) -> HuggingFace:
         assert kind == "numpy"

@@ -1,4 +1,4 @@
-"""The report about input that is slower than the step."""
+"""The warning about input that is slower than the step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mirrored.data.stats import InputStats, StallWatch
 
 @pytest.fixture
 def report(caplog: pytest.LogCaptureFixture) -> Any:
-    """What a watch says after windows of 3 s in which the loop waited so long, and input spent its time so."""
+    """Returns the log of a `StallWatch` after windows of 3 s with the given waiting times and input times."""
 
     def after(*windows: dict[str, float]) -> list[str]:
         stats = InputStats()

@@ -1,4 +1,4 @@
-"""Elements in a file: `save`, `load`, `cache(filename)`, `snapshot`."""
+"""The element file: `save`, `load`, `cache(filename)`, `snapshot`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes feed their own replicas from one stream of global batches."""
+"""Several processes read the same global batches, each for its own replicas."""
 
 from __future__ import annotations
 

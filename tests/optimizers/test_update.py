@@ -32,7 +32,7 @@ class _Loop:
         if new:
             cohort = len(set(self.cohorts.values()))
             state = self.rule.initial_state(new, self.rate)
-            for leaf, value in zip(self.rule.device_assignment(new).leaves, state, strict=True):
+            for leaf, value in zip(self.rule.layout(new).leaves, state, strict=True):
                 self.slots[slot_key(leaf.address, leaf.variable, cohort)] = value
             self.cohorts.update(dict.fromkeys(new, cohort))
         names = tuple(gradients)
@@ -40,7 +40,7 @@ class _Loop:
         used = {name: parameters[name] for name in names}
         keys = {
             slot_key(leaf.address, leaf.variable, c)
-            for leaf in self.rule.device_assignment(used).leaves
+            for leaf in self.rule.layout(used).leaves
             for c in cohorts
         }
         plan = UpdatePlan(names, cohorts, tuple(sorted(keys)))

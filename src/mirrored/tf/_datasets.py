@@ -1,4 +1,4 @@
-"""`tf.data`: the datasets of `mirrored.data`, whose elements are tensors."""
+"""`tf.data`: the datasets of `mirrored.data` with tensors as elements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mirrored.tf._host_arrays import on_host
 
 
 def _tensors(element: Any) -> Any:
-    """Arrays as tensors; bytes, arrays of them and nested datasets stay."""
+    """Converts arrays to tensors; bytes, object arrays and nested datasets stay unchanged."""
     return jax.tree.map(lambda leaf: on_host(leaf) if _stays(leaf) else jnp.asarray(owned(leaf)), element)
 
 
@@ -25,11 +25,11 @@ def _stays(leaf: Any) -> bool:
 
 
 class EndOfSequenceError(OutOfRangeError, EndOfDataError):
-    """`OutOfRangeError` at the end of a dataset."""
+    """`OutOfRangeError` raised at the end of a dataset."""
 
 
 class Dataset(data.Dataset):
-    """`tf.data.Dataset`: iteration gives tensors, `as_numpy_iterator` NumPy arrays. See `mirrored.data.Dataset`."""
+    """`tf.data.Dataset`: yields tensors; `as_numpy_iterator` yields NumPy arrays. See `mirrored.data.Dataset`."""
 
     hand_out: ClassVar[Callable[[Any], Any]] = staticmethod(_tensors)
     number_out: ClassVar[Callable[[int], Any]] = staticmethod(jnp.asarray)

@@ -1,4 +1,4 @@
-"""`tf.distribute` and the rest of the core under TensorFlow's names."""
+"""`tf.distribute` and the rest of the core API under TensorFlow's names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mirrored.variables import Variable, VariableAggregation, VariableSynchroniz
 
 
 class CommunicationImplementation(enum.Enum):
-    """Which library moves the data. XLA chooses: NCCL on GPUs, its own or gloo on CPUs."""
+    """The collective communication library. XLA chooses: NCCL on GPUs, its own implementation or Gloo on CPUs."""
 
     AUTO = "AUTO"
     RING = "RING"
@@ -43,15 +43,15 @@ class CommunicationImplementation(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class CommunicationOptions:
-    """Options of a reduction.
+    """Options of a cross-device reduction.
 
     Args:
-        bytes_per_pack: Gradients are packed into pieces of about this many bytes; 0 leaves it to XLA.
-        timeout_seconds: Accepted; XLA has its own.
-        implementation: A `CommunicationImplementation` or its name in any case.
+            bytes_per_pack: Approximate size of a gradient bucket in bytes; 0 leaves bucketing to XLA.
+            timeout_seconds: Accepted and ignored: XLA has its own timeout.
+            implementation: A `CommunicationImplementation`, or its name in any case.
 
     Raises:
-        ValueError: A negative size, or an implementation that does not exist.
+            ValueError: The size is negative, or the implementation does not exist.
     """
 
     bytes_per_pack: int = 0
@@ -64,19 +64,19 @@ class CommunicationOptions:
                 "CommunicationOptions",
                 found=f"Argument `bytes_per_pack` must be >=0, Received {self.bytes_per_pack}.",
                 rule="a size is not negative",
-                remedy="leave it out",
+                remedy="omit it",
             )
         object.__setattr__(self, "implementation", CommunicationImplementation(self.implementation))
 
 
 def collective_hints(bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> CommunicationOptions:
-    """The old name of `CommunicationOptions`."""
+    """Returns `CommunicationOptions`, under their former name."""
     return CommunicationOptions(bytes_per_pack=bytes_per_pack, timeout_seconds=timeout_seconds)
 
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """Options of `Strategy.run`, accepted for TensorFlow's sake: shapes may differ between replicas."""
+    """Options of `Strategy.run`, accepted for compatibility: shapes may differ between replicas."""
 
     experimental_enable_dynamic_batch_size: bool = True
     experimental_bucketizing_dynamic_shape: bool = False
@@ -119,5 +119,5 @@ NAMES: dict[str, Any] = {
     **_cross_device.NAMES,
 }
 _NEWER = ("distribute.MirroredStrategy", "distribute.OneDeviceStrategy")
-# Version 1 of the interface has the same names, but for strategies of its own.
+# compat.v1 has the same names, except for the strategies, which it defines itself.
 NAMES.update({f"compat.v1.{n}": v for n, v in NAMES.items() if n.startswith("distribute.") and n not in _NEWER})

@@ -1,4 +1,4 @@
-"""What a name that is not here answers: that it is not, why, and what comes nearest."""
+"""Builds the error for a name that the facade lacks: the reason and the closest alternative."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Final
 from mirrored.tf._errors import MissingNameError
 
 _PARAMETER_SERVER: Final = (
-    "training here is synchronous and state is mirrored",
+    "training is synchronous and every replica holds a copy of the variables",
     "use tf.distribute.MultiWorkerMirroredStrategy for several machines",
 )
 _TPU: Final = ("JAX drives TPUs like any other device", "use tf.distribute.MirroredStrategy, which takes all TPU cores")
 _RAGGED: Final = (
-    "arrays of JAX are rectangular",
+    "JAX arrays are rectangular",
     "pad with tf.pad and mask, or use tf.math.segment_* over flat values",
 )
 _SPARSE: Final = ("gradients and tensors are dense", "use dense tensors, tf.gather and tf.math.segment_*")
-_STRINGS: Final = ("tensors hold numbers", "keep text in Python or NumPy and map it to integers before training")
+_STRINGS: Final = ("tensors hold numbers only", "keep text in Python or NumPy and map it to integers before training")
 _GRAPHS: Final = ("there are no graphs and sessions", "call Python functions, compiled by tf.function")
 
-# What TensorFlow has and this facade does not, on purpose: (why, what to use).
+# Names that TensorFlow has and this facade omits on purpose: (reason, alternative).
 KNOWN: Final[dict[str, tuple[str, str]]] = {
     "distribute.TPUStrategy": _TPU,
     "distribute.experimental.TPUStrategy": _TPU,
@@ -30,7 +30,7 @@ KNOWN: Final[dict[str, tuple[str, str]]] = {
     "distribute.ParameterServerStrategy": _PARAMETER_SERVER,
     "distribute.experimental.ParameterServerStrategy": _PARAMETER_SERVER,
     "distribute.experimental.CentralStorageStrategy": (
-        "state is mirrored on every device",
+        "every replica holds a copy of the variables",
         "use tf.distribute.MirroredStrategy",
     ),
     "distribute.experimental.coordinator": _PARAMETER_SERVER,
@@ -38,7 +38,7 @@ KNOWN: Final[dict[str, tuple[str, str]]] = {
     "distribute.experimental.rpc": _PARAMETER_SERVER,
     "distribute.Server": _PARAMETER_SERVER,
     "distribute.experimental.PreemptionCheckpointHandler": (
-        "checkpointing is mirrored.checkpoint's",
+        "mirrored.checkpoint does the checkpointing",
         "save every few steps with mirrored.checkpoint",
     ),
     "ragged": _RAGGED,
@@ -53,29 +53,29 @@ KNOWN: Final[dict[str, tuple[str, str]]] = {
     "io.VarLenFeature": (_SPARSE[0], "use tf.io.FixedLenSequenceFeature(shape, dtype, allow_missing=True), which pads"),
     "io.SparseFeature": _SPARSE,
     "io.RaggedFeature": _RAGGED,
-    "lookup": ("tables of strings have no place on devices", "use a Python dict or numpy.searchsorted on the host"),
-    "raw_ops": ("operations are JAX's primitives", "use the public function (tf.math.*, tf.nn.*) or jax.lax"),
+    "lookup": ("devices hold no tables of strings", "use a Python dict or numpy.searchsorted on the host"),
+    "raw_ops": ("operations are JAX primitives", "use the public function (tf.math.*, tf.nn.*) or jax.lax"),
     "Graph": _GRAPHS,
     "Operation": _GRAPHS,
     "Session": _GRAPHS,
     "placeholder": _GRAPHS,
     "get_default_graph": _GRAPHS,
     "graph_util": _GRAPHS,
-    "control_dependencies": ("operations run in the order of the program", "leave it out"),
-    "gradients": ("gradients are a tape's", "use tf.GradientTape"),
-    "hessians": ("gradients are a tape's", "use two nested tf.GradientTape or jax.hessian"),
-    "lite": ("programs are JAX's", "export with jax.export"),
-    "estimator": ("removed from TensorFlow, too", "write the training loop, or use tf.keras"),
-    "feature_column": ("removed from Keras, too", "use Keras preprocessing layers on the host"),
+    "control_dependencies": ("operations run in program order", "omit it"),
+    "gradients": ("a tape computes gradients", "use tf.GradientTape"),
+    "hessians": ("a tape computes gradients", "use two nested tf.GradientTape or jax.hessian"),
+    "lite": ("programs are JAX programs", "export with jax.export"),
+    "estimator": ("also removed from TensorFlow", "write the training loop, or use tf.keras"),
+    "feature_column": ("also removed from Keras", "use Keras preprocessing layers on the host"),
     "queue": ("there are no graphs and sessions", "use queue.Queue or a dataset"),
-    "qint8": ("no quantised types", "use int8"),
-    "variant": ("no opaque types", "keep Python objects on the host"),
-    "resource": ("no opaque types", "keep Python objects on the host"),
+    "qint8": ("there are no quantized types", "use int8"),
+    "variant": ("there are no opaque types", "keep Python objects on the host"),
+    "resource": ("there are no opaque types", "keep Python objects on the host"),
 }
 
 
 def missing(path: str, names: Iterable[str]) -> MissingNameError:
-    """The error for ``tf.<path>``.
+    """Returns the error for ``tf.<path>``.
 
     Args:
         path: The name below `tf`.
@@ -84,18 +84,18 @@ def missing(path: str, names: Iterable[str]) -> MissingNameError:
     known = KNOWN.get(path)
     if known is not None:
         why, instead = known
-        return MissingNameError(f"tf.{path}", found="mirrored.tf leaves it out", rule=why, remedy=instead)
+        return MissingNameError(f"tf.{path}", found="mirrored.tf omits it", rule=why, remedy=instead)
     near = nearest(path, names)
     return MissingNameError(
         f"tf.{path}",
         found="mirrored.tf has no such name",
-        rule="mirrored.tf has what training loops of tf.distribute and GradientTape use, not all of TensorFlow",
-        remedy=f"the nearest is tf.{near}" if near else "use jax.numpy, jax.nn or jax.lax: tensors are jax.Arrays",
+        rule="mirrored.tf covers what training loops with tf.distribute and GradientTape use, not all of TensorFlow",
+        remedy=f"the closest name is tf.{near}" if near else "use jax.numpy, jax.nn or jax.lax: tensors are jax.Arrays",
     )
 
 
 def nearest(path: str, names: Iterable[str]) -> str | None:
-    """The public name that comes nearest: the same word in another place, else the most alike spelling."""
+    """Returns the closest public name: the same word in another namespace, else the most similar spelling."""
     everything = sorted(names)
     word = path.rpartition(".")[2]
     elsewhere = [one for one in everything if one.rpartition(".")[2] == word]

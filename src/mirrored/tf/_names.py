@@ -1,4 +1,4 @@
-"""Every public name of the facade and what stands behind it."""
+"""Maps every public name of the facade to its implementation."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ from mirrored.tf._table import OPS
 from mirrored.tf._tensor_array import TensorArray
 from mirrored.values.indexed_slices import IndexedSlices
 
-VERSION: Final = "2.21.0"  # the TensorFlow whose behaviour is followed
+VERSION: Final = "2.21.0"  # the TensorFlow release whose behaviour this facade follows
 
-# Imported for what they enter in the table of operations.
+# Imported for their side effect: each module registers its operations in the table.
 _TABLES: Final = (
     _activations, _arrays, _control_flow, _convolution, _debugging, _image, _image_boxes, _image_quality, _indexing,
     _initializers, _linalg, _linalg_solving, _losses, _math, _nest, _printing, _random, _reductions, _sampled_losses,
@@ -63,12 +63,12 @@ _TABLES: Final = (
 
 
 def _identity(value: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """The value itself."""
+    """Returns the value unchanged."""
     return value
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Nothing to do here."""
+    """Does nothing: accepted for compatibility."""
 
 
 def _exceptions() -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _message(name: str) -> Callable[[], Any]:
     return lambda: importlib.import_module("mirrored.tf._messages").message(name)
 
 
-# Imported when first asked for: parts that need more than the core, or take long to import.
+# Imported on first access: parts that need more than the core or are slow to import.
 LAZY: Final[dict[str, Callable[[], Any]]] = {
     "distribute.MultiWorkerMirroredStrategy": _from("mirrored.cluster", "MultiWorkerMirroredStrategy"),
     "distribute.experimental.MultiWorkerMirroredStrategy": _from("mirrored.cluster", "MultiWorkerMirroredStrategy"),

@@ -1,8 +1,8 @@
-"""`tf.saved_model.save`: a program and its variables as a folder that needs none of the code that made it.
+"""`tf.saved_model.save`: exports a program and its variables to a folder that loads without the original code.
 
-The folder holds ``saved_model.json`` (names, signatures, the tree of objects), ``programs/`` (one file of `jax.export`
-for each function and signature) and ``variables/`` (a checkpoint). A loaded program runs on the platforms that it was
-exported for, may be differentiated once, and reads and assigns the loaded variables.
+The folder holds ``saved_model.json`` (names, signatures, the object tree), ``programs/`` (one `jax.export` file for
+each function and signature) and ``variables/`` (a checkpoint). A loaded program runs on the platforms for which it was
+exported, supports first-order gradients, and reads and assigns the loaded variables.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PLATFORMS: Final = ("cpu", "cuda", "tpu")
 
 @dataclasses.dataclass(frozen=True)
 class SaveOptions:
-    """Options of `save`, accepted for TensorFlow's sake: gradients are always saved, variables always once."""
+    """Options of `save`, accepted for compatibility: gradients are always saved, and each variable is saved once."""
 
     namespace_whitelist: Any = None
     save_debug_info: bool = False
@@ -49,21 +49,21 @@ class SaveOptions:
 
 
 def save(obj: Any, export_dir: Any, signatures: Any = None, options: Any = None) -> None:
-    """Saves an object's variables, and its functions with what they read.
+    """Saves an object's variables, and its functions with the variables that they read.
 
     Context: cross-replica.
 
     Args:
-        obj: A `tf.Module`, or any object whose methods and attributes are `tf.function`s with an ``input_signature``,
-            or that have been called before; or a Keras model. Variables, modules, lists and dicts among its attributes
-            are those of the loaded object, too.
-        export_dir: The folder; replaced if it is there.
-        signatures: A function, a concrete function, or several by name: entries of `signatures` of what is loaded,
-            whose results are dicts. By default the only function of the object that has an ``input_signature``.
-        options: Accepted for TensorFlow's sake.
+            obj: A `tf.Module`, any object whose methods and attributes include `tf.function`s, or a Keras model. Each
+                `tf.function` must have an ``input_signature`` or have been called. The loaded object has the same
+                variables, modules, lists and dicts as attributes.
+            export_dir: The folder; an existing one is replaced.
+            signatures: A function, a concrete function, or several by name. They become entries of `signatures` of the
+                loaded object and return dicts. By default, the object's only function that has an ``input_signature``.
+            options: Accepted for compatibility.
 
     Raises:
-        ArgumentError: A function cannot be saved, or none of the object's has a signature.
+            ArgumentError: A function cannot be saved, or no function of the object has a signature.
 
     Example:
         >>> import mirrored.tf as tf, tempfile
@@ -81,9 +81,9 @@ def save(obj: Any, export_dir: Any, signatures: Any = None, options: Any = None)
         >>> loaded(tf.constant([1.0, 2.0])).numpy()
         array([3., 6.], dtype=float32)
 
-    TensorFlow: `tf.saved_model.save`, in another format. A size that is not known may be settled by what the program
-    does with it (a reshape to rows of 784 needs a multiple of 784 elements); of an unknown number of dimensions up to
-    six are saved.
+    TensorFlow: `tf.saved_model.save`, in another format. What the program does with an unknown size may constrain that
+    size (a reshape to rows of 784 needs a multiple of 784 elements). For an unknown number of dimensions, up to six
+    dimensions are saved.
     """
     del options
     functions = {name: signatures_of(name, one) for name, one in functions_of(obj).items()}
@@ -92,14 +92,14 @@ def save(obj: Any, export_dir: Any, signatures: Any = None, options: Any = None)
         raise ArgumentError(
             SAVED,
             found=f"{type(obj).__name__} has no tf.function with a signature",
-            rule="what is saved are functions, for shapes and dtypes that are known",
-            remedy="give it an input_signature=[tf.TensorSpec(...)], or call it once before",
+            rule="save exports functions for known shapes and dtypes",
+            remedy="give a tf.function an input_signature=[tf.TensorSpec(...)], or call it once before saving",
         )
     _write(Path(os.fspath(export_dir)), obj, functions, entries)
 
 
 def _entries(functions: Mapping[str, list[Signature]], signatures: Any) -> dict[str, list[Signature]]:
-    """The signatures that are asked for; else, as in TensorFlow, the only function, if what it takes was said."""
+    """Returns the requested signatures; by default, as in TensorFlow, the only function with an explicit signature."""
     named = signatures if isinstance(signatures, Mapping) else {} if signatures is None else {DEFAULT: signatures}
     entries = {name: signatures_of(name, one) for name, one in named.items()}
     if signatures is None and len(functions) == 1:
@@ -171,7 +171,7 @@ def _exported(pure: Pure, inputs: Any) -> bytes:
     program = jax.jit(lambda values, operands: pure.call(values, operands))
     try:
         exported = jax.export.export(program, platforms=_PLATFORMS)(state, arrays)
-    except NotImplementedError:  # an operation that one of the platforms lacks
+    except NotImplementedError:  # one of the platforms lacks an operation
         exported = jax.export.export(program)(state, arrays)
     floats = [jnp.issubdtype(one.dtype, jnp.inexact) for one in (*exported.in_avals, *exported.out_avals)]
     try:
@@ -186,7 +186,7 @@ def _exported(pure: Pure, inputs: Any) -> bytes:
 
 
 def _to_json(value: Any) -> Any:
-    """A structure whose arrays are described; loading reads it."""
+    """Encodes a structure as JSON that loading can read; arrays become descriptions."""
     if isinstance(value, jax.ShapeDtypeStruct):
         shape = [size if isinstance(size, int) else None for size in value.shape]
         return {"array": {"shape": shape, "dtype": str(value.dtype)}}
@@ -201,6 +201,6 @@ def _to_json(value: Any) -> Any:
     raise ArgumentError(
         SAVED,
         found=f"a {type(value).__name__} among a function's arguments or results",
-        rule="these are arrays, None, numbers and strings, in lists, tuples and dicts by strings",
-        remedy="take other objects apart before",
+        rule="arguments and results are arrays, None, numbers and strings, in lists, tuples and dicts with string keys",
+        remedy="convert other objects to these types first",
     )

@@ -1,14 +1,13 @@
-"""The table of operations: which TensorFlow name is which function.
+"""The table of operations: maps each TensorFlow name to a function.
 
 Two kinds of entries:
 
 - *rows* (`rows`): TensorFlow's name and parameters, and the JAX function that does the same. Parameters without a
-default
-  are tensors; ``axis=None`` is an option with its default; ``shape:`` an option without one; ``*`` before a name a
-  list of tensors. ``old>new=default`` is called `old` by TensorFlow and `new` by JAX.
-- *functions* (`op`): written out where TensorFlow's meaning is not one call of JAX.
+  default are tensors; ``axis=None`` is an option with its default; ``shape:`` an option without one; ``*`` before a
+  name a list of tensors. ``old>new=default`` is called `old` by TensorFlow and `new` by JAX.
+- *functions* (`op`): hand-written, where TensorFlow's meaning is not one JAX call.
 
-Every entry takes ``name=`` and ignores it. `tests/tf/` holds at least one case per entry, and a test says so.
+Every entry takes ``name=`` and ignores it. `tests/tf/` has at least one case per entry, and a test checks this.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ class Op:
     """One operation of the facade.
 
     Attributes:
-        name: Its first public name, below ``tf``: ``"math.reduce_sum"``.
+            name: Its first public name below ``tf``, for example ``"math.reduce_sum"``.
         places: Every public name.
-        function: What is called.
+            function: The implementation.
     """
 
     name: str
@@ -63,15 +62,15 @@ OPS: dict[str, Op] = {}
 
 
 def register(places: Iterable[str], function: Callable[..., Any]) -> None:
-    """Adds an operation under its public names."""
+    """Registers an operation under its public names."""
     names = tuple(places)
     if names[0] in OPS:
-        raise ValueError(f"the operation {names[0]} is in the table twice")
+        raise ValueError(f"the operation {names[0]} is registered twice")
     OPS[names[0]] = Op(names[0], names, function)
 
 
 def op(places: str) -> Callable[[_F], _F]:
-    """Enters a written-out function: ``@op("nn.conv2d")``, or several names separated by blanks."""
+    """Registers a hand-written function: ``@op("nn.conv2d")``, or several names separated by spaces."""
 
     def enter(function: _F) -> _F:
         register(places.split(), function)
@@ -89,11 +88,12 @@ class _Parameter:
 
 
 def rows(table: Mapping[str, tuple[str, Callable[..., Any]]], *, elementwise: bool = False) -> None:
-    """Enters rows: ``{"math.add add": ("x y", jnp.add)}``.
+    """Registers rows: ``{"math.add add": ("x y", jnp.add)}``.
 
     Args:
         table: Names, parameters and functions.
-        elementwise: Whether those of one tensor give one tensor of its shape: an eager tape is then told at once.
+            elementwise: Whether every operation of one tensor returns one tensor of the same shape. An eager tape then
+                records it directly.
     """
     for places, (signature, target) in table.items():
         names = places.split()
@@ -122,7 +122,7 @@ def _row(called: str, parameters: tuple[_Parameter, ...], target: Callable[..., 
         positional += [operands(list(values[index])) for index in lists]
         try:
             return target(*positional, **keywords)
-        except (TypeError, ValueError) as error:  # as `reported`, whose entering would cost every call a microsecond
+        except (TypeError, ValueError) as error:  # inlines `reported`: a context costs 1 us per call
             replaced = _replacement(called, positional, error)
             if replaced is None:
                 raise
@@ -143,10 +143,10 @@ def _option(called: str, value: Any) -> Any:
 
 
 def bind(called: str, parameters: tuple[_Parameter, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The values of all parameters, in order.
+    """Binds arguments to parameters and returns their values in order.
 
     Raises:
-        TypeError: Too many, unknown or missing arguments.
+            TypeError: There are too many, unknown or missing arguments.
     """
     if len(args) > len(parameters):
         raise TypeError(f"{called}() takes {len(parameters)} positional arguments but {len(args)} were given")
@@ -162,39 +162,39 @@ def bind(called: str, parameters: tuple[_Parameter, ...], args: tuple[Any, ...],
 
 
 def unexpected(called: str, name: str, known: list[str]) -> TypeError:
-    """The error for an argument that an operation does not have."""
+    """Returns the error for an argument that an operation does not have."""
     if name in known:
         return TypeError(f"{called}() got multiple values for argument '{name}'")
-    hint = f": TensorFlow 2 has `{_DEPRECATED[name]}` for it" if name in _DEPRECATED else ""
+    hint = f": use TensorFlow 2's `{_DEPRECATED[name]}` instead" if name in _DEPRECATED else ""
     taken = ", ".join([*known, "name"])
     return TypeError(f"{called}() got an unexpected keyword argument '{name}'{hint} (it takes {taken})")
 
 
 class reported:
-    """Turns JAX's complaints about shapes and dtypes into `InvalidArgumentError`s that name the operation."""
+    """Converts JAX's errors about shapes and dtypes to `InvalidArgumentError`s that name the operation."""
 
     def __init__(self, called: str, values: Iterable[Any]) -> None:
         self._called = called
         self._values = values
 
     def __enter__(self) -> None:
-        """Nothing to do."""
+        """Does nothing on entry."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        """Replaces a TypeError or ValueError of JAX's."""
+        """Replaces a TypeError or ValueError raised by JAX."""
         replaced = _replacement(self._called, self._values, error)
         if replaced is not None:
             raise replaced from error
 
 
 def _replacement(called: str, values: Iterable[Any], error: BaseException | None) -> InvalidArgumentError | None:
-    """What to raise for an error of JAX's; None for errors that say enough themselves."""
+    """Returns the error to raise in place of a JAX error; None for errors that are clear as they are."""
     if not isinstance(error, (TypeError, ValueError)) or isinstance(error, (MirroredError, jax.errors.JAXTypeError)):
         return None
     return InvalidArgumentError.of(
         called,
         found=f"{', '.join(_described(one) for one in values)}: {error}",
-        rule="shapes and dtypes of the operands fit each other",
+        rule="the operands' shapes and dtypes are compatible",
         remedy="print the shapes of the operands; tf.reshape, tf.transpose and tf.cast change them",
     )
 
@@ -208,7 +208,7 @@ def _described(value: Any) -> str:
 
 
 def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes arithmetic on shapes stay on the host while tracing: ``tf.reduce_prod(tf.shape(x)[1:])`` is known."""
+    """Keeps shape arithmetic on the host while tracing: ``tf.reduce_prod(tf.shape(x)[1:])`` stays a known value."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -224,7 +224,7 @@ def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tensors(*values: Any) -> list[jax.Array]:
-    """The values as tensors; Python numbers take the dtype of the tensors beside them."""
+    """Converts values to tensors; Python numbers take the dtype of the tensors next to them."""
     found = operands(values)
     arrays = [one for one in found if isinstance(one, jax.Array)]
     common = jnp.result_type(*found) if arrays else None

@@ -1,4 +1,4 @@
-"""`tf.train`: checkpoints under TensorFlow's names and with its arguments, over `mirrored.checkpoint`."""
+"""`tf.train`: checkpoints with TensorFlow's names and arguments, built on `mirrored.checkpoint`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ latest_checkpoint = checkpoints.latest_checkpoint
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointOptions:
-    """Options of a save.
+    """Options for saving a checkpoint.
 
-    TensorFlow: `tf.train.CheckpointOptions`. Of its options the asynchronous ones have a meaning here.
+    TensorFlow: `tf.train.CheckpointOptions`. Only the asynchronous options have an effect.
     """
 
     experimental_io_device: Any = None
@@ -35,12 +35,12 @@ class CheckpointOptions:
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether a save returns before it is on disk."""
+        """Whether `save` returns before the checkpoint is on disk."""
         return self.enable_async or self.experimental_enable_async_checkpoint
 
 
 class Checkpoint(checkpoints.Checkpoint):
-    """`mirrored.checkpoint.Checkpoint`, with TensorFlow's arguments and errors.
+    """`mirrored.checkpoint.Checkpoint` with TensorFlow's arguments and errors.
 
     Example:
         >>> import mirrored.tf as tf, tempfile
@@ -52,56 +52,56 @@ class Checkpoint(checkpoints.Checkpoint):
         >>> print(v.numpy())
         1.0
 
-    TensorFlow: `tf.train.Checkpoint`. A checkpoint is a folder; what has another shape is refused before anything
-    changes.
+    TensorFlow: `tf.train.Checkpoint`. A checkpoint is a folder. A value of another shape raises an error before
+    anything changes.
     """
 
     def save(self, file_prefix: PathLike, options: CheckpointOptions | None = None, *, wait: bool | None = None) -> str:
-        """Saves to ``<file_prefix>-<save_counter>``."""
+        """Saves a checkpoint to ``<file_prefix>-<save_counter>``."""
         return super().save(file_prefix, wait=_waits(options, wait))
 
     def write(
         self, file_prefix: PathLike, options: CheckpointOptions | None = None, *, wait: bool | None = None
     ) -> str:
-        """Saves to `file_prefix`."""
+        """Writes a checkpoint to `file_prefix`."""
         return super().write(file_prefix, wait=_waits(options, wait))
 
     def restore(
         self, save_path: PathLike | None, options: CheckpointOptions | None = None
     ) -> checkpoints.RestoreStatus:
-        """Restores what has the same name.
+        """Restores values into the objects of the same name.
 
         Raises:
-            NotFoundError: There is no checkpoint.
+                NotFoundError: There is no such checkpoint.
         """
         del options
         return _found(lambda: super(Checkpoint, self).restore(save_path))
 
     def read(self, save_path: PathLike, options: CheckpointOptions | None = None) -> checkpoints.RestoreStatus:
-        """The same as `restore`.
+        """Restores like `restore`.
 
         Raises:
-            NotFoundError: There is no checkpoint.
+                NotFoundError: There is no such checkpoint.
         """
         del options
         return _found(lambda: super(Checkpoint, self).read(save_path))
 
 
 class CheckpointManager:
-    """The newest checkpoints in a folder.
+    """Keeps the most recent checkpoints in a folder and deletes older ones.
 
     Args:
-        checkpoint: What to save.
+            checkpoint: The checkpoint to save.
         directory: The folder.
-        max_to_keep: How many to keep; None keeps all.
-        keep_checkpoint_every_n_hours: One in so many hours is kept for good.
-        checkpoint_name: Beginning of the names.
-        step_counter: A variable with the step, for `checkpoint_interval`.
-        checkpoint_interval: `save` passes over calls until so many steps have gone since the last one.
+            max_to_keep: Number of checkpoints to keep; None keeps all.
+            keep_checkpoint_every_n_hours: Keeps one checkpoint permanently per this many hours.
+            checkpoint_name: Prefix of the checkpoint names.
+            step_counter: A variable with the current step, for `checkpoint_interval`.
+            checkpoint_interval: Minimum number of steps between two saves; `save` skips calls in between.
         init_fn: Called by `restore_or_initialize` if there is nothing to restore.
 
     Raises:
-        ValueError: A number below one, or an interval without a counter.
+            ValueError: A number is below one, or an interval has no step counter.
 
     TensorFlow: `tf.train.CheckpointManager`.
     """
@@ -131,41 +131,41 @@ class CheckpointManager:
 
     @property
     def checkpoint(self) -> checkpoints.Checkpoint:
-        """What it saves."""
+        """The checkpoint that the manager saves."""
         return self._manager.checkpoint
 
     @property
     def directory(self) -> str:
-        """Where it saves to."""
+        """The folder that holds the checkpoints."""
         return self._manager.directory
 
     @property
     def checkpoint_interval(self) -> int | None:
-        """After how many steps it saves."""
+        """Minimum number of steps between two saves."""
         return self._interval
 
     @property
     def checkpoints(self) -> list[str]:
-        """The paths of the checkpoints that it manages, oldest first."""
+        """Paths of the managed checkpoints, oldest first."""
         return self._manager.checkpoints
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The path of the newest one, None if there is none."""
+        """Path of the newest checkpoint; None if no checkpoint exists."""
         return self._manager.latest_checkpoint
 
     def save(
         self, checkpoint_number: Any = None, check_interval: bool = True, options: CheckpointOptions | None = None
     ) -> str | None:
-        """Saves.
+        """Saves a checkpoint and deletes those that are no longer kept.
 
         Args:
-            checkpoint_number: The number in its name; by default one more than the checkpoint's `save_counter`.
-            check_interval: Whether `checkpoint_interval` counts.
-            options: Whether to wait until it is on disk.
+                checkpoint_number: The number in the name; by default one more than the checkpoint's `save_counter`.
+                check_interval: Whether to respect `checkpoint_interval`.
+                options: Whether to wait until the checkpoint is on disk.
 
         Returns:
-            The path; None if it is not time yet.
+                The path; None if `checkpoint_interval` steps have not passed yet.
         """
         step = None if self._step_counter is None else int(np.asarray(self._step_counter))
         if self._interval is not None and check_interval and step is not None:
@@ -179,10 +179,10 @@ class CheckpointManager:
         return path
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the newest checkpoint that is whole, or calls `init_fn` without a checkpoint.
+        """Restores the newest complete checkpoint; calls `init_fn` if no checkpoint exists.
 
         Returns:
-            The path; None if there is none.
+                The path; None if no checkpoint exists.
         """
         path = self._manager.restore_newest(partial=True)
         if path is None:
@@ -194,12 +194,14 @@ class CheckpointManager:
         return path
 
     def sync(self) -> None:
-        """Waits until all is on disk."""
+        """Waits until every checkpoint is on disk."""
         self._manager.wait()
 
 
 class CheckpointReader:
-    """What `load_checkpoint` returns. Names are TensorFlow's (``v/.ATTRIBUTES/VARIABLE_VALUE``) or the short ones.
+    """Reads values from a checkpoint by name; returned by `load_checkpoint`.
+
+    Accepts TensorFlow's names (``v/.ATTRIBUTES/VARIABLE_VALUE``) and the short ones.
 
     TensorFlow: `tf.train.CheckpointReader`.
     """
@@ -208,56 +210,56 @@ class CheckpointReader:
         self._reader: checkpoints.CheckpointReader = _found(lambda: checkpoints.CheckpointReader(filename))
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
-        """The shapes by name."""
+        """Returns a dict from variable names to shapes."""
         return {name + _SUFFIX: list(shape) for name, shape in self._reader.shapes.items()}
 
     def get_variable_to_dtype_map(self) -> dict[str, Any]:
-        """The dtypes by name."""
+        """Returns a dict from variable names to dtypes."""
         return {name + _SUFFIX: _dtypes.as_dtype(dtype) for name, dtype in self._reader.dtypes.items()}
 
     def has_tensor(self, tensor_str: str) -> bool:
-        """Whether there is such a name."""
+        """Returns whether the checkpoint has a tensor of this name."""
         return tensor_str.removesuffix(_SUFFIX) in self._reader.names
 
     def get_tensor(self, tensor_str: str) -> Any:
-        """The value of this name."""
+        """Returns the tensor of this name."""
         return self._reader.read(tensor_str.removesuffix(_SUFFIX))
 
 
 def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:
-    """Looks into a checkpoint, or the newest one of a folder.
+    """Returns a reader for a checkpoint, or for the newest checkpoint in a folder.
 
     Raises:
-        NotFoundError: There is none.
+            NotFoundError: There is no such checkpoint.
     """
     return CheckpointReader(ckpt_dir_or_file)
 
 
 def load_variable(ckpt_dir_or_file: PathLike, name: str) -> Any:
-    """A value from a checkpoint.
+    """Returns the value of a variable in a checkpoint.
 
     Raises:
-        NotFoundError: There is no checkpoint.
+            NotFoundError: There is no such checkpoint.
     """
     return load_checkpoint(ckpt_dir_or_file).get_tensor(name)
 
 
 def list_variables(ckpt_dir_or_file: PathLike) -> list[tuple[str, list[int]]]:
-    """Names and shapes in a checkpoint.
+    """Lists the names and shapes of the variables in a checkpoint.
 
     Raises:
-        NotFoundError: There is no checkpoint.
+            NotFoundError: There is no such checkpoint.
     """
     return sorted(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointState:
-    """The checkpoints of a folder.
+    """The state of the checkpoints in a folder.
 
     Attributes:
-        model_checkpoint_path: The newest.
-        all_model_checkpoint_paths: All, oldest first.
+            model_checkpoint_path: Path of the newest checkpoint.
+            all_model_checkpoint_paths: Paths of all checkpoints, oldest first.
     """
 
     model_checkpoint_path: str
@@ -265,7 +267,7 @@ class CheckpointState:
 
 
 def get_checkpoint_state(checkpoint_dir: PathLike, latest_filename: str | None = None) -> CheckpointState | None:
-    """The checkpoints of a folder, None if there are none."""
+    """Returns the state of the checkpoints in a folder; None if the folder has no checkpoints."""
     del latest_filename
     found = checkpoints.checkpoints_in(checkpoint_dir)
     return CheckpointState(found[-1], found) if found else None
@@ -277,13 +279,14 @@ def checkpoints_iterator(
     timeout: float | None = None,
     timeout_fn: Callable[[], bool] | None = None,
 ) -> Iterator[str]:
-    """Yields the newest checkpoint of a folder whenever there is another one.
+    """Yields the newest checkpoint of a folder each time a new one appears.
 
     Args:
         checkpoint_dir: The folder.
-        min_interval_secs: The least time between two.
-        timeout: After how many seconds without another one it ends, or asks `timeout_fn`; None waits for ever.
-        timeout_fn: Returns whether to end.
+            min_interval_secs: Minimum number of seconds between two yields.
+            timeout: Seconds to wait for a new checkpoint before ending or calling `timeout_fn`; None waits
+                indefinitely.
+            timeout_fn: Returns whether to stop.
     """
     last: str | None = None
     while True:

@@ -1,6 +1,6 @@
-"""`tf.keras`: Keras 3 on JAX, under the names that TensorFlow gives it (some older than Keras' own).
+"""`tf.keras`: Keras 3 on JAX under TensorFlow's names, some of which are older than Keras 3.
 
-Importing it connects Keras to strategies; this module is then Keras' own.
+Importing this module connects Keras to strategies and replaces the module with Keras itself.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import mirrored.tf as _tf
 from mirrored.patches import replace as _replace
 
 _keras = importlib.import_module("keras._tf_keras.keras")
-# Names that Keras has in its own namespace only: TensorFlow 2 has them under both.
+# TensorFlow 2 has these names in both namespaces; Keras has them only in its own.
 for _name in ("losses", "metrics"):
     for _function, _value in vars(getattr(_connected.keras, _name)).items():
         vars(getattr(_keras, _name)).setdefault(_function, _value)
-# What Keras makes datasets with, where TensorFlow is not installed: the datasets are this package's.
+# Keras builds datasets with `tf.data`; without TensorFlow, the datasets of this package take its place.
 _replace("tf.keras", _connected.keras.src.utils.timeseries_dataset_utils, "tf", _tf)
 sys.modules[__name__] = _keras

@@ -42,7 +42,7 @@ class ReplicaKey:
     def assign(self, key: Any) -> None:
         """Replaces the key outside `run`; has no effect in replica context.
 
-        NNX's transforms write back the key that they read. In a replica that is usually a folded key, not the stored one.
+        NNX's transforms write back the key that they read. In a replica that is usually a folded key.
         """
         replica = ambient().replica
         if replica is not None and replica.num_replicas_in_sync > 1:

@@ -1,5 +1,5 @@
-"""AutoGraph: Python's `if`, `while`, `for`, `and`, `or`, `not` over tensors, as parts of compiled programs.
+"""AutoGraph: traces Python's `if`, `while`, `for`, `and`, `or` and `not` over tensors into compiled programs.
 
-The rewriting of the source is diastatic-malt's, which is TensorFlow's own AutoGraph, maintained without TensorFlow.
-What the rewritten statements do is written here.
+diastatic-malt rewrites the source; it is TensorFlow's AutoGraph, maintained without TensorFlow. This package implements
+the operators that the rewritten source calls.
 """

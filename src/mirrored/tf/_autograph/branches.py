@@ -37,20 +37,20 @@ def if_stmt(
     symbol_names: Sequence[str],
     nouts: int,
 ) -> None:
-    """An `if` statement.
+    """Executes an `if` statement.
 
     Args:
         cond: The condition.
-        body: Runs the first branch, on the names of the surrounding function.
-        orelse: Runs the other.
-        get_state: The values of the names that a branch changes.
-        set_state: Gives them other values.
+            body: Runs the true branch, which sets names of the surrounding function.
+            orelse: Runs the false branch.
+            get_state: Returns the values of the names that a branch changes.
+            set_state: Sets their values.
         symbol_names: The names.
-        nouts: So many of them are used afterwards.
+            nouts: How many of the names are used afterwards.
 
     Raises:
-        InvalidArgumentError: The condition is known only when the program runs, and a name gets values from the
-            branches that don't fit one program.
+            InvalidArgumentError: The condition is known only at run time, and the branches give a name values that do not
+                fit one program.
     """
     known = truth(cond)
     if known is not None:
@@ -64,7 +64,7 @@ def if_stmt(
 
 
 def if_exp(cond: Any, if_true: Callable[[], Any], if_false: Callable[[], Any], expr_repr: str) -> Any:
-    """A conditional expression, ``if_true() if cond else if_false()``."""
+    """Evaluates a conditional expression, ``if_true() if cond else if_false()``."""
     known = truth(cond)
     if known is not None:
         return if_true() if known else if_false()
@@ -87,7 +87,7 @@ def _keeping(branch: Callable[[], Any], found: list[Any]) -> Callable[[], list[j
 def _traced(
     branch: Callable[[], None], before: tuple[Any, ...], get_state: GetState, set_state: SetState, nouts: int
 ) -> tuple[Block, tuple[Any, ...]]:
-    """A branch as a block, and the values that the names have at its end."""
+    """Traces a branch into a block, and returns the values of the names at its end."""
     values: tuple[Any, ...] = ()
 
     def run() -> list[jax.Array]:
@@ -110,7 +110,7 @@ def _joined(
     values: Sequence[tuple[Any, ...]],
     names: Sequence[str],
 ) -> list[Any]:
-    """What each name is after one of two branches, chosen when the program runs."""
+    """Returns the value of each name after a branch that is chosen at run time."""
     pairs = [_defined(statement, name, *pair) for name, *pair in zip(names, *values, strict=False)]
     pieces = [_Joint(statement, name, *pair) for name, pair in zip(names, pairs, strict=False)]
 
@@ -126,7 +126,7 @@ def _joined(
 
 
 def _defined(statement: str, name: str, first: Any, second: Any) -> tuple[Any, Any]:
-    """The values of a name in both branches; one that has none there gets zeros where nobody can see them."""
+    """Returns a name's values in both branches; zeros fill in a missing one where no later code reads it."""
     missing = [is_undefined(first), is_undefined(second)]
     if not any(missing) or all(missing):
         return first, second
@@ -136,7 +136,7 @@ def _defined(statement: str, name: str, first: Any, second: Any) -> tuple[Any, A
 
 
 class _Joint:
-    """One name, with its values from two branches."""
+    """Joins the values that two branches give one name."""
 
     def __init__(self, statement: str, name: str, first: Any, second: Any) -> None:
         self._statement, self._name = statement, name
@@ -146,7 +146,7 @@ class _Joint:
         self._dtypes = [self._common(one, two) for one, two in zip(*(p.leaves for p in self._parts), strict=True)]
 
     def _common(self, one: Any, two: Any) -> Any:
-        """The dtype of a leaf that differs; None for one that both branches leave the same."""
+        """Returns the dtype of a leaf that differs; None for one that both branches leave unchanged."""
         if is_same(one, two):
             return None
         if not (is_tensor(one) and is_tensor(two)):
@@ -158,18 +158,18 @@ class _Joint:
         return jnp.result_type(*(leaf if is_number(leaf) else as_tensor(leaf) for leaf in (one, two)))
 
     def given(self, number: int, tensors: Sequence[Any]) -> list[Any]:
-        """What a branch gives for the leaves that differ.
+        """Returns a branch's outputs for the leaves that differ.
 
         Args:
-            number: Which branch.
-            tensors: Its own tensors; none if the name has no value there.
+                number: Index of the branch.
+                tensors: The branch's own tensors; empty if the name has no value there.
         """
         parts = self._parts[number]
         own = dict(zip(parts.places, tensors if tensors else parts.tensors, strict=True))
         return [jnp.asarray(own[i], dtype) for i, dtype in enumerate(self._dtypes) if dtype is not None]
 
     def result(self, outs: Any) -> Any:
-        """The value afterwards."""
+        """Returns the value of the name after the branch."""
         leaves = [
             leaf if dtype is None else next(outs)
             for leaf, dtype in zip(self._parts[0].leaves, self._dtypes, strict=True)

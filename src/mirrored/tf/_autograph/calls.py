@@ -1,4 +1,4 @@
-"""Calls in converted code: functions of the user's are converted when called, others are called as they are."""
+"""Calls in converted code: user functions are converted when called; other functions are called unchanged."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _converted: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictiona
 
 
 class _Transpiling:
-    """What converts a function: entered by the transpiler, whose code calls `converted_call`."""
+    """Holds the converter. The transpiler registers it here, because its own code calls `converted_call`."""
 
     transpile: Callable[[Any], Any]
 
 
 def transpile_with(transpile: Callable[[Any], Any]) -> None:
-    """Says what converts functions."""
+    """Registers the function that converts functions."""
     _Transpiling.transpile = staticmethod(transpile)
 
 
 def do_not_convert(function: Any = None) -> Any:
-    """Marks a function that is to be left as it is (`tf.autograph.experimental.do_not_convert`)."""
+    """Marks a function to be left unconverted (`tf.autograph.experimental.do_not_convert`)."""
     if function is None:
         return do_not_convert
     _NOT_CONVERTED.add(getattr(function, "__func__", function))
@@ -53,7 +53,7 @@ def do_not_convert(function: Any = None) -> Any:
 
 
 def is_convertible(function: Any) -> bool:
-    """Whether a function is Python of the user's, whose statements may be converted."""
+    """Returns whether a function is user Python code, whose statements can be converted."""
     code = getattr(function, "__code__", None)
     if not isinstance(function, types.FunctionType) or code is None:
         return False
@@ -66,7 +66,7 @@ def is_convertible(function: Any) -> bool:
 
 
 def converted(function: Any) -> Any:
-    """The converted form of a function or bound method of the user's; anything else as it is."""
+    """Returns the converted form of a user function or bound method; anything else unchanged."""
     if isinstance(function, types.MethodType):
         inner = converted(function.__func__)
         return function if inner is function.__func__ else types.MethodType(inner, function.__self__)
@@ -90,11 +90,11 @@ def converted_call(
     """Calls a function from converted code.
 
     Args:
-        function: What is called.
+            function: The callee.
         args: Its arguments.
-        kwargs: Its keyword arguments; None for none.
-        caller_fn_scope: The scope of the calling function.
-        options: Unused: conversion has no options here.
+            kwargs: Its keyword arguments, or None.
+            caller_fn_scope: The function scope of the caller.
+            options: Ignored: conversion has no options here.
     """
     del options
     kwargs = kwargs or {}
@@ -118,7 +118,7 @@ def converted_call(
 
 
 def _library_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function that is not converted. Those of mirrored call functions that they are given: these are converted."""
+    """Calls a function that is not converted; functions passed to mirrored's own functions are converted."""
     module = getattr(function, "__module__", None) or type(function).__module__
     if module.partition(".")[0] == "mirrored":
         args = tuple(map(converted, args))
@@ -140,7 +140,7 @@ def _range(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def _python_range(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Any) -> Any:
-    """`range`: one of tensors is a tensor's."""
+    """Evaluates `range`: traced bounds give a traced range."""
     del function, kwargs, scope
     if any(isinstance(one, jax.Array) for one in args):
         return _range(OPS["range"].function, args, {})

@@ -28,7 +28,7 @@ from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._loops import Loop, LoopMismatch
 from mirrored.tf._tensors import as_tensor
 
-_MOST_LOOKS = 6  # at a loop body, until the types of its variables settle
+_MOST_LOOKS = 6  # traces of a loop body, until its variables' types are stable
 
 
 def while_stmt(
@@ -39,13 +39,13 @@ def while_stmt(
     symbol_names: Sequence[str],
     opts: dict[str, Any],
 ) -> None:
-    """A `while` statement. It runs as Python for as long as Python knows the condition, then as part of the program.
+    """Executes a `while` statement: in Python while the condition is known, then inside the compiled program.
 
     Args:
         test: The condition.
-        body: Runs one iteration, on the names of the surrounding function.
-        get_state: The values of the names that an iteration changes.
-        set_state: Gives them other values.
+            body: Runs one iteration, which sets names of the surrounding function.
+            get_state: Returns the values of the names that an iteration changes.
+            set_state: Sets their values.
         symbol_names: The names.
         opts: Options of the loop: ``maximum_iterations``.
     """
@@ -69,14 +69,14 @@ def for_stmt(
     symbol_names: Sequence[str],
     opts: dict[str, Any],
 ) -> None:
-    """A `for` statement: part of the program over a tensor or a range of one, else Python.
+    """Executes a `for` statement: inside the program over a tensor or a traced range, else in Python.
 
     Args:
-        iter_: What is iterated.
-        extra_test: Whether there has been no `break` or `return`; None if there is none in the body.
+            iter_: The iterable.
+            extra_test: Returns whether no `break` or `return` has been executed; None if the body has neither.
         body: Runs one iteration with one element.
-        get_state: The values of the names that an iteration changes.
-        set_state: Gives them other values.
+            get_state: Returns the values of the names that an iteration changes.
+            set_state: Sets their values.
         symbol_names: The names.
         opts: Options of the loop.
     """
@@ -96,7 +96,7 @@ def for_stmt(
 def _over_python(iter_: Any, extra_test: Any, body: Callable[[Any], None], state: _Names) -> None:
     going: Any = True if extra_test is None else extra_test()
     for element in iter_ if truth(going) is not False else ():
-        if truth(going) is None:  # it has broken out, or not: only the program knows
+        if truth(going) is None:  # whether the loop has ended is known only at run time
             run = functools.partial(body, element)
             if_stmt(going, run, _nothing, state.get, state.set, state.names, len(state.names))
         else:
@@ -107,7 +107,7 @@ def _over_python(iter_: Any, extra_test: Any, body: Callable[[Any], None], state
 
 
 def _nothing() -> None:
-    """The `else` of an iteration after a break."""
+    """Does nothing: the `else` of an iteration after a break."""
 
 
 def _over_rows(rows: jax.Array, extra_test: Any, body: Callable[[Any], None], state: _Names) -> None:
@@ -117,8 +117,8 @@ def _over_rows(rows: jax.Array, extra_test: Any, body: Callable[[Any], None], st
     try:
         state.loop(body, extra_test, rows=rows)
     except InvalidArgumentError as error:
-        # What changes its shape from one iteration to the next has no place in one program of a loop; its length is
-        # known, so it can be written out.
+        # A variable whose shape changes between iterations cannot be carried by a compiled loop. The length of the
+        # loop is known, so it is unrolled.
         state.set(before)
         try:
             _over_python([rows[i] for i in range(rows.shape[0])], extra_test, body, state)
@@ -127,7 +127,7 @@ def _over_rows(rows: jax.Array, extra_test: Any, body: Callable[[Any], None], st
 
 
 def _over_range(values: TracedRange, extra_test: Any, body: Callable[[Any], None], state: _Names) -> None:
-    """Over a range whose end is known when the program runs: the number of the iteration is carried along."""
+    """Loops over a range whose end is known only at run time: the loop carries the iteration number."""
     number: Any = jnp.zeros((), jnp.int32)
 
     def get() -> tuple[Any, ...]:
@@ -147,11 +147,11 @@ def _over_range(values: TracedRange, extra_test: Any, body: Callable[[Any], None
         more = number < values.count
         return more if extra_test is None else jnp.logical_and(more, as_tensor(extra_test()))
 
-    _Names("for", get, put, (*state.names, "the number of the iteration")).loop(once, holds)
+    _Names("for", get, put, (*state.names, "the iteration number")).loop(once, holds)
 
 
 class _Names:
-    """The names that a loop changes."""
+    """The variables that a loop carries from one iteration to the next."""
 
     def __init__(self, statement: str, get_state: GetState, set_state: SetState, names: Sequence[str]) -> None:
         self._statement = statement
@@ -165,7 +165,7 @@ class _Names:
         rows: jax.Array | None = None,
         limit: int | None = None,
     ) -> None:
-        """Traces the loop, runs it as part of the program, and gives the names their values after it."""
+        """Traces the loop, runs it inside the program, and assigns the results to the names."""
         before = self.get()
         start = before
         try:
@@ -191,7 +191,7 @@ class _Names:
 
 
 class _Attempt:
-    """One look at a loop body, for given values of the names before it."""
+    """One trace of a loop body, for given initial values of the names."""
 
     def __init__(self, names: _Names, start: tuple[Any, ...]) -> None:
         self._names = names
@@ -219,17 +219,17 @@ class _Attempt:
             return Loop.traced(start, step, None if test is None else holds, row)
 
     def _results(self) -> list[Any]:
-        """The tensors after an iteration, in the places of those before it."""
+        """Returns the tensors after an iteration, in the order of those before it."""
         after = Parts.of(self._after)
         if after.treedef != self.parts.treedef:
-            return self.parts.tensors  # of no use: `settled` looks at the values themselves
+            return self.parts.tensors  # unused: `settled` compares the values themselves
         return [as_tensor(after.leaves[i]) for i in self.parts.places]
 
     def settled(self) -> tuple[Any, ...] | None:
-        """What the names should be before the loop for its body to fit; None if it fits.
+        """Returns the initial values that the body needs; None if the current ones fit.
 
         Raises:
-            InvalidArgumentError: Nothing makes it fit.
+                InvalidArgumentError: No initial values fit.
         """
         triples = zip(self._names.names, self._start, self._after, strict=True)
         fitting = [self._fitting(name, before, after) for name, before, after in triples]
@@ -265,6 +265,6 @@ class _Attempt:
 
 
 def _grown(before: Any, after: Any) -> Any:
-    """A value that gets its storage in the loop (a `tf.TensorArray`), with empty storage; None for any other."""
+    """Returns a value that is allocated inside the loop (a `tf.TensorArray`) with empty storage; None for others."""
     grow = getattr(type(before), "__grown__", None)
     return None if grow is None or type(after) is not type(before) else grow(before, after)

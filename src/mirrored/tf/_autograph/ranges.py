@@ -1,4 +1,4 @@
-"""`range` whose bounds are known only when the program runs."""
+"""`range` with bounds that are known only at run time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mirrored.tf._tensors import as_tensor
 
 
 class TracedRange:
-    """The numbers of a range with traced bounds: something to loop over in code that AutoGraph converts.
+    """A range with traced bounds, for loops in code that AutoGraph converts.
 
     Args:
-        start: The first number.
-        limit: The first that is too large.
-        delta: From one number to the next.
-        dtype: Of the numbers; None for that of the bounds.
-        error: What is raised where it is used as a tensor, whose size would have to be known.
+            start: The first value.
+            limit: The exclusive upper bound.
+            delta: The step.
+            dtype: The dtype of the values; None for that of the bounds.
+            error: Raised when the range is used as a tensor, which needs a known size.
     """
 
     def __init__(self, start: Any, limit: Any, delta: Any, *, dtype: Any, error: Exception) -> None:
@@ -32,12 +32,12 @@ class TracedRange:
 
     @property
     def count(self) -> jax.Array:
-        """How many numbers there are."""
+        """Returns the number of values."""
         span = (self._limit - self._start) / self._delta
         return jnp.maximum(jnp.ceil(span), 0).astype(jnp.int32)
 
     def at(self, place: Any) -> jax.Array:
-        """The number in this place."""
+        """Returns the value at an index."""
         return self._start + jnp.asarray(place).astype(self._start.dtype) * self._delta
 
     def __iter__(self) -> Iterator[Any]:
@@ -47,7 +47,7 @@ class TracedRange:
         raise self._error
 
     def __getattr__(self, name: str) -> Any:
-        """Only for what arrays have and ranges have not."""
+        """Raises the error: called only for attributes that arrays have and ranges lack."""
         if name.startswith("__"):
             raise AttributeError(name)
         raise self._error

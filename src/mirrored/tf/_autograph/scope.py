@@ -1,4 +1,4 @@
-"""The scope of a converted function, and what it returns."""
+"""The scope of a converted function and its return value."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mirrored.tf._errors import InvalidArgumentError
 
 
 class FunctionScope:
-    """Surrounds the body of a converted function.
+    """Context that surrounds the body of a converted function.
 
     Args:
-        function_name: The function.
-        scope_name: The name under which the body knows the scope.
-        options: How it was converted.
+            function_name: The name of the function.
+            scope_name: The name of the scope in the body.
+            options: The options of the conversion.
 
     Attributes:
-        falls_through: Names of functions whose end can be reached without a `return`. Set by the transpiler.
+            falls_through: Names of functions that can end without a `return`. Set by the transpiler.
     """
 
     falls_through: frozenset[str] = frozenset()
@@ -36,24 +36,24 @@ class FunctionScope:
         pass
 
     def ret(self, value: Any, did_return: Any) -> Any:
-        """What the function returns.
+        """Returns the function's return value.
 
         Raises:
-            InvalidArgumentError: Whether it returns anything is known only when the program runs.
+                InvalidArgumentError: Whether the function returns a value is known only at run time.
         """
         if isinstance(value, UndefinedReturnValue):
             return None
         if self.function_name in self.falls_through and truth(did_return) is None:
             raise InvalidArgumentError.of(
                 self.function_name,
-                found="a `return` that depends on a tensor, and an end that is reached without one",
-                rule="where the choice is made when the program runs, every path returns a value of the same type",
-                remedy="return a value at the end of the function, too",
+                found="a `return` that depends on a tensor, and a path that ends without a `return`",
+                rule="if the path is chosen at run time, every path returns a value of the same type",
+                remedy="also return a value at the end of the function",
             )
         return value
 
 
 def with_function_scope(thunk: Callable[[FunctionScope], Any], scope_name: str, options: Any) -> Any:
-    """The body of a converted lambda."""
+    """Calls the body of a converted lambda."""
     with FunctionScope("lambda", scope_name, options) as scope:
         return thunk(scope)

@@ -1,4 +1,4 @@
-"""The variables of Python that a branch or a loop changes: which of their parts are tensors, which stay as they are."""
+"""The state of a branch or loop: the Python variables that it changes, split into tensors and other values."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ SetState = Callable[[tuple[Any, ...]], None]
 
 
 def is_undefined(value: Any) -> bool:
-    """Whether a name has no value yet."""
+    """Returns whether a name has no value yet."""
     return isinstance(value, (Undefined, UndefinedReturnValue))
 
 
 def is_number(leaf: Any) -> bool:
-    """Whether a leaf is a Python number."""
+    """Returns whether a leaf is a Python number."""
     return type(leaf) in (bool, int, float, complex)
 
 
 def is_tensor(leaf: Any) -> bool:
-    """Whether a leaf may be carried by a compiled program."""
+    """Returns whether a compiled program can carry a leaf."""
     if isinstance(leaf, (np.ndarray, np.generic)) and not isinstance(leaf, StaticTensor):
         return leaf.dtype.kind in "biufcV"
     return isinstance(leaf, (jax.Array, StaticTensor)) or is_number(leaf)
@@ -42,11 +42,11 @@ def is_tensor(leaf: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A value taken apart.
+    """A flattened value.
 
     Attributes:
-        leaves: Its tensors, and everything else that is no container.
-        treedef: Its containers.
+            leaves: Its tensors and all other values that are not containers.
+            treedef: The structure of its containers.
     """
 
     leaves: list[Any]
@@ -54,21 +54,21 @@ class Parts:
 
     @classmethod
     def of(cls, value: Any) -> Parts:
-        """Takes a value apart."""
+        """Flattens a value."""
         return cls(*jax.tree.flatten(value))
 
     @property
     def places(self) -> list[int]:
-        """Which leaves are tensors."""
+        """The indices of the leaves that are tensors."""
         return [i for i, leaf in enumerate(self.leaves) if is_tensor(leaf)]
 
     @property
     def tensors(self) -> list[jax.Array]:
-        """The leaves that are tensors, as tensors."""
+        """The leaves that are tensors, converted to tensors."""
         return [as_tensor(self.leaves[i]) for i in self.places]
 
     def filled(self, tensors: Sequence[Any]) -> Any:
-        """The value with other tensors."""
+        """Unflattens the value with other tensors."""
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
@@ -76,13 +76,13 @@ class Parts:
 
 
 def zeros_like(value: Any) -> Any:
-    """A value of the same structure: zeros for tensors, everything else as it is."""
+    """Returns a value of the same structure with zeros for tensors; other leaves stay unchanged."""
     parts = Parts.of(value)
     return parts.filled([jnp.zeros(one.shape, one.dtype) for one in parts.tensors])
 
 
 def is_same(first: Any, second: Any) -> bool:
-    """Whether two leaves are one and the same to a program: the same object, or equal plain values."""
+    """Returns whether two leaves are the same to a program: the same object, or equal plain values."""
     if first is second:
         return True
     plain = (bool, int, float, complex, str, bytes, type(None))
@@ -98,7 +98,7 @@ _inferring = _Inferring()
 
 @contextmanager
 def inferring() -> Iterator[None]:
-    """Within a first look at a loop body: names without a value take that of the other branch, as zeros."""
+    """Context of the first trace of a loop body: names without a value take zeros like the other branch's value."""
     _inferring.depth += 1
     try:
         yield
@@ -107,18 +107,17 @@ def inferring() -> Iterator[None]:
 
 
 def is_inferring() -> bool:
-    """Whether this is a first look at a loop body."""
+    """Returns whether this is the first trace of a loop body."""
     return _inferring.depth > 0
 
 
 def unlike(statement: str, name: str, found: str) -> InvalidArgumentError:
-    """The error for a name whose values don't fit one program."""
+    """Returns the error for a name whose values do not fit one program."""
     shown = "the returned value" if name == RETURN_VALUE else f"`{name}`"
     return InvalidArgumentError.of(
         statement,
         found=f"{shown} {found}",
-        rule="where the choice is made when the program runs, a name has the same structure, shape and dtype whichever "
-        "way it goes",
-        remedy="give it a value of that shape and dtype before (tf.zeros, tf.cast), on every path, "
+        rule="if the path is chosen at run time, a name has the same structure, shape and dtype on every path",
+        remedy="assign it a value of that shape and dtype before the statement (tf.zeros, tf.cast), assign it on every path, "
         "or decide with a Python value",
     )

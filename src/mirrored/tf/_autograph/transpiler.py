@@ -1,7 +1,7 @@
-"""From a Python function to one whose control flow is calls of the operators in this package.
+"""Converts a Python function: its control flow becomes calls of the operators in this package.
 
-Source: diastatic-malt's `malt.impl.api.PyToPy`, whose passes are used as they are. What is different: the operators,
-and that the new code carries the file name and the line numbers of the old, so that errors point to what was written.
+Source: diastatic-malt's `malt.impl.api.PyToPy`, whose passes are unchanged. The differences are the operators, and that
+the converted code keeps the file name and line numbers of the original, so that errors point to the user's source.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ _OPERATORS: Final[Mapping[str, Any]] = {
 
 
 def transpile(function: types.FunctionType) -> Any:
-    """The converted form of a function; the function itself if it cannot be converted (its source is not there)."""
+    """Returns the converted form of a function; the function itself if conversion fails (no source, for example)."""
     try:
         factory = _factory(function)
-    except Exception as error:  # of many kinds: whatever the parser or a pass does not understand
-        _log.info("AutoGraph leaves %s as it is: %s", function.__qualname__, error)
+    except Exception as error:  # the parser and the passes raise many kinds of errors
+        _log.info("AutoGraph does not convert %s: %s", function.__qualname__, error)
         return function
     return factory(function)
 
 
 class _Factory:
-    """Makes functions of one converted code, for any closure and defaults.
+    """Creates functions from one converted code object, for any closure and defaults.
 
     Args:
-        make: From the operators to a function, with the closure of the original.
+            make: A function from the operators to the converted function, with the closure of the original.
         freevars: The names in that closure.
-        falls_through: Functions in it whose end can be reached without a `return`.
+            falls_through: Functions in the code that can end without a `return`.
     """
 
     def __init__(self, make: types.FunctionType, freevars: tuple[str, ...], falls_through: frozenset[str]) -> None:
@@ -66,7 +66,7 @@ class _Factory:
         self._operators = _operators(falls_through)
 
     def __call__(self, function: types.FunctionType) -> Any:
-        """The converted form of a function with the code that this was made of."""
+        """Returns the converted form of a function that has this factory's code."""
         cells = dict(zip(self._freevars, function.__closure__ or (), strict=True))
         code = self._make.__code__
         closure = tuple(cells[name] for name in code.co_freevars)
@@ -75,7 +75,7 @@ class _Factory:
         old = function.__code__
         made.__code__ = made.__code__.replace(co_name=old.co_name, co_qualname=old.co_qualname)  # for tracebacks
         functools.update_wrapper(made, function)
-        del made.__wrapped__  # it would be called in place of this one
+        del made.__wrapped__  # AutoGraph would call it in place of this one
         return made
 
 
@@ -83,7 +83,7 @@ _factories: Final[dict[tuple[types.CodeType, str], _Factory]] = {}
 
 
 def _factory(function: types.FunctionType) -> _Factory:
-    key = (function.__code__, function.__code__.co_filename)  # equal code of two files has other lines
+    key = (function.__code__, function.__code__.co_filename)  # equal code of two files has other line numbers
     if key not in _factories:
         _factories[key] = _converted_code(function)
     return _factories[key]
@@ -109,7 +109,7 @@ def _converted_code(function: types.FunctionType) -> _Factory:
 
 
 def _located(nodes: Any, function: types.FunctionType) -> types.CodeType:
-    """The code of the new nodes, with the lines of the function's own file."""
+    """Compiles the converted nodes with the file name and line numbers of the original function."""
     nodes = list(nodes) if isinstance(nodes, (list, tuple)) else [nodes]
     source = parser.unparse(nodes, indentation="  ")
     origins = origin_info.create_source_map(nodes, source, "converted")
@@ -125,7 +125,7 @@ def _located(nodes: Any, function: types.FunctionType) -> types.CodeType:
 
 
 class _Transpiler(transpiler.GenericTranspiler):  # type: ignore[misc]
-    """Malt's passes over the nodes of one function."""
+    """Applies malt's passes to the nodes of one function."""
 
     def get_transformed_name(self, node: Any) -> str:
         return f"converted_{super().get_transformed_name(node)}"
@@ -135,7 +135,7 @@ class _Transpiler(transpiler.GenericTranspiler):  # type: ignore[misc]
 
 
 def _operators(falls_through: frozenset[str]) -> types.ModuleType:
-    """What converted code knows as ``ag__``."""
+    """Returns the module that converted code uses as ``ag__``."""
     module = types.ModuleType("ag__", "Operators of converted code.")
     scope_class = type("FunctionScope", (scope.FunctionScope,), {"falls_through": falls_through})
     names = {**vars(special_functions), **vars(defaults), **_OPERATORS, "FunctionScope": scope_class, "STD": _OPTIONS}
@@ -146,13 +146,13 @@ def _operators(falls_through: frozenset[str]) -> types.ModuleType:
 
 
 def _falls_through(node: ast.AST) -> frozenset[str]:
-    """The names of the functions in a tree whose end can be reached without a `return`."""
+    """Returns the names of the functions in a tree that can end without a `return`."""
     definitions = [one for one in ast.walk(node) if isinstance(one, ast.FunctionDef)]
     return frozenset(one.name for one in definitions if not _returns(one.body))
 
 
 def _returns(statements: list[ast.stmt]) -> bool:
-    """Whether a block of statements always returns or raises."""
+    """Returns whether a block of statements always returns or raises."""
     last = statements[-1] if statements else None
     if isinstance(last, ast.If):
         return _returns(last.body) and _returns(last.orelse)

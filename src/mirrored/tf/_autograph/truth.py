@@ -1,4 +1,4 @@
-"""Whether a condition is known while the program is traced, and logic on conditions that are not."""
+"""Truth of conditions: which ones are known while tracing, and logical operators on those that are not."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from mirrored.tf._tensors import as_tensor
 
 
 def truth(value: Any) -> bool | None:
-    """The truth of a condition; None if it is known only when the program runs."""
+    """Returns the truth of a condition; None if it is known only at run time."""
     if hasattr(type(value), "__jax_array__"):
         value = as_tensor(value)
     return known_bool(value) if isinstance(value, jax.Array) and is_tracer(value) else bool(value)
 
 
 def is_unknown(value: Any) -> bool:
-    """Whether a value is a tensor whose numbers are known only when the program runs."""
+    """Returns whether a value is a tensor whose elements are known only at run time."""
     return isinstance(value, jax.Array) and is_tracer(value) and (value.ndim > 0 or truth(value) is None)
 
 
 def not_(value: Any) -> Any:
-    """`not value`."""
+    """Evaluates `not value`."""
     known = truth(value)
     return jnp.logical_not(as_tensor(value)) if known is None else not value
 
 
 def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-    """`first() and second()`."""
+    """Evaluates `first() and second()`."""
     value = first()
     known = truth(value)
     if known is None:
@@ -41,7 +41,7 @@ def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
 
 
 def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-    """`first() or second()`."""
+    """Evaluates `first() or second()`."""
     value = first()
     known = truth(value)
     if known is None:
@@ -50,10 +50,10 @@ def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
 
 
 def eq(first: Any, second: Any) -> Any:
-    """`first == second`."""
+    """Evaluates `first == second`."""
     return first == second
 
 
 def not_eq(first: Any, second: Any) -> Any:
-    """`first != second`."""
+    """Evaluates `first != second`."""
     return first != second
