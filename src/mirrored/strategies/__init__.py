@@ -1,4 +1,4 @@
-"""Strategies: one program, N replicas in lock-step."""
+"""Strategies: run one program on N synchronous replicas."""
 
 from mirrored.strategies.context import ReplicaContext as ReplicaContext
 from mirrored.strategies.current import experimental_set_strategy as experimental_set_strategy

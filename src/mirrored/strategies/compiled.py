@@ -1,8 +1,9 @@
-"""Running a function on every replica inside a compiled program: one trace, one `shard_map`.
+"""Compiled runs: executes a function on every replica in one traced program, with one `shard_map`.
 
-The function is traced once per *local* replica (once, if replicas are not folded) into a body jaxpr. What it read from
-outside comes back among the body's constants and becomes an operand; what it assigned is proved to be equal on all
-replicas, or refused; then the body is bound with `shard_map(check_vma=False)`.
+1. The function is traced once per *local* replica into a body jaxpr. Without virtual replicas, that is once.
+2. Values that it reads from outside become constants of the body, and then operands of the program.
+3. The replication check verifies that values assigned to mirrored variables are replicated, or raises an error.
+4. The body is bound with `shard_map(check_vma=False)`.
 """
 
 from __future__ import annotations
@@ -44,16 +45,18 @@ if TYPE_CHECKING:
 
 
 def run_compiled(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, specs: OutSpecs) -> Any:
-    """One run inside a trace. Context: cross-replica, while a `function` is traced."""
+    """Traces one run into the current program. Context: cross-replica, while a `function` is traced."""
     return _Run(strategy, specs).result(fn, args, kwargs)
 
 
 @dataclasses.dataclass
 class _Output:
-    """One leaf of the result: a shared object, or the place of its components among the body's outputs.
+    """One leaf of the result: a shared object, or the position of its components among the body's outputs.
 
     Attributes:
-        replicated: Whether the components are declared equal.
+        shared: The object, if all replicas return the same one.
+        start: The position of the first component among the body's outputs; None for a shared object.
+        replicated: Whether `out_specs` declares the components equal.
     """
 
     shared: Any = None
@@ -98,11 +101,14 @@ class _Run:
         body = self._without_gradients(body)
         if self._fixed_order:
             body = outer_tape.with_fixed_order(body, self._runner, shapes, axes)
-        self._prove(body)
+        self._check_replicated(body)
         return self._bind(body)
 
     def _without_gradients(self, body: Body) -> Body:
-        """The body without the gradients among its outputs, of which losses that are averaged are warned."""
+        """Returns the body without its gradient outputs, and warns if they belong to a loss with a wrong scale.
+
+        Tracing appends the gradients that optimizers sum to the outputs, so that the loss scaling analysis finds them.
+        """
         count = len(body.jaxpr.outvars) - sum(len(gradients) for _, gradients in self._runner.summed)
         if count == len(body.jaxpr.outvars):
             return body
@@ -121,10 +127,10 @@ class _Run:
     ) -> list[Any]:
         runner = self._runner
         runner.base_trace = runner.store.base_trace = current_trace()
-        mine = list(leaves)
+        own = list(leaves)
         for i, place in enumerate(places):
-            mine[place] = runner.group(parts[i * self._local : (i + 1) * self._local])
-        args, kwargs = structures.unflatten(treedef, mine)
+            own[place] = runner.group(parts[i * self._local : (i + 1) * self._local])
+        args, kwargs = structures.unflatten(treedef, own)
         results = [structures.map_leaves(_as_passed, result) for result in runner.trace_replicas(fn, args, kwargs)]
         columns, self._out_treedef = structures.transpose(results, "Strategy.run")
         flat: list[Any] = []
@@ -142,17 +148,17 @@ class _Run:
         if not all(isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)) for leaf in column):
             raise StructureError(
                 "Strategy.run",
-                found=f"results of types {', '.join(type(leaf).__name__ for leaf in column)} in one place",
-                rule="inside a compiled function replicas return arrays, or the very same object",
+                found=f"results of types {', '.join(type(leaf).__name__ for leaf in column)} for one leaf",
+                rule="inside a compiled function, replicas return arrays, or all replicas return the same object",
                 remedy="return arrays of one shape on every replica, or run eagerly",
             )
         start = len(flat)
         flat.extend(column)
         return _Output(start=start, replicated=replicated)
 
-    # The proof
+    # Replication check
 
-    def _prove(self, body: Body) -> None:
+    def _check_replicated(self, body: Body) -> None:
         outvars = body.jaxpr.outvars
         first = len(outvars) - self._local * len(self._assigned)
         mirrored = [
@@ -229,11 +235,14 @@ class _Run:
         return self._finish(list(stacked), mirrored)
 
     def _in_rows(self, value: Any) -> bool:
-        """Whether a replicated operand or result crosses the border of the run as one row per device."""
+        """Returns whether a replicated operand or result enters or leaves the run as one row per device."""
         return self._fixed_order and outer_tape.has_gradient(value)
 
     def _operands(self, body: Body) -> tuple[list[Any], list[_Source]]:
-        """One operand per captured variable or outer value (a per-replica variable may give several constants)."""
+        """Returns one operand per captured variable or outer value, and the kind of each.
+
+        A per-replica variable can have several constants in the body, one per local replica, but is one operand.
+        """
         operands: list[Any] = []
         sources: list[_Source] = []
         places: dict[int, int] = {}
@@ -259,7 +268,7 @@ class _Run:
         return announce_read(variable, whole)
 
     def _sorted(self, outs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The body's flat outputs as stacked parts ``[local, ...]`` and mirrored values."""
+        """Splits the body's flat outputs into stacked components ``[local, ...]`` and replicated values."""
         local = self._local
         columns: list[Sequence[Any]] = []
         mirrored: list[Any] = []
@@ -278,7 +287,11 @@ class _Run:
         return self._stack(columns), mirrored
 
     def _stack(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """Stacks the components of each column, ``[local, ...]``; behind a fusion boundary if bits matter."""
+        """Stacks the components of each column, ``[local, ...]``.
+
+        If results must be bit-identical, each component is behind a fusion boundary. Otherwise XLA would fuse the stack
+        with the computation of the components, and their bits would depend on the number of local replicas.
+        """
         if self._strategy.cross_device_ops.as_written and self._device_assignment.num_replicas > 1:
             return stack_isolated(columns)
         return [jnp.stack(components) for components in columns]
@@ -316,12 +329,12 @@ class _Component:
     local: int | None
 
     def local_value(self, parts: Sequence[Any]) -> Any:
-        """From the operands of one device: a replicated value, or the local replicas' components."""
+        """Returns the constant's value from one device's operands, which hold lists of local components."""
         return parts[self.place] if self.local is None else parts[self.place][self.local]
 
 
 def _as_passed(leaf: Any) -> Any:
-    """An argument that a replica hands back, as it was passed to run."""
+    """Replaces the capture tracer of an argument that a replica returns unchanged by the argument itself."""
     is_passed = isinstance(leaf, CaptureTracer) and isinstance(leaf.source, Passed)
     return leaf.source.value if is_passed else leaf
 
@@ -346,7 +359,7 @@ def _warn_of_mean(called: str, mean: Mean, replicas: int) -> None:
     warnings.warn(
         f"{called} sums the gradients of {replicas} replicas, and the loss{where} is averaged over the {mean.size} "
         f"examples of one replica: the step is {replicas} times too large\n"
-        "  rule:   a replica's loss is its part of the mean over the global batch\n"
+        "  rule:   a replica's loss is its contribution to the mean over the global batch\n"
         "  remedy: loss = mirrored.losses.average_loss(per_example_losses), or divide the mean by "
         "get_strategy().num_replicas_in_sync",
         LossScaleWarning,

@@ -1,4 +1,4 @@
-"""The replica context: what code inside `run` knows of the other replicas, and how it meets them."""
+"""The replica context: replica ids, merges and collectives for code inside `run`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 
 
 class ReplicaContext:
-    """Given by `get_replica_context()` inside `Strategy.run`; also in force outside any strategy, with one replica.
+    """The view that code inside `Strategy.run` has of its replica and of the others.
+
+    `get_replica_context()` returns it inside `run`, and, with one replica, outside any strategy.
 
     Attributes:
-        local_index: Which of the session's replicas this is.
+        local_index: The index of this replica among the local replicas of the runner.
 
     TensorFlow: `tf.distribute.ReplicaContext`.
     """
@@ -44,15 +46,15 @@ class ReplicaContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
         return self._strategy.num_replicas_in_sync
 
     @property
     def replica_id_in_sync_group(self) -> Any:
-        """Which replica this is, from 0: an int in eager mode, a traced ``int32[]`` in compiled code.
+        """The index of this replica among all: an int in eager mode, a traced ``int32[]`` in compiled code.
 
-        In compiled code one program stands for several replicas, so a Python ``if`` cannot look at it: use `jnp.where`,
-        `jax.lax.cond`, or run eagerly.
+        In compiled code one program serves several replicas, so a Python ``if`` cannot use the index. Use `jnp.where`
+        or `jax.lax.cond`, or run eagerly.
         """
         runner = ambient().runner
         if runner is not None:
@@ -61,7 +63,7 @@ class ReplicaContext:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The device of this replica, as TensorFlow writes it (eager mode; the first one's in compiled code)."""
+        """The name of this replica's device, in TensorFlow's format. In compiled code, that of the first device."""
         device_assignment = self._strategy.device_assignment
         if device_assignment is None:
             device = jax.devices()[0]
@@ -70,41 +72,41 @@ class ReplicaContext:
         return (device_assignment.name_of(replica),)
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """Meets the other replicas: ``merge_fn(strategy, *args, **kwargs)`` runs once, in cross-replica context.
+        """Waits for the other replicas, then runs ``merge_fn(strategy, *args, **kwargs)`` once, cross-replica.
 
         Context: replica context.
 
         Args:
-            merge_fn: Gets the strategy and, for each argument, what the replicas passed: a per-replica value, or the
-                object itself where all passed the very same.
-            args: Positional arguments, structures of arrays and anything else.
+            merge_fn: Receives the strategy and the merged arguments. A merged argument is a per-replica value of what
+                the replicas passed, or the object itself if all replicas passed the same object.
+            args: Positional arguments: structures of arrays and of any other objects.
             kwargs: Keyword arguments.
 
         Returns:
-            What `merge_fn` returns; of per-replica values, this replica's component.
+            The result of `merge_fn`, with this replica's component of each per-replica value.
 
         Raises:
-            MergeError: Not all replicas call it, or the call sits under a JAX transform.
+            MergeError: Not all replicas call it, or the call is under a JAX transform.
         """
         self._check("merge_call")
         return call_merged(self, merge_fn, tuple(args), dict(kwargs or {}))
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        """Reduces `value` over all replicas; every replica gets the result.
+        """Reduces `value` over all replicas and returns the result on every replica.
 
         Context: replica context, eager or compiled.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, their names in any case, or a custom reduction.
             value: An array or a structure of arrays (one collective for all of them), equal in shape on all replicas.
-                None in a place where other replicas have an array (a gradient that this one lacks) counts as zeros.
-            options: Accepted for TensorFlow's sake.
+                If this replica has None where others have an array (a gradient that it lacks), it contributes zeros.
+            options: Accepted for compatibility with TensorFlow and ignored.
 
         Returns:
             The same structure. Its gradient is the `all_reduce` of the upstream gradient by the same operation.
 
         Raises:
-            ArgumentError: `reduce_op` is none.
+            ArgumentError: `reduce_op` is not a valid reduction.
             MergeError: Not all replicas call it.
         """
         self._check("all_reduce")
@@ -120,7 +122,8 @@ class ReplicaContext:
             mask = [None if isinstance(leaf, IndexedSlices) else leaf is not None for leaf in leaves]
             runner.side_inputs[self.local_index] = mask
             reduced = iter(run_merge(_all_reduction(runner, op), arrays))
-            # Under a transform the merge runs later, when the body is fused; None is None on all replicas then.
+            # Under a transform the merge runs later, when the body is fused, and leaves the side input here. Each leaf
+            # is then None on all replicas or on none.
             still_here = runner.side_inputs.pop(self.local_index, None)
             given = runner.side_results if still_here is None else [here is not False for here in still_here]
         results = [
@@ -130,7 +133,7 @@ class ReplicaContext:
         return structures.unflatten(treedef, results)
 
     def _all_rows(self, op: Any, rows: IndexedSlices) -> IndexedSlices:
-        """The rows of all replicas, one after the other; each counts a share of itself in a mean."""
+        """Returns the rows of all replicas, concatenated; for a mean, divided by the number of replicas."""
         check_sums_rows("ReplicaContext.all_reduce", op)
         values, indices = self.all_gather([rows.values, rows.indices], 0)
         return IndexedSlices(
@@ -138,17 +141,17 @@ class ReplicaContext:
         )
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
-        """Concatenates `value` of all replicas along `axis`; every replica gets the result.
+        """Concatenates `value` of all replicas along `axis` and returns the result on every replica.
 
         Context: replica context, eager or compiled. In eager mode the sizes along `axis` may differ.
 
         Args:
-            value: An array of at least one dimension, or a structure of such.
-            axis: Which dimension; may be negative.
-            options: Accepted for TensorFlow's sake.
+            value: An array with at least one dimension, or a structure of such arrays.
+            axis: The dimension; may be negative.
+            options: Accepted for compatibility with TensorFlow and ignored.
 
         Raises:
-            ArgumentError: A scalar, or an axis out of range.
+            ArgumentError: A value is a scalar, or the axis is out of range.
         """
         self._check("all_gather")
         leaves, treedef = structures.flatten(value, also=IndexedSlices)
@@ -179,14 +182,14 @@ class ReplicaContext:
             raise ContextError(
                 f"ReplicaContext.{called}",
                 found="the context of another strategy's replica",
-                rule="a replica context is used by the replica that it was given to",
-                remedy="call get_replica_context() where you are",
+                rule="a replica context can be used only by the replica that obtained it",
+                remedy="call get_replica_context() in the function that uses it",
             )
         if (here is None and self._strategy.device_assignment is not None) or (several and ambient().runner is None):
             raise ContextError(
                 f"ReplicaContext.{called}",
                 found="it was called outside its run",
-                rule="replicas meet while they run",
+                rule="merges and collectives are possible only while all replicas run",
                 remedy="call get_replica_context() inside the function given to strategy.run",
             )
 
@@ -218,24 +221,25 @@ def _all_reduction(runner: ReplicaRunner, op: Any) -> Merge:
 def _columns(
     payloads: Sequence[Sequence[Any]], masks: Sequence[Sequence[bool | None]]
 ) -> tuple[list[list[Any]], list[bool]]:
-    """The components of each leaf that any replica has, with zeros for None, and which leaves those are.
+    """Returns the components of each leaf that any replica has, with zeros for None, and which leaves those are.
 
     Args:
         payloads: Each replica's arrays.
-        masks: For each leaf of each replica whether it is an array; None for rows, which are brought together apart.
+        masks: For each leaf of each replica, whether it is an array. None marks IndexedSlices, which are gathered
+            separately.
     """
     if len({len(mask) for mask in masks}) > 1:
         raise StructureError(
             "ReplicaContext.all_reduce",
             found=f"structures of {', '.join(str(len(mask)) for mask in masks)} leaves on the replicas",
-            rule="all replicas reduce values of one structure; None stands for a value that one of them lacks",
-            remedy="give all replicas the same list of gradients, and None where one has none",
+            rule="all replicas reduce values of the same structure, with None for a value that a replica lacks",
+            remedy="pass the same list of gradients on all replicas, with None for a missing gradient",
         )
     arrays = [iter(payload) for payload in payloads]
     columns: list[list[Any]] = []
     given: list[bool] = []
     for leaf in zip(*masks, strict=True):
-        components = [next(mine) if here else None for mine, here in zip(arrays, leaf, strict=True)]
+        components = [next(array) if here else None for array, here in zip(arrays, leaf, strict=True)]
         like = next((component for component in components if component is not None), None)
         given.append(like is not None)
         if like is not None:
@@ -244,7 +248,7 @@ def _columns(
 
 
 def check_others(called: str, payloads: Sequence[Sequence[Any]], axis: int) -> None:
-    """Refuses to concatenate arrays that differ in another dimension, or in their number of dimensions."""
+    """Raises ArgumentError if arrays differ in rank or in a dimension other than `axis`."""
     for arrays in zip(*payloads, strict=True):
         shapes = [tuple(array.shape) for array in arrays]
         rest = {shape[: axis % len(shape)] + shape[axis % len(shape) + 1 :] for shape in shapes}
@@ -252,18 +256,18 @@ def check_others(called: str, payloads: Sequence[Sequence[Any]], axis: int) -> N
             raise ArgumentError(
                 called,
                 found=f"axis={axis} for values of shapes {', '.join(map(str, shapes))}",
-                rule="replicas' values agree in all dimensions but the gathered one",
+                rule="the replicas' values have equal sizes in all dimensions except the gathered one",
                 remedy="pad the values that differ in other dimensions",
             )
 
 
 def check_axis(called: str, array: Any, axis: int) -> None:
-    """Refuses to gather scalars, or along a dimension that is not there."""
+    """Raises ArgumentError if `array` is a scalar or has no dimension `axis`."""
     if -array.ndim <= axis < array.ndim:
         return
     raise ArgumentError(
         called,
         found=f"axis={axis} for a value of shape {array.shape}",
         rule="values are concatenated along one of their dimensions; a scalar has none",
-        remedy="give a value of shape [1, ...] (value[None]) and an axis within its dimensions",
+        remedy="pass a value of shape [1, ...] (value[None]) and an axis within its dimensions",
     )

@@ -1,4 +1,4 @@
-"""Where am I? The current strategy and context."""
+"""The current strategy and the current context."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _default_context = ReplicaContext(_default, 0, 0)
 
 
 def get_strategy() -> Strategy:
-    """The strategy whose scope (or run) surrounds this call; outside of any, the default strategy with one replica.
+    """Returns the strategy of the enclosing scope or run; outside both, the default strategy with one replica.
 
     Context: any. TensorFlow: `tf.distribute.get_strategy`.
     """
@@ -25,7 +25,7 @@ def get_strategy() -> Strategy:
 
 
 def has_strategy() -> bool:
-    """Whether a strategy other than the default one is current.
+    """Returns whether a strategy other than the default one is current.
 
     Context: any. TensorFlow: `tf.distribute.has_strategy`.
     """
@@ -33,7 +33,7 @@ def has_strategy() -> bool:
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """The replica context inside `run` (and outside any strategy), None in cross-replica context.
+    """Returns the replica context inside `run` or outside any strategy, or None in cross-replica context.
 
     Context: any. TensorFlow: `tf.distribute.get_replica_context`.
     """
@@ -44,7 +44,7 @@ def get_replica_context() -> ReplicaContext | None:
 
 
 def in_cross_replica_context() -> bool:
-    """Whether this code sees all replicas at once: in `scope()` but not in `run`, or in a merge.
+    """Returns whether the caller is in cross-replica context: in `scope()` but not in `run`, or in a merge.
 
     Context: any. TensorFlow: `tf.distribute.in_cross_replica_context`.
     """
@@ -52,10 +52,10 @@ def in_cross_replica_context() -> bool:
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:
-    """Makes `strategy` the current one until further notice; None ends that.
+    """Makes `strategy` the current strategy for all code outside a scope. None restores the default strategy.
 
     Raises:
-        ContextError: Inside a scope or run.
+        ContextError: The call is inside a scope or run.
 
     TensorFlow: `tf.distribute.experimental_set_strategy`.
     """
@@ -64,7 +64,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         raise ContextError(
             "experimental_set_strategy",
             found=f"it was called in the scope of {here.strategies[-1]!r}",
-            rule="it sets the strategy for code outside any scope",
+            rule="it sets the strategy for code outside any scope, so it must be called there",
             remedy="leave the scope first",
         )
     framework_bridges.end_watching(_set_globally.finder)
@@ -77,7 +77,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
 
 
 class _SetGlobally:
-    """What `experimental_set_strategy` has set, and what connects the frameworks that are imported from then on."""
+    """The strategy that `experimental_set_strategy` has set, and the import hook that connects other frameworks."""
 
     strategies: tuple[Any, ...] = ()
     finder: framework_bridges.Finder | None = None

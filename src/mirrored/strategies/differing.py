@@ -1,7 +1,7 @@
-"""Variables that the replicas of a run would make differ, or that eager and compiled runs would.
+"""Errors and warnings for assignments that would make replicas, or eager and compiled runs, diverge.
 
-A variable made outside of any scope has no copies. In an eager run, as in TensorFlow, the replicas assign it one after
-another; in a compiled run they run at once, and all must assign one value.
+A variable that was created outside any scope has no copies. In an eager run, as in TensorFlow, the replicas assign it
+one after another. In a compiled run, they run at the same time, so all must assign the same value.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from mirrored.errors import OutOfScopeWarning, ReplicaDivergenceError
 
 
 def would_differ(variable: Any, where: Iterable[str], how: str) -> ReplicaDivergenceError:
-    """The error.
+    """Returns the error for an assignment that would make the replicas' values of a variable diverge.
 
     Args:
-        variable: A mirrored variable, or one that was made outside of any scope.
-        where: The lines that assigned it, empty for a replica that did not.
+        variable: A mirrored variable, or one that was created outside any scope.
+        where: The line where each replica assigned it; empty for a replica that did not.
         how: What differs, as the end of a sentence.
     """
     lines = ", ".join(sorted({line for line in where if line})) or "one replica only"
@@ -33,12 +33,12 @@ def would_differ(variable: Any, where: Iterable[str], how: str) -> ReplicaDiverg
 
 
 def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: int) -> None:
-    """Warns that a compiled run computes a variable's new value from its old one once, not once per replica.
+    """Warns that a compiled run updates a variable from its old value once, not once per replica.
 
     Args:
-        variable: One that was made outside of any scope.
+        variable: A variable that was created outside any scope.
         where: The lines that assigned it.
-        replicas: How many replicas the run has.
+        replicas: The number of replicas of the run.
     """
     lines = ", ".join(sorted({line for line in where if line}))
     warnings.warn(
@@ -55,8 +55,8 @@ def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: in
 _REDUCE = "reduce it first (get_replica_context().all_reduce(ReduceOp.MEAN, value))"
 _MIRRORED = (
     "mirrored variable",
-    "a mirrored variable is equal on all replicas at all times; a value that depends on a replica's share of the "
-    "batch, its id or its own state is not, until it is reduced",
+    "a mirrored variable is equal on all replicas at all times; a value that depends on the per-replica batch, "
+    "on the replica id or on per-replica state must be reduced first",
     f"{_REDUCE}, create the variable with aggregation=VariableAggregation.MEAN, or make it sync-on-read "
     "(synchronization=VariableSynchronization.ON_READ)",
 )

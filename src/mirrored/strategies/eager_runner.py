@@ -1,6 +1,6 @@
-"""Running a function on every replica at once, for real: each replica in turn, on its own device.
+"""Eager runs: executes a function on every replica in Python, one replica after another, each on its own device.
 
-Print, pdb, Python branches and shapes that differ between replicas all work here.
+`print`, `pdb`, Python branches, and shapes that differ between replicas all work in an eager run.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ carry(lambda: excuse)
 
 
 class EagerRunner(ReplicaRunner):
-    """All replicas of a strategy on this process, run one after another between merges.
+    """Runs the replicas of a strategy on this process, one after another between merges.
 
-    Of several processes each runs its own replicas; a merge is a compiled collective that all of them issue in the same
-    order.
+    With several processes, each process runs its own replicas. A merge is then a compiled collective, which all
+    processes must issue in the same order.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -73,12 +73,14 @@ class EagerRunner(ReplicaRunner):
             split=self.reduced_component,
         )
         self._lockstep = LockStep("Strategy.run")
-        # Components of plain values that were handed to replicas, with the value: handed back by all, it is that value
-        # again.
-        self._handed: dict[int, tuple[Any, Any]] = {}
-        # Replicas' own components, though replicas of one device may hold the very same array.
+        # Provenance: the per-device copy of an outer value that a replica received -> that value. If all replicas
+        # return their copies, the result is the outer value itself, not a new per-replica value.
+        self._outer_by_copy: dict[int, tuple[Any, Any]] = {}
+        # Components that belong to one replica, although virtual replicas of one device may hold the same array object.
+        # Object identity alone would make them look shared.
         self._separated: dict[int, Any] = {}
-        # Of several processes: values that came from outside, and so are the same on all of them.
+        # With several processes: values from outside the run, which are equal on all processes. Keeping the objects
+        # keeps their ids valid.
         self._outer: dict[int, Any] = {}
         self._spans = self.device_assignment.spans_processes
         self._uneven = False
@@ -86,13 +88,13 @@ class EagerRunner(ReplicaRunner):
     def run_replicas(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, specs: OutSpecs | None = None
     ) -> Any:
-        """Runs ``fn`` once per replica, in lock-step; results regrouped."""
+        """Runs ``fn`` once per local replica, in lock-step, and returns one structure of cross-replica values."""
 
         def body(replica: int) -> Callable[[], Any]:
             def call() -> Any:
-                mine = structures.map_leaves(lambda leaf: self.component(leaf, replica), (tuple(args), kwargs))
+                own = structures.map_leaves(lambda leaf: self.component(leaf, replica), (tuple(args), kwargs))
                 with jax.default_device(self._device_of(replica)), jit_key.for_replica(self.trace_key(replica)):
-                    return fn(*mine[0], **mine[1])
+                    return fn(*own[0], **own[1])
 
             return call
 
@@ -107,7 +109,7 @@ class EagerRunner(ReplicaRunner):
                 results = self._lockstep.run([body(replica) for replica in replicas], contexts)
             finally:
                 self._lockstep = previous
-        # Inside a merge the tracers are those of a replica's tape, which differentiates the merge as one operation.
+        # A run inside a merge may return tracers: those of a replica's tape, which records the merge as one operation.
         if is_outermost and len(self.device_assignment.devices) > 1:
             _refuse_differentiated(results)
         if specs is not None and specs.is_given:
@@ -115,7 +117,7 @@ class EagerRunner(ReplicaRunner):
         return structures.regroup(results, "Strategy.run", self.group, is_shared=self.is_shared)
 
     def _declared(self, results: Sequence[Any], specs: OutSpecs) -> Any:
-        """One structure from one result per replica; what is declared replicated is compared, and one array."""
+        """Merges one result per replica by `out_specs`: verifies that declared leaves are equal, as one array each."""
         columns, treedef = structures.transpose(results, "Strategy.run")
         leaves: list[Any] = []
         for place, (components, equal) in enumerate(zip(columns, specs.replicated(results[0]), strict=True)):
@@ -142,25 +144,25 @@ class EagerRunner(ReplicaRunner):
         return self._whole([jnp.asarray(value) for value in values])
 
     def commit(self) -> None:
-        """Moves what the replicas assigned into the variables: all of it, or nothing."""
+        """Commits the staged assignments of the replicas to the variables' storage: all of them or none."""
         entries = list(self.store.staged.values())
         wholes = [self.store.whole(entry.variable) for entry in entries]
         if self._spans:
             self._check_workers(entries)
         values = [self._stored(entry.variable, whole) for entry, whole in zip(entries, wholes, strict=True)]
         for entry in entries:
-            entry.variable.mark_shared()  # the replicas may have handed the new values out
+            entry.variable.mark_shared()  # user code may hold the new values, so no step may donate their buffers
         store_all([entry.variable for entry in entries], values)
 
     def _stored(self, variable: Any, whole: Any) -> Any:
-        """A whole value in the form in which the variable stores it."""
+        """Returns a whole value with the sharding in which the variable stores it."""
         if variable.device_assignment is None:
             return uncommitted(whole)
         if variable.per_replica:
             return jax.device_put(whole, self.device_assignment.sharded)
         return placed(whole, self.device_assignment, per_replica=False)
 
-    # Session
+    # ReplicaRunner
 
     def trace_key(self, local: int) -> Hashable:
         return self.device_assignment.num_replicas, self.device_assignment.addressable_replicas[local]
@@ -175,13 +177,13 @@ class EagerRunner(ReplicaRunner):
         if _has_recorded(arrays):
             if self._spans:
                 return [parts[0] for parts in all_reduce_recorded(self._reduce_apart, op, arrays)]
-            # A tape outside `run` records the reduction: one device, ordinary operations.
+            # A tape outside `run` records the reduction as ordinary operations, so it runs on one device.
             near = [[self._near(component) for component in components] for components in arrays]
             reduced = algorithm.reduce_arrays(op, near, Group(axis=None, devices=1, local=self.num_local))
             return [on_all_devices(whole, self.device_assignment) for whole in reduced]
         if self._spans:
-            # All workers bring the same shapes, or none of them starts a collective.
-            self._agree(f"reduce {op!r} of {', '.join(_described(components[0]) for components in arrays)}")
+            # Workers compare operations and shapes first: a mismatched collective would deadlock.
+            self._check_same_call(f"reduce {op!r} of {', '.join(_described(components[0]) for components in arrays)}")
         stacked = [stack_components(components, self.device_assignment) for components in arrays]
         return reduce_stacked(algorithm, op, stacked, self.device_assignment)
 
@@ -197,7 +199,7 @@ class EagerRunner(ReplicaRunner):
         return [[self.reduced_component(part, k) for k, part in enumerate(parts)] for parts in results]
 
     def _reduce_apart(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """The results of concrete arrays, on each local replica's device."""
+        """Reduces concrete arrays, with a result on each local replica's device."""
         wholes = self.reduce(op, arrays)
         return [[_own_view(whole, self._device_of(k)) for k in range(self.num_local)] for whole in wholes]
 
@@ -212,7 +214,7 @@ class EagerRunner(ReplicaRunner):
         return [gather_across(components, axis, self.device_assignment) for components in arrays]
 
     def group(self, components: Sequence[Any]) -> Any:
-        wholes = [self._handed.get(id(component), (None, None))[1] for component in components]
+        wholes = [self._outer_by_copy.get(id(component), (None, None))[1] for component in components]
         if wholes[0] is not None and structures.identical(wholes) and id(components[0]) not in self._separated:
             return wholes[0]
         value = PerReplica(components, self.device_assignment)
@@ -222,13 +224,13 @@ class EagerRunner(ReplicaRunner):
     def is_shared(self, components: Sequence[Any]) -> bool:
         if not structures.identical(components) or id(components[0]) in self._separated:
             return False
-        # What the replicas of this process share need not be what those of the others have.
+        # Data that the replicas of this process share may differ on other processes, unless it came from outside.
         return not self._spans or not isinstance(components[0], _DATA) or id(components[0]) in self._outer
 
     def component(self, value: Any, local: int) -> Any:
         if isinstance(value, PerReplica):
             if value.is_stacked and is_tracked(value.first()):
-                # The components are buffers of the array, which a tape that watches it does not know.
+                # A tape that watches the stacked array records indexing, but does not know the component buffers.
                 return jax.device_put(value.first()[local], self._device_of(local))
             return value.values[local]
         if isinstance(value, Mirrored):
@@ -239,7 +241,7 @@ class EagerRunner(ReplicaRunner):
             return value
         moved = self._moved(value, self._device_of(local))
         if moved is not value:
-            self._handed[id(moved)] = (moved, value)
+            self._outer_by_copy[id(moved)] = (moved, value)
         return moved
 
     def reduced_component(self, value: Any, local: int) -> Any:
@@ -247,7 +249,7 @@ class EagerRunner(ReplicaRunner):
         return self._separate(self._moved(value, device) if _is_recorded(value) else _own_view(value, device))
 
     def _before(self, variable: Any, local: int) -> Any:
-        """A replica's component of a variable as it was before the run; all of a plain one."""
+        """Returns a replica's component of a variable from before the run; for a plain variable, its whole value."""
         if variable.device_assignment is None:
             return self.component(variable.stored(), local)
         return self._separate(variable.stored_component(local))
@@ -259,11 +261,11 @@ class EagerRunner(ReplicaRunner):
     def _device_of(self, local: int) -> jax.Device:
         return self.device_assignment.device_of(self.device_assignment.addressable_replicas[local])
 
-    def _agree(self, question: str) -> None:
+    def _check_same_call(self, question: str) -> None:
         host_allgather("Strategy.run", f"{question} (in an eager run)")
 
     def _check_workers(self, entries: Sequence[StagedAssignment]) -> None:
-        """Refuses mirrored variables that would differ between processes."""
+        """Raises an error if the new value of a mirrored variable differs between processes."""
         mirrored = [entry.variable for entry in entries if not entry.variable.per_replica]
         check_equal(
             "Strategy.run",
@@ -296,15 +298,15 @@ class EagerRunner(ReplicaRunner):
         return self._whole(components)
 
     def _whole(self, components: Sequence[Any]) -> Any:
-        """The replicated array of equal components, each on its replica's device."""
+        """Assembles equal components, each on its replica's device, into a replicated array without a copy."""
         firsts = components[:: self.device_assignment.local]
-        mine = self.device_assignment.addressable_devices
-        placed = [jax.device_put(one, device) for one, device in zip(firsts, mine, strict=True)]
+        devices = self.device_assignment.addressable_devices
+        placed = [jax.device_put(one, device) for one, device in zip(firsts, devices, strict=True)]
         return jax.make_array_from_single_device_arrays(np.shape(firsts[0]), self.device_assignment.replicated, placed)
 
 
 def _refuse_differentiated(results: Sequence[Any]) -> None:
-    """Refuses `jax.grad` around an eager run: JAX would add up cotangents that lie on different devices.
+    """Raises an error for `jax.grad` around an eager run: JAX cannot add cotangents on different devices.
 
     Raises:
         TransformError: A result is a tracer of such a transform.
@@ -313,7 +315,7 @@ def _refuse_differentiated(results: Sequence[Any]) -> None:
         raise TransformError(
             "Strategy.run",
             found="jax.grad, jax.vjp or jax.jvp around an eager run on several devices",
-            rule="the replicas of an eager run compute on devices of their own, and JAX adds up no cotangents of "
+            rule="the replicas of an eager run compute on their own devices, and JAX cannot add cotangents on "
             "different devices",
             remedy="record with mirrored.GradientTape, compile the whole step with mirrored.function, or call jax.grad "
             "inside the function given to run",
@@ -326,7 +328,7 @@ def _described(component: Any) -> str:
 
 
 def _own_view(value: jax.Array, device: jax.Device) -> jax.Array:
-    """The copy of a replicated array on one device."""
+    """Returns the copy of a replicated array on one device."""
     if len(value.sharding.device_set) == 1:
         return value.addressable_data(0) if value.device == device else jax.device_put(value, device)
     return next((shard.data for shard in value.addressable_shards if shard.device == device), value)
@@ -359,14 +361,14 @@ def _check_equal(variable: Any, components: Sequence[Any], where: Sequence[str])
 
 
 def _is_uneven(leaf: Any) -> bool:
-    """Whether replicas get different numbers of rows."""
+    """Returns whether the per-replica batches have different numbers of rows."""
     if not isinstance(leaf, PerReplica) or leaf.is_stacked:
         return False
     return leaf.component_shape is None and len({np.shape(one)[:1] for one in leaf.values}) > 1
 
 
 def run_eager(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, specs: OutSpecs) -> Any:
-    """One eager run: all that the replicas assign is kept if it ends well, and dropped otherwise."""
+    """Executes one eager run. Commits all assignments of the replicas if it succeeds, and discards them otherwise."""
     runner = EagerRunner(strategy)
     here, trace = ambient(), current_trace()
     try:
@@ -377,36 +379,36 @@ def run_eager(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], k
             with within(runner=runner):
                 runner.commit()
     finally:
-        # An exception that a signal handler raises may leave context managers open.
+        # An exception that a signal handler raises may skip the exits of context managers.
         thread.current = here
         put_trace(trace)
     return result
 
 
 def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
-    """One eager run of one replica, on the variables' storage: what it assigned is undone if it does not end well."""
+    """Executes one eager run of one replica, directly on the variables' storage. Undoes assignments if it fails."""
     here, trace = ambient(), current_trace()
     try:
         with turn():
             return or_undone(lambda: fn(*args, **kwargs))
     finally:
-        # An exception that a signal handler raises may leave context managers open.
+        # An exception that a signal handler raises may skip the exits of context managers.
         thread.current = here
         put_trace(trace)
 
 
 def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
-    """One replica as a part of what surrounds it: of a trace, of another run, or of no strategy."""
+    """Runs one replica as part of its surroundings: a trace, another run, or no strategy."""
     return fn(*args, **kwargs)
 
 
 def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, specs: OutSpecs) -> Any:
-    """A run inside a merge of another: the same replicas, the same staged values."""
+    """Executes a run inside a merge of another run, with the same replicas and the same staged values."""
     if specs.is_given:
         raise ContextError(
             "Strategy.run",
             found="out_specs in a run inside merge_call",
-            rule="what is equal on all replicas is declared where the results leave the outermost run",
+            rule="only the outermost run can declare which of its results are replicated",
             remedy="omit out_specs here, or reduce the result: strategy.reduce(ReduceOp.MEAN, result, axis=None)",
         )
     runner: Any = ambient().runner

@@ -1,4 +1,4 @@
-"""`StrategyExtended`: the lower-level half of a strategy, for merge functions and library code."""
+"""`StrategyExtended`: the lower-level methods of a strategy, for merge functions and library code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class StrategyExtended:
-    """What `strategy.extended` offers, to be used in cross-replica context, often inside `merge_call`.
+    """The lower-level methods of a strategy, as `strategy.extended`. Called in cross-replica context, often in a merge.
 
     Example:
         >>> import mirrored as mr
@@ -45,25 +45,25 @@ class StrategyExtended:
     # Reductions
 
     def reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any = None) -> Any:
-        """Reduces a per-replica value; the result is on every replica, wherever `destinations` are.
+        """Reduces a per-replica value. The result is on every replica, whatever `destinations` are.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, a `VariableAggregation` of that name, or a custom reduction.
-            value: A per-replica value, or a structure of such.
-            destinations: A variable, a value, or a device name: accepted, since a result lives on all replicas anyway.
-            options: Accepted for TensorFlow's sake.
+            value: A per-replica value, or a structure of per-replica values.
+            destinations: A variable, a value or a device name. It does not change where the result is: on all replicas.
+            options: Accepted for compatibility with TensorFlow and ignored.
         """
         refuse_in_replica("extended.reduce_to")
         reduced = reducing.reduce_structure(self._strategy, reduce_op, value, None, "StrategyExtended.reduce_to")
         return self._delivered(value, reduced, destinations)
 
     def _delivered(self, value: Any, reduced: Any, destinations: Any) -> Any:
-        """A result as its destinations have it: plain on one device, mirrored on all."""
+        """Returns a result in the form for its destinations: a plain value for one device, else a mirrored value."""
         if isinstance(destinations, str):
             return reduced
         given, _ = structures.flatten(value, also=IndexedSlices)
         results, treedef = structures.flatten(reduced, also=IndexedSlices)
-        # A value that was the same everywhere already stays what it is.
+        # A value that was already replicated is returned unwrapped.
         wrapped = [
             self._mirrored(result) if isinstance(leaf, DistributedValues) else result
             for leaf, result in zip(given, results, strict=True)
@@ -73,7 +73,7 @@ class StrategyExtended:
     def batch_reduce_to(
         self, reduce_op: Any, value_destination_pairs: Sequence[tuple[Any, Any]], options: Any = None
     ) -> list[Any]:
-        """`reduce_to` for many values at once: one collective for all of them."""
+        """Reduces many values as `reduce_to` does, with one collective for all of them."""
         refuse_in_replica("extended.batch_reduce_to")
         values = [value for value, _ in value_destination_pairs]
         reduced = reducing.reduce_structure(self._strategy, reduce_op, values, None, "StrategyExtended.batch_reduce_to")
@@ -81,7 +81,7 @@ class StrategyExtended:
         return [self._delivered(value, result, destinations) for (value, destinations), result in pairs]
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """The same value on all replicas."""
+        """Returns a mirrored value: `tensor` on all replicas."""
         return self._mirrored(tensor)
 
     def _mirrored(self, value: Any) -> Any:
@@ -94,19 +94,18 @@ class StrategyExtended:
     ) -> Any:
         """Calls ``fn(var, *args, **kwargs)`` to update a variable on all replicas.
 
-        Context: cross-replica. A mirrored variable is updated once for all replicas, since its copies are one variable;
-        of a sync-on-read variable every replica updates its own component, as in `run`. In replica context `fn` is just
-        called.
+        Context: cross-replica. A mirrored variable is updated once for all replicas. For a sync-on-read variable, every
+        replica updates its own component, as in `run`. In replica context, `fn` is called directly.
 
         Args:
             var: The variable.
-            fn: Assigns it. Mirrored arguments arrive as their value.
+            fn: A function that assigns it. It receives the plain values of mirrored arguments.
             args: Positional arguments.
             kwargs: Keyword arguments.
-            group: False returns what `fn` returned once per replica, as a tuple; True returns it as one.
+            group: Whether to return one result. False: a tuple with one result per replica.
 
         Raises:
-            ArgumentError: `var` is no variable of this strategy.
+            ArgumentError: `var` is not a variable of this strategy.
         """
         if not isinstance(var, Variable) or (
             self._strategy.device_assignment is not None and var.strategy is not self._strategy
@@ -114,20 +113,20 @@ class StrategyExtended:
             raise ArgumentError(
                 "StrategyExtended.update",
                 found=f"{var!r}",
-                rule="a strategy updates variables made in its scope",
+                rule="a strategy updates only variables that were created in its scope",
                 remedy="create the variable inside `with strategy.scope():`",
             )
         if var.per_replica and ambient().replica is None:
             results = self._strategy.run(fn, args=(var, *args), kwargs=kwargs)
             return results if group else self._strategy.experimental_local_results(results)
-        mine = structures.map_leaves(
+        own = structures.map_leaves(
             lambda leaf: leaf.value if isinstance(leaf, Mirrored) else leaf, (tuple(args), kwargs or {})
         )
-        result = self._cross_replica(lambda: fn(var, *mine[0], **mine[1]))
+        result = self._cross_replica(lambda: fn(var, *own[0], **own[1]))
         return result if group else (result,) * len(self.worker_devices)
 
     def _cross_replica(self, call: Callable[[], Any]) -> Any:
-        """What `call` gives, made in this strategy's cross-replica context (or in the replica that asks)."""
+        """Runs `call` in this strategy's cross-replica context, or directly if the caller is in replica context."""
         here = ambient()
         if here.replica is not None or here.strategies[-1:] == (self._strategy,):
             return call()
@@ -151,40 +150,40 @@ class StrategyExtended:
         return v.read_value()
 
     def value_container(self, value: Any) -> Any:
-        """The variable that a component belongs to, or `value` itself."""
+        """Returns the variable that a component belongs to, or `value` itself."""
         return getattr(value, "container", value)
 
     def variable_created_in_scope(self, v: Any) -> bool:
-        """Whether `v` was made in this strategy's scope."""
+        """Returns whether `v` was created in this strategy's scope."""
         return isinstance(v, Variable) and v.strategy is self._strategy
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
-        """Variables made inside live where `colocate_with_variable` does: on all replicas of this strategy.
+        """Creates variables on the devices of `colocate_with_variable`: on all replicas of this strategy.
 
         Raises:
-            ArgumentError: It is no variable of this strategy.
+            ArgumentError: `colocate_with_variable` is not a variable of this strategy.
         """
         container = self.value_container(colocate_with_variable)
         if not self.variable_created_in_scope(container):
             raise ArgumentError(
                 "StrategyExtended.colocate_vars_with",
                 found=f"{colocate_with_variable!r}",
-                rule="variables are colocated with variables of the same strategy",
-                remedy="give a variable made inside `with strategy.scope():`",
+                rule="variables can only be colocated with variables of the same strategy",
+                remedy="pass a variable that was created inside `with strategy.scope():`",
             )
         with self._strategy.scope():
             yield
 
     def non_slot_devices(self, var_list: Any) -> Any:
-        """Where variables that belong to no other live: on all replicas' devices."""
+        """Returns the devices of variables that are not optimizer slots: those of all replicas."""
         return self.parameter_devices
 
-    # Places
+    # Devices
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """One device name per replica of this worker, as TensorFlow writes them."""
+        """One device name per replica of this worker, in TensorFlow's format."""
         device_assignment = self._strategy.device_assignment
         if device_assignment is None:
             device = jax.devices()[0]
@@ -193,32 +192,32 @@ class StrategyExtended:
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """Where variables live: on every replica."""
+        """The devices of variables: those of every replica."""
         return self.worker_devices
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """Whether all replicas need equal shapes: no, steps with unequal ones run eagerly."""
+        """Whether all replicas need equal shapes. Always False: steps with unequal shapes run eagerly."""
         return False
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether each worker runs its own program: with a cluster, even of one."""
+        """Whether each worker runs its own program. True with a cluster, even of one worker."""
         return self._strategy.cluster_resolver is not None
 
     @property
     def experimental_should_init(self) -> bool:
-        """Whether this process initialises variables: each does its own."""
+        """Whether this process initialises variables. Always True: each process initialises its own."""
         return True
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints: the first of several workers does."""
+        """Whether this process writes checkpoints. True for the first worker only."""
         return self._is_chief
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process writes summaries: the first of several workers does."""
+        """Whether this process writes summaries. True for the first worker only."""
         return self._is_chief
 
     @property

@@ -1,9 +1,9 @@
-"""Fusing the local replicas' loops, branches and calls that contain collectives, once a body has been traced.
+"""Fuses the local replicas' loops, branches and calls that contain collectives, after a body has been traced.
 
-The local replicas of a device are traced one after the other. A `scan` in which each of them reduces something is in
-the body once for each of them, with its own half of every collective (`mirrored._jax.local_collectives`). Here they
-become one `scan` over the carries of all, in whose body the halves meet. What fuses is what stands at the same place of
-each replica's program.
+The local replicas of a device are traced one after another. If each of them reduces something in a `scan`, the body
+contains one `scan` per local replica, each with that replica's part of the collective
+(`mirrored._jax.local_collectives`). Fusing replaces them by one `scan` over the carries of all local replicas, whose
+body contains the whole collective. Equations at the same position in each replica's program are fused.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 _Values = list[Any]
 _Walk = Generator[tuple[Any, _Values], _Values, _Values]
-"""Evaluates one replica's jaxpr; stops at each equation that contains a collective, and is sent its results."""
+"""Evaluates one replica's jaxpr. Yields each equation that contains a collective, and receives its results."""
 
 
 def fuse(body: Staged, runner: TracingRunner, axes: Sequence[tuple[str, int]]) -> Staged:
-    """The body with one equation for those of all local replicas that contain collectives.
+    """Returns the body with each group of corresponding equations that contain collectives fused into one equation.
 
     Raises:
-        MergeError: The local replicas' programs do not contain the same ones.
+        MergeError: The local replicas' programs do not contain the same collectives.
     """
     if not any(local_replica_of(eqn) is not None for eqn in body.jaxpr.eqns):
         return body
@@ -58,7 +58,7 @@ class _Body:
         self._count = runner.num_local
 
     def run(self, jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) -> _Values:
-        """Evaluates the body. Equations to be fused wait until those of all replicas have their operands."""
+        """Evaluates the body. A group to be fused is deferred until the operands of all its equations are known."""
         known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *inputs), strict=True))
         groups = self._groups(jaxpr)
         group_of = {id(eqn): group for group in groups for eqn in group}
@@ -68,7 +68,7 @@ class _Body:
             for eqn in pending:
                 group = group_of.get(id(eqn), (eqn,))
                 if eqn.outvars and all(var in known for var in eqn.outvars):
-                    continue  # done with its group
+                    continue  # evaluated with its group
                 if not all(_is_known(known, atom) for one in group for atom in one.invars):
                     later.append(eqn)
                     continue
@@ -77,12 +77,12 @@ class _Body:
                 for one, values in zip(group, results, strict=True):
                     known.update(zip(one.outvars, values, strict=True))
             if len(later) == len(pending):
-                raise _unequal(later[0], "they wait for each other")
+                raise _unequal(later[0], "the reductions of different replicas depend on each other's results")
             pending = later
         return [_read(known, atom) for atom in jaxpr.outvars]
 
     def _groups(self, jaxpr: Any) -> list[tuple[Any, ...]]:
-        """The equations to be fused: the first of each replica, the second of each, ..."""
+        """Returns the groups of equations to be fused: the first of each replica, the second of each, ..."""
         by_replica: list[list[Any]] = [[] for _ in range(self._count)]
         for eqn in jaxpr.eqns:
             local = local_replica_of(eqn)
@@ -90,14 +90,14 @@ class _Body:
                 by_replica[local].append(eqn)
         counts = {len(eqns) for eqns in by_replica}
         if len(counts) > 1:
-            raise _unequal(max(by_replica, key=len)[-1], "not all replicas of a device have it")
+            raise _unequal(max(by_replica, key=len)[-1], "some replicas of a device do not have it")
         return list(zip(*by_replica, strict=True))
 
     def _fused(self, eqns: Sequence[Any], operands: list[_Values]) -> list[_Values]:
-        """The results of one equation of each replica."""
+        """Evaluates corresponding equations of all local replicas as one, and returns each replica's results."""
         first = eqns[0]
         if len({eqn.primitive for eqn in eqns}) > 1 or len({len(eqn.invars) for eqn in eqns}) > 1:
-            raise _unequal(first, "replicas of a device have different operations in its place")
+            raise _unequal(first, "the replicas of a device have different operations at its position")
         with at_source_of(first):
             name = first.primitive.name
             if name == SUM:
@@ -114,20 +114,21 @@ class _Body:
                     return self._while(kinds, operands)
                 case Branch():
                     return self._branch(kinds, operands)
-        raise _unequal(first, f"collectives inside {name} have no fused form")
+        raise _unequal(first, f"collectives inside {name} cannot be fused")
 
     def _lockstep(self, jaxprs: Sequence[Any], inputs: Sequence[_Values]) -> list[_Values]:
-        """The results of one jaxpr of each replica, evaluated side by side."""
+        """Evaluates one jaxpr per replica in lock-step, fuses their collectives, and returns each replica's results."""
         walks = [_walk(jaxpr, values) for jaxpr, values in zip(jaxprs, inputs, strict=True)]
         results: list[_Values | None] = [None] * self._count
         stops = [_advance(walk, None, results, k) for k, walk in enumerate(walks)]
         while any(stop is not None for stop in stops):
             waiting = [stop for stop in stops if stop is not None]
             if len(waiting) < self._count:
-                raise _unequal(waiting[0][0], "not all replicas of a device have it")
-            answers = self._fused([eqn for eqn, _ in waiting], [operands for _, operands in waiting])
+                raise _unequal(waiting[0][0], "some replicas of a device do not have it")
+            fused_results = self._fused([eqn for eqn, _ in waiting], [operands for _, operands in waiting])
             stops = [
-                _advance(walk, answer, results, k) for k, (walk, answer) in enumerate(zip(walks, answers, strict=True))
+                _advance(walk, fused, results, k)
+                for k, (walk, fused) in enumerate(zip(walks, fused_results, strict=True))
             ]
         return [result for result in results if result is not None]
 
@@ -145,13 +146,13 @@ class _Body:
         first, last = scans[0].num_consts, scans[0].num_consts + scans[0].num_carries
         consts = [values[:first] for values in operands]
 
-        def turn(carries: Any, elements: Any) -> Any:
+        def scan_body(carries: Any, elements: Any) -> Any:
             inputs = [[*a, *b, *c] for a, b, c in zip(consts, carries, elements, strict=True)]
             results = self._lockstep([scan.jaxpr for scan in scans], inputs)
             return [result[: last - first] for result in results], [result[last - first :] for result in results]
 
         carries, stacked = lax.scan(
-            turn,
+            scan_body,
             [values[first:last] for values in operands],
             [values[last:] for values in operands],
             length=params["length"],
@@ -164,16 +165,16 @@ class _Body:
         of_cond = loops[0].num_cond_consts
         first = of_cond + loops[0].num_body_consts
 
-        def goes_on(carries: Any) -> Any:
+        def condition(carries: Any) -> Any:
             inputs = [[*values[:of_cond], *carry] for values, carry in zip(operands, carries, strict=True)]
             results = self._lockstep([loop.cond for loop in loops], inputs)
             return same_on_local_replicas([result[0] for result in results])
 
-        def turn(carries: Any) -> Any:
+        def loop_body(carries: Any) -> Any:
             inputs = [[*values[of_cond:first], *carry] for values, carry in zip(operands, carries, strict=True)]
             return self._lockstep([loop.body for loop in loops], inputs)
 
-        return list(lax.while_loop(goes_on, turn, [values[first:] for values in operands]))
+        return list(lax.while_loop(condition, loop_body, [values[first:] for values in operands]))
 
     def _branch(self, kinds: Sequence[Branch], operands: list[_Values]) -> list[_Values]:
         index = same_on_local_replicas([values[0] for values in operands])
@@ -184,7 +185,7 @@ class _Body:
 
 
 def scan_eqn_length(scan: Scan, operands: _Values) -> Any:
-    """What the scanned arrays' length is, as far as they show it."""
+    """Returns the length of the scanned arrays, or None if nothing is scanned."""
     scanned = operands[scan.num_consts + scan.num_carries :]
     return scanned[0].shape[0] if scanned else None
 
@@ -199,9 +200,9 @@ def _walk(jaxpr: Any, inputs: _Values) -> _Walk:
     return [_read(known, atom) for atom in jaxpr.outvars]
 
 
-def _advance(walk: _Walk, answer: Any, results: list[_Values | None], k: int) -> tuple[Any, _Values] | None:
+def _advance(walk: _Walk, fused: Any, results: list[_Values | None], k: int) -> tuple[Any, _Values] | None:
     try:
-        return walk.send(answer)
+        return walk.send(fused)
     except StopIteration as end:
         results[k] = end.value
         return None
@@ -223,6 +224,7 @@ def _unequal(eqn: Any, why: str) -> MergeError:
     return MergeError(
         "Strategy.run",
         found=f"a reduction over replicas in {eqn.primitive.name} ({source_line(eqn)}): {why}",
-        rule="all replicas make the same merges in the same order",
-        remedy="do not let Python branches on the replica surround a merge or collective; or reduce outside the loop",
+        rule="all replicas call the same merges in the same order",
+        remedy="do not call a merge or collective in a Python branch that depends on the replica id; or reduce outside "
+        "the loop",
     )

@@ -1,4 +1,4 @@
-"""Concatenating components of several processes, whose sizes may differ."""
+"""Gathers over several processes: concatenates components whose sizes may differ."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mirrored.values.distributed_values import stack_components
 
 
 def gather_across(components: Sequence[Any], axis: int, device_assignment: DeviceAssignment) -> Any:
-    """The components of all replicas, one after another along `axis`, along which their sizes may differ.
+    """Concatenates the components of all replicas along `axis`. Their sizes along `axis` may differ.
 
     Args:
-        components: Of the replicas of this process, in order.
-        axis: May be negative.
-        device_assignment: Which replica lives where; on several processes.
+        components: The components of the replicas of this process, in replica order.
+        axis: The dimension; may be negative.
+        device_assignment: The devices of the replicas, on several processes.
     """
     return gather_with_sizes(components, axis, device_assignment)[0]
 
@@ -28,7 +28,7 @@ def gather_across(components: Sequence[Any], axis: int, device_assignment: Devic
 def gather_with_sizes(
     components: Sequence[Any], axis: int, device_assignment: DeviceAssignment
 ) -> tuple[Any, list[int]]:
-    """`gather_across`, and the size of each replica's component along `axis`."""
+    """Gathers like `gather_across`, and also returns the size of each replica's component along `axis`."""
     arrays = [as_array(component) for component in components]
     axis %= arrays[0].ndim
     rest = {array.shape[:axis] + array.shape[axis + 1 :] for array in arrays}

@@ -1,4 +1,4 @@
-"""What a strategy offers for input: distributed datasets, and values that differ between replicas."""
+"""The input methods of a strategy: distributed datasets, and values that differ between replicas."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 
 class DistributesInput(abc.ABC):
-    """The half of a `Strategy` that feeds its replicas."""
+    """The input methods of `Strategy`, which distribute data over its replicas."""
 
     @property
     @abc.abstractmethod
     def device_assignment(self) -> DeviceAssignment | None:
-        """Which replica lives on which device."""
+        """The device of each replica; None for the default strategy."""
 
     @property
     @abc.abstractmethod
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """Cuts each global batch of `dataset` into one contiguous share per replica.
+        """Splits each global batch of `dataset` into contiguous per-replica batches.
 
         Context: cross-replica.
 
         Args:
             dataset: Any re-iterable of batches (pytrees of arrays with a common first dimension). Batch examples
-                first: a bare vector of features cannot be told from a batch of numbers, and its numbers would be
-                spread over the replicas.
+                first: an unbatched feature vector looks like a batch of scalars, so its features would be split over
+                the replicas.
             options: See `mirrored.data.InputOptions`.
 
         Returns:
@@ -57,30 +57,33 @@ class DistributesInput(abc.ABC):
     distribute_dataset = experimental_distribute_dataset
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: Any = None) -> Any:
-        """A distributed dataset whose batches are already per replica: each element goes to one replica in turn.
+        """Returns a distributed dataset of per-replica batches: consecutive elements go to consecutive replicas.
 
         Context: cross-replica.
 
         Args:
-            dataset_fn: From an `InputContext` to a dataset of per-replica batches.
+            dataset_fn: A function from an `InputContext` to a dataset of per-replica batches.
             options: See `mirrored.data.InputOptions`.
         """
         refuse_in_replica("distribute_datasets_from_function")
         return data_hooks.distribute_from_function(self, dataset_fn, options)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[Any], Any]) -> Any:
-        """A per-replica value whose components `value_fn` makes from each replica's `ValueContext`.
+        """Returns a per-replica value whose components are `value_fn(context)`, for each replica's `ValueContext`.
 
-        Context: cross-replica. Each worker makes the components of its own replicas.
+        Context: cross-replica. Each worker creates the components of its own replicas.
 
         Args:
-            value_fn: From a context with `replica_id_in_sync_group` and `num_replicas_in_sync` to a value or structure.
+            value_fn: A function from a context with `replica_id_in_sync_group` and `num_replicas_in_sync` to a value or
+                structure.
         """
         refuse_in_replica("experimental_distribute_values_from_function")
         device_assignment = self.device_assignment
-        mine = range(self.num_replicas_in_sync) if device_assignment is None else device_assignment.addressable_replicas
-        contexts = [ValueContext(replica, self.num_replicas_in_sync) for replica in mine]
-        # Copied one by one: the function may refill one array for each replica.
+        replicas = (
+            range(self.num_replicas_in_sync) if device_assignment is None else device_assignment.addressable_replicas
+        )
+        contexts = [ValueContext(replica, self.num_replicas_in_sync) for replica in replicas]
+        # Each result is copied before the next call, because the function may refill the same array for each replica.
         results = [structures.map_leaves(owned, value_fn(context)) for context in contexts]
         columns, treedef = structures.transpose(results, "Strategy.experimental_distribute_values_from_function")
         on_devices = [_on_devices(column, device_assignment) for column in columns]
@@ -93,10 +96,10 @@ class DistributesInput(abc.ABC):
 
 
 def differ_across(columns: Sequence[Sequence[Any]]) -> bool:
-    """Whether the shapes of some components differ between replicas, on whatever worker they are."""
-    mine = [sorted({str(np.shape(one)) for one in column}) for column in columns]
-    everyone = host_allgather("per-replica values", "the shapes of a per-replica value", mine)
-    return any(shapes != mine for shapes in everyone) or any(len(shapes) > 1 for shapes in mine)
+    """Returns whether the shapes of some components differ between replicas, on one worker or on different workers."""
+    own = [sorted({str(np.shape(one)) for one in column}) for column in columns]
+    everyone = host_allgather("per-replica values", "the shapes of a per-replica value", own)
+    return any(shapes != own for shapes in everyone) or any(len(shapes) > 1 for shapes in own)
 
 
 def _on_devices(column: Sequence[Any], device_assignment: DeviceAssignment | None) -> list[Any]:

@@ -1,7 +1,6 @@
-"""`merge_call`: a user's function run once over what all replicas passed.
+"""`merge_call`: runs a user's function once, on the arguments of all replicas.
 
-Arrays travel as the merge's payload, so that tapes record them; everything else goes beside it, as letters to the merge
-and a reply from it.
+Arrays are the payload of the merge, so that tapes record them. All other objects are side inputs and side results.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Slot:
-    """Where an array belongs among leaves that are none."""
+    """A placeholder for an array among the leaves of the side inputs and side results."""
 
 
 _SLOT = _Slot()
@@ -33,7 +32,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def call_merged(context: ReplicaContext, merge_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-    """Runs ``merge_fn(strategy, *args, **kwargs)`` once for all replicas; this replica's part of the result."""
+    """Runs ``merge_fn(strategy, *args, **kwargs)`` once for all replicas and returns this replica's result."""
     runner = ambient().runner
     if runner is None:
         with within(replica=None):
@@ -46,16 +45,16 @@ def call_merged(context: ReplicaContext, merge_fn: Callable[..., Any], args: tup
         with within(replica=None):
             merged_args, merged_kwargs = _regrouped(runner, payloads)
             result = merge_fn(context.strategy, *merged_args, **merged_kwargs)
-        return _answers(runner, result, len(payloads))
+        return _merge_results(runner, result, len(payloads))
 
     name = f"ReplicaContext.merge_call({getattr(merge_fn, '__name__', 'merge_fn')})"
-    answer = iter(run_merge(Merge(name, run), arrays))
+    result_arrays = iter(run_merge(Merge(name, run), arrays))
     flat, out_treedef = runner.side_results[context.local_index]
-    return structures.unflatten(out_treedef, [next(answer) if leaf is _SLOT else leaf for leaf in flat])
+    return structures.unflatten(out_treedef, [next(result_arrays) if leaf is _SLOT else leaf for leaf in flat])
 
 
 def _regrouped(runner: ReplicaRunner, payloads: Sequence[Any]) -> Any:
-    """The arguments of the merge function, from what each replica passed."""
+    """Returns the arguments of the merge function, given the payloads and side inputs of all replicas."""
     parts = []
     for local, payload in enumerate(payloads):
         leaves, treedef = runner.side_inputs.pop(local)
@@ -64,12 +63,13 @@ def _regrouped(runner: ReplicaRunner, payloads: Sequence[Any]) -> Any:
     return structures.regroup(parts, "ReplicaContext.merge_call", runner.group, is_shared=runner.is_shared)
 
 
-def _answers(runner: ReplicaRunner, result: Any, count: int) -> list[list[Any]]:
+def _merge_results(runner: ReplicaRunner, result: Any, count: int) -> list[list[Any]]:
+    """Returns the arrays of each replica's result, and stores its other leaves as side results."""
     flat, treedef = structures.flatten(result)
-    answers: list[list[Any]] = []
+    arrays: list[list[Any]] = []
     runner.side_results = {}
     for local in range(count):
-        mine = [runner.component(leaf, local) for leaf in flat]
-        answers.append([leaf for leaf in mine if _is_array(leaf)])
-        runner.side_results[local] = ([_SLOT if _is_array(leaf) else leaf for leaf in mine], treedef)
-    return answers
+        own = [runner.component(leaf, local) for leaf in flat]
+        arrays.append([leaf for leaf in own if _is_array(leaf)])
+        runner.side_results[local] = ([_SLOT if _is_array(leaf) else leaf for leaf in own], treedef)
+    return arrays

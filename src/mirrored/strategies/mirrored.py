@@ -1,4 +1,4 @@
-"""The strategies of one process."""
+"""Strategies of one process: `MirroredStrategy` and `OneDeviceStrategy`."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from mirrored.topology.independent_processes import warn_if_independent
 
 
 class MirroredStrategy(Strategy):
-    """Synchronous training on several replicas of one process, one or more on each device.
+    """Trains synchronously on several replicas in one process, with one or more replicas per device.
 
-    Context: made anywhere.
+    Context: can be created anywhere.
 
     Args:
-        devices: Names as TensorFlow writes them (``"GPU:0"``, ``"/cpu:1"``) or `jax.Device` objects. Default: all
-            accelerators, or all CPU devices where there are none.
-        cross_device_ops: How values of several replicas become one. Default: an all-reduce.
-        num_replicas: How many replicas; a multiple of the number of devices. Default: one per device.
-        deterministic: Sum in one fixed order, so that results have the same bits on any number of devices. Keras'
-            `fit` then computes each batch whole, on the first device.
+        devices: Names in TensorFlow's format (``"GPU:0"``, ``"/cpu:1"``) or `jax.Device` objects. Default: all
+            accelerators, or all CPU devices if there are none.
+        cross_device_ops: The algorithm that reduces values over replicas. Default: an all-reduce.
+        num_replicas: The number of replicas, a multiple of the number of devices; more than one replica per device are
+            virtual replicas. Default: one per device.
+        deterministic: Whether sums have one fixed order, so that results are bit-identical on any number of devices.
+            Keras' `fit` then computes each batch whole, on the first device.
 
     Raises:
-        DeviceError: A device that is unknown, named twice or of another kind; a `num_replicas` that does not fit.
-        ArgumentError: `cross_device_ops` is none, or given together with `deterministic`.
+        DeviceError: A device is unknown, named twice or of another kind, or `num_replicas` is not a multiple of the
+            number of devices.
+        ArgumentError: `cross_device_ops` is not a `CrossDeviceOps`, or is given together with `deterministic`.
 
     Warns:
-        IndependentProcessesWarning: The environment says that this process is one of several.
+        IndependentProcessesWarning: According to the environment, this process is one of several.
 
     Example:
         >>> import mirrored as mr
         >>> mr.MirroredStrategy(["CPU:0"], num_replicas=2).num_replicas_in_sync
         2
 
-    TensorFlow: `tf.distribute.MirroredStrategy`, whose replicas are its devices: several replicas on one device, and
-    `deterministic`, are ours; unknown devices are refused here.
+    TensorFlow: `tf.distribute.MirroredStrategy`, which has one replica per device. Virtual replicas (several replicas
+    per device), `deterministic` and the error for unknown devices are extensions.
     """
 
     def __init__(
@@ -55,14 +57,14 @@ class MirroredStrategy(Strategy):
                 "MirroredStrategy",
                 found=f"cross_device_ops={cross_device_ops!r}",
                 rule="cross_device_ops is a mirrored.collectives.CrossDeviceOps",
-                remedy="leave it away, or give ReductionToOneDevice(), HierarchicalCopyAllReduce() or NcclAllReduce()",
+                remedy="omit it, or pass ReductionToOneDevice(), HierarchicalCopyAllReduce() or NcclAllReduce()",
             )
         if deterministic and cross_device_ops is not None:
             raise ArgumentError(
                 "MirroredStrategy",
                 found=f"deterministic=True and cross_device_ops={cross_device_ops!r}",
-                rule="deterministic fixes the order of sums, which is the cross-device operation's business",
-                remedy="give one of them",
+                rule="each of them determines the order of sums, so they exclude each other",
+                remedy="pass only one of them",
             )
         self._deterministic = deterministic
         device_assignment = make_device_assignment(devices, num_replicas)
@@ -72,18 +74,18 @@ class MirroredStrategy(Strategy):
 
     @property
     def deterministic(self) -> bool:
-        """Whether results have the same bits on any number of devices."""
+        """Whether results are bit-identical on any number of devices."""
         return self._deterministic
 
 
 class OneDeviceStrategy(Strategy):
-    """One replica on one device: a program for several replicas runs as it stands.
+    """Runs a program for several replicas, unchanged, on one replica and one device.
 
     Args:
-        device: A name as TensorFlow writes it, or a `jax.Device`.
+        device: A name in TensorFlow's format, or a `jax.Device`.
 
     Raises:
-        DeviceError: There is no such device.
+        DeviceError: The device does not exist.
 
     TensorFlow: `tf.distribute.OneDeviceStrategy`.
     """

@@ -1,4 +1,4 @@
-"""Reductions of one local replica under a JAX transform."""
+"""Collectives of one local replica under a JAX transform, where it cannot wait for the other local replicas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mirrored.runtime.merging import Merge
 
 
 def nested_reduce(op: Any, arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """The arrays reduced over all replicas."""
+    """Reduces arrays over all replicas, given those of local replica `local`."""
     if not arrays:
         return []
     arrays = [checked(op, [array])[0] for array in arrays]
@@ -30,11 +30,11 @@ def nested_reduce(op: Any, arrays: Sequence[Any], local: int, replicas: int) -> 
 
 
 def nested_gather(arrays: Sequence[Any], axis: int, local: int, replicas: int) -> list[Any]:
-    """The arrays of all replicas, concatenated along `axis`."""
+    """Concatenates the arrays of all replicas along `axis`, given those of local replica `local`."""
     return [jnp.concatenate(list(stacked), axis) for stacked in replica_gather(arrays, local, replicas)]
 
 
-def _meet(name: str, run: Any, arrays: list[Any]) -> list[Any]:
+def _merge(name: str, run: Any, arrays: list[Any]) -> list[Any]:
     runner = ambient().runner
     assert runner is not None
     return list(runner.run_merge(Merge(name, run), arrays))
@@ -47,7 +47,7 @@ def _sums(arrays: list[Any]) -> list[Any]:
         results = runner.all_reduce(ReduceOp.SUM, [list(parts) for parts in zip(*payloads, strict=True)])
         return [[parts[k] for parts in results] for k in range(len(payloads))]
 
-    return _meet("ReplicaContext.all_reduce", run, arrays)
+    return _merge("ReplicaContext.all_reduce", run, arrays)
 
 
 def _gathers(arrays: list[Any]) -> list[Any]:
@@ -58,7 +58,7 @@ def _gathers(arrays: list[Any]) -> list[Any]:
         results = runner.gather_each(rows, 0)
         return [[parts[k] for parts in results] for k in range(len(payloads))]
 
-    return _meet("ReplicaContext.all_gather", run, arrays)
+    return _merge("ReplicaContext.all_gather", run, arrays)
 
 
 def _number(local: int) -> int | None:

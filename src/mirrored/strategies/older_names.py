@@ -1,4 +1,4 @@
-"""Methods that strategies had in TensorFlow 1, and that those of TensorFlow 2 still answer to."""
+"""Methods of TensorFlow 1 strategies that TensorFlow 2 strategies still have."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _WORKERS = ("chief", "master", "worker")
 
 
 class OlderNames(abc.ABC):
-    """Older spellings of what `Strategy` offers: each is a line over the present one."""
+    """TensorFlow 1 methods of `Strategy`, each implemented by its current equivalent."""
 
-    # Whether a batch given to make_dataset_iterator goes to one replica whole; else it is a global batch, and is split.
+    # Whether make_dataset_iterator takes per-replica batches. Otherwise it takes global batches and splits them.
     _batches_are_per_replica = False
 
     @abc.abstractmethod
@@ -26,21 +26,21 @@ class OlderNames(abc.ABC):
 
     @abc.abstractmethod
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """The components of a value on this process's replicas."""
+        """Returns a tuple with the components of a value on this process's replicas."""
 
     def group(self, value: Any, name: str | None = None) -> None:
-        """Nothing: what assigns `value` has been done, or is part of the function that is being traced.
+        """Has no effect: the assignments of `value` have run, or are part of the traced function.
 
-        TensorFlow: gives an operation to run in a session, and None when executing eagerly.
+        TensorFlow: returns an operation to run in a session, or None when executing eagerly.
         """
         del value, name
 
     def unwrap(self, value: Any) -> tuple[Any, ...]:
-        """The components of a value: `experimental_local_results` under its old name."""
+        """The same as `experimental_local_results`."""
         return self.experimental_local_results(value)
 
     def make_dataset_iterator(self, dataset: Any) -> Any:
-        """An iterator over global batches, split over the replicas; `initialize()` begins again.
+        """Returns an iterator over global batches, split over the replicas. `initialize()` restarts it.
 
         Context: cross-replica. TensorFlow: the same; new programs write `iter(experimental_distribute_dataset(...))`.
         """
@@ -48,16 +48,17 @@ class OlderNames(abc.ABC):
         return data_hooks.make_dataset_iterator(self, dataset, self._batches_are_per_replica)
 
     def make_input_fn_iterator(self, input_fn: Callable[[Any], Any], replication_mode: Any = None) -> Any:
-        """An iterator over what `input_fn` gives for this worker; consecutive elements go to consecutive replicas.
+        """Returns an iterator over the elements of `input_fn` for this worker. Each replica takes the next element.
 
         Context: cross-replica.
 
         Args:
-            input_fn: From an `InputContext` to a dataset, or to a function that gives one element per call.
-            replication_mode: `InputReplicationMode.PER_WORKER`, which is the default.
+            input_fn: A function from an `InputContext` to a dataset, or to a function that returns one element each
+                time.
+            replication_mode: `InputReplicationMode.PER_WORKER`, the default.
 
         Raises:
-            ArgumentError: Another replication mode.
+            ArgumentError: Another replication mode is requested.
 
         TensorFlow: the same; new programs write `iter(distribute_datasets_from_function(...))`.
         """
@@ -81,7 +82,7 @@ class OlderNames(abc.ABC):
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
-        """Accepts a cluster of one worker, which changes nothing.
+        """Accepts a cluster of one worker, which has no effect.
 
         Raises:
             ArgumentError: The cluster has several workers.
@@ -94,12 +95,12 @@ class OlderNames(abc.ABC):
             raise ArgumentError(
                 "Strategy.configure",
                 found=f"a cluster of {workers} workers",
-                rule="this strategy runs in one process; with several workers each runs the program itself",
+                rule="this strategy runs in one process; with several workers, each worker runs the program itself",
                 remedy="start one process per worker, with MultiWorkerMirroredStrategy in each",
             )
 
     def update_config_proto(self, config_proto: Any) -> Any:
-        """A copy of `config_proto` that isolates the state of sessions, if it can say so: here nothing shares any."""
+        """Returns a copy of `config_proto` with isolated session state, if it has that field. Has no other effect."""
         if not hasattr(config_proto, "isolate_session_state"):
             return config_proto
         updated = copy.deepcopy(config_proto)

@@ -1,4 +1,4 @@
-"""`out_specs` of `Strategy.run`: which results are declared equal on all replicas, and the warning if none is."""
+"""`out_specs` of `Strategy.run`: declares which results are replicated. Warns if a step feeds its results back."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _REMEDY: Final = (
 
 
 class OutSpecs:
-    """What a caller of `run` declares of its results.
+    """The caller's declaration of which results of `run` are replicated.
 
     Args:
-        specs: A tree prefix of the result, of ``PartitionSpec()`` for what is equal on all replicas and
-            ``PartitionSpec("replica")`` for what is not; None: nothing is declared.
+        specs: A tree prefix of the result, with ``PartitionSpec()`` for replicated results and
+            ``PartitionSpec("replica")`` for per-replica ones. None: all results are per replica.
 
     Raises:
-        ArgumentError: Something else in `specs`.
+        ArgumentError: `specs` contains another leaf.
     """
 
     def __init__(self, specs: Any = None) -> None:
@@ -43,7 +43,7 @@ class OutSpecs:
                 raise ArgumentError(
                     "Strategy.run",
                     found=f"{spec!r} in out_specs",
-                    rule="a result is equal on all replicas, PartitionSpec(), or each replica has its own, "
+                    rule="a result is either equal on all replicas, PartitionSpec(), or per replica, "
                     f"PartitionSpec({AXIS!r})",
                     remedy="write out_specs=(PartitionSpec(), PartitionSpec('replica')) for a pair of a state and "
                     "per-replica metrics, for instance",
@@ -51,14 +51,14 @@ class OutSpecs:
 
     @property
     def key(self) -> Hashable:
-        """Equal for equal declarations."""
+        """A cache key. Equal declarations have equal keys."""
         return (self._treedef, tuple(self._specs)) if self.is_given else None
 
     def replicated(self, result: Any) -> list[bool]:
-        """For each leaf of a result, in the order of `structures.flatten`, whether it is declared replicated.
+        """Returns, for each leaf of a result in the order of `structures.flatten`, whether it is declared replicated.
 
         Raises:
-            StructureError: The declaration is no prefix of the result.
+            StructureError: The declaration is not a tree prefix of the result.
         """
         if not self.is_given:
             return [False] * len(structures.flatten(result)[0])
@@ -71,7 +71,7 @@ class OutSpecs:
                 found=f"out_specs of structure {self._treedef} for a result of structure "
                 f"{structures.flatten(result)[1]}: {error}",
                 rule="out_specs is a tree prefix of what the replica function returns",
-                remedy="give one PartitionSpec for each element of the returned tuple",
+                remedy="pass one PartitionSpec for each element of the returned tuple",
             ) from None
         return [
             spec == PartitionSpec()
@@ -80,36 +80,36 @@ class OutSpecs:
         ]
 
     def as_arrays(self, result: Any) -> Any:
-        """The result of the only replica."""
+        """Converts the declared leaves of the only replica's result to arrays."""
         leaves, treedef = structures.flatten(result)
         declared = zip(leaves, self.replicated(result), strict=True)
         return structures.unflatten(treedef, [as_array(leaf) if equal else leaf for leaf, equal in declared])
 
 
 def label_of(treedef: Any, place: int) -> str:
-    """What to call a leaf of a result in a message: ``result[0]['w']``."""
+    """Returns the name of a leaf of a result for messages: ``result[0]['w']``."""
     numbered = structures.unflatten(treedef, range(treedef.num_leaves))
     paths = jax.tree_util.tree_flatten_with_path(numbered, is_leaf=structures.is_leaf)[0]
     return f"result{jax.tree_util.keystr(paths[place][0])}"
 
 
 def not_replicated(label: str, found: str) -> ReplicaDivergenceError:
-    """The error for a declaration that does not hold."""
+    """Returns the error for a result that is declared replicated but is not."""
     return ReplicaDivergenceError(
         "Strategy.run",
         found=f"{label}, declared equal on all replicas by out_specs, would differ between them. {found}",
-        rule="PartitionSpec() declares a result that every replica computes alike, from replicated and reduced values",
+        rule="PartitionSpec() declares a result that is replicated: computed from replicated and reduced values only",
         remedy=_REMEDY,
     )
 
 
 def warn_if_fed_back(fn: Callable[..., Any], arguments: Any) -> Makers:
-    """Warns if `fn` gets per-replica results of its own, made from values that were equal on all replicas.
+    """Warns if `fn` receives its own per-replica results, computed from values that were replicated.
 
-    Such a value is a state that has begun to diverge. What was per replica from the start is meant to be.
+    Such a value is model state that has begun to diverge. A value that was per replica from the start is intended.
 
     Returns:
-        The functions that have made per-replica values of replicated ones, on the way to these arguments and in `fn`.
+        The functions that have turned replicated values into per-replica ones, for these arguments and in `fn`.
     """
     made_by: frozenset[Any] = frozenset()
     had_replicated = False
@@ -123,11 +123,11 @@ def warn_if_fed_back(fn: Callable[..., Any], arguments: Any) -> Makers:
         name = getattr(fn, "__name__", type(fn).__name__)
         warnings.warn(
             f"Strategy.run({name}) got per-replica results of an earlier Strategy.run({name}) as arguments. If they "
-            "are the state of a model, every replica trains a model of its own, on its part of the batch only. Declare "
-            f"what is equal on all replicas, which is then checked: run({name}, args=..., "
-            "out_specs=(PartitionSpec(), PartitionSpec('replica'))) for a state and per-replica metrics; average the "
-            "gradients by get_replica_context().all_reduce(ReduceOp.MEAN, gradients) before the update. If each "
-            "replica is meant to keep a state of its own, declare out_specs=PartitionSpec('replica').",
+            "are the state of a model, every replica trains a separate model, on its per-replica batch only. Declare "
+            f"which results are equal on all replicas, which is then checked: run({name}, args=..., "
+            "out_specs=(PartitionSpec(), PartitionSpec('replica'))) for a state and per-replica metrics. Average the "
+            "gradients with get_replica_context().all_reduce(ReduceOp.MEAN, gradients) before the update. If each "
+            "replica should keep a separate state, declare out_specs=PartitionSpec('replica').",
             DivergingStateWarning,
             stacklevel=user_stacklevel(),
         )
@@ -135,12 +135,12 @@ def warn_if_fed_back(fn: Callable[..., Any], arguments: Any) -> Makers:
 
 
 def as_array(value: Any) -> Any:
-    """A declared result that every replica shares: numbers as arrays, so that feeding them back traces no constant."""
+    """Converts a number to an array, so that a step that receives it back is not traced for its value."""
     return jnp.asarray(value) if isinstance(value, (bool, int, float, complex)) else value
 
 
 def mark_made_by(result: Any, functions: Makers) -> None:
-    """Notes on the per-replica values of a result which functions have made them."""
+    """Records, on the per-replica values of a result, the functions that have computed them."""
     for leaf in structures.flatten(result)[0]:
         if isinstance(leaf, PerReplica):
             leaf.made_by = functions
@@ -156,7 +156,7 @@ def _is_floating(value: Any) -> bool:
 
 
 def _code_of(fn: Any) -> Any:
-    """What a function made anew at each call has in common with those made before."""
+    """Returns the code object of a function, which is the same for closures and lambdas re-created at each call."""
     while True:
         if isinstance(fn, functools.partial):
             fn = fn.func
@@ -169,10 +169,10 @@ def _code_of(fn: Any) -> Any:
 
 
 def checked_components(components: Sequence[Any], bits: Callable[[Any], bytes], label: str) -> None:
-    """Compares the replicas' values of a declared result by their bits.
+    """Checks that the replicas' values of a declared result are bit-identical.
 
     Raises:
-        ReplicaDivergenceError: Two of them differ.
+        ReplicaDivergenceError: Two values differ.
     """
     found = [bits(component) for component in components]
     for replica, one in enumerate(found):

@@ -4,11 +4,11 @@ JAX transposes `shard_map` by summing the cotangents of a replicated operand ove
 of a device's virtual replicas in the order of their uses. The order of that sum depends on the device assignment. Under
 an algorithm whose results are bit-identical, a run with a tape around it is built in another way:
 
-- a replicated operand enters as one row per device (`one_row_each`), and `fan_out` gives each virtual replica a copy of
-  its own, so that the cotangents of all replicas meet in one fixed-order tree reduction;
+- a replicated operand enters as one row per device (`one_row_each`), and `fan_out` gives each virtual replica its own
+  copy, so that one fixed-order tree reduction sums the cotangents of all replicas;
 - a replicated result leaves as one row per device (`first_row`), and its cotangent belongs to the first replica.
 
-Both are free of communication in the forward pass: every device reads and writes its own copy.
+Neither communicates in the forward pass: every device reads and writes its own copy.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from mirrored.topology.device_assignment import AXIS
 
 
 def has_gradient(value: Any) -> bool:
-    """Whether a cotangent may arrive at `value`."""
+    """Returns whether `value` can have a cotangent: float or complex."""
     return bool(jnp.issubdtype(value.dtype, jnp.inexact))
 
 
 def with_fixed_order(
     body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
 ) -> Staged:
-    """The body of a run, with one constant per captured value in place of one per virtual replica.
+    """Returns the body of a run with one constant per captured value, instead of one per virtual replica.
 
     Args:
-        body: Traced with `TracingRunner.separates_reads`.
-        runner: Its runner.
-        shapes: The types of its inputs.
-        axes: The mesh axis.
+        body: The body, traced with `TracingRunner.separates_reads`.
+        runner: The runner that traced it.
+        shapes: The shapes and dtypes of its inputs.
+        axes: The mesh axis and its size.
     """
     once = functools.partial(_Constants, runner)
 
@@ -60,7 +60,7 @@ def with_fixed_order(
 
 
 class _Constants:
-    """The values of a body's constants."""
+    """Computes the values of a body's constants; captured values are fanned out to the virtual replicas once each."""
 
     def __init__(self, runner: TracingRunner) -> None:
         self._runner = runner
@@ -166,7 +166,7 @@ _unstack.defvjp(
 
 
 def announced_components(variable: Any, stacked: Any) -> Any:
-    """As `variable_store.announced_components`; cotangents of the components are summed by the strategy's algorithm."""
+    """Acts as `variable_store.announced_components`, but the strategy's algorithm sums the components' cotangents."""
     if not has_gradient(variable):
         return stacked
     return _components_of(variable.strategy, stacked, announce_read(variable, lax.stop_gradient(stacked[0])))

@@ -1,7 +1,7 @@
-"""Collectives of several processes under a tape in eager code: their gradients are such collectives again.
+"""Collectives over several processes under a tape in eager code, with VJP rules that are collectives as well.
 
-The computation of the other processes is out of reach of this one's derivative rules. So each collective has a rule of
-its own: forward and backward run on concrete values, in the same order on all workers.
+JAX cannot differentiate through the computation of other processes. Each collective therefore has its own VJP rule. The
+forward and the backward pass run on concrete values, in the same order on all workers.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Lists = Sequence[Sequence[Any]]
 
 
 def all_reduce_recorded(reduce: Callable[[Any, Lists], list[list[Any]]], op: Any, arrays: Lists) -> list[list[Any]]:
-    """An all-reduce whose gradient is the all-reduce of the upstream gradients by the same operation.
+    """All-reduces arrays. The gradient is the all-reduce of the upstream gradients by the same operation.
 
     Args:
-        reduce: From an operation and concrete components to the results of each local replica.
+        reduce: A function from an operation and concrete components to the results of each local replica.
         op: The operation.
         arrays: For each array, its components on this process.
 
     Raises:
-        TapeError: A custom reduction, or a tape outside the run.
+        TapeError: The reduction is a custom one, or the tape is outside the run.
     """
     _check(op, arrays)
 
@@ -49,7 +49,7 @@ def gather_recorded(
     axis: int,
     device_assignment: DeviceAssignment,
 ) -> Any:
-    """A gather, whose gradient is each replica's part of the sum of all workers' upstream gradients."""
+    """Gathers components. The gradient is each replica's slice of the sum of all workers' upstream gradients."""
     _check(ReduceOp.SUM, [components])
     axis %= jnp.ndim(components[0])
     local = len(components)
@@ -83,10 +83,10 @@ def _check(op: Any, arrays: Lists) -> None:
         return
     raise TapeError(
         "GradientTape",
-        found="a tape outside run records what replicas of several workers do, in eager code"
+        found="a tape outside run, around an eager run with replicas on several workers"
         if outside
         else f"the gradient of {op!r} over several workers, in eager code",
-        rule="in eager code a worker's tape goes through SUM, MEAN and gather of the other workers' values, if it was "
-        "opened inside run",
+        rule="in eager code with several workers, a tape must be opened inside run, and differentiates only SUM, MEAN "
+        "and gather",
         remedy="open the tape inside the function given to run, or compile the whole step with mirrored.function",
     )

@@ -1,4 +1,4 @@
-"""`Strategy.reduce` and `Strategy.gather`: from per-replica values to one, in cross-replica context."""
+"""Implements `Strategy.reduce` and `Strategy.gather`: per-replica to replicated values, in cross-replica context."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _log = logging.getLogger("mirrored")
 
 
 def reduce_structure(strategy: Strategy, reduce_op: Any, value: Any, axis: Any, called: str = "Strategy.reduce") -> Any:
-    """Reduces every leaf; all per-replica leaves go into one collective."""
+    """Reduces every leaf of a structure, with one collective for all per-replica leaves."""
     op = as_reduce_op(reduce_op)
     axes = _axes(called, axis)
     leaves, treedef = structures.flatten(value, also=IndexedSlices)
@@ -50,7 +50,7 @@ def reduce_structure(strategy: Strategy, reduce_op: Any, value: Any, axis: Any, 
 
 
 def _reduce_leaf(strategy: Strategy, op: Any, leaf: Any, axis: Any, called: str) -> Any:
-    """One leaf of a structure that has rows somewhere: rows of all replicas follow each other."""
+    """Reduces one leaf of a structure that contains IndexedSlices, whose rows are concatenated over the replicas."""
     if not isinstance(leaf, IndexedSlices):
         return reduce_structure(strategy, op, leaf, axis, called)
     check_sums_rows(called, op, axis)
@@ -62,23 +62,23 @@ def _reduce_leaf(strategy: Strategy, op: Any, leaf: Any, axis: Any, called: str)
 
 
 def check_sums_rows(called: str, op: Any, axis: Any = None) -> None:
-    """Refuses to reduce rows in other ways than by adding them up.
+    """Checks that IndexedSlices are reduced by a sum or mean, without an axis.
 
     Raises:
-        ArgumentError: Another reduction than SUM or MEAN, or an axis.
+        ArgumentError: The reduction is not SUM or MEAN, or `axis` is given.
     """
     if op in (ReduceOp.SUM, ReduceOp.MEAN) and axis is None:
         return
     raise ArgumentError(
         called,
         found=f"IndexedSlices, with {op} and axis={axis!r}",
-        rule="rows of several replicas are added up where they are used, so only SUM and MEAN with axis=None apply",
-        remedy="make them dense first: slices.to_dense()",
+        rule="the rows of IndexedSlices are summed when they are applied, so only SUM and MEAN with axis=None are valid",
+        remedy="convert them to a dense array first: slices.to_dense()",
     )
 
 
 def _is_mean_of_means(value: PerReplica) -> bool:
-    """Whether it comes from an uneven batch, and replicas have different values."""
+    """Returns whether `value` comes from an uneven batch and differs between replicas."""
     if not getattr(value, "of_uneven_batch", False) or any(is_tracer(one) for one in value.values):
         return False
     first, *others = (np.asarray(payload_of(one)) for one in value.values)
@@ -95,7 +95,7 @@ def _warn_of_mean_of_means() -> None:
 
 
 def as_per_replica(strategy: Strategy, leaf: Any) -> Any:
-    """A leaf as a per-replica value where it is one (sync-on-read variables are)."""
+    """Converts a leaf that has one component per replica, such as a sync-on-read variable, to a per-replica value."""
     if isinstance(leaf, PerReplica) or leaf is None:
         return leaf
     if isinstance(leaf, Mirrored):
@@ -106,7 +106,7 @@ def as_per_replica(strategy: Strategy, leaf: Any) -> Any:
 
 
 def variable_components(strategy: Strategy, variable: Any) -> PerReplica:
-    """A sync-on-read variable's components, as they are in this context."""
+    """Returns the components of a sync-on-read variable: the staged ones in a run or trace, else the stored ones."""
     here = ambient()
     if here.runner is not None and here.store is not None:
         store = here.store
@@ -136,9 +136,9 @@ def _reduce_plain(strategy: Strategy, called: str, op: Any, leaf: Any, axes: tup
             called,
             found=f"{op} of a value that is not per replica (shape {array.shape}) "
             f"on {strategy.num_replicas_in_sync} replicas",
-            rule="only what differs between replicas can be summed over them",
+            rule="only per-replica values can be summed over replicas",
             remedy="reduce what run returned; a value that is equal on all replicas is already reduced "
-            "(MEAN gives it back; multiply by num_replicas_in_sync for a sum)",
+            "(MEAN returns it unchanged; multiply by num_replicas_in_sync for a sum)",
         )
     if axes is None:
         return array
@@ -196,17 +196,17 @@ def _reduce_components(strategy: Strategy, op: Any, values: Sequence[PerReplica]
 
 
 def check_alike(called: str, components: Sequence[Any]) -> None:
-    """Refuses to reduce components of different shapes with each other.
+    """Checks that components to be reduced with each other have equal shapes.
 
     Raises:
-        StructureError: They differ in shape.
+        StructureError: Shapes differ.
     """
     shapes = [tuple(np.shape(component)) for component in components]
     if len(set(shapes)) > 1:
         raise StructureError(
             called,
             found=f"components of shapes {', '.join(map(str, shapes))}",
-            rule="values that are reduced over replicas have one shape on all of them",
+            rule="values that are reduced over replicas have the same shape on all replicas",
             remedy="reduce along the dimension that differs first (strategy.reduce(op, value, axis=0)), pad, or gather",
         )
 
@@ -237,7 +237,7 @@ def _floating(array: Any) -> Any:
 
 
 def _addends(component: Any, op: Any) -> Any:
-    """What is added up: for a mean 16-bit floats in float32, which hold sums that they do not."""
+    """Returns the addends: for a mean, 16-bit floats are widened to float32, so that their sum does not overflow."""
     array = as_array(component)
     return widen(_floating(array)) if op is ReduceOp.MEAN else array
 
@@ -249,7 +249,7 @@ def _mean_dtype(value: PerReplica) -> Any:
 
 
 def gather_structure(strategy: Strategy, value: Any, axis: int) -> Any:
-    """Concatenates every leaf's components."""
+    """Concatenates the components of every leaf of a structure."""
     leaves, treedef = structures.flatten(value, also=IndexedSlices)
     for leaf in leaves:
         refuse_rows("Strategy.gather", leaf)
@@ -257,23 +257,23 @@ def gather_structure(strategy: Strategy, value: Any, axis: int) -> Any:
 
 
 def refuse_rows(called: str, leaf: Any) -> None:
-    """Refuses to gather rows.
+    """Raises an error for IndexedSlices, which cannot be gathered.
 
     Raises:
-        NotSupportedError: `leaf` is IndexedSlices.
+        NotSupportedError: `leaf` is an `IndexedSlices`.
     """
     if isinstance(leaf, IndexedSlices):
         method = called.rpartition(".")[2]
         raise NotSupportedError(
             called,
             found=f"{method} does not support IndexedSlices",
-            rule="rows have places of their own, so there is nothing to concatenate them along",
-            remedy=f"give slices.to_dense(), or {method} slices.values and slices.indices",
+            rule="the rows of IndexedSlices have indices, so there is no dimension to concatenate them along",
+            remedy=f"pass slices.to_dense(), or {method} slices.values and slices.indices",
         )
 
 
 def gather_leaf(strategy: Strategy, leaf: Any, axis: int) -> Any:
-    """Concatenates one value's components.
+    """Concatenates the components of one value.
 
     Raises:
         ArgumentError: The components cannot be concatenated along `axis`.
@@ -311,6 +311,6 @@ def _check_gather(components: Sequence[Any], axis: int) -> None:
     raise ArgumentError(
         "Strategy.gather",
         found=f"axis={axis} for components of shapes {', '.join(map(str, shapes))}",
-        rule="components have the same number of dimensions (at least one), and agree in all but the gathered one",
+        rule="components have the same rank (at least 1), and equal sizes in all dimensions except the gathered one",
         remedy="gather value[None] for scalars; pad components that differ in other dimensions",
     )

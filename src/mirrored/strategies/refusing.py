@@ -1,4 +1,4 @@
-"""Where a strategy's methods may not be called."""
+"""Checks that a strategy's method is called in the right context."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from mirrored.runtime.ambient import ambient
 
 
 def refuse_in_replica(method: str) -> None:
-    """Refuses what needs the cross-replica context.
+    """Raises an error if a method that needs the cross-replica context is called inside a replica.
 
     Raises:
-        ContextError: This code runs inside a replica.
+        ContextError: The call is inside a replica.
     """
     if ambient().replica is None:
         return
     raise ContextError(
         f"Strategy.{method}",
         found="it was called inside a replica",
-        rule="it needs the cross-replica context, where all replicas are seen at once",
+        rule="it needs the cross-replica context",
         remedy="call it outside the function given to run, or inside get_replica_context().merge_call(fn)",
     )
 
 
 def refuse_mixing(strategy: Any, method: str) -> None:
-    """Refuses to use a strategy inside the scope of another.
+    """Raises an error if a strategy is used inside the scope of another one.
 
     Raises:
         ContextError: Another strategy is current.
@@ -36,6 +36,6 @@ def refuse_mixing(strategy: Any, method: str) -> None:
     raise ContextError(
         f"Strategy.{method}",
         found=f"{strategy!r} inside the scope of {strategies[-1]!r}",
-        rule="one strategy at a time: scopes and runs of different strategies are not mixed",
+        rule="scopes and runs of different strategies cannot be nested",
         remedy="leave the other strategy's scope first, or use one strategy for both",
     )

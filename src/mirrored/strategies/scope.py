@@ -1,4 +1,4 @@
-"""`Strategy.scope()`: an object that may be entered again, also while it is open."""
+"""`Strategy.scope()`: a re-entrant and reusable context manager."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Scope(AbstractContextManager["Strategy"]):
-    """Makes a strategy the current one for the block. Made by `Strategy.scope`."""
+    """Makes a strategy the current one inside a `with` block. Returned by `Strategy.scope`."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
@@ -32,7 +32,7 @@ class Scope(AbstractContextManager["Strategy"]):
     def __exit__(self, *exception: object) -> None:
         here = ambient()
         if not self._open:
-            raise _nesting("Variable scope nesting error", "it is not open: it was left before, or never entered")
+            raise _nesting("Variable scope nesting error", "it is not open: it was exited before, or never entered")
         before, inside, finder = self._open[-1]
         if here.creators is not inside.creators:
             raise _nesting("Variable creator scope nesting error", "a variable_creator_scope inside it is still open")
@@ -42,7 +42,7 @@ class Scope(AbstractContextManager["Strategy"]):
             )
         self._open.pop()
         framework_bridges.end_watching(finder)
-        # Only what the scope has changed: a tape that was entered inside it goes on.
+        # Restores only the strategies: a tape that was opened inside the scope may still be recording.
         replace_current(here.fork(strategies=before.strategies))
 
 
@@ -50,6 +50,6 @@ def _nesting(kind: str, found: str) -> ContextError:
     return ContextError(
         "Strategy.scope",
         found=f"{kind}: {found}",
-        rule="scopes are left in the opposite order of entering, each once, in the thread that entered it",
+        rule="scopes are exited once each, in reverse order, in the thread that entered them",
         remedy="write `with strategy.scope():` around whole blocks instead of calling __enter__ and __exit__",
     )

@@ -1,4 +1,4 @@
-"""`Strategy`: one program, N replicas in lock-step."""
+"""`Strategy`: runs one program on N synchronous replicas."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from mirrored.values.distributed_values import DistributedValues
 
 
 class Strategy(DistributesInput, OlderNames):
-    """Runs functions on replicas and keeps their variables equal. Made as `MirroredStrategy` and its kin.
+    """Runs functions on replicas and keeps mirrored variables equal. Base class of `MirroredStrategy` and similar ones.
 
     Args:
-        layout: Which replica lives on which device; None is the default strategy: one replica, wherever JAX puts it.
-        cross_device_ops: How values of several replicas become one.
+        device_assignment: The device of each replica. None: the default strategy, one replica on JAX's default device.
+        cross_device_ops: The algorithm that reduces values over replicas.
 
     TensorFlow: `tf.distribute.Strategy`.
     """
@@ -44,46 +44,47 @@ class Strategy(DistributesInput, OlderNames):
 
     @property
     def device_assignment(self) -> DeviceAssignment | None:
-        """Which replica lives on which device."""
+        """The device of each replica; None for the default strategy."""
         return self._device_assignment
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:
-        """How values of several replicas become one."""
+        """The algorithm that reduces values over replicas."""
         return self._cross_device_ops
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
         here = ambient()
+        # The number becomes a constant in the trace of a jitted helper, so such a trace is not reused elsewhere.
         if here.runner is not None and here.replica is not None:
             here.runner.tell_apart(here.replica.local_index)
         return 1 if self._device_assignment is None else self._device_assignment.num_replicas
 
     @property
     def extended(self) -> StrategyExtended:
-        """The lower-level half: `reduce_to`, `update`, `broadcast_to`, ..."""
+        """The lower-level methods: `reduce_to`, `update`, `broadcast_to`, ..."""
         return self._extended
 
     @property
     def cluster_resolver(self) -> Any:
-        """Which tasks there are; None for strategies of one process."""
+        """The resolver of the cluster's tasks; None for strategies of one process."""
         return None
 
     # Contexts
 
     def scope(self) -> Scope:
-        """Makes this the current strategy: variables made inside are mirrored on its replicas.
+        """Returns a context manager in which this is the current strategy: new variables are mirrored on its replicas.
 
-        Context: cross-replica. May be nested in itself, and entered several times.
+        Context: cross-replica. A scope can be nested in itself and entered several times.
 
         Raises:
-            ContextError: On entering it inside `run`, or inside the scope of another strategy.
+            ContextError: It is entered inside `run`, or inside the scope of another strategy.
         """
         return Scope(self)
 
     def check_scope(self) -> None:
-        """Refuses to open a scope where none may be opened. `Scope` calls it."""
+        """Raises an error if a scope cannot be opened here. `Scope` calls this method."""
         refuse_in_replica("scope")
         refuse_mixing(self, "scope")
 
@@ -97,42 +98,46 @@ class Strategy(DistributesInput, OlderNames):
         *,
         out_specs: Any = None,
     ) -> Any:
-        """Calls `fn` on every replica, in lock-step.
+        """Calls `fn` on every replica.
 
-        Context: cross-replica. Outside `function` the replicas really run one after another, each on its own device;
-        inside (or if `fn` itself is a `function`) one compiled program runs on all devices at once. While an eager
-        run lasts, other threads may read variables; what replaces values (another run, a compiled step, an assignment,
-        an optimizer) or saves them waits for its end. So an eager run must not wait for such a thread.
+        Context: cross-replica. Outside `function`, the replicas run eagerly, one after another, each on its own device.
+        Inside a `function`, or if `fn` is one, a single compiled program runs on all devices at once.
 
-        An exception in `fn` leaves the strategy's variables as they were before the run. The default strategy, which
-        `get_strategy` gives outside any scope, calls `fn` as plain Python: what was assigned before stays assigned.
+        During an eager run, other threads can read variables. Operations that replace values (another run, a compiled
+        step, an assignment, an optimizer update) or save them block until the run ends. An eager run must therefore
+        not wait for a thread that does so.
+
+        If `fn` raises an exception, the strategy's variables keep their values from before the run. The default
+        strategy, which `get_strategy` returns outside any scope, calls `fn` as plain Python: assignments that precede
+        the exception persist.
 
         Args:
-            fn: The function. A `function` is compiled around the whole run.
-            args: Positional arguments, a list or tuple; of per-replica values at any depth, each replica gets its
-                component.
-            kwargs: Keyword arguments, likewise.
-            options: Accepted for TensorFlow's sake.
-            out_specs: Which results are equal on all replicas, as in `jax.shard_map`: a tree prefix of the result, with
-                ``PartitionSpec()`` for what is equal, and ``PartitionSpec("replica")`` for what is per replica. What is
-                equal comes back as plain arrays, on all devices. The declaration is checked: in compiled code while it
-                is traced, in eager code by comparing bits. Default: every result is per replica.
+            fn: The function. If it is a `function`, the whole run is compiled.
+            args: Positional arguments, a list or tuple. Each replica receives its component of every per-replica value
+                in them, at any depth.
+            kwargs: Keyword arguments, distributed in the same way.
+            options: Accepted for compatibility with TensorFlow and ignored.
+            out_specs: Declares the results that are replicated, as in `jax.shard_map`: a tree prefix of the result,
+                with ``PartitionSpec()`` for replicated results and ``PartitionSpec("replica")`` for per-replica ones.
+                Replicated results are returned as plain arrays, on all devices. The declaration is verified: by the
+                replication check while compiled code is traced, by comparing bits in eager code. Default: every result
+                is per replica.
 
         Returns:
-            The structure that `fn` returns, with per-replica leaves except where `out_specs` says otherwise; an object
-            that is the very same on all replicas (None, a variable) stays itself. With one replica: exactly what `fn`
-            returns.
+            The structure that `fn` returns, with per-replica leaves except where `out_specs` declares otherwise. An
+            object that is identical on all replicas (None, a variable) is returned as it is. With one replica: exactly
+            what `fn` returns.
 
         Raises:
-            ContextError: Inside another run's replica, or in another strategy's scope.
-            ArgumentError: `args` is no list or tuple.
-            ReplicaDivergenceError: A mirrored variable would differ between replicas, or a result that `out_specs` declares
-                equal.
-            MergeError: The replicas do not meet at the same merges.
+            ContextError: The call is inside a replica of another run, or in another strategy's scope.
+            ArgumentError: `args` is not a list or tuple.
+            ReplicaDivergenceError: A mirrored variable, or a result that `out_specs` declares replicated, would differ
+                between replicas.
+            MergeError: The replicas do not call the same merges in the same order.
 
         Warns:
-            DivergingStateWarning: `fn` gets per-replica results of its own as arguments: without `out_specs` each
-                replica trains a model of its own.
+            DivergingStateWarning: `fn` receives its own per-replica results as arguments. Without `out_specs`, each
+                replica then trains a separate model.
 
         Example:
             >>> import mirrored as mr
@@ -173,7 +178,7 @@ class Strategy(DistributesInput, OlderNames):
     def _runs(self, out_specs: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fn)
         def run(*args: Any, **kwargs: Any) -> Any:
-            # Where shapes differ between replicas this runs eagerly, also in a loop that would compile it anew.
+            # Without a driver the run stays eager if shapes differ between replicas, also in a loop that compiles runs.
             with within(driver=None):
                 return self.run(fn, args, kwargs, out_specs=out_specs)
 
@@ -182,13 +187,14 @@ class Strategy(DistributesInput, OlderNames):
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], specs: OutSpecs) -> Any:
         here = ambient()
         if here.store is None:
-            # Operations on a NumPy argument read its buffer after `run` has returned, when the caller may refill it.
+            # JAX reads a NumPy argument's buffer asynchronously, even after `run` has returned. The caller may have
+            # refilled the buffer by then, so the replicas receive a copy.
             args, kwargs = structures.map_leaves(frozen, (tuple(args), kwargs))
         if self._device_assignment is None or self.num_replicas_in_sync == 1:
-            mine_args, mine_kwargs = structures.select((tuple(args), kwargs), 0)
+            own_args, own_kwargs = structures.select((tuple(args), kwargs), 0)
             call = run_plainly if self._device_assignment is None or here.store is not None else run_alone
             with within(replica=ReplicaContext(self, 0, 0), runner=None):
-                result = call(fn, mine_args, mine_kwargs)
+                result = call(fn, own_args, own_kwargs)
             return specs.as_arrays(result) if specs.is_given else result
         if here.runner is not None:
             return nested_run(fn, args, kwargs, specs)
@@ -199,23 +205,24 @@ class Strategy(DistributesInput, OlderNames):
     # Results
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
-        """Reduces a per-replica value to one value, as it is on every replica.
+        """Reduces a per-replica value over all replicas to one replicated value.
 
         Context: cross-replica, eager or compiled.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, their names in any case, or a custom reduction.
-            value: A per-replica value, or a structure of such.
-            axis: None: the components are reduced with each other. An int or several: each component is also reduced
-                along these dimensions; MEAN then weights by the true number of elements, also of uneven or empty
-                shares.
+            value: A per-replica value, or a structure of per-replica values.
+            axis: None: the components are reduced elementwise. An int or several ints: each component is also reduced
+                along these dimensions. MEAN then weights by the true number of elements, also for uneven or empty
+                per-replica batches.
 
         Returns:
             Arrays in the structure of `value`.
 
         Raises:
-            ArgumentError: `reduce_op` is none, an axis is out of range, or SUM of a value that is not per replica.
-            ContextError: Inside a replica.
+            ArgumentError: `reduce_op` is not a valid reduction, an axis is out of range, or a value to sum is not per
+                replica.
+            ContextError: The call is inside a replica.
 
         Example:
             >>> import mirrored as mr
@@ -229,23 +236,23 @@ class Strategy(DistributesInput, OlderNames):
         return reducing.reduce_structure(self, reduce_op, value, axis)
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Concatenates a per-replica value's components along `axis`, in replica order; sizes along it may differ.
+        """Concatenates a per-replica value's components along `axis`, in replica order. Sizes along `axis` may differ.
 
         Context: cross-replica, eager or compiled.
 
         Raises:
-            ArgumentError: Scalars, an axis out of range, or other dimensions that differ.
-            ContextError: Inside a replica.
+            ArgumentError: The components are scalars or differ in other dimensions, or the axis is out of range.
+            ContextError: The call is inside a replica.
         """
         refuse_in_replica("gather")
         refuse_mixing(self, "gather")
         return reducing.gather_structure(self, value, axis)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """The components of a value on this process's replicas, always a tuple.
+        """Returns a tuple with the components of a value on this process's replicas.
 
-        Context: cross-replica. A structure gives a tuple of structures; a plain value a tuple of one; a structure
-        without anything in it one for each replica.
+        Context: cross-replica. The result for a structure is a tuple of structures, for a plain value a tuple of one
+        element, and for a structure without leaves a tuple with one copy for each replica.
         """
         if isinstance(value, DistributedValues):
             return tuple(value.values)
@@ -266,12 +273,12 @@ class Strategy(DistributesInput, OlderNames):
 
     def __repr__(self) -> str:
         where = (
-            "one replica, wherever JAX puts it" if self._device_assignment is None else repr(self._device_assignment)
+            "one replica, on JAX's default device" if self._device_assignment is None else repr(self._device_assignment)
         )
         return f"{type(self).__name__}({where})"
 
     def __copy__(self) -> Strategy:
-        # A strategy is a place, not a value: copies of models keep living where they were.
+        # A strategy identifies devices, so a copied model stays on the same strategy.
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
@@ -281,6 +288,6 @@ class Strategy(DistributesInput, OlderNames):
         raise ArgumentTypeError(
             f"pickle of {type(self).__name__}",
             found=f"{self!r}",
-            rule="devices have no meaning in another process, so strategies are not pickled",
-            remedy=f"make the strategy in the other process: {type(self).__name__}(...)",
+            rule="a strategy cannot be pickled, because it refers to devices of this process",
+            remedy=f"create the strategy in the other process: {type(self).__name__}(...)",
         )

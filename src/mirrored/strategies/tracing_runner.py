@@ -1,4 +1,4 @@
-"""The local replicas of one device inside a compiled run: how they meet, and how variables reach them."""
+"""`TracingRunner`: the local replicas of one device in a compiled run, their merges, and their access to variables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Captured(Bookkeeping):
-    """What a capture tracer of the body stands for: a variable, or one local replica's component of it."""
+    """The source of a capture tracer in the body: a variable, or one local replica's component of it."""
 
     variable: Any
     local: int | None
@@ -40,7 +40,7 @@ class Captured(Bookkeeping):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passed(Bookkeeping):
-    """What a capture tracer of the body stands for: a replicated argument of the run, as one local replica sees it."""
+    """The source of a capture tracer in the body: a replicated argument of the run, as one local replica reads it."""
 
     value: Any
     local: int
@@ -50,7 +50,7 @@ class Passed(Bookkeeping):
 
 
 class TracingRunner(ReplicaRunner):
-    """The local replicas of one device, traced together; the program stands for all devices."""
+    """Traces the local replicas of one device together, into one SPMD program for all devices."""
 
     def __init__(self, strategy: Strategy) -> None:
         assert strategy.device_assignment is not None
@@ -66,9 +66,10 @@ class TracingRunner(ReplicaRunner):
         self.created: dict[tuple[str, int], Any] = {}
         self.creations: dict[tuple[int, str], int] = {}
         self.group_info = group_of(self.device_assignment)
-        # A merge runs once per device.
+        # For reads in cross-replica context: a merge runs once per device, not once per replica.
         self.group_of_devices = dataclasses.replace(self.group_info, local=1)
-        # Whether what is equal on all replicas is captured once per local replica (see `outer_tape`).
+        # Whether replicated values are captured once per local replica, so that each has its own cotangent (see
+        # `outer_tape`).
         self.separates_reads = False
         self.summed: list[tuple[str, list[Any]]] = []
         self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
@@ -83,19 +84,19 @@ class TracingRunner(ReplicaRunner):
         )
 
     def run_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
-        """Traces ``fn`` once per local replica, in lock-step; results regrouped."""
+        """Traces ``fn`` once per local replica, in lock-step, and returns one structure of cross-replica values."""
         return structures.regroup(
             self.trace_replicas(fn, args, kwargs), "Strategy.run", self.group, is_shared=self.is_shared
         )
 
     def trace_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> list[Any]:
-        """Traces ``fn`` once per local replica, in lock-step; one result per local replica."""
+        """Traces ``fn`` once per local replica, in lock-step, and returns one result per local replica."""
 
         def body(local: int) -> Callable[[], Any]:
             def call() -> Any:
-                mine = structures.map_leaves(lambda leaf: self._argument(leaf, local), (tuple(args), kwargs))
+                own = structures.map_leaves(lambda leaf: self._argument(leaf, local), (tuple(args), kwargs))
                 with jit_key.for_replica(self.trace_key(local)):
-                    return fn(*mine[0], **mine[1])
+                    return fn(*own[0], **own[1])
 
             return call
 
@@ -125,11 +126,11 @@ class TracingRunner(ReplicaRunner):
 
         return ReplicaContext(self.strategy, replica_id, local)
 
-    # Session
+    # ReplicaRunner
 
     def note_summed(self, called: str, gradients: Sequence[Any]) -> None:
-        mine = [gradient for gradient in gradients if belongs_to(gradient, self.base_trace)]
-        self.summed.append((called, mine))
+        own = [gradient for gradient in gradients if belongs_to(gradient, self.base_trace)]
+        self.summed.append((called, own))
 
     def run_merge(self, merge: Merge, payload: Any) -> Any:
         if not self.in_place:
@@ -167,8 +168,8 @@ class TracingRunner(ReplicaRunner):
             return (
                 not is_tracer(first) and isinstance(first, (bool, int, float, complex, str)) and _all_equal(components)
             )
-        # The local replicas stand for those of all devices: what was computed here is theirs, what came from outside is
-        # shared.
+        # The local replicas stand for those of all devices. A value computed inside the run may vary between devices,
+        # even if the local replicas return the same tracer; a value from outside is shared.
         return not (is_tracer(first) and (self._is_inside(first) or self._is_component(first)))
 
     def component(self, value: Any, local: int) -> Any:
@@ -186,14 +187,14 @@ class TracingRunner(ReplicaRunner):
         return value
 
     def _is_inside(self, tracer: Any) -> bool:
-        # Also what a branch or a loop body inside the run has computed.
+        # Includes values that a branch or a loop body inside the run has computed.
         return is_staging_above(recording_parent(tracer._trace), self.base_trace) is not None
 
     def _is_component(self, tracer: Any) -> bool:
         return isinstance(tracer, CaptureTracer) and isinstance(tracer.source, Captured)
 
     def all_components(self, components: Sequence[Any]) -> list[Any]:
-        """The components of all replicas, in replica order, from this device's."""
+        """Returns the components of all replicas, in replica order, given those of this device."""
         parts = [jnp.asarray(component) for component in components]
         stacked = stack_isolated([parts])[0] if self.strategy.cross_device_ops.as_written else jnp.stack(parts)
         if len(self.device_assignment.devices) > 1:
@@ -212,7 +213,7 @@ class TracingRunner(ReplicaRunner):
         return jnp.stack(self.all_components([self.capture(variable, k) for k in range(self.num_local)]))
 
     def capture(self, variable: Any, local: int | None) -> CaptureTracer:
-        """The tracer that stands for a variable, or for one local replica's component of it."""
+        """Returns the capture tracer of a variable, or of one local replica's component of it."""
         key = (id(variable), local)
         if key not in self._captured:
             self._captured[key] = CaptureTracer(variable.shape, variable.dtype, Captured(variable, local))

@@ -1,14 +1,14 @@
-"""What a function that makes per-replica values is told."""
+"""`ValueContext`: the argument of a function that creates per-replica values."""
 
 from __future__ import annotations
 
 
 class ValueContext:
-    """Which replica a value is made for.
+    """Identifies the replica for which a value is created.
 
     Attributes:
-        replica_id_in_sync_group: Which replica, from 0.
-        num_replicas_in_sync: How many there are.
+        replica_id_in_sync_group: The index of the replica.
+        num_replicas_in_sync: The number of replicas.
 
     TensorFlow: `tf.distribute.experimental.ValueContext`.
     """

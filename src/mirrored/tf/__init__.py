@@ -2,9 +2,9 @@
 
     import mirrored.tf as tf
 
-A tensor is a `jax.Array`; importing this module gives arrays the methods `numpy()`, `get_shape()` and `set_shape()` and
-changes nothing else (`mirrored/patches.py` has the list; `mirrored.integrations.disconnect` takes them back). The names
-are made from tables (`mirrored.tf._names`); one that is not there says so and names the nearest.
+A tensor is a `jax.Array`. Importing this module adds the methods `numpy()`, `get_shape()` and `set_shape()` to arrays
+and changes nothing else (`mirrored/patches.py` has the list; `mirrored.integrations.disconnect` removes them). The
+names are built from tables (`mirrored.tf._names`). An unknown name raises an error that suggests the closest one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`tf.nn`: activations and what goes with them: dropout, normalisation, embeddings."""
+"""`tf.nn`: activations, dropout, normalization and embeddings."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ rows(
 
 @op("nn.silu nn.swish")
 def silu(features: Any, beta: Any = 1.0) -> jax.Array:
-    """X * sigmoid(beta * x)."""
+    """Computes the SiLU or Swish activation: ``x * sigmoid(beta * x)``."""
     value = as_tensor(features)
     return value * jax.nn.sigmoid(beta * value)
 
 
 @op("nn.bias_add")
 def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | None = None) -> jax.Array:
-    """A bias added per channel: the last axis, or the second with data_format="NC..."."""
+    """Adds a bias per channel: the last axis, or the second with ``data_format="NC..."``."""
     del name
     tensor, one = tensors(value, bias)
     with reported("tf.nn.bias_add", [tensor, one]):
@@ -66,7 +66,7 @@ def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | 
 
 @op("nn.l2_loss")
 def l2_loss(t: Any, name: str | None = None) -> jax.Array:
-    """Half the sum of squares."""
+    """Computes half the sum of squares."""
     del name
     value = as_tensor(t)
     return jnp.sum(jnp.square(value)) / 2
@@ -74,7 +74,7 @@ def l2_loss(t: Any, name: str | None = None) -> jax.Array:
 
 @op("nn.l2_normalize math.l2_normalize linalg.l2_normalize")
 def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | None = None) -> jax.Array:
-    """Divided by its Euclidean norm along `axis`."""
+    """Normalizes along `axis` using the L2 norm."""
     del name
     value = as_tensor(x)
     square = jnp.sum(jnp.square(value), axis=static_axis(axis, called="tf.nn.l2_normalize"), keepdims=True)
@@ -85,7 +85,7 @@ def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | N
 def moments(
     x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance over `axes`."""
+    """Calculates the mean and variance over `axes`."""
     del shift, name
     value, where = as_tensor(x), static_axis(axes, called="tf.nn.moments", argument="axes")
     mean = jnp.mean(value, axis=where, keepdims=True)
@@ -97,7 +97,7 @@ def moments(
 def weighted_moments(
     x: Any, axes: Any, frequency_weights: Any, keepdims: bool = False, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance over `axes`, every element counted by its weight."""
+    """Calculates the mean and variance over `axes`, with a weight per element."""
     del name
     value, where = as_tensor(x), static_axis(axes, called="tf.nn.weighted_moments", argument="axes")
     weights = jnp.broadcast_to(as_tensor(frequency_weights).astype(value.dtype), value.shape)
@@ -111,7 +111,7 @@ def weighted_moments(
 def batch_normalization(
     x: Any, mean: Any, variance: Any, offset: Any, scale: Any, variance_epsilon: Any, name: str | None = None
 ) -> jax.Array:
-    """Scale * (x - mean) / sqrt(variance + epsilon) + offset."""
+    """Normalizes: ``scale * (x - mean) / sqrt(variance + epsilon) + offset``."""
     del name
     value = as_tensor(x)
     factor = jax.lax.rsqrt(as_tensor(variance) + variance_epsilon)
@@ -130,7 +130,7 @@ def local_response_normalization(
     beta: float = 0.5,
     name: str | None = None,
 ) -> jax.Array:
-    """Divided by (bias + alpha * sum of squares over neighbouring channels) ** beta."""
+    """Divides by ``(bias + alpha * sum of squares over neighboring channels) ** beta``."""
     del name
     value = as_tensor(input)
     padded = jnp.pad(jnp.square(value), [(0, 0)] * (value.ndim - 1) + [(depth_radius, depth_radius)])
@@ -141,7 +141,7 @@ def local_response_normalization(
 
 @op("nn.embedding_lookup")
 def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | None = None) -> jax.Array:
-    """The rows of a table for the ids, scaled down to `max_norm` if it is given."""
+    """Looks up the rows of a table for `ids`, clipped to the norm `max_norm` if given."""
     del name
     rows_ = gather(params, ids)
     if max_norm is None:
@@ -152,7 +152,7 @@ def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | No
 
 @op("nn.space_to_depth")
 def space_to_depth(input: Any, block_size: int, data_format: str = "NHWC", name: str | None = None) -> jax.Array:
-    """Blocks of pixels moved into channels."""
+    """Rearranges blocks of spatial data into depth."""
     del name
     value = _channels_last(input, data_format)
     n, h, w, c = value.shape
@@ -163,7 +163,7 @@ def space_to_depth(input: Any, block_size: int, data_format: str = "NHWC", name:
 
 @op("nn.depth_to_space")
 def depth_to_space(input: Any, block_size: int, data_format: str = "NHWC", name: str | None = None) -> jax.Array:
-    """Channels moved into blocks of pixels: undoes `space_to_depth`."""
+    """Rearranges data from depth into blocks of spatial data: the inverse of `space_to_depth`."""
     del name
     value = _channels_last(input, data_format)
     n, h, w, c = value.shape

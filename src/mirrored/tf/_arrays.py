@@ -1,4 +1,4 @@
-"""Making arrays and changing their shape: `zeros`, `reshape`, `concat`, `pad`, `transpose` and the like."""
+"""Array creation and shape operations: `zeros`, `reshape`, `concat`, `pad`, `transpose` and similar."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ op("is_tensor")(is_tensor)
 
 @op("zeros")
 def zeros(shape: Any, dtype: Any = "float32", name: str | None = None, layout: Any = None) -> jax.Array:
-    """A tensor of zeros."""
+    """Creates a tensor with all elements set to zero."""
     del name, layout
     return jnp.zeros(static_ints(shape, called="tf.zeros", argument="shape"), array_dtype(dtype))
 
 
 @op("ones")
 def ones(shape: Any, dtype: Any = "float32", name: str | None = None, layout: Any = None) -> jax.Array:
-    """A tensor of ones."""
+    """Creates a tensor with all elements set to one."""
     del name, layout
     return jnp.ones(static_ints(shape, called="tf.ones", argument="shape"), array_dtype(dtype))
 
 
 @op("zeros_like")
 def zeros_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> jax.Array:
-    """Zeros of the same shape and dtype (or another dtype)."""
+    """Creates a tensor of zeros with the shape of the input, and its dtype unless `dtype` is given."""
     del name, layout
     value = as_tensor(input)
     return jnp.zeros_like(value, dtype=value.dtype if dtype is None else array_dtype(dtype))
@@ -46,7 +46,7 @@ def zeros_like(input: Any, dtype: Any = None, name: str | None = None, layout: A
 
 @op("ones_like")
 def ones_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> jax.Array:
-    """Ones of the same shape and dtype (or another dtype)."""
+    """Creates a tensor of ones with the shape of the input, and its dtype unless `dtype` is given."""
     del name, layout
     value = as_tensor(input)
     return jnp.ones_like(value, dtype=value.dtype if dtype is None else array_dtype(dtype))
@@ -54,7 +54,7 @@ def ones_like(input: Any, dtype: Any = None, name: str | None = None, layout: An
 
 @op("fill")
 def fill(dims: Any, value: Any, name: str | None = None, layout: Any = None) -> jax.Array:
-    """A tensor full of one value."""
+    """Creates a tensor filled with a scalar value."""
     del name, layout
     return jnp.broadcast_to(as_tensor(value), static_ints(dims, called="tf.fill", argument="dims"))
 
@@ -63,7 +63,7 @@ def fill(dims: Any, value: Any, name: str | None = None, layout: Any = None) -> 
 def eye(
     num_rows: Any, num_columns: Any = None, batch_shape: Any = None, dtype: Any = "float32", name: str | None = None
 ) -> jax.Array:
-    """Identity matrices."""
+    """Constructs an identity matrix or a batch of them."""
     del name
     rows = static_int(num_rows, called="tf.eye", argument="num_rows")
     columns = rows if num_columns is None else static_int(num_columns, called="tf.eye", argument="num_columns")
@@ -74,10 +74,10 @@ def eye(
 @op("range")
 @hosted
 def range_(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str | None = None) -> jax.Array:
-    """Numbers from `start` (0 with one argument) up to, not including, `limit`.
+    """Creates a sequence of numbers from `start` (0 with one argument) to `limit`, excluding `limit`.
 
     Raises:
-        InvalidArgumentError: A bound is traced: the length would not be known.
+        InvalidArgumentError: A bound is traced, so that the length is unknown.
     """
     del name
     first, last = (0, start) if limit is None else (start, limit)
@@ -98,14 +98,14 @@ def _host(value: Any) -> Any:
         raise InvalidArgumentError.of(
             "tf.range",
             found="a bound that is being traced",
-            rule="the length of a range is a shape, known while code is traced",
+            rule="the length of a range is a shape, which must be known while tracing",
             remedy="compute the bound from x.shape or tf.shape(x), or use tf.while_loop",
         ) from None
 
 
 @op("linspace lin_space")
 def linspace(start: Any, stop: Any, num: Any, name: str | None = None, axis: Any = 0) -> jax.Array:
-    """`num` evenly spaced values from `start` to `stop`, both included."""
+    """Generates `num` evenly spaced values from `start` to `stop`, both included."""
     del name
     low, high = tensors(start, stop)
     count = static_int(num, called="tf.linspace", argument="num")
@@ -116,28 +116,28 @@ def linspace(start: Any, stop: Any, num: Any, name: str | None = None, axis: Any
 
 @op("shape")
 def shape(input: Any, out_type: Any = "int32", name: str | None = None) -> StaticTensor:
-    """The shape, as a static tensor (see `mirrored.tf._static`)."""
+    """Returns the shape as a static tensor (see `mirrored.tf._static`)."""
     del name
     return static_tensor(np.asarray(_shape_of(input), array_dtype(out_type)))
 
 
 @op("shape_n")
 def shape_n(input: Any, out_type: Any = "int32", name: str | None = None) -> list[StaticTensor]:
-    """The shapes of several tensors."""
+    """Returns the shapes of several tensors."""
     del name
     return [shape(one, out_type) for one in input]
 
 
 @op("size")
 def size(input: Any, out_type: Any = "int32", name: str | None = None) -> StaticTensor:
-    """The number of elements, as a static tensor."""
+    """Returns the number of elements as a static tensor."""
     del name
     return static_tensor(np.asarray(int(np.prod(_shape_of(input), dtype=np.int64)), array_dtype(out_type)))
 
 
 @op("rank")
 def rank(input: Any, name: str | None = None) -> StaticTensor:
-    """The number of dimensions, as a static tensor."""
+    """Returns the number of dimensions as a static tensor."""
     del name
     return static_tensor(np.asarray(len(_shape_of(input)), np.int32))
 
@@ -149,24 +149,24 @@ def _shape_of(value: Any) -> tuple[int, ...]:
 @op("identity")
 @hosted
 def identity(input: Any, name: str | None = None) -> jax.Array:
-    """The same values in a tensor of its own."""
+    """Returns a tensor with the same contents as the input."""
     del name
     return jnp.copy(as_tensor(input))
 
 
 @op("identity_n")
 def identity_n(input: Any, name: str | None = None) -> list[jax.Array]:
-    """`identity` of each tensor of a list."""
+    """Returns a list with the `identity` of each tensor."""
     del name
     return [identity(one) for one in input]
 
 
 @op("ensure_shape")
 def ensure_shape(x: Any, shape: Any, name: str | None = None) -> jax.Array:
-    """The tensor itself, if it has the shape.
+    """Returns the tensor if its shape is compatible with `shape`.
 
     Raises:
-        InvalidArgumentError: It does not.
+        InvalidArgumentError: The shape is not compatible.
     """
     del name
     value = as_tensor(x)
@@ -175,7 +175,7 @@ def ensure_shape(x: Any, shape: Any, name: str | None = None) -> jax.Array:
             "tf.ensure_shape",
             found=f"a tensor of shape {value.shape}",
             rule=f"its shape is compatible with {TensorShape(shape)}",
-            remedy="reshape the tensor, or give None for the dimensions that may vary",
+            remedy="reshape the tensor, or pass None for dimensions that may vary",
         )
     return value
 
@@ -183,7 +183,7 @@ def ensure_shape(x: Any, shape: Any, name: str | None = None) -> jax.Array:
 @op("reshape manip.reshape")
 @hosted
 def reshape(tensor: Any, shape: Any, name: str | None = None) -> jax.Array:
-    """The same elements in another shape; one dimension may be -1."""
+    """Reshapes a tensor; one dimension may be -1."""
     del name
     value = as_tensor(tensor)
     with reported("tf.reshape", [value]):
@@ -192,7 +192,7 @@ def reshape(tensor: Any, shape: Any, name: str | None = None) -> jax.Array:
 
 @op("transpose")
 def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str | None = None) -> jax.Array:
-    """Dimensions in the order `perm`, reversed by default."""
+    """Transposes a tensor by permuting its dimensions by `perm`; reverses them by default."""
     del name
     value = as_tensor(a)
     value = jnp.conj(value) if conjugate else value
@@ -203,7 +203,7 @@ def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str | Non
 @op("squeeze")
 @hosted
 def squeeze(input: Any, axis: Any = None, name: str | None = None) -> jax.Array:
-    """Without the dimensions of size 1 (those in `axis`, or all)."""
+    """Removes dimensions of size 1: those in `axis`, or all."""
     del name
     value, where = as_tensor(input), static_axis(axis, called="tf.squeeze")
     with reported("tf.squeeze", [value]):
@@ -213,7 +213,7 @@ def squeeze(input: Any, axis: Any = None, name: str | None = None) -> jax.Array:
 @op("expand_dims")
 @hosted
 def expand_dims(input: Any, axis: Any, name: str | None = None) -> jax.Array:
-    """With a dimension of size 1 at `axis`."""
+    """Inserts a dimension of size 1 at `axis`."""
     del name
     value = as_tensor(input)
     with reported("tf.expand_dims", [value]):
@@ -223,7 +223,7 @@ def expand_dims(input: Any, axis: Any, name: str | None = None) -> jax.Array:
 @op("concat")
 @hosted
 def concat(values: Any, axis: Any, name: str | None = None) -> jax.Array:
-    """Tensors one after the other along an existing axis."""
+    """Concatenates tensors along an existing axis."""
     del name
     parts = tensors(*values) if isinstance(values, (list, tuple)) else [as_tensor(values)]
     with reported("tf.concat", parts):
@@ -233,7 +233,7 @@ def concat(values: Any, axis: Any, name: str | None = None) -> jax.Array:
 @op("stack parallel_stack")
 @hosted
 def stack(values: Any, axis: Any = 0, name: str | None = None) -> jax.Array:
-    """Tensors of one shape along a new axis."""
+    """Stacks tensors of one shape along a new axis."""
     del name
     parts = tensors(*values)
     with reported("tf.stack", parts):
@@ -243,7 +243,7 @@ def stack(values: Any, axis: Any = 0, name: str | None = None) -> jax.Array:
 @op("unstack")
 @hosted
 def unstack(value: Any, num: int | None = None, axis: Any = 0, name: str | None = None) -> list[jax.Array]:
-    """The slices along an axis, as a list."""
+    """Unpacks a tensor along an axis into a list of slices."""
     del name
     tensor = as_tensor(value)
     where = static_int(axis, called="tf.unstack", argument="axis")
@@ -252,7 +252,7 @@ def unstack(value: Any, num: int | None = None, axis: Any = 0, name: str | None 
             "tf.unstack",
             found=f"num={num} for a tensor of shape {tensor.shape} along axis {where}",
             rule="`num` is the size of the axis",
-            remedy="leave `num` out",
+            remedy="omit `num`",
         )
     return [jax.lax.index_in_dim(tensor, i, where, keepdims=False) for i in range(tensor.shape[where])]
 
@@ -262,7 +262,7 @@ def unstack(value: Any, num: int | None = None, axis: Any = 0, name: str | None 
 def split(
     value: Any, num_or_size_splits: Any, axis: Any = 0, num: Any = None, name: str | None = None
 ) -> list[jax.Array]:
-    """Equal parts along an axis (given their number), or parts of given sizes (one may be -1)."""
+    """Splits a tensor along an axis into a number of equal parts, or into parts of given sizes (one may be -1)."""
     del num, name
     tensor = as_tensor(value)
     where = static_int(axis, called="tf.split", argument="axis")
@@ -286,8 +286,8 @@ def _split_sizes(tensor: jax.Array, wanted: Any, where: int) -> list[int]:
         raise InvalidArgumentError.of(
             "tf.split",
             found=f"{wanted} for the size {length} of axis {where}",
-            rule="the parts make up the axis; a number of parts divides its size",
-            remedy="give a list of sizes that sum up to it, -1 for the rest",
+            rule="the sizes add up to the axis size; a number of parts divides it",
+            remedy="give sizes that add up to the axis size; -1 stands for the rest",
         )
     return sizes
 
@@ -295,14 +295,14 @@ def _split_sizes(tensor: jax.Array, wanted: Any, where: int) -> list[int]:
 @op("tile manip.tile")
 @hosted
 def tile(input: Any, multiples: Any, name: str | None = None) -> jax.Array:
-    """Repeated `multiples[i]` times along dimension i."""
+    """Repeats a tensor `multiples[i]` times along dimension i."""
     del name
     return jnp.tile(as_tensor(input), static_ints(multiples, called="tf.tile", argument="multiples"))
 
 
 @op("repeat")
 def repeat(input: Any, repeats: Any, axis: Any = None, name: str | None = None) -> jax.Array:
-    """Every element (or slice along `axis`) repeated."""
+    """Repeats every element, or every slice along `axis`."""
     del name
     counts = static_ints(repeats, called="tf.repeat", argument="repeats")
     how_often: Any = counts[0] if len(counts) == 1 else np.asarray(counts)
@@ -319,7 +319,7 @@ def repeat(input: Any, repeats: Any, axis: Any = None, name: str | None = None) 
 def pad(
     tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0, name: str | None = None
 ) -> jax.Array:
-    """Padded by ``paddings[i] = (before, after)`` along dimension i; modes CONSTANT, REFLECT and SYMMETRIC."""
+    """Pads dimension i by ``paddings[i] = (before, after)``; modes CONSTANT, REFLECT and SYMMETRIC."""
     del name
     value = as_tensor(tensor)
     modes = {"CONSTANT": "constant", "REFLECT": "reflect", "SYMMETRIC": "symmetric"}
@@ -335,14 +335,14 @@ def pad(
 @op("reverse")
 @hosted
 def reverse(tensor: Any, axis: Any, name: str | None = None) -> jax.Array:
-    """Reversed along the axes."""
+    """Reverses dimensions of a tensor."""
     del name
     return jnp.flip(as_tensor(tensor), static_axis(axis, called="tf.reverse"))
 
 
 @op("roll")
 def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> jax.Array:
-    """Rolled along the axes."""
+    """Rolls the elements of a tensor along axes."""
     del name
     by = shift if isinstance(shift, (int, tuple)) else tuple(shift) if isinstance(shift, list) else as_tensor(shift)
     return jnp.roll(as_tensor(input), by, static_axis(axis, called="tf.roll"))
@@ -350,7 +350,7 @@ def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> jax.Arra
 
 @op("meshgrid")
 def meshgrid(*args: Any, indexing: str = "xy", name: str | None = None) -> list[jax.Array]:
-    """Coordinate grids."""
+    """Broadcasts one-dimensional coordinates to an N-D grid."""
     del name
     return list(jnp.meshgrid(*[as_tensor(one) for one in args], indexing=indexing))
 
@@ -358,7 +358,7 @@ def meshgrid(*args: Any, indexing: str = "xy", name: str | None = None) -> list[
 @op("broadcast_to")
 @hosted
 def broadcast_to(input: Any, shape: Any, name: str | None = None) -> jax.Array:
-    """Broadcast to a shape."""
+    """Broadcasts a tensor to a shape."""
     del name
     value = as_tensor(input)
     with reported("tf.broadcast_to", [value]):
@@ -367,13 +367,13 @@ def broadcast_to(input: Any, shape: Any, name: str | None = None) -> jax.Array:
 
 @op("broadcast_static_shape")
 def broadcast_static_shape(shape_x: Any, shape_y: Any) -> TensorShape:
-    """The shape that two shapes broadcast to."""
+    """Computes the shape that two shapes broadcast to."""
     return TensorShape(np.broadcast_shapes(tuple(TensorShape(shape_x)), tuple(TensorShape(shape_y))))  # type: ignore[arg-type]
 
 
 @op("broadcast_dynamic_shape")
 def broadcast_dynamic_shape(shape_x: Any, shape_y: Any) -> StaticTensor:
-    """The shape that two shapes broadcast to, as a static tensor."""
+    """Computes the shape that two shapes broadcast to, as a static tensor."""
     sides = [static_ints(one, called="tf.broadcast_dynamic_shape", argument="shape") for one in (shape_x, shape_y)]
     return static_tensor(np.broadcast_shapes(*sides))
 
@@ -388,7 +388,7 @@ def one_hot(
     dtype: Any = None,
     name: str | None = None,
 ) -> jax.Array:
-    """`on_value` (1) at each index along a new axis (the last), `off_value` (0) elsewhere, also for indices outside."""
+    """Returns a one-hot tensor: `on_value` at each index along a new axis, `off_value` elsewhere and out of range."""
     del name
     if dtype is None:
         given = [as_tensor(one).dtype for one in (on_value, off_value) if one is not None]
@@ -403,7 +403,7 @@ def one_hot(
 
 @op("sequence_mask")
 def sequence_mask(lengths: Any, maxlen: Any = None, dtype: Any = "bool", name: str | None = None) -> jax.Array:
-    """True for the first `lengths` positions of a last axis of size `maxlen` (the longest, eagerly)."""
+    """Returns a mask of the first `lengths` positions of a last axis of size `maxlen` (eagerly: the longest)."""
     del name
     counts = as_tensor(lengths)
     limit = jnp.max(counts) if maxlen is None else maxlen
@@ -415,7 +415,7 @@ def sequence_mask(lengths: Any, maxlen: Any = None, dtype: Any = "bool", name: s
 def reverse_sequence(
     input: Any, seq_lengths: Any, seq_axis: int | None = None, batch_axis: int | None = None, name: str | None = None
 ) -> jax.Array:
-    """The first ``seq_lengths[i]`` elements of batch row i reversed along `seq_axis`."""
+    """Reverses the first ``seq_lengths[i]`` elements of batch row i along `seq_axis`."""
     del name
     value, lengths = as_tensor(input), as_tensor(seq_lengths)
     along, batch = int(seq_axis or 0), int(batch_axis or 0)
@@ -434,20 +434,20 @@ def no_op(name: str | None = None) -> None:
 
 @op("group")
 def group(*inputs: Any, name: str | None = None) -> None:
-    """Nothing is left to do: operations run in the order of the program."""
+    """Does nothing: operations already run in program order."""
     del inputs, name
 
 
 @op("tuple")
 def tuple_(tensors: Sequence[Any], control_inputs: Any = None, name: str | None = None) -> list[jax.Array]:
-    """The tensors themselves, as a list."""
+    """Returns the tensors as a list."""
     del control_inputs, name
     return [as_tensor(one) for one in tensors]
 
 
 @op("executing_eagerly")
 def executing_eagerly() -> bool:
-    """Whether operations run at once: false while `tf.function` (or any transform of JAX's) traces."""
+    """Returns whether operations run at once; False while `tf.function` or another JAX transform traces."""
     if is_eager():
         return True
     return not isinstance(jnp.add(np.int32(0), np.int32(0)), Tracer)

@@ -1,4 +1,4 @@
-"""What programs ask about a tensor or the moment: small names of the top level."""
+"""Top-level queries: static values, symbolic tensors, tracing state, type specs, logger and traceback filtering."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mirrored.tf._tensors import as_tensor
 
 
 def get_static_value(tensor: Any, partial: bool = False) -> Any:
-    """The value as a NumPy array if it is known now, also while tracing; None if not.
+    """Returns the value as a NumPy array if it is known, also while tracing; None otherwise.
 
     TensorFlow: `tf.get_static_value`.
     """
@@ -33,36 +33,36 @@ def get_static_value(tensor: Any, partial: bool = False) -> Any:
 
 
 def is_symbolic_tensor(tensor: Any) -> bool:
-    """Whether it is being traced, so that it has no value yet."""
+    """Returns whether the tensor is traced, so that it has no value yet."""
     return is_tracer(tensor)
 
 
 def inside_function() -> bool:
-    """Whether a function is being traced."""
+    """Returns whether a function is being traced."""
     return not executing_eagerly()
 
 
 def type_spec_from_value(value: Any) -> TensorSpec:
-    """The `tf.TensorSpec` of a tensor, or of what becomes one."""
+    """Returns the `tf.TensorSpec` of a tensor or tensor-like value."""
     return TensorSpec.from_tensor(as_tensor(value))
 
 
 def get_logger() -> logging.Logger:
-    """The logger "mirrored"."""
+    """Returns the logger "mirrored"."""
     return logging.getLogger("mirrored")
 
 
 def timestamp(name: str | None = None) -> float:
-    """Seconds since 1970, when it is called.
+    """Returns the seconds since the Unix epoch at the time of the call.
 
-    TensorFlow: `tf.timestamp`; in compiled code this is the time of tracing.
+    TensorFlow: `tf.timestamp`; in compiled code the time is that of tracing.
     """
     del name
     return time.time()
 
 
 def enable_traceback_filtering() -> None:
-    """Leaves JAX's own frames out of tracebacks, as is the default."""
+    """Hides JAX's own frames in tracebacks; the default."""
     jax.config.update("jax_traceback_filtering", "auto")
 
 
@@ -72,22 +72,22 @@ def disable_traceback_filtering() -> None:
 
 
 def is_traceback_filtering_enabled() -> bool:
-    """Whether JAX's own frames are left out of tracebacks."""
+    """Returns whether tracebacks hide JAX's own frames."""
     return bool(jax.config.jax_traceback_filtering != "off")  # type: ignore[attr-defined]
 
 
 def assert_proper_iterable(values: Any) -> None:
-    """Complains of tensors, arrays and texts, which are no lists of values.
+    """Checks that the value is an iterable of values, not a tensor, array or string.
 
     Raises:
-        TypeError: It is one of them, or cannot be gone over.
+        TypeError: It is a tensor, array or string, or is not iterable.
     """
     if isinstance(values, (jax.Array, np.ndarray, str, bytes)) or not isinstance(values, Iterable):
         raise TypeError(f"Expected a list or tuple of values, found {type(values).__name__}: write [value].")
 
 
 class Algorithm(enum.Enum):
-    """Names of random number generators; all of them are threefry here."""
+    """Names of random number generators; every one of them selects threefry."""
 
     PHILOX = 1
     THREEFRY = 2
@@ -95,7 +95,7 @@ class Algorithm(enum.Enum):
 
 
 def _no() -> bool:
-    """Not here."""
+    """Returns False: not available in this facade."""
     return False
 
 

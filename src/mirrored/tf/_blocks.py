@@ -1,7 +1,7 @@
-"""Blocks: branches and loop bodies, traced by themselves once and bound as `lax.cond`, `lax.scan` or `lax.while_loop`.
+"""Blocks: branches and loop bodies, each traced once and bound as `lax.cond`, `lax.scan` or `lax.while_loop`.
 
-A block may read and assign variables. What it reads comes in as an entry value, what it assigns leaves as one more
-result, so that a branch that is not taken assigns nothing, and an iteration sees what the one before it assigned.
+A block may read and assign variables. A variable that it reads becomes an entry value, and one that it assigns becomes
+an extra result. A branch that is not taken thus assigns nothing, and an iteration sees the previous one's assignments.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.listeners import announce_read
 from mirrored.runtime.variable_store import Bookkeeping, Held, VariableStore
 
-Key = tuple[int, int | None]  # a variable's id, and the local replica whose component it is (None: the whole value)
+Key = tuple[int, int | None]  # a variable's id, and the local replica of the component (None: the whole value)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Entry(Bookkeeping):
-    """What a capture tracer of a block stands for: a variable's value where the block begins."""
+    """The object behind a block's capture tracer: a variable's value at the start of the block."""
 
     key: Key
     variable: Any
@@ -36,14 +36,14 @@ class _Entry(Bookkeeping):
 
 
 class BlockStore(VariableStore):
-    """The frame of a block, over the frame of the code around it.
+    """The variable store of a block, layered over the store of the code around it.
 
     Args:
-        outer: The frame around it.
+        outer: The variable store of the surrounding code.
 
     Attributes:
-        staged: What the block has assigned.
-        entries: What it has read before assigning it.
+        staged: The values that the block has assigned.
+        entries: The values that it has read before assigning them.
     """
 
     captures = True
@@ -91,14 +91,14 @@ class BlockStore(VariableStore):
         self._where[key] = where
 
     def outer_value(self, key: Key, variable: Any) -> Any:
-        """The value of a variable around the block."""
+        """Returns the value of a variable outside the block."""
         replica = key[1]
         if replica is not None:
             return self.outer.local(variable, replica)
         return announce_read(variable, self.outer.whole(variable))
 
     def commit(self, key: Key, value: Any) -> None:
-        """Assigns, around the block, what came out of it."""
+        """Assigns a result of the block to the variable outside the block."""
         variable, where = self.staged[key].variable, self._where[key]
         if key[1] is None:
             self.outer.set_whole(variable, value, where)
@@ -112,8 +112,8 @@ class Block:
 
     Attributes:
         staged: Its program.
-        frame: What it reads and assigns; None outside functions.
-        count: How many results it has, besides assigned variables.
+        frame: Its variable store; None outside functions.
+        count: Its number of results, excluding assigned variables.
     """
 
     staged: Staged
@@ -122,23 +122,23 @@ class Block:
 
     @property
     def result_types(self) -> list[Any]:
-        """Shape and dtype of each result."""
+        """The shape and dtype of each result."""
         return [one.aval for one in self.staged.jaxpr.outvars[: self.count]]
 
     @property
     def assigned(self) -> list[Key]:
-        """The variables that it assigns."""
+        """The variables that the block assigns."""
         return [] if self.store is None else list(self.store.staged)
 
     def __call__(self, inputs: Sequence[Any], entries: Mapping[Key, Any]) -> tuple[list[Any], dict[Key, Any]]:
-        """The results and the assigned values, for these inputs and values of variables."""
+        """Returns the results and the assigned values for given inputs and variable values."""
         outs = self.staged([_entered(one, entries) for one in self.staged.constants], inputs)
         return outs[: self.count], dict(zip(self.assigned, outs[self.count :], strict=True))
 
 
 def _entered(constant: Any, entries: Mapping[Key, Any]) -> Any:
     source = constant.source if isinstance(constant, CaptureTracer) else None
-    # An entry of a block around this one stays: it is a constant to that block.
+    # Keeps an entry of an enclosing block: it is a constant to that block.
     return entries.get(source.key, constant) if isinstance(source, _Entry) else constant
 
 
@@ -146,7 +146,7 @@ def trace_block(function: Callable[..., Sequence[Any]], inputs: Sequence[Any] = 
     """Traces a block once.
 
     Args:
-        function: Takes and gives arrays.
+        function: Maps arrays to arrays.
         inputs: Arrays, or their shapes and dtypes.
     """
     outer = ambient().store
@@ -171,7 +171,7 @@ def trace_block(function: Callable[..., Sequence[Any]], inputs: Sequence[Any] = 
 
 
 def outer_values(blocks: Iterable[Block]) -> dict[Key, Any]:
-    """The values, around the blocks, of all variables that they read or assign."""
+    """Returns the values, outside the blocks, of all variables that the blocks read or assign."""
     found: dict[Key, Any] = {}
     for block in blocks:
         if block.store is None:
@@ -185,7 +185,7 @@ def outer_values(blocks: Iterable[Block]) -> dict[Key, Any]:
 
 
 def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) -> None:
-    """Assigns around the blocks what left them."""
+    """Assigns the blocks' results to the variables outside the blocks."""
     for key, value in zip(keys, values, strict=True):
         block = next(one for one in blocks if key in one.assigned)
         assert block.store is not None
@@ -193,19 +193,19 @@ def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) 
 
 
 def assigned_by(blocks: Sequence[Block]) -> list[Key]:
-    """The variables that any of the blocks assigns."""
+    """Returns the variables that any of the blocks assigns."""
     return list(dict.fromkeys(key for block in blocks for key in block.assigned))
 
 
 def choose(
     index: Any, blocks: Sequence[Block], outputs: Callable[[int, list[Any]], list[Any]] | None = None
 ) -> list[Any]:
-    """The results of one of several blocks, chosen when the program runs; what it assigns is assigned.
+    """Returns the results of one block, chosen at run time, and commits its assignments.
 
     Args:
-        index: Which (int32 scalar).
+        index: Index of the block (int32 scalar).
         blocks: Blocks without inputs.
-        outputs: From a block's number and results to those that all blocks have alike. Default: the results.
+        outputs: Maps a block's index and results to results of the same types for all blocks. Default: the results.
     """
     entries, keys = outer_values(blocks), assigned_by(blocks)
 

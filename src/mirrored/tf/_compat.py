@@ -1,4 +1,4 @@
-"""`tf.compat`: what programs written for both versions of TensorFlow still call."""
+"""`tf.compat`: names that programs written for TensorFlow 1 and 2 still call."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from mirrored.tf._generator import set_seed
 
 
 def as_bytes(bytes_or_text: Any, encoding: str = "utf-8") -> bytes:
-    """Bytes of text."""
+    """Converts text to bytes."""
     return bytes_or_text.encode(encoding) if isinstance(bytes_or_text, str) else bytes(bytes_or_text)
 
 
 def as_text(bytes_or_text: Any, encoding: str = "utf-8") -> str:
-    """Text of bytes."""
+    """Converts bytes to text."""
     return bytes_or_text if isinstance(bytes_or_text, str) else bytes(bytes_or_text).decode(encoding)
 
 
 def enable_v2() -> None:
-    """Nothing to do: this is version 2's behaviour."""
+    """Does nothing: TensorFlow 2 behavior is always enabled."""
 
 
 def disable_v2() -> None:
-    """Raises: there are no graphs and sessions.
+    """Raises an error: graphs and sessions do not exist here.
 
     Raises:
         UnimplementedError: Always.
     """
     raise UnimplementedError.of(
         "tf.compat.v1",
-        found="a switch to the behaviour of TensorFlow 1",
+        found="a switch to TensorFlow 1 behavior",
         rule="mirrored.tf runs eagerly or compiled by tf.function; there are no graphs and sessions",
-        remedy="take the call out, and call functions where the program ran a session",
+        remedy="remove the call, and call functions where the program ran a session",
     )
 
 
@@ -45,10 +45,10 @@ def set_verbosity(level: Any) -> None:
 
 
 class ConfigProto:
-    """The configuration of sessions: kept as it is given, since there are no sessions.
+    """The session configuration: stored as given, since there are no sessions.
 
     Args:
-        **options: Anything; each becomes an attribute.
+        **options: Any options; each becomes an attribute.
 
     TensorFlow: `tf.compat.v1.ConfigProto`.
     """

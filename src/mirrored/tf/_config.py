@@ -1,4 +1,4 @@
-"""`tf.config`: devices, their visibility and memory, and switches."""
+"""`tf.config`: devices, their visibility and memory, and runtime switches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PhysicalDevice(NamedTuple):
 
 
 class LogicalDevice(NamedTuple):
-    """A device that tensors can be on."""
+    """A device that can hold tensors."""
 
     name: str
     device_type: str
@@ -33,12 +33,12 @@ class LogicalDevice(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LogicalDeviceConfiguration:
-    """One logical device of a physical one.
+    """The configuration of one logical device of a physical device.
 
     Attributes:
-        memory_limit: Megabytes of a GPU; accepted, and not enforced.
-        experimental_priority: Accepted.
-        experimental_device_ordinal: Accepted.
+        memory_limit: Memory limit of a GPU in megabytes; accepted and not enforced.
+        experimental_priority: Accepted and ignored.
+        experimental_device_ordinal: Accepted and ignored.
     """
 
     memory_limit: int | None = None
@@ -62,7 +62,7 @@ _state = _State()
 
 
 def _has_accelerator_plugin() -> bool:
-    """Whether JAX could have devices other than CPUs. Does not start it: virtual devices come before that."""
+    """Returns whether JAX could find accelerators, without starting JAX: virtual devices must be set before that."""
     platforms = os.environ.get("JAX_PLATFORMS") or getattr(jax.config, "jax_platforms", None) or ""
     if platforms and set(platforms.split(",")) <= {"cpu"}:
         return False
@@ -78,12 +78,12 @@ def _has_accelerator_plugin() -> bool:
 
 
 def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice]:
-    """The devices of the machine: one CPU, and its accelerators.
+    """Returns the physical devices of the machine: one CPU, and its accelerators.
 
-    Context: also before JAX has started; on a machine without accelerators it does not start it.
+    Context: any, also before JAX has started. On a machine without accelerators this does not start JAX.
 
     Args:
-        device_type: Only those of one kind: ``"CPU"``, ``"GPU"``, ``"TPU"``.
+        device_type: Returns only devices of this type: ``"CPU"``, ``"GPU"`` or ``"TPU"``.
     """
     found = [PhysicalDevice("/physical_device:CPU:0", "CPU")]
     for kind in ("GPU", "TPU"):
@@ -94,7 +94,7 @@ def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice
 
 
 def get_visible_devices(device_type: str | None = None) -> list[PhysicalDevice]:
-    """The physical devices that may be used."""
+    """Returns the physical devices that are visible."""
     found = []
     for one in list_physical_devices():
         visible = _state.visible.get(one.device_type)
@@ -104,12 +104,12 @@ def get_visible_devices(device_type: str | None = None) -> list[PhysicalDevice]:
 
 
 def set_visible_devices(devices: Any, device_type: str | None = None) -> None:
-    """Hides all other accelerators of the kind from this process.
+    """Hides all other accelerators of the same type from this process.
 
     Context: before JAX has started.
 
     Raises:
-        ValueError: A device that the machine does not have.
+        ValueError: The machine does not have a device.
         ContextError: JAX has started with other devices.
     """
     chosen = (
@@ -136,7 +136,7 @@ def _hide_gpus(kept: list[PhysicalDevice]) -> None:
     except RuntimeError as error:
         raise ContextError(
             "tf.config.set_visible_devices",
-            found="JAX has started already",
+            found="JAX has already started",
             rule="Visible devices cannot be modified after being initialized",
             remedy="call it right after the imports, or start the program with CUDA_VISIBLE_DEVICES",
         ) from error
@@ -145,11 +145,11 @@ def _hide_gpus(kept: list[PhysicalDevice]) -> None:
 def set_logical_device_configuration(device: PhysicalDevice, logical_devices: Any) -> None:
     """Splits a CPU into several logical devices.
 
-    Context: before JAX has started, or later with the number of devices that there are.
+    Context: before JAX has started; later only with the current number of devices.
 
     Args:
-        device: The CPU; or a ``PhysicalDevice("/physical_device:GPU:0", "GPU")`` on a machine without GPUs: the virtual
-            devices then stand for GPUs and are named so.
+        device: The CPU; or, on a machine without GPUs, ``PhysicalDevice("/physical_device:GPU:0", "GPU")``: the virtual
+            devices then stand for GPUs and have their names.
         logical_devices: One `LogicalDeviceConfiguration` per logical device.
 
     Raises:
@@ -164,7 +164,7 @@ def set_logical_device_configuration(device: PhysicalDevice, logical_devices: An
                 "tf.config.set_logical_device_configuration",
                 found=f"{count} logical devices for {device.name}",
                 rule="JAX does not split an accelerator",
-                remedy=f"put several replicas on it: MirroredStrategy(['{kind}:0'], num_replicas={count})",
+                remedy=f"place several replicas on it: MirroredStrategy(['{kind}:0'], num_replicas={count})",
             )
     else:
         settings.set_virtual_devices(count, kind=kind)
@@ -172,12 +172,12 @@ def set_logical_device_configuration(device: PhysicalDevice, logical_devices: An
 
 
 def get_logical_device_configuration(device: PhysicalDevice) -> list[LogicalDeviceConfiguration] | None:
-    """What was set for a device, or None."""
+    """Returns the logical device configuration of a device, or None."""
     return _state.logical.get(device)
 
 
 def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
-    """The devices that tensors can be on. Starts JAX."""
+    """Returns the devices that can hold tensors. Starts JAX."""
     found = []
     for kind in _KINDS:
         if device_type in (None, kind):
@@ -186,7 +186,7 @@ def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
 
 
 def set_memory_growth(device: PhysicalDevice, enable: bool) -> None:
-    """Lets JAX take GPU memory as needed instead of most of it at the start.
+    """Makes JAX allocate GPU memory on demand instead of most of it at startup.
 
     Context: before JAX has started; later it has no effect.
     """
@@ -196,24 +196,24 @@ def set_memory_growth(device: PhysicalDevice, enable: bool) -> None:
 
 
 def get_memory_growth(device: PhysicalDevice) -> bool | None:
-    """What was set for a device."""
+    """Returns the memory growth setting of a device."""
     return _state.growth.get(device)
 
 
 def get_memory_info(device: str) -> dict[str, int]:
-    """Bytes in use now and at most so far: ``{"current": ..., "peak": ...}``.
+    """Returns current and peak memory in bytes: ``{"current": ..., "peak": ...}``.
 
     Raises:
-        ValueError: The device (a CPU) does not count its memory.
+        ValueError: The device (a CPU) has no memory statistics.
     """
     found = resolve_device(device, called="tf.config.experimental.get_memory_info").memory_stats()
     if not found:
-        raise ValueError(f"Cannot get memory info: the device {device!r} does not count its memory")
+        raise ValueError(f"Cannot get memory info: the device {device!r} has no memory statistics")
     return {"current": int(found["bytes_in_use"]), "peak": int(found["peak_bytes_in_use"])}
 
 
 def get_device_details(device: PhysicalDevice) -> dict[str, Any]:
-    """The name of an accelerator's model."""
+    """Returns the model name of an accelerator."""
     if device.device_type == "CPU":
         return {}
     index = int(device.name.rpartition(":")[2])
@@ -221,42 +221,42 @@ def get_device_details(device: PhysicalDevice) -> dict[str, Any]:
 
 
 def set_soft_device_placement(enabled: bool) -> None:
-    """Whether `tf.device` of a device that is not there changes nothing (the default), or is an error."""
+    """Sets whether `tf.device` ignores a missing device (the default) or raises an error."""
     _state.soft_placement = bool(enabled)
 
 
 def get_soft_device_placement() -> bool:
-    """What was set."""
+    """Returns the soft device placement setting."""
     return _state.soft_placement
 
 
 def set_intra_op_parallelism_threads(num_threads: int) -> None:
-    """Kept: XLA chooses its threads."""
+    """Stores the setting; it has no effect, because XLA chooses its threads."""
     _state.intra_op_threads = int(num_threads)
 
 
 def get_intra_op_parallelism_threads() -> int:
-    """What was set."""
+    """Returns the stored setting."""
     return _state.intra_op_threads
 
 
 def set_inter_op_parallelism_threads(num_threads: int) -> None:
-    """Kept: XLA chooses its threads."""
+    """Stores the setting; it has no effect, because XLA chooses its threads."""
     _state.inter_op_threads = int(num_threads)
 
 
 def get_inter_op_parallelism_threads() -> int:
-    """What was set."""
+    """Returns the stored setting."""
     return _state.inter_op_threads
 
 
 def set_jit(enabled: Any) -> None:
-    """Nothing to do: everything compiled is compiled by XLA."""
+    """Does nothing: XLA compiles all compiled code."""
     del enabled
 
 
 def get_optimizer_jit() -> str:
-    """Always on."""
+    """Returns the JIT setting, which is always on."""
     return "autoclustering"
 
 
@@ -269,12 +269,12 @@ _OPTIMIZER_OPTIONS: Final = (
 
 
 def set_experimental_options(options: Mapping[str, Any]) -> None:
-    """Kept, beside those that were set before, and nothing else: XLA optimises what is compiled.
+    """Merges options into the stored ones; they have no effect, because XLA optimizes compiled code.
 
     Raises:
         ValueError: TensorFlow has no option of this name.
 
-    TensorFlow: `tf.config.optimizer.set_experimental_options`, for its graphs.
+    TensorFlow: `tf.config.optimizer.set_experimental_options`, which configures its graphs.
     """
     unknown = sorted(set(options) - set(_OPTIMIZER_OPTIONS))
     if unknown:
@@ -283,12 +283,12 @@ def set_experimental_options(options: Mapping[str, Any]) -> None:
 
 
 def get_experimental_options() -> dict[str, Any]:
-    """As set."""
+    """Returns the stored options."""
     return dict(_state.optimizer_options)
 
 
 def enable_op_determinism() -> None:
-    """Asks XLA for deterministic GPU kernels; CPU and TPU ones are. Before JAX has started."""
+    """Requests deterministic GPU kernels from XLA; CPU and TPU kernels are deterministic. Call before JAX starts."""
     flag = "--xla_gpu_deterministic_ops=true"
     present = os.environ.get("XLA_FLAGS", "")
     if flag not in present and list_physical_devices("GPU"):
@@ -296,23 +296,23 @@ def enable_op_determinism() -> None:
 
 
 def is_gpu_available(cuda_only: bool = False, min_cuda_compute_capability: Any = None) -> bool:
-    """Whether there is a GPU."""
+    """Returns whether a GPU is available."""
     del cuda_only, min_cuda_compute_capability
     return bool(list_physical_devices("GPU"))
 
 
 def gpu_device_name() -> str:
-    """``"/device:GPU:0"`` if there is a GPU, else ""."""
+    """Returns ``"/device:GPU:0"`` if a GPU is available, else ""."""
     return "/device:GPU:0" if list_physical_devices("GPU") else ""
 
 
 def set_log_device_placement(enabled: bool) -> None:
-    """Kept, and nothing is logged: an array knows where it is (``x.devices()``)."""
+    """Stores the setting; nothing is logged, because an array knows its devices (``x.devices()``)."""
     _state.log_placement = bool(enabled)
 
 
 def get_log_device_placement() -> bool:
-    """As set."""
+    """Returns the stored setting."""
     return _state.log_placement
 
 

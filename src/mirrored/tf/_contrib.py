@@ -1,4 +1,4 @@
-"""`tf.contrib.distribute.MirroredStrategy`: the strategy of TensorFlow 1, as a thin adapter over today's."""
+"""`tf.contrib.distribute.MirroredStrategy`: TensorFlow 1's strategy, as a thin adapter to the current one."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _CALLED = "tf.contrib.distribute.MirroredStrategy"
 
 
 class MirroredStrategy(_MirroredStrategy):
-    """The strategy of the contrib era: one replica per device, with that era's arguments and iterators.
+    """TensorFlow 1's contrib strategy: one replica per device, with the arguments and iterators of that time.
 
     Args:
-        devices: Device names. Give these or a number of GPUs.
-        num_gpus: How many GPUs: ``GPU:0`` to ``GPU:n-1``; 0 is ``CPU:0``.
-        num_gpus_per_worker: The same; only one of both may be given.
-        cross_device_ops: How values of several replicas become one.
+        devices: Device names. Pass either these or a number of GPUs.
+        num_gpus: Number of GPUs: ``GPU:0`` to ``GPU:n-1``; 0 is ``CPU:0``.
+        num_gpus_per_worker: The same as `num_gpus`; pass only one of the two.
+        cross_device_ops: The algorithm that reduces values across replicas.
         auto_shard_dataset: Whether workers take shards of a dataset; one process has nothing to shard.
         cross_tower_ops: Deprecated alias of `cross_device_ops`.
 
     Raises:
-        ArgumentError: Arguments that exclude each other, or a negative number of GPUs.
-        DeviceError: A device that does not exist.
+        ArgumentError: Two arguments exclude each other, or the number of GPUs is negative.
+        DeviceError: A device does not exist.
 
     Example:
         >>> import mirrored.tf as tf
         >>> tf.contrib.distribute.MirroredStrategy(num_gpus=0).num_replicas_in_sync
         1
 
-    TensorFlow: `tf.contrib.distribute.MirroredStrategy`. Its multi-worker form replicated in one graph, driven by one
-    client; here every worker runs the program itself, which is `MultiWorkerMirroredStrategy`'s business.
+    TensorFlow: `tf.contrib.distribute.MirroredStrategy`. Its multi-worker form replicates in one graph that one client
+    drives. Here every worker runs the program itself: use `MultiWorkerMirroredStrategy`.
     """
 
     _batches_are_per_replica = True
@@ -66,15 +66,15 @@ class MirroredStrategy(_MirroredStrategy):
         shuffle: int | None = 1024,
         session: Any = None,
     ) -> InputIterator:
-        """An iterator over the rows of arrays, in batches of `batch_size` for each replica.
+        """Makes an iterator over the rows of arrays, with a per-replica batch of `batch_size`.
 
         Context: cross-replica.
 
         Args:
-            numpy_input: A structure of arrays that agree in their first dimension.
-            batch_size: Rows for each replica.
-            num_epochs: How often; None for ever.
-            shuffle: The size of the shuffle buffer; None or 0: rows come in order.
+            numpy_input: A structure of arrays with the same first dimension.
+            batch_size: Rows per replica.
+            num_epochs: Number of epochs; None repeats indefinitely.
+            shuffle: Size of the shuffle buffer; None or 0 keeps the order.
             session: Accepted for TensorFlow's sake.
         """
         dataset = Dataset.from_tensor_slices(numpy_input)
@@ -82,11 +82,11 @@ class MirroredStrategy(_MirroredStrategy):
         return make_dataset_iterator(self, shuffled.repeat(num_epochs).batch(batch_size), True)
 
     def experimental_initialize(self) -> list[Any]:
-        """Nothing to initialize."""
+        """Does nothing: there is nothing to initialize."""
         return []
 
     def experimental_finalize(self) -> list[Any]:
-        """Nothing to finalize."""
+        """Does nothing: there is nothing to finalize."""
         return []
 
     initialize, finalize = experimental_initialize, experimental_finalize
@@ -98,8 +98,8 @@ def _refuse_both(first: str, one: Any, second: str, other: Any) -> None:
     raise ArgumentError(
         _CALLED,
         found=f"{first}={one!r} and {second}={other!r}",
-        rule="they say the same thing",
-        remedy="give one of them",
+        rule="the two arguments exclude each other",
+        remedy="pass only one of them",
     )
 
 
@@ -108,7 +108,7 @@ def _gpus(count: int) -> list[str]:
         raise ArgumentError(
             _CALLED,
             found=f"num_gpus={count!r}",
-            rule="it is a number of GPUs, 0 or more",
+            rule="num_gpus is a number of GPUs, 0 or more",
             remedy="num_gpus=2 for GPU:0 and GPU:1; 0 for the CPU",
         )
     return [f"GPU:{i}" for i in range(count)] or ["CPU:0"]

@@ -1,10 +1,10 @@
-"""`tf.cond`, `tf.while_loop`, `tf.case`, `tf.map_fn`, `tf.scan` and their kin.
+"""`tf.cond`, `tf.while_loop`, `tf.case`, `tf.map_fn`, `tf.scan` and similar.
 
-Eagerly they are Python: branches and iterations really run, with prints, variables and shapes of any kind. While
-`tf.function` traces they are `lax.cond`, `lax.while_loop` and `lax.scan`.
+Eagerly, these run as Python: branches and iterations execute directly, with prints, variables and any shapes. While
+`tf.function` traces, they become `lax.cond`, `lax.while_loop` and `lax.scan`.
 
-A loop under tracing gets gradients (in JAX: becomes a scan) if its number of iterations is known: because its condition
-depends on constants and counters only, or because `maximum_iterations` is given.
+A traced loop supports gradients (in JAX: becomes a scan) if its number of iterations is known, either because its
+condition depends only on constants and counters, or because `maximum_iterations` is given.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def _tensors_of(structure: Any) -> list[jax.Array]:
 
 
 def _refilled(structure: Any, tensors: Sequence[jax.Array]) -> Any:
-    """The structure with new tensors; None stays None."""
+    """Returns the structure with new tensors; None stays None."""
     iterator = iter(tensors)
     return pack_sequence_as(structure, [None if one is None else next(iterator) for one in flatten(structure)])
 
 
 def known_bool(value: Any) -> bool | None:
-    """The truth of a scalar if it is known already, while tracing too."""
+    """Returns the truth of a scalar if it is known, also while tracing; None otherwise."""
     try:
         return bool(as_tensor(value))
     except jax.errors.ConcretizationTypeError:
@@ -54,13 +54,13 @@ def known_bool(value: Any) -> bool | None:
 
 @op("cond")
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None) -> Any:
-    """What `true_fn()` or `false_fn()` gives.
+    """Returns `true_fn()` if the predicate `pred` is true, else `false_fn()`.
 
-    Only one of them is called if `pred` is known; while tracing an unknown one both are traced, and return the same
+    Calls only one of them if `pred` is known. While tracing an unknown `pred`, both are traced and must return the same
     structure.
 
     Raises:
-        InvalidArgumentError: The branches give different structures, shapes or dtypes.
+        InvalidArgumentError: The branches return different structures, shapes or dtypes.
     """
     del name
     known = known_bool(pred)
@@ -94,8 +94,8 @@ def _check_alike(called: str, first: Sequence[Any], other: Sequence[Any]) -> Non
             raise InvalidArgumentError.of(
                 called,
                 found=f"branches that return {one.str_short()} and {two.str_short()}",
-                rule="all branches return the same structure, shapes and dtypes when the choice is made at run time",
-                remedy="cast and reshape what the branches return, or decide with a Python value",
+                rule="if the branch is chosen at run time, all branches return the same structure, shapes and dtypes",
+                remedy="cast and reshape the branches' results, or decide with a Python value",
             )
 
 
@@ -103,7 +103,7 @@ def _check_alike(called: str, first: Sequence[Any], other: Sequence[Any]) -> Non
 def switch_case(
     branch_index: Any, branch_fns: Any, default: Callable[[], Any] | None = None, name: str | None = None
 ) -> Any:
-    """What the branch of this number gives; `default` (else the last branch) for other numbers."""
+    """Returns the result of the branch with this index; of `default` (else the last branch) for other indices."""
     del name
     numbered = _numbered(branch_fns)
     other = default if default is not None else numbered[-1][1]
@@ -133,10 +133,10 @@ def case(
     strict: bool = False,
     name: str = "case",
 ) -> Any:
-    """What the function of the first true condition gives, else `default` (else the last function).
+    """Returns the result for the first true condition, else of `default` (else of the last function).
 
     Raises:
-        InvalidArgumentError: `exclusive`, and more than one condition holds (checked where they are known).
+        InvalidArgumentError: With `exclusive`, more than one condition holds (checked for known conditions).
     """
     del strict, name
     pairs = list(pred_fn_pairs.items()) if isinstance(pred_fn_pairs, Mapping) else list(pred_fn_pairs)
@@ -144,8 +144,8 @@ def case(
         raise InvalidArgumentError.of(
             "tf.case",
             found="more than one condition holds",
-            rule="with exclusive=True at most one does",
-            remedy="make the conditions disjoint, or leave `exclusive` out",
+            rule="with exclusive=True at most one condition holds",
+            remedy="make the conditions disjoint, or omit `exclusive`",
         )
     chosen = pairs[-1][1] if default is None else default
     for test, function in reversed(pairs if default is not None else pairs[:-1]):
@@ -169,10 +169,10 @@ def while_loop(
     maximum_iterations: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Calls `body` as long as `cond` holds; both take the loop variables, `body` returns new ones.
+    """Repeats `body` while the condition `cond` is true; both take the loop variables, `body` returns new ones.
 
     Returns:
-        The loop variables as they are at the end, in the structure of `loop_vars`.
+        The final loop variables, in the structure of `loop_vars`.
 
     Raises:
         InvalidArgumentError: While tracing, the body changes the structure, a shape or a dtype of the loop variables.
@@ -219,8 +219,8 @@ def _traced_loop(test: Callable[..., Any], body: Callable[..., Any], loop_vars: 
         raise InvalidArgumentError.of(
             "tf.while_loop",
             found=found.partition("\n")[0],
-            rule="the body keeps the structure, shapes and dtypes of the loop variables while it is traced",
-            remedy="give loop variables the shape and dtype that the body returns (tf.cast), or run eagerly",
+            rule="while traced, the body keeps the structure, shapes and dtypes of the loop variables",
+            remedy="give the loop variables the shape and dtype that the body returns (tf.cast), or run eagerly",
         ) from error
     return _refilled(loop_vars, flat)
 
@@ -254,7 +254,7 @@ def map_fn(
     name: str | None = None,
     fn_output_signature: Any = None,
 ) -> Any:
-    """`fn` of every row of `elems` (rows of a structure go together), stacked."""
+    """Applies `fn` to every row of `elems` (a row of every tensor of a structure) and stacks the results."""
     del dtype, parallel_iterations, back_prop, swap_memory, infer_shape, name, fn_output_signature
     if executing_eagerly() and _length(elems):
         return _stacked([fn(_row(elems, i)) for i in range(_length(elems))])
@@ -263,9 +263,9 @@ def map_fn(
 
 @op("vectorized_map")
 def vectorized_map(fn: Callable[[Any], Any], elems: Any, fallback_to_while_loop: bool = True, warn: bool = True) -> Any:
-    """`fn` of every row of `elems`, all rows at once (`jax.vmap`).
+    """Applies `fn` to all rows of `elems` at once (`jax.vmap`).
 
-    Where `fn` reads a variable outside `tf.function` and tapes, the rows run one after another instead.
+    If `fn` reads a variable outside `tf.function` and tapes, it runs row by row instead.
     """
     del warn
     try:
@@ -301,7 +301,7 @@ def foldl(
     swap_memory: bool = False,
     name: str | None = None,
 ) -> Any:
-    """``fn(...fn(fn(initializer, row 0), row 1)...)``; without an initializer the first row is it."""
+    """Folds from the left: ``fn(...fn(fn(initializer, row 0), row 1)...)``; row 0 is the default initializer."""
     del parallel_iterations, back_prop, swap_memory, name
     return _fold("tf.foldl", fn, elems, initializer, range(_length(elems)))
 
@@ -316,7 +316,7 @@ def foldr(
     swap_memory: bool = False,
     name: str | None = None,
 ) -> Any:
-    """As `foldl`, from the last row to the first."""
+    """Folds like `foldl`, from the last row to the first."""
     del parallel_iterations, back_prop, swap_memory, name
     return _fold("tf.foldr", fn, elems, initializer, range(_length(elems) - 1, -1, -1))
 
@@ -333,7 +333,7 @@ def scan(
     reverse: bool = False,
     name: str | None = None,
 ) -> Any:
-    """All intermediate results of `foldl`, stacked (in the order of `elems` also if `reverse`)."""
+    """Returns all intermediate results of `foldl`, stacked in the order of `elems`, also with `reverse`."""
     del parallel_iterations, back_prop, swap_memory, infer_shape, name
     order = list(range(_length(elems)))
     order = order[::-1] if reverse else order
@@ -369,7 +369,7 @@ def _traced_scan(
 
 @op("recompute_grad")
 def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
-    """`f` whose intermediate values are computed again for the gradient instead of kept (`jax.checkpoint`)."""
+    """Recomputes intermediate values of `f` in the backward pass instead of storing them (`jax.checkpoint`)."""
     checkpointed = jax.checkpoint(f)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -380,7 +380,7 @@ def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
 
 @op("grad_pass_through")
 def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
-    """`f` with the gradient of the identity: what flows back to the result flows on to the (first) argument."""
+    """Returns `f` with the gradient of the identity: the result's gradient passes to the first argument unchanged."""
 
     def run(x: Any, *args: Any, **kwargs: Any) -> Any:
         value = as_tensor(x)

@@ -19,14 +19,14 @@ _SPATIAL = "DHW"
 
 
 def _layout(rank: int, data_format: str | None) -> str:
-    """The letters of the operand: "NHWC" or "NCHW", for `rank` spatial dimensions."""
+    """Returns the axis letters of the operand: "NHWC" or "NCHW", for `rank` spatial dimensions."""
     spatial = _SPATIAL[-rank:]
     last = data_format is None or not data_format.startswith("NC")
     return f"N{spatial}C" if last else f"NC{spatial}"
 
 
 def _per_dimension(value: Any, rank: int, layout: str, *, called: str, argument: str) -> tuple[int, ...]:
-    """Strides, window sizes or dilations per spatial dimension, out of 1, `rank` or `rank + 2` numbers."""
+    """Returns strides, window sizes or dilations per spatial dimension from 1, `rank` or `rank + 2` numbers."""
     numbers = static_ints(1 if value is None else value, called=called, argument=argument)
     if len(numbers) == rank + 2:
         numbers = tuple(one for one, letter in zip(numbers, layout, strict=True) if letter in _SPATIAL)
@@ -43,7 +43,7 @@ def _per_dimension(value: Any, rank: int, layout: str, *, called: str, argument:
 
 
 def _padding(padding: Any, layout: str) -> str | list[tuple[int, int]]:
-    """SAME, VALID, or pairs per spatial dimension (TensorFlow gives them for every dimension)."""
+    """Returns SAME, VALID, or padding pairs per spatial dimension (TensorFlow passes pairs for every dimension)."""
     if isinstance(padding, str):
         return padding.upper()
     return [(int(one[0]), int(one[1])) for one, letter in zip(padding, layout, strict=True) if letter in _SPATIAL]
@@ -90,7 +90,7 @@ def conv1d(
     dilations: Any = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Convolution over one dimension; filters are [width, in, out]."""
+    """Computes a 1-D convolution; filters are [width, in, out]."""
     del name
     return _convolve("tf.nn.conv1d", 1, input, filters, stride, padding, data_format, dilations)
 
@@ -105,7 +105,7 @@ def conv2d(
     dilations: Any = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Convolution over two dimensions; filters are [height, width, in, out]."""
+    """Computes a 2-D convolution; filters are [height, width, in, out]."""
     del name
     return _convolve("tf.nn.conv2d", 2, input, filters, strides, padding, data_format, dilations)
 
@@ -120,7 +120,7 @@ def conv3d(
     dilations: Any = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Convolution over three dimensions; filters are [depth, height, width, in, out]."""
+    """Computes a 3-D convolution; filters are [depth, height, width, in, out]."""
     del name
     return _convolve("tf.nn.conv3d", 3, input, filters, strides, padding, data_format, dilations)
 
@@ -135,7 +135,7 @@ def convolution(
     dilations: Any = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Convolution over as many dimensions as the filters have (one to three)."""
+    """Computes a convolution over the one to three spatial dimensions of the filters."""
     del name
     return _convolve(
         "tf.nn.convolution", as_tensor(filters).ndim - 2, input, filters, strides, padding, data_format, dilations
@@ -144,7 +144,7 @@ def convolution(
 
 @op("nn.atrous_conv2d")
 def atrous_conv2d(value: Any, filters: Any, rate: int, padding: Any, name: str | None = None) -> jax.Array:
-    """Convolution with `rate - 1` holes between the taps of the filter."""
+    """Computes a convolution with `rate - 1` holes between filter taps (dilated convolution)."""
     del name
     return _convolve("tf.nn.atrous_conv2d", 2, value, filters, 1, padding, None, rate)
 
@@ -159,7 +159,7 @@ def depthwise_conv2d(
     dilations: Any = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Every channel with its own filters; filters are [height, width, in, multiplier]."""
+    """Computes a depthwise 2-D convolution; filters are [height, width, in, multiplier]."""
     del name
     kernel = as_tensor(filter)
     height, width, channels, multiplier = kernel.shape
@@ -178,7 +178,7 @@ def separable_conv2d(
     dilations: Any = None,
     name: str | None = None,
 ) -> jax.Array:
-    """A depthwise convolution followed by one over channels only."""
+    """Computes a 2-D convolution with separable filters: depthwise, then pointwise."""
     del name
     deep = depthwise_conv2d(input, depthwise_filter, strides, padding, data_format, dilations)
     return _convolve("tf.nn.separable_conv2d", 2, deep, pointwise_filter, 1, "VALID", data_format, None)
@@ -195,7 +195,7 @@ def _transposed(
     data_format: Any,
     dilations: Any,
 ) -> jax.Array:
-    """The gradient of a convolution by its input: dilate the input by the strides, convolve with the flipped filter."""
+    """Computes a convolution's input gradient: dilates the input by the strides, convolves with the flipped filter."""
     value, kernel = tensors(input, filters)
     layout = _layout(rank, data_format)
     steps = _per_dimension(strides, rank, layout, called=called, argument="strides")
@@ -233,7 +233,7 @@ def conv1d_transpose(
     dilations: Any = None,
     name: str | None = None,
 ) -> jax.Array:
-    """The transpose of `conv1d`; filters are [width, out, in]."""
+    """Computes the transpose of `conv1d`; filters are [width, out, in]."""
     del name
     called = "tf.nn.conv1d_transpose"
     return _transposed(called, 1, input, filters, output_shape, strides, padding, data_format, dilations)
@@ -250,7 +250,7 @@ def conv2d_transpose(
     dilations: Any = None,
     name: str | None = None,
 ) -> jax.Array:
-    """The transpose of `conv2d`; filters are [height, width, out, in]."""
+    """Computes the transpose of `conv2d`; filters are [height, width, out, in]."""
     del name
     called = "tf.nn.conv2d_transpose"
     return _transposed(called, 2, input, filters, output_shape, strides, padding, data_format, dilations)
@@ -267,7 +267,7 @@ def conv3d_transpose(
     dilations: Any = None,
     name: str | None = None,
 ) -> jax.Array:
-    """The transpose of `conv3d`; filters are [depth, height, width, out, in]."""
+    """Computes the transpose of `conv3d`; filters are [depth, height, width, out, in]."""
     del name
     called = "tf.nn.conv3d_transpose"
     return _transposed(called, 3, input, filters, output_shape, strides, padding, data_format, dilations)
@@ -284,7 +284,7 @@ def conv_transpose(
     dilations: Any = None,
     name: str | None = None,
 ) -> jax.Array:
-    """The transpose of `convolution`."""
+    """Computes the transpose of `convolution`."""
     del name
     rank = as_tensor(filters).ndim - 2
     called = "tf.nn.conv_transpose"
@@ -344,7 +344,7 @@ def _pooling(name: str, rank: int, kind: str, default_format: str) -> None:
         return _pool(called, rank, kind, input, ksize, strides, padding, data_format)
 
     pool.__name__ = pool.__qualname__ = name
-    pool.__doc__ = f"{kind} pooling over {rank} dimension(s); padding does not count towards averages."
+    pool.__doc__ = f"Performs {kind} pooling over {rank} dimension(s); averages exclude padding."
     op(f"nn.{name}")(pool)
 
 
@@ -357,7 +357,7 @@ for _rank, _format in {1: "NWC", 2: "NHWC", 3: "NDHWC"}.items():
 def max_pool(
     input: Any, ksize: Any, strides: Any, padding: Any, data_format: str | None = None, name: str | None = None
 ) -> jax.Array:
-    """The largest value of each window, over as many dimensions as the input has."""
+    """Performs max pooling over all spatial dimensions of the input."""
     del name
     rank = as_tensor(input).ndim - 2
     return _pool("tf.nn.max_pool", rank, "MAX", input, ksize, strides, padding, data_format)
@@ -367,7 +367,7 @@ def max_pool(
 def avg_pool(
     input: Any, ksize: Any, strides: Any, padding: Any, data_format: str | None = None, name: str | None = None
 ) -> jax.Array:
-    """The mean of each window; padding does not count."""
+    """Performs average pooling over all spatial dimensions; averages exclude padding."""
     del name
     rank = as_tensor(input).ndim - 2
     return _pool("tf.nn.avg_pool", rank, "AVG", input, ksize, strides, padding, data_format)
@@ -384,7 +384,7 @@ def pool(
     dilations: Any = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Pooling with dilation, of type "MAX" or "AVG"."""
+    """Performs N-D pooling with dilation, of type "MAX" or "AVG"."""
     del name
     if pooling_type not in ("MAX", "AVG"):
         raise ValueError(f"Value for argument `pooling_type` is {pooling_type!r}; it should be 'MAX' or 'AVG'")

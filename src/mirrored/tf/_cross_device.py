@@ -1,4 +1,4 @@
-"""`tf.distribute`'s cross-device operations: the core's algorithms, which may also be called directly.
+"""`tf.distribute`'s cross-device operations: the core's algorithms, with methods for direct calls.
 
 TensorFlow's `reduce` and that of `mirrored.collectives.CrossDeviceOps` share a name; the latter is called with a
 `Group`.
@@ -19,7 +19,7 @@ from mirrored.values.distributed_values import DistributedValues, Mirrored, PerR
 
 
 class Direct(core.CrossDeviceOps):
-    """What TensorFlow's cross-device operations offer besides being given to a strategy."""
+    """TensorFlow's methods of cross-device operations for direct calls, in addition to their use by a strategy."""
 
     def reduce(self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any = None) -> Any:
         """Reduces a per-replica value.
@@ -27,16 +27,16 @@ class Direct(core.CrossDeviceOps):
         Context: cross-replica.
 
         Args:
-            reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN` (names are not taken here, as in TensorFlow).
-            per_replica_value: The value; one that is not per replica is returned as it is.
+            reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN` (as in TensorFlow, not a name).
+            per_replica_value: The value; a value that is not per-replica is returned unchanged.
             destinations: A per-replica value or variable, or a device name.
-            options: Accepted for TensorFlow's sake.
+            options: Accepted for compatibility and ignored.
 
         Returns:
-            A mirrored value, or with a device name the plain result.
+            A mirrored value, or with a device name the unwrapped result.
 
         Raises:
-            ArgumentError: No `ReduceOp`, or no destinations.
+            ArgumentError: `reduce_op` is not a `ReduceOp`, or there are no destinations.
         """
         del options
         _check_op(reduce_op)
@@ -46,10 +46,10 @@ class Direct(core.CrossDeviceOps):
         return _delivered(self._reduced(reduce_op, per_replica_value), per_replica_value, destinations)
 
     def batch_reduce(self, reduce_op: Any, value_destination_pairs: Sequence[Any], options: Any = None) -> list[Any]:
-        """`reduce` of several values.
+        """Reduces several values like `reduce`.
 
         Raises:
-            ArgumentError: No `ReduceOp`, or an element that is no pair of a value and its destinations.
+            ArgumentError: `reduce_op` is not a `ReduceOp`, or an element is not a pair of a value and its destinations.
         """
         for pair in value_destination_pairs:
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -62,10 +62,10 @@ class Direct(core.CrossDeviceOps):
         return [self.reduce(reduce_op, value, place, options) for value, place in value_destination_pairs]
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
-        """The same value on all replicas of `destinations`.
+        """Copies a value to all replicas of `destinations`.
 
         Raises:
-            ArgumentError: No destinations.
+            ArgumentError: There are no destinations.
         """
         _check_destinations(destinations)
         return _delivered(tensor, destinations, destinations)
@@ -99,23 +99,23 @@ def _check_destinations(destinations: Any) -> None:
             "CrossDeviceOps.reduce",
             found=f"destinations={destinations!r}",
             rule="destinations is a DistributedValues object, a tf.Variable or a device string",
-            remedy="give the value itself to keep the result on its devices",
+            remedy="pass the value itself to keep the result on its devices",
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class NcclAllReduce(Direct, core.NcclAllReduce):
-    """`mirrored.collectives.NcclAllReduce`, to be called directly too."""
+    """`mirrored.collectives.NcclAllReduce` with methods for direct calls."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HierarchicalCopyAllReduce(Direct, core.HierarchicalCopyAllReduce):
-    """`mirrored.collectives.HierarchicalCopyAllReduce`, to be called directly too."""
+    """`mirrored.collectives.HierarchicalCopyAllReduce` with methods for direct calls."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReductionToOneDevice(Direct, core.ReductionToOneDevice):
-    """`mirrored.collectives.ReductionToOneDevice`, to be called directly too."""
+    """`mirrored.collectives.ReductionToOneDevice` with methods for direct calls."""
 
 
 NAMES: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""`tf.data.experimental`: the older names of transformations, most of them functions for `Dataset.apply`."""
+"""`tf.data.experimental`: older names of transformations, most of them functions for `Dataset.apply`."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ Transformation: TypeAlias = Callable[[Dataset], Dataset]
 
 
 def _method(name: str) -> Callable[..., Transformation]:
-    """The method of this name, as a function for `apply`."""
+    """Returns the method of this name as a function for `apply`."""
 
     def outer(*args: Any, **kwargs: Any) -> Transformation:
         return lambda dataset: getattr(dataset, name)(*args, **kwargs)
 
     outer.__name__ = outer.__qualname__ = name
-    outer.__doc__ = f"A transformation for `Dataset.apply`: see `Dataset.{name}`."
+    outer.__doc__ = f"Returns a transformation for `Dataset.apply`: see `Dataset.{name}`."
     return outer
 
 
 def choose_from_datasets(
     datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = False
 ) -> Dataset:
-    """As `Dataset.choose_from_datasets`, but goes on when one has ended."""
+    """Chooses elements like `Dataset.choose_from_datasets`, but continues after a dataset ends."""
     return Dataset.choose_from_datasets(datasets, choice_dataset, stop_on_empty_dataset)
 
 
 def cardinality(dataset: Dataset) -> Any:
-    """As `Dataset.cardinality`."""
+    """Returns `Dataset.cardinality`."""
     return dataset.cardinality()
 
 
 def get_single_element(dataset: Dataset) -> Any:
-    """As `Dataset.get_single_element`."""
+    """Returns `Dataset.get_single_element`."""
     return dataset.get_single_element()
 
 
 def shuffle_and_repeat(buffer_size: int, count: int | None = None, seed: int | None = None) -> Transformation:
-    """A transformation for `Dataset.apply`: shuffles, then repeats."""
+    """Returns a transformation for `Dataset.apply` that shuffles, then repeats."""
     return lambda dataset: dataset.shuffle(buffer_size, seed).repeat(count)
 
 
@@ -54,7 +54,7 @@ def map_and_batch(
     drop_remainder: bool = False,
     num_parallel_calls: int | None = None,
 ) -> Transformation:
-    """A transformation for `Dataset.apply`: maps, then batches."""
+    """Returns a transformation for `Dataset.apply` that maps, then batches."""
     del num_parallel_batches
     return lambda dataset: dataset.map(map_func, num_parallel_calls).batch(batch_size, drop_remainder)
 
@@ -62,29 +62,29 @@ def map_and_batch(
 def parallel_interleave(
     map_func: Callable[..., Any], cycle_length: int, block_length: int = 1, **_: Any
 ) -> Transformation:
-    """A transformation for `Dataset.apply`: interleaves, always in the same order."""
+    """Returns a transformation for `Dataset.apply` that interleaves, always in the same order."""
     return lambda dataset: dataset.interleave(map_func, cycle_length, block_length)
 
 
 def prefetch_to_device(device: Any, buffer_size: int | None = None) -> Transformation:
-    """A transformation for `Dataset.apply`: reads ahead. Elements are placed when they are used."""
+    """Returns a transformation for `Dataset.apply` that prefetches. Elements are placed on devices when used."""
     del device
     return lambda dataset: dataset.prefetch(data.AUTOTUNE if buffer_size is None else buffer_size)
 
 
 def copy_to_device(target_device: Any, source_device: Any = None) -> Transformation:
-    """A transformation for `Dataset.apply` that changes nothing: elements are placed when they are used."""
+    """Returns a transformation for `Dataset.apply` that has no effect: elements are placed on devices when used."""
     del target_device, source_device
     return lambda dataset: dataset
 
 
 class Reducer(NamedTuple):
-    """How a group is reduced.
+    """The functions that reduce a group.
 
     Attributes:
-        init_func: From a key to the first state.
-        reduce_func: From a state and an element to the next state.
-        finalize_func: From the last state to the element that comes out.
+        init_func: Maps a key to the initial state.
+        reduce_func: Maps a state and an element to the next state.
+        finalize_func: Maps the last state to the output element.
     """
 
     init_func: Callable[[Any], Any]
@@ -93,10 +93,10 @@ class Reducer(NamedTuple):
 
 
 def group_by_reducer(key_func: Callable[..., Any], reducer: Reducer) -> Transformation:
-    """A transformation for `Dataset.apply`: every group of equal keys, reduced to one element, by key.
+    """Returns a transformation for `Dataset.apply` that reduces each group of equal keys to one element, by key.
 
     Args:
-        key_func: From an element to an integer.
+        key_func: Maps an element to an integer.
         reducer: A `Reducer`.
     """
 

@@ -1,7 +1,7 @@
 """`tf.debugging`: assertions on values, shapes and types.
 
-Values are checked where they are known: eagerly, and while tracing for constants. In compiled code a failed check is
-logged at level ERROR when the program runs: raising there would leave the other devices waiting in a collective.
+Values are checked where they are known: eagerly, and for constants while tracing. In compiled code, a failed check is
+logged at level ERROR at run time: an exception on one device would leave the others deadlocked in a collective.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _require(called: str, holds: jax.Array, message: str | None, rule: str, valu
             called,
             found=(f"{message} " if message else "") + ", ".join(_short(one) for one in values),
             rule=rule,
-            remedy="look at the values printed here",
+            remedy="check the values shown above",
         )
 
 
@@ -104,7 +104,7 @@ def assert_near(
     summarize: Any = None,
     name: str | None = None,
 ) -> None:
-    """Raises InvalidArgumentError unless |x - y| <= atol + rtol |y|, each 10 epsilon by default."""
+    """Raises InvalidArgumentError unless ``|x - y| <= atol + rtol * |y|``; each tolerance is 10 epsilon by default."""
     del summarize, name
     left, right = tensors(x, y)
     small = 10 * float(jnp.finfo(left.dtype).eps) if left.dtype.kind == "f" else 0.0  # type: ignore[no-untyped-call]
@@ -115,14 +115,14 @@ def assert_near(
 
 @op("debugging.Assert Assert")
 def assert_(condition: Any, data: Any, summarize: Any = None, name: str | None = None) -> None:
-    """Raises InvalidArgumentError with `data` unless the condition holds everywhere."""
+    """Raises InvalidArgumentError with `data` unless the condition holds for all elements."""
     del summarize, name
     _require("tf.debugging.Assert", jnp.all(as_tensor(condition)), None, "the condition holds", list(data))
 
 
 @op("debugging.check_numerics")
 def check_numerics(tensor: Any, message: str, name: str | None = None) -> jax.Array:
-    """The tensor, if it has neither NaN nor infinity; InvalidArgumentError otherwise."""
+    """Returns the tensor if it has no NaN and no infinity; raises InvalidArgumentError otherwise."""
     del name
     value = as_tensor(tensor)
     _require("tf.debugging.check_numerics", jnp.all(jnp.isfinite(value)), message, "no NaN and no Inf", [value])
@@ -131,20 +131,20 @@ def check_numerics(tensor: Any, message: str, name: str | None = None) -> jax.Ar
 
 @op("debugging.assert_all_finite")
 def assert_all_finite(x: Any, message: str, name: str | None = None) -> jax.Array:
-    """As `check_numerics`."""
+    """Checks a tensor like `check_numerics`."""
     return check_numerics(x, message, name)
 
 
 @op("debugging.enable_check_numerics")
 def enable_check_numerics(stack_height_limit: int = 30, path_length_limit: int = 50) -> None:
-    """Lets every operation raise FloatingPointError where a NaN appears (``jax_debug_nans``)."""
+    """Makes every operation raise FloatingPointError when it produces a NaN (``jax_debug_nans``)."""
     del stack_height_limit, path_length_limit
     jax.config.update("jax_debug_nans", True)
 
 
 @op("debugging.disable_check_numerics")
 def disable_check_numerics() -> None:
-    """Undoes `enable_check_numerics`."""
+    """Disables the checks that `enable_check_numerics` enabled."""
     jax.config.update("jax_debug_nans", False)
 
 
@@ -171,7 +171,7 @@ def assert_rank_in(x: Any, ranks: Any, message: str | None = None, name: str | N
 
 @op("debugging.assert_scalar")
 def assert_scalar(tensor: Any, message: str | None = None, name: str | None = None) -> jax.Array:
-    """The tensor, if it is a scalar; ValueError otherwise."""
+    """Returns the tensor if it is a scalar; raises ValueError otherwise."""
     del name
     _static("assert_scalar", as_tensor(tensor).ndim == 0, message, "rank 0", as_tensor(tensor))
     return as_tensor(tensor)
@@ -179,7 +179,7 @@ def assert_scalar(tensor: Any, message: str | None = None, name: str | None = No
 
 @op("debugging.assert_same_float_dtype")
 def assert_same_float_dtype(tensors: Any = None, dtype: Any = None) -> Any:
-    """The dtype that all tensors have; ValueError if they differ or it is no floating type."""
+    """Returns the common dtype of all tensors; raises ValueError if they differ or it is not a floating dtype."""
     found = {as_dtype(as_tensor(one).dtype) for one in tensors or ()} | (
         {as_dtype(dtype)} if dtype is not None else set()
     )
@@ -206,7 +206,7 @@ def assert_type(tensor: Any, tf_type: Any, message: str | None = None, name: str
 
 @op("debugging.assert_integer")
 def assert_integer(x: Any, message: str | None = None, name: str | None = None) -> None:
-    """Raises TypeError unless the tensor holds integers."""
+    """Raises TypeError unless the tensor has an integer dtype."""
     del name
     if not as_dtype(as_tensor(x).dtype).is_integer:
         raise TypeError(f"{message or 'tf.debugging.assert_integer'}: expected integers, found {as_tensor(x).dtype}")
@@ -216,7 +216,7 @@ def assert_integer(x: Any, message: str | None = None, name: str | None = None) 
 def assert_shapes(
     shapes: Any, data: Any = None, summarize: Any = None, message: str | None = None, name: str | None = None
 ) -> None:
-    """Raises ValueError unless shapes fit: pairs (tensor, dimensions), where letters stand for sizes that agree."""
+    """Raises ValueError unless shapes match: pairs (tensor, dimensions), in which equal letters are equal sizes."""
     del data, summarize, name
     pairs = shapes.items() if isinstance(shapes, dict) else shapes
     known: dict[str, int] = {}
@@ -243,11 +243,11 @@ def _static(name: str, holds: bool, message: str | None, rule: str, value: jax.A
             f"tf.debugging.{name}",
             found=f"{message + ': ' if message else ''}a tensor of shape {tuple(value.shape)}",
             rule=rule,
-            remedy="reshape the tensor, or mend the assertion",
+            remedy="reshape the tensor, or correct the assertion",
         )
 
 
 @op("debugging.is_numeric_tensor")
 def is_numeric_tensor(tensor: Any) -> bool:
-    """Whether it is a tensor of numbers."""
+    """Returns whether the value is a tensor of numbers."""
     return is_tensor(tensor) and as_tensor(tensor).dtype.kind != "b"

@@ -46,12 +46,12 @@ class CommunicationOptions:
     """Options of a cross-device reduction.
 
     Args:
-            bytes_per_pack: Approximate size of a gradient bucket in bytes; 0 leaves bucketing to XLA.
-            timeout_seconds: Accepted and ignored: XLA has its own timeout.
-            implementation: A `CommunicationImplementation`, or its name in any case.
+        bytes_per_pack: Approximate size of a gradient bucket in bytes; 0 leaves bucketing to XLA.
+        timeout_seconds: Accepted and ignored: XLA has its own timeout.
+        implementation: A `CommunicationImplementation`, or its name in any case.
 
     Raises:
-            ValueError: The size is negative, or the implementation does not exist.
+        ValueError: The size is negative, or the implementation does not exist.
     """
 
     bytes_per_pack: int = 0

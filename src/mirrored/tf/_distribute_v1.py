@@ -1,4 +1,4 @@
-"""`tf.compat.v1.distribute`: the strategies of TensorFlow 1's interface, over today's."""
+"""`tf.compat.v1.distribute`: the strategies of TensorFlow 1's interface, built on the current ones."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from mirrored.tf._datasets import Dataset
 
 
 class _Version1:
-    """What version 1 of a strategy has beside today's methods."""
+    """The methods that version 1 of a strategy has in addition to the current ones."""
 
     def reduce(self: Any, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-        """Reduces a per-replica value; `axis` may be left out."""
+        """Reduces a per-replica value; `axis` is optional."""
         return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
-        """A dataset of the rows of arrays.
+        """Makes a dataset of the rows of arrays.
 
         Args:
-            numpy_input: A structure of arrays that agree in their first dimension.
+            numpy_input: A structure of arrays with the same first dimension.
             session: Accepted for TensorFlow's sake.
         """
         return Dataset.from_tensor_slices(numpy_input)

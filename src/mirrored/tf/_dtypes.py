@@ -1,7 +1,7 @@
-"""Data types that print and compare as TensorFlow's and serve as JAX's.
+"""Data types that print and compare like TensorFlow's and are valid JAX dtypes.
 
-A `DType` has a `dtype` attribute, so that NumPy and JAX accept it wherever they accept a dtype; and NumPy's dtypes
-compare equal to it, so that ``x.dtype == tf.float32`` is true of a `jax.Array`.
+A `DType` has a `dtype` attribute, so that NumPy and JAX accept it wherever they accept a dtype. NumPy dtypes compare
+equal to it, so that ``x.dtype == tf.float32`` is true for a `jax.Array`.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _JAX_NAMES: Final = {"bool": "bool_"}
 
 
 class DType:
-    """A data type of the facade: ``tf.float32`` and the others. ``tf.string`` is that of texts, which stay on the host.
+    """A data type of the facade, such as ``tf.float32``. ``tf.string`` is for strings, which stay on the host.
 
     Context: any.
 
     Args:
-        name: NumPy's (or `ml_dtypes`') name.
+        name: The name in NumPy or `ml_dtypes`.
 
     Example:
         >>> import mirrored.tf as tf
         >>> tf.float32, tf.float32.name, tf.float32.is_floating, tf.float32 == "float32"
         (tf.float32, 'float32', True, True)
 
-    TensorFlow: `tf.DType`. Without JAX's 64-bit mode (``JAX_ENABLE_X64=1``) arrays asked for with a 64-bit type get the
-    32-bit type of the same kind.
+    TensorFlow: `tf.DType`. Without JAX's 64-bit mode (``JAX_ENABLE_X64=1``), an array requested with a 64-bit type gets
+    the 32-bit type of the same kind.
     """
 
     __slots__ = ("_name", "dtype")
@@ -44,17 +44,17 @@ class DType:
 
     @property
     def name(self) -> str:
-        """The name without a prefix: ``"float32"``."""
+        """The name without the ``tf.`` prefix: ``"float32"``."""
         return self._name
 
     @property
     def as_numpy_dtype(self) -> type[Any]:
-        """NumPy's scalar type."""
+        """The NumPy scalar type."""
         return self.dtype.type
 
     @property
     def as_datatype_enum(self) -> int:
-        """The number of the type in TensorFlow's files."""
+        """The number of the type in TensorFlow's file formats."""
         return _CODES[self._name]
 
     @property
@@ -69,7 +69,7 @@ class DType:
 
     @property
     def is_floating(self) -> bool:
-        """Whether it is a (not complex) floating type."""
+        """Whether it is a floating type, not complex."""
         return bool(jnp.issubdtype(self.dtype, jnp.floating))
 
     @property
@@ -94,7 +94,7 @@ class DType:
 
     @property
     def is_numpy_compatible(self) -> bool:
-        """Whether NumPy has it: true of all of them here."""
+        """Whether NumPy has the type: always True here."""
         return True
 
     @property
@@ -114,11 +114,11 @@ class DType:
 
     @property
     def limits(self) -> tuple[Any, Any]:
-        """(0, largest) as TensorFlow gives it for the types of images."""
+        """(0, largest value), TensorFlow's limits for image types."""
         return (0, self.max) if self.is_integer else (0, 1)
 
     def is_compatible_with(self, other: Any) -> bool:
-        """Whether `other` is the same type."""
+        """Returns whether `other` is the same type."""
         return self == as_dtype(other)
 
     def _limits(self) -> tuple[Any, Any]:
@@ -128,7 +128,7 @@ class DType:
         return self.as_numpy_dtype(info.min), self.as_numpy_dtype(info.max)
 
     def __eq__(self, other: object) -> bool:
-        """Equal to the same type of NumPy, JAX or TensorFlow, and to its name."""
+        """Compares equal to the same type of NumPy, JAX or TensorFlow, and to its name."""
         if isinstance(other, DType):
             return self._name == other._name
         if other is None:
@@ -139,23 +139,23 @@ class DType:
             return False
 
     def __hash__(self) -> int:
-        """NumPy's hash, since the two compare equal."""
+        """Returns NumPy's hash, because the two compare equal."""
         return hash(self.dtype)
 
     def __repr__(self) -> str:
-        """As TensorFlow's."""
+        """Formats the type like TensorFlow."""
         return f"tf.{self._name}"
 
     def __str__(self) -> str:
-        """As TensorFlow's."""
+        """Formats the type like TensorFlow."""
         return f"<dtype: '{self._name}'>"
 
     def __int__(self) -> int:
-        """The number of the type in TensorFlow's files."""
+        """Returns the number of the type in TensorFlow's file formats."""
         return self.as_datatype_enum
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles by name."""
+        """Pickles the type by name."""
         return as_dtype, (self._name,)
 
 
@@ -194,13 +194,13 @@ NAMES: Final = {**{name: one for name, one in _BY_NAME.items()}, "half": half, "
 
 
 def as_dtype(type_value: Any) -> DType:
-    """The `DType` for anything that says a type.
+    """Converts a value to a `DType`.
 
     Args:
         type_value: A `DType`, a name, a NumPy or JAX dtype, or a Python type (``float`` is float32, ``int`` int32).
 
     Raises:
-        TypeError: There is no such type here.
+        TypeError: The facade has no such type.
     """
     if isinstance(type_value, DType):
         return type_value
@@ -230,11 +230,11 @@ def _name_of(type_value: Any) -> str:
 
 
 def array_dtype(dtype: Any) -> np.dtype[Any]:
-    """The dtype that arrays asked for with `dtype` have: 64-bit types become 32-bit ones without JAX's x64 mode.
+    """Returns the dtype of arrays requested with `dtype`: without JAX's x64 mode, 64-bit types become 32-bit ones.
 
     Raises:
-        TypeError: It is the type of texts, which no array on a device has.
+        TypeError: It is the string type, which device arrays do not have.
     """
     if as_dtype(dtype) is string:
-        raise TypeError("tensors hold numbers and booleans: texts stay on the host, as bytes, str or NumPy arrays")
+        raise TypeError("tensors hold numbers and booleans: strings stay on the host, as bytes, str or NumPy arrays")
     return np.dtype(jax.dtypes.canonicalize_dtype(as_dtype(dtype).dtype))

@@ -1,4 +1,4 @@
-"""TensorFlow's exception classes, each with the Python class that a caller would catch too.
+"""TensorFlow's exception classes; each also derives from the matching builtin exception.
 
 OpError (MirroredError)
 ├── CancelledError, UnknownError, DataLossError, UnauthenticatedError, AbortedError
@@ -20,13 +20,13 @@ from mirrored.errors import ContextError, MirroredError
 
 
 class OpError(MirroredError):
-    """Base of the errors of operations, constructed as in TensorFlow.
+    """Base class of operation errors, with TensorFlow's constructor.
 
     Args:
-        node_def: Kept for TensorFlow's signature; there are no nodes here.
-        op: Kept for TensorFlow's signature.
-        message: The whole message.
-        error_code: TensorFlow's number of the error; the class's own by default.
+        node_def: Accepted for TensorFlow's signature; there are no nodes.
+        op: Accepted for TensorFlow's signature.
+        message: The complete message.
+        error_code: TensorFlow's error number; by default that of the class.
     """
 
     code: ClassVar[int] = 2
@@ -41,17 +41,17 @@ class OpError(MirroredError):
 
     @classmethod
     def of(cls, called: str, *, found: str, rule: str, remedy: str) -> Self:
-        """An error with the parts that every error of mirrored has."""
+        """Makes an error with the parts of every mirrored error: found, rule and remedy."""
         error = cls(None, None, f"{called}: {found}\n  rule:   {rule}\n  remedy: {remedy}")
         error.called, error.found, error.rule, error.remedy = called, found, rule, remedy
         return error
 
     def __str__(self) -> str:
-        """The message alone (builtin bases such as OSError would show their own fields)."""
+        """Returns the message alone (builtin bases such as OSError would add their own fields)."""
         return self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickles as it was made."""
+        """Pickles the error with its constructor arguments."""
         return type(self), (None, None, self.message, self.error_code)
 
 
@@ -62,7 +62,7 @@ class CancelledError(OpError):
 
 
 class UnknownError(OpError):
-    """An error of no other class."""
+    """An error that no other class describes."""
 
 
 class InvalidArgumentError(OpError, ValueError):
@@ -72,7 +72,7 @@ class InvalidArgumentError(OpError, ValueError):
 
 
 class DeadlineExceededError(OpError, TimeoutError):
-    """A deadline passed before the operation was done."""
+    """A deadline passed before the operation completed."""
 
     code = 4
 
@@ -84,25 +84,25 @@ class NotFoundError(OpError, FileNotFoundError):
 
 
 class AlreadyExistsError(OpError, FileExistsError):
-    """What was to be made exists."""
+    """An object to be created already exists."""
 
     code = 6
 
 
 class PermissionDeniedError(OpError, PermissionError):
-    """The caller may not do this."""
+    """The caller lacks permission."""
 
     code = 7
 
 
 class ResourceExhaustedError(OpError, MemoryError):
-    """Memory (or another resource) ran out."""
+    """Memory or another resource is exhausted."""
 
     code = 8
 
 
 class FailedPreconditionError(OpError, RuntimeError):
-    """The state does not allow the operation: an uninitialised variable, for example."""
+    """The state does not allow the operation, for example an uninitialized variable."""
 
     code = 9
 
@@ -120,19 +120,19 @@ class OutOfRangeError(OpError, IndexError):
 
 
 class UnimplementedError(OpError, NotImplementedError):
-    """The operation does not do this."""
+    """The operation does not support the request."""
 
     code = 12
 
 
 class InternalError(OpError, RuntimeError):
-    """A broken invariant of the library."""
+    """An internal invariant of the library is broken."""
 
     code = 13
 
 
 class UnavailableError(OpError, ConnectionError):
-    """A service cannot be reached at present."""
+    """A service is currently unavailable."""
 
     code = 14
 
@@ -144,14 +144,14 @@ class DataLossError(OpError):
 
 
 class UnauthenticatedError(OpError):
-    """The caller's identity is not known."""
+    """The caller is not authenticated."""
 
     code = 16
 
 
 class TracedValueError(ContextError, NotImplementedError, AttributeError):
-    """`numpy()` of a value that is being traced, which has no numbers yet."""
+    """`numpy()` was called on a traced value, which has no elements yet."""
 
 
 class MissingNameError(MirroredError, AttributeError):
-    """A name of TensorFlow that this facade does not have."""
+    """A TensorFlow name that this facade does not have."""

@@ -1,4 +1,4 @@
-"""`tf.io`: whole files, records, lines of tables and pictures, on the host."""
+"""`tf.io`: whole files, TFRecord files, CSV lines and images, on the host."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from mirrored.tf._tensors import as_tensor
 
 
 def read_file(filename: Any, name: str | None = None) -> Any:
-    """The bytes of a file.
+    """Reads the contents of a file as bytes.
 
     Context: any; on the host, so not inside tf.function.
 
     Raises:
-        NotFoundError: It does not exist.
+        NotFoundError: The file does not exist.
 
     TensorFlow: `tf.io.read_file`; bytes with `numpy()`, not a tensor.
     """
@@ -39,7 +39,7 @@ def read_file(filename: Any, name: str | None = None) -> Any:
 
 
 def write_file(filename: Any, contents: Any, name: str | None = None) -> None:
-    """Writes bytes to a file, which is replaced; its folder is made."""
+    """Writes bytes to a file; replaces an existing file and creates its folder."""
     del name
     path = Path(_path(filename))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,11 +55,11 @@ def _text(value: Any) -> bytes:
 
 
 class TFRecordOptions:
-    """How a TFRecord file is written.
+    """Options for writing a TFRecord file.
 
     Args:
         compression_type: "", "GZIP" or "ZLIB".
-        **_: TensorFlow's settings of the compression, which are left at their defaults.
+        **_: TensorFlow's compression settings; ignored, the defaults apply.
     """
 
     def __init__(self, compression_type: str | None = None, **_: Any) -> None:
@@ -67,10 +67,10 @@ class TFRecordOptions:
 
 
 class TFRecordWriter(_Writer):
-    """Writes records (bytes) to a file: see `mirrored.data.records.TFRecordWriter`.
+    """Writes records (bytes) to a file; see `mirrored.data.records.TFRecordWriter`.
 
     Args:
-        path: The file, which is replaced.
+        path: The file; an existing one is replaced.
         options: "GZIP", "ZLIB" or a `TFRecordOptions`.
 
     TensorFlow: `tf.io.TFRecordWriter`.
@@ -90,19 +90,19 @@ def decode_csv(
     select_cols: Sequence[int] | None = None,
     name: str | None = None,
 ) -> list[Any]:
-    """Lines of comma-separated values as an array per column.
+    """Converts lines of comma-separated values to one array per column.
 
     Args:
-        records: One line or an array of them.
-        record_defaults: For every column a default; an empty array of a dtype if it must have a value.
-        field_delim: Between fields.
+        records: One line or an array of lines.
+        record_defaults: A default for every column; an empty array of a dtype makes the column required.
+        field_delim: The field delimiter.
         use_quote_delim: Whether double quotes may enclose fields.
-        na_value: What stands for no value, besides an empty field.
-        select_cols: The numbers of the columns to read.
+        na_value: The string that means a missing value, in addition to an empty field.
+        select_cols: The indices of the columns to read.
         name: Accepted and ignored.
 
     Raises:
-        InvalidArgumentError: A line or a value that cannot be read.
+        InvalidArgumentError: A line or a value cannot be parsed.
 
     TensorFlow: `tf.io.decode_csv`.
     """
@@ -123,11 +123,11 @@ def decode_csv(
 
 
 def _default(given: Any) -> Any:
-    """TensorFlow's older form is a list of at most one value."""
+    """Returns the default value; TensorFlow's older form is a list of at most one value."""
     return given if isinstance(given, str | bytes | int | float | _dtypes.DType) else np.asarray(given)
 
 
-# channels -> Pillow's name of the layout
+# channels -> Pillow's image mode
 _LAYOUTS: Final = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
@@ -135,25 +135,25 @@ def decode_image(
     contents: Any, channels: int | None = None, dtype: Any = _dtypes.uint8, name: str | None = None,
     expand_animations: bool = True,
 ) -> Any:  # fmt: skip
-    """The pixels of a JPEG, PNG, BMP or GIF file.
+    """Decodes a JPEG, PNG, BMP or GIF file to pixels.
 
     Context: any; on the host, so not inside tf.function.
 
     Args:
         contents: The file's bytes.
-        channels: 1, 3 or 4; None or 0: as many as the picture has.
+        channels: 1, 3 or 4; None or 0 keeps the number of channels in the image.
         dtype: uint8, or a floating type for pixels in [0, 1].
         name: Accepted and ignored.
-        expand_animations: Whether a GIF gives all its frames, ``[frames, height, width, 3]``.
+        expand_animations: Whether a GIF returns all its frames, ``[frames, height, width, 3]``.
 
     Returns:
         ``[height, width, channels]``.
 
     Raises:
-        InvalidArgumentError: It is no such picture.
+        InvalidArgumentError: The bytes are not such an image.
         MissingExtraError: Pillow is not installed.
 
-    TensorFlow: `tf.io.decode_image`. Pixels of a JPEG differ by 1 or 2 from TensorFlow's, whose decoder trades
+    TensorFlow: `tf.io.decode_image`. The pixels of a JPEG differ by 1 or 2 from TensorFlow's, whose decoder trades
     exactness for speed.
     """
     del name
@@ -171,11 +171,11 @@ def _decoder(name: str, formats: tuple[str, ...]) -> Any:
     def decode(contents: Any, channels: int = 0, dtype: Any = _dtypes.uint8, **_: Any) -> Any:
         image = _opened(contents, f"tf.io.{name}")
         if image.format not in formats:
-            raise _no_picture(f"tf.io.{name}", f"a {image.format} picture")
+            raise _no_picture(f"tf.io.{name}", f"a {image.format} image")
         return _in_dtype(_pixels(image, channels), dtype)
 
     decode.__name__ = decode.__qualname__ = name
-    decode.__doc__ = f"The pixels of a {' or '.join(formats)} file, ``[height, width, channels]``: see `decode_image`."
+    decode.__doc__ = f"Decodes a {' or '.join(formats)} file to ``[height, width, channels]``: see `decode_image`."
     return decode
 
 
@@ -193,8 +193,8 @@ def _no_picture(called: str, found: str) -> InvalidArgumentError:
     return InvalidArgumentError.of(
         called,
         found=found,
-        rule="contents are those of a whole JPEG, PNG, BMP or GIF file",
-        remedy="read the file with tf.io.read_file; tf.io.decode_image takes all four kinds",
+        rule="contents is a complete JPEG, PNG, BMP or GIF file",
+        remedy="read the file with tf.io.read_file; tf.io.decode_image accepts all four formats",
     )
 
 
@@ -216,7 +216,7 @@ def _in_dtype(pixels: np.ndarray[Any, Any], dtype: Any) -> Any:
 
 
 def encode_png(image: Any, compression: int = -1, name: str | None = None) -> Any:
-    """Pixels ``uint8[height, width, channels]`` as the bytes of a PNG file.
+    """Encodes pixels ``uint8[height, width, channels]`` as a PNG file.
 
     TensorFlow: `tf.io.encode_png`.
     """
@@ -225,7 +225,7 @@ def encode_png(image: Any, compression: int = -1, name: str | None = None) -> An
 
 
 def encode_jpeg(image: Any, format: str = "", quality: int = 95, **_: Any) -> Any:
-    """Pixels ``uint8[height, width, channels]`` as the bytes of a JPEG file.
+    """Encodes pixels ``uint8[height, width, channels]`` as a JPEG file.
 
     TensorFlow: `tf.io.encode_jpeg`.
     """

@@ -1,4 +1,4 @@
-"""`tf.function` and `tf.autograph`: compiled functions whose Python decides over tensors."""
+"""`tf.function` and `tf.autograph`: compiled functions with Python control flow over tensors."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def function(
     reduce_retracing: bool = False,
     **options: Any,
 ) -> Any:
-    """`mirrored.function` with TensorFlow's order of arguments, and with AutoGraph.
+    """Compiles a function: `mirrored.function` with TensorFlow's argument order and AutoGraph.
 
     With ``autograph=True`` (and the extra ``mirrored[autograph]`` installed), `if`, `while`, `for`, `break`,
-    `continue`, `return`, `and`, `or` and `not` over tensors become parts of the compiled program, in the function and
-    in the functions that it calls. Where the condition is known while tracing they are Python.
+    `continue`, `return`, `and`, `or` and `not` over tensors become part of the compiled program, in the function
+    and in the functions that it calls. A condition that is known while tracing stays plain Python.
 
     Raises:
-        InvalidArgumentError: While tracing: a name gets values of different structure, shape or dtype, depending on a
-            tensor.
+        InvalidArgumentError: While tracing: depending on a tensor, a name is assigned values of different structure,
+            shape or dtype.
 
-    TensorFlow: `tf.function`. A loop has gradients if its number of iterations is known while tracing, as over the rows
-    of a tensor; `while` loops over other conditions have none (JAX would need to keep an unknown number of states).
+    TensorFlow: `tf.function`. A loop has gradients if its number of iterations is known while tracing, as over the
+    rows of a tensor. Other `while` loops have no gradients: JAX would have to store an unknown number of states.
     """
     options = {**options, "autograph": autograph, "jit_compile": jit_compile, "reduce_retracing": reduce_retracing}
     if autograph:
@@ -50,17 +50,18 @@ def function(
 
 
 def _autograph() -> Any:
-    """What converts functions; None if the package for it is not installed."""
+    """Returns the module that converts functions; None if its package is not installed."""
     if importlib.util.find_spec("malt") is None:
         return None
-    return importlib.import_module("mirrored.tf._autograph.transpiler")  # imports malt: an optional extra
+    return importlib.import_module("mirrored.tf._autograph.transpiler")  # imports malt, an optional extra
 
 
 def convert(python_function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose control flow over tensors can be traced.
+    """Returns a function whose control flow over tensors can be traced.
 
     Args:
-        python_function: A function, bound method or other callable; what is no Python of the user's stays as it is.
+        python_function: A function, bound method or other callable. Callables that are not user Python code are called
+            unchanged.
     """
     autograph = _autograph()
     if autograph is None:
@@ -75,13 +76,13 @@ def convert(python_function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _layers_converted_by(convert: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Keras calls a layer's `call` itself, out of sight of the code that is converted."""
+    """Returns a context in which Keras converts layers: Keras calls `Layer.call` outside the converted code."""
     calls: Any = sys.modules.get("mirrored.integrations.keras.calls")
     return nullcontext() if calls is None else calls.converted_by(convert)  # type: ignore[no-any-return]
 
 
 def _explaining(python_function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself, whose errors about conditions name the missing package."""
+    """Wraps a function so that its errors about traced conditions name the missing package."""
 
     @functools.wraps(python_function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -95,7 +96,7 @@ def _explaining(python_function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def do_not_convert(func: Callable[..., Any] | None = None) -> Any:
-    """Leaves a function as it is where it is called from converted code; a decorator.
+    """Excludes a function from conversion when converted code calls it; a decorator.
 
     TensorFlow: `tf.autograph.experimental.do_not_convert`.
     """
@@ -106,16 +107,16 @@ def do_not_convert(func: Callable[..., Any] | None = None) -> Any:
 
 
 def to_graph(entity: Callable[..., Any], recursive: bool = True, experimental_optional_features: Any = None) -> Any:
-    """The converted form of a function, to be called while tracing.
+    """Returns the converted form of a function, to be called while tracing.
 
     Raises:
-        MissingNameError: The package that converts is not installed.
+        MissingNameError: The package that converts functions is not installed.
     """
     del recursive, experimental_optional_features
     if _autograph() is None:
         raise MissingNameError(
             "tf.autograph.to_graph",
-            found="the package that converts is not installed",
+            found="the package that converts functions is not installed",
             rule="AutoGraph is an optional part of mirrored",
             remedy="pip install 'mirrored[autograph]'",
         )
@@ -123,7 +124,7 @@ def to_graph(entity: Callable[..., Any], recursive: bool = True, experimental_op
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Nothing to do here."""
+    """Does nothing: accepted for compatibility."""
 
 
 NAMES: dict[str, Any] = {

@@ -1,9 +1,9 @@
-"""Stateful randomness: `Generator`, the global stream behind `tf.random.normal`, and `set_seed`.
+"""Stateful random numbers: `Generator`, the global stream behind `tf.random.normal`, and `set_seed`.
 
-A stream is a variable ``uint32[3]`` (two words of a key, and how often it has been used). A draw reads it, adds one,
-and uses the key folded with the count and, inside `run`, with the replica's number: replicas draw different numbers,
-and the same ones on any number of devices, eager or compiled. Being a variable, it is carried through compiled
-functions like any other state.
+A stream is a variable ``uint32[3]``: the two words of a key, and a counter of draws. A draw reads it, increments the
+counter, and folds the counter and, inside `run`, the replica id into the key. Replicas thus draw different numbers, and
+the numbers are the same on any number of devices, eager or compiled. Because the stream is a variable, compiled
+functions carry it like any other state.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from mirrored.tf import _samplers as samplers
 from mirrored.tf._tensors import as_tensor
 from mirrored.variables.variable import Variable
 
-_DEFAULT_GRAPH_SEED = 87654321  # TensorFlow's, for operations that have a seed of their own in a program that sets none
+_DEFAULT_GRAPH_SEED = 87654321  # TensorFlow's default graph seed, for operation seeds without a global one
 
 
 def _initial_state(seed: int) -> np.ndarray[Any, Any]:
-    # numpy's integers wrap here on purpose: a seed is any Python int
+    # NumPy integers wrap here on purpose: a seed is any Python int
     return np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF, 0], np.uint32)
 
 
 def key_of(words: jax.Array) -> jax.Array:
-    """A key from two words."""
+    """Makes a key from two words."""
     return jax.random.wrap_key_data(words.astype(jnp.uint32), impl="threefry2x32")  # type: ignore[no-any-return]
 
 
 def key_from_seed(seed: Any) -> jax.Array:
-    """The key for the two integers that `stateless_*` takes."""
+    """Makes a key from the two integers that `stateless_*` functions take."""
     words = as_tensor(seed)
     if words.shape != (2,):
         raise ValueError(f"seed must have shape [2]; got shape {words.shape}")
@@ -44,10 +44,10 @@ def key_from_seed(seed: Any) -> jax.Array:
 
 
 def _advance(state: Variable) -> jax.Array:
-    """One draw: a fresh key, unlike those of other draws and replicas."""
+    """Draws once: returns a fresh key, different for every draw and replica."""
     here = ambient()
     if here.store is not None and here.store.captures and is_eval(current_trace()):
-        with entered(here.fork(store=None)):  # an initial value, computed at once while a function is traced
+        with entered(here.fork(store=None)):  # an initial value, computed eagerly while a function is traced
             return _advance(state)
     value = state.read_value()
     state.assign(value + jnp.asarray([0, 0, 1], jnp.uint32), read_value=False)
@@ -59,14 +59,14 @@ def _advance(state: Variable) -> jax.Array:
 
 
 class Generator:
-    """A stream of random numbers with a state of its own.
+    """A random number generator with its own state.
 
-    Context: any. Made in a strategy's scope its state is mirrored: all replicas hold the same state and draw
-    different numbers.
+    Context: any. In a strategy's scope the state is mirrored: all replicas hold the same state and draw different
+    numbers.
 
     Args:
         copy_from: Another generator, whose state is copied.
-        state: A state to start from, ``uint32[3]``.
+        state: The initial state, ``uint32[3]``.
 
     Example:
         >>> import mirrored.tf as tf
@@ -74,7 +74,7 @@ class Generator:
         >>> bool(a.normal([]) == b.normal([]))
         True
 
-    TensorFlow: `tf.random.Generator`, with other numbers; the algorithm is always threefry.
+    TensorFlow: `tf.random.Generator`, with different numbers; the algorithm is always threefry.
     """
 
     def __init__(self, copy_from: Generator | None = None, state: Any = None, alg: Any = None) -> None:
@@ -82,27 +82,27 @@ class Generator:
         if copy_from is not None:
             state = copy_from.state.read_value()
         if state is None:
-            raise ValueError("Generator wants copy_from or state; Generator.from_seed(1) makes one from a number")
+            raise ValueError("Generator requires copy_from or state; Generator.from_seed(1) makes one from a seed")
         self._state = Variable(jnp.asarray(state, jnp.uint32), trainable=False, name="random_generator_state")
 
     @classmethod
     def from_seed(cls, seed: int, alg: Any = None) -> Self:
-        """A generator started from a number."""
+        """Creates a generator from a seed."""
         return cls(state=_initial_state(int(seed)), alg=alg)
 
     @classmethod
     def from_state(cls, state: Any, alg: Any = None) -> Self:
-        """A generator that goes on from a state."""
+        """Creates a generator that continues from a state."""
         return cls(state=state, alg=alg)
 
     @classmethod
     def from_key_counter(cls, key: Any, counter: Any, alg: Any = None) -> Self:
-        """A generator from one key word and a counter."""
+        """Creates a generator from a key word and a counter."""
         return cls(state=np.array([0, int(key) & 0xFFFFFFFF, int(np.ravel(counter)[0])], np.uint32), alg=alg)
 
     @classmethod
     def from_non_deterministic_state(cls, alg: Any = None) -> Self:
-        """A generator started from the operating system's randomness."""
+        """Creates a generator seeded by the operating system."""
         return cls.from_seed(secrets.randbits(64), alg=alg)
 
     @property
@@ -121,56 +121,56 @@ class Generator:
         return "threefry"
 
     def reset(self, state: Any) -> None:
-        """Goes on from another state."""
+        """Resets the generator to another state."""
         self._state.assign(jnp.asarray(state, jnp.uint32), read_value=False)
 
     def reset_from_seed(self, seed: int) -> None:
-        """Starts again from a number."""
+        """Resets the generator to a seed."""
         self.reset(_initial_state(int(seed)))
 
     def skip(self, delta: int) -> jax.Array:
-        """Leaves out `delta` draws; returns the new state."""
+        """Skips `delta` draws and returns the new state."""
         step: jax.Array = self._state.assign(self._state.read_value() + jnp.asarray([0, 0, delta], jnp.uint32))
         return step
 
     def split(self, count: int = 1) -> list[Generator]:
-        """Independent generators, one draw of this one."""
+        """Returns independent generators; uses one draw of this generator."""
         words = jax.random.key_data(jax.random.split(_advance(self._state), count))
         return [Generator(state=jnp.concatenate([one, jnp.zeros(1, jnp.uint32)])) for one in words]
 
     def make_seeds(self, count: int = 1) -> jax.Array:
-        """Seeds for `stateless_*` functions: ``int32[2, count]``."""
+        """Generates seeds for `stateless_*` functions: ``int32[2, count]``."""
         return samplers.full_int(_advance(self._state), (2, count))
 
     def normal(
         self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32", name: Any = None
     ) -> jax.Array:
-        """Normal numbers."""
+        """Outputs random values from a normal distribution."""
         return samplers.normal(_advance(self._state), shape, mean, stddev, dtype)
 
     def truncated_normal(
         self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32", name: Any = None
     ) -> jax.Array:
-        """Normal numbers within two standard deviations."""
+        """Outputs random values from a normal distribution truncated at two standard deviations."""
         return samplers.truncated_normal(_advance(self._state), shape, mean, stddev, dtype)
 
     def uniform(
         self, shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = "float32", name: Any = None
     ) -> jax.Array:
-        """Uniform numbers in [minval, maxval)."""
+        """Outputs random values from a uniform distribution over [minval, maxval)."""
         return samplers.uniform(_advance(self._state), shape, minval, maxval, dtype)
 
     def uniform_full_int(self, shape: Any, dtype: Any = "uint32", name: Any = None) -> jax.Array:
-        """Integers over the whole range of the dtype."""
+        """Outputs uniform integers over the whole range of the dtype."""
         return samplers.full_int(_advance(self._state), shape, dtype)
 
     def binomial(self, shape: Any, counts: Any, probs: Any, dtype: Any = "int32", name: Any = None) -> jax.Array:
-        """Binomial numbers."""
+        """Outputs random values from a binomial distribution."""
         return samplers.binomial(_advance(self._state), shape, counts, probs, dtype)
 
 
 class _Global:
-    """The stream behind the functions without a generator: one outside `run`, and one per strategy inside it.
+    """The global streams: one outside `run`, and one per strategy inside it.
 
     Inside `run` the stream belongs to the strategy, so that its replicas advance it together.
     """
@@ -182,7 +182,7 @@ class _Global:
         self._inside: weakref.WeakKeyDictionary[Any, Variable] = weakref.WeakKeyDictionary()
 
     def state(self) -> Variable:
-        """The stream of the present context."""
+        """Returns the stream of the current context."""
         replica = ambient().replica
         if replica is None:
             if self._outside is None:
@@ -193,7 +193,7 @@ class _Global:
         return self._inside[replica.strategy]
 
     def set_seed(self, seed: int) -> None:
-        """Starts all streams again."""
+        """Restarts all streams from a seed."""
         self.seed = int(seed)
         streams = [(None, self._outside), *self._inside.items()]
         for strategy, state in streams:
@@ -202,7 +202,7 @@ class _Global:
                     state.assign(self._start(strategy), read_value=False)
 
     def base(self) -> int:
-        """The seed of operations with a seed of their own."""
+        """Returns the global seed for operations with their own seed."""
         return _DEFAULT_GRAPH_SEED if self.seed is None else self.seed
 
     def _made(self, strategy: Any) -> Variable:
@@ -213,7 +213,7 @@ class _Global:
 
     def _start(self, strategy: Any) -> jax.Array:
         seed = self._entropy if self.seed is None else self.seed
-        # another stream inside run than outside, so that one replica does not repeat what was drawn before
+        # The streams inside and outside run differ, so that a replica does not repeat earlier draws.
         return jnp.asarray(_initial_state(seed if strategy is None else seed ^ (1 << 63)))
 
 
@@ -226,18 +226,18 @@ _replaced: list[Generator] = []
 
 
 def set_seed(seed: int) -> None:
-    """Starts the global stream of random numbers from a number.
+    """Sets the global random seed.
 
-    TensorFlow: `tf.random.set_seed`: the same calls give the same numbers again, other ones than in TensorFlow.
+    TensorFlow: `tf.random.set_seed`: the same calls repeat the same numbers, which differ from TensorFlow's.
     """
     _global.set_seed(seed)
 
 
 def next_key(seed: Any = None) -> jax.Array:
-    """A key for one operation without a generator.
+    """Returns a key for one operation without a generator.
 
     Args:
-        seed: The operation's own seed: its numbers then depend on it and the global seed, not on the operating system.
+        seed: The operation's own seed; its numbers depend on it and the global seed, not on the operating system.
     """
     if _replaced:
         return _advance(_replaced[-1].state)
@@ -255,7 +255,7 @@ def next_key(seed: Any = None) -> jax.Array:
 
 
 def get_global_generator() -> Generator:
-    """The generator that the functions without one use: the one that was set, or a new one from now on."""
+    """Returns the global generator: the one that was set, or a new one that stays in use."""
     if not _replaced:
         _replaced.append(
             Generator.from_non_deterministic_state() if _global.seed is None else Generator.from_seed(_global.seed)
@@ -264,5 +264,5 @@ def get_global_generator() -> Generator:
 
 
 def set_global_generator(generator: Generator) -> None:
-    """Lets the functions without a generator draw from this one."""
+    """Sets the generator from which functions without one draw."""
     _replaced[:] = [generator]

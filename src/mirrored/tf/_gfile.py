@@ -1,4 +1,4 @@
-"""`tf.io.gfile`: files of this machine, under TensorFlow's names."""
+"""`tf.io.gfile`: local files under TensorFlow's names."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mirrored.tf._errors import AlreadyExistsError, NotFoundError
 
 
 def open_file(name: Any, mode: str = "r") -> IO[Any]:
-    """A file, as `open` gives it.
+    """Opens a file like `open`.
 
     Raises:
-        NotFoundError: It does not exist.
+        NotFoundError: The file does not exist.
     """
     try:
         return Path(name).open(mode)
@@ -25,32 +25,32 @@ def open_file(name: Any, mode: str = "r") -> IO[Any]:
 
 
 def exists(path: Any) -> bool:
-    """Whether it exists."""
+    """Returns whether the path exists."""
     return Path(path).exists()
 
 
 def isdir(path: Any) -> bool:
-    """Whether it is a folder."""
+    """Returns whether the path is a folder."""
     return Path(path).is_dir()
 
 
 def makedirs(path: Any) -> None:
-    """Makes a folder and those above it; fine if it exists."""
+    """Creates a folder and its parents; succeeds if it exists."""
     Path(path).mkdir(parents=True, exist_ok=True)
 
 
 def mkdir(path: Any) -> None:
-    """Makes one folder."""
+    """Creates a folder."""
     Path(path).mkdir()
 
 
 def listdir(path: Any) -> list[str]:
-    """The names in a folder."""
+    """Lists the names in a folder."""
     return os.listdir(path)
 
 
 def glob(pattern: Any) -> list[str]:
-    """The paths that match a pattern, or any of several."""
+    """Returns the paths that match a pattern or any of several patterns."""
     patterns = pattern if isinstance(pattern, (list, tuple)) else [pattern]
     return sorted(path for one in patterns for path in globbing.glob(str(one)))
 
@@ -86,22 +86,22 @@ def remove(path: Any) -> None:
 
 
 def rmtree(path: Any) -> None:
-    """Deletes a folder and what is in it."""
+    """Deletes a folder and its contents."""
     shutil.rmtree(path)
 
 
 def stat(path: Any) -> os.stat_result:
-    """Size and times."""
+    """Returns file statistics: size and times."""
     return Path(path).stat()
 
 
 def walk(top: Any, topdown: bool = True, onerror: Any = None) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As `os.walk`."""
+    """Walks a folder tree like `os.walk`."""
     return os.walk(top, topdown, onerror)
 
 
 def join(path: Any, *paths: Any) -> str:
-    """As `os.path.join`."""
+    """Joins path components like `os.path.join`."""
     return str(os.path.join(path, *paths))
 
 

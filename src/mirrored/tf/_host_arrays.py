@@ -1,4 +1,4 @@
-"""What stays on the host: texts, and arrays read from files, with `numpy()` as tensors have it."""
+"""Values that stay on the host: strings, and arrays read from files, with a tensor's `numpy()` method."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from mirrored.tf import _dtypes
 class HostArray(np.ndarray):  # type: ignore[type-arg]
     """A NumPy array with `numpy()`: integers keep their 64 bits, bytes stay bytes.
 
-    TensorFlow: A tensor. Operations of the facade take it; those on texts are Python's and NumPy's.
+    TensorFlow: A tensor. Operations of the facade accept it; Python and NumPy provide string operations.
     """
 
     def numpy(self) -> Any:
-        """The array as NumPy has it, a scalar for one value."""
+        """Returns the plain NumPy array; a scalar for a single value."""
         return np.asarray(self)[()]
 
 
 class HostText(bytes):
-    """One text, as UTF-8 bytes, with `numpy()`.
+    """One string as UTF-8 bytes, with `numpy()`.
 
     TensorFlow: A scalar of `tf.string`.
     """
@@ -32,12 +32,12 @@ class HostText(bytes):
     dtype = _dtypes.string
 
     def numpy(self) -> bytes:
-        """The bytes."""
+        """Returns the bytes."""
         return bytes(self)
 
 
 def on_host(value: Any) -> Any:
-    """Bytes and NumPy arrays, with `numpy()`; anything else as it is."""
+    """Wraps bytes and NumPy arrays so that they have `numpy()`; returns anything else unchanged."""
     if isinstance(value, bytes):
         return HostText(value)
     if isinstance(value, np.generic):
@@ -46,7 +46,7 @@ def on_host(value: Any) -> Any:
 
 
 def as_bytes_array(value: Any) -> np.ndarray[Any, Any]:
-    """Texts, one or many, as an object array of bytes."""
+    """Converts one or more strings to an object array of bytes."""
     if isinstance(value, str | bytes):
         array = np.empty((), object)
         array[()] = value.encode() if isinstance(value, str) else bytes(value)

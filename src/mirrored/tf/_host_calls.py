@@ -1,4 +1,4 @@
-"""`tf.py_function` and `tf.numpy_function`: Python that runs each time, also from a compiled program."""
+"""`tf.py_function` and `tf.numpy_function`: Python functions that run on every call, also from compiled programs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mirrored.tf._tensors import as_tensor
 def py_function(
     func: Callable[..., Any] | None = None, inp: Sequence[Any] | None = None, Tout: Any = None, name: str | None = None
 ) -> Any:
-    """What a Python function of tensors gives; it runs as Python each time, also where the caller is compiled.
+    """Calls a Python function of tensors; it runs as Python on every call, even from compiled code.
 
     Args:
-        func: The function. Without it this is a decorator: ``@tf.py_function(Tout=tf.float32)``.
+        func: The function. Omit it to use a decorator: ``@tf.py_function(Tout=tf.float32)``.
         inp: Its arguments.
         Tout: The dtype of the result, or a list of dtypes; None or an empty list for no result.
         name: Accepted and ignored.
@@ -29,8 +29,8 @@ def py_function(
     Returns:
         A tensor, a list of tensors, or None.
 
-    TensorFlow: `tf.py_function`. A compiled caller has to know the shape of the result: the function is called once
-    more, while tracing, with zeros. There is no gradient through it in compiled code.
+    TensorFlow: `tf.py_function`. A compiled caller must know the result's shape, so the function is called once more
+    while tracing, with zeros. In compiled code it has no gradient.
     """
     del name
     if func is None:
@@ -45,7 +45,7 @@ def numpy_function(
     stateful: bool = True,
     name: str | None = None,
 ) -> Any:
-    """As `py_function`, for a function of NumPy arrays."""
+    """Calls a Python function of NumPy arrays like `py_function`."""
     del stateful, name
     if func is None:
         return lambda decorated: lambda *args: numpy_function(decorated, args, Tout)

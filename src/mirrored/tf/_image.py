@@ -1,4 +1,4 @@
-"""`tf.image`: resizing, flipping, cropping, and colour, for [..., height, width, channels] images."""
+"""`tf.image`: resizing, flipping, cropping and color adjustment of [..., height, width, channels] images."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def resize(
     antialias: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Resized to (height, width): float32, but the image's own dtype for "nearest"."""
+    """Resizes images to (height, width): float32, or the image's own dtype for "nearest"."""
     del name
     value = as_tensor(images)
     if method not in _METHODS:
@@ -66,7 +66,7 @@ def resize(
 
 def _flipped(axis: int) -> Callable[..., jax.Array]:
     def flip(image: Any, name: str | None = None) -> jax.Array:
-        """Mirrored along one axis."""
+        """Flips images along one axis."""
         del name
         return jnp.flip(as_tensor(image), axis)
 
@@ -79,21 +79,21 @@ flip_up_down = op("image.flip_up_down")(_flipped(-3))
 
 @op("image.transpose")
 def transpose(image: Any, name: str | None = None) -> jax.Array:
-    """Height and width swapped."""
+    """Transposes images by swapping height and width."""
     del name
     return jnp.swapaxes(as_tensor(image), -3, -2)
 
 
 @op("image.rot90")
 def rot90(image: Any, k: int = 1, name: str | None = None) -> jax.Array:
-    """Turned counter-clockwise by k quarters."""
+    """Rotates images counter-clockwise by `k` times 90 degrees."""
     del name
     return jnp.rot90(as_tensor(image), k, axes=(-3, -2))
 
 
 @op("image.convert_image_dtype")
 def convert_image_dtype(image: Any, dtype: Any, saturate: bool = False, name: str | None = None) -> jax.Array:
-    """Another dtype with the range scaled: integers 0..max correspond to floats 0..1."""
+    """Converts images to a dtype and scales the values: integers 0..max correspond to floats 0..1."""
     del name
     value, wanted = as_tensor(image), as_dtype(dtype)
     source = as_dtype(value.dtype)
@@ -123,7 +123,7 @@ def _in_float(image: Any, change: Callable[[jax.Array], jax.Array]) -> jax.Array
 
 @op("image.rgb_to_grayscale")
 def rgb_to_grayscale(images: Any, name: str | None = None) -> jax.Array:
-    """One channel, weighted by the eye's sensitivity (0.2989, 0.5870, 0.1140)."""
+    """Converts RGB images to grayscale with luminance weights (0.2989, 0.5870, 0.1140)."""
     del name
     weights = jnp.asarray([0.2989, 0.5870, 0.1140], jnp.float32)
     return _in_float(images, lambda value: jnp.sum(value * weights, axis=-1, keepdims=True))
@@ -131,14 +131,14 @@ def rgb_to_grayscale(images: Any, name: str | None = None) -> jax.Array:
 
 @op("image.grayscale_to_rgb")
 def grayscale_to_rgb(images: Any, name: str | None = None) -> jax.Array:
-    """Three equal channels."""
+    """Converts grayscale images to RGB with three equal channels."""
     del name
     return jnp.repeat(as_tensor(images), 3, axis=-1)
 
 
 @op("image.adjust_brightness")
 def adjust_brightness(image: Any, delta: Any) -> jax.Array:
-    """`delta` added, in the scale 0..1."""
+    """Adds `delta` to the brightness, on a scale of 0..1."""
     value = as_tensor(image)
     if value.dtype.kind == "f":
         return value + as_tensor(delta).astype(value.dtype)
@@ -147,7 +147,7 @@ def adjust_brightness(image: Any, delta: Any) -> jax.Array:
 
 @op("image.adjust_contrast")
 def adjust_contrast(images: Any, contrast_factor: Any) -> jax.Array:
-    """Distances from each channel's mean multiplied."""
+    """Multiplies the distance from each channel's mean by `contrast_factor`."""
 
     def change(value: jax.Array) -> jax.Array:
         mean = jnp.mean(value, axis=(-3, -2), keepdims=True)
@@ -159,14 +159,14 @@ def adjust_contrast(images: Any, contrast_factor: Any) -> jax.Array:
 
 @op("image.adjust_gamma")
 def adjust_gamma(image: Any, gamma: Any = 1, gain: Any = 1) -> jax.Array:
-    """Gain * image ** gamma, in the scale 0..1."""
+    """Performs gamma correction: ``gain * image ** gamma``, on a scale of 0..1."""
     value = as_tensor(image)
     return gain * value**gamma if value.dtype.kind == "f" else _in_float(value, lambda one: gain * one**gamma)
 
 
 @op("image.rgb_to_hsv")
 def rgb_to_hsv(images: Any, name: str | None = None) -> jax.Array:
-    """Hue, saturation and value, each 0..1.
+    """Converts RGB images to hue, saturation and value, each 0..1.
 
     Source: A. R. Smith, "Color gamut transform pairs", SIGGRAPH 1978.
     """
@@ -188,7 +188,7 @@ def rgb_to_hsv(images: Any, name: str | None = None) -> jax.Array:
 
 @op("image.hsv_to_rgb")
 def hsv_to_rgb(images: Any, name: str | None = None) -> jax.Array:
-    """Undoes `rgb_to_hsv`."""
+    """Converts HSV images to RGB: the inverse of `rgb_to_hsv`."""
     del name
     value = as_tensor(images)
     hue, saturation, high = value[..., 0] * 6, value[..., 1], value[..., 2]
@@ -198,7 +198,7 @@ def hsv_to_rgb(images: Any, name: str | None = None) -> jax.Array:
 
 @op("image.adjust_hue")
 def adjust_hue(image: Any, delta: Any, name: str | None = None) -> jax.Array:
-    """Hue turned by `delta` (1 is the whole circle)."""
+    """Rotates the hue by `delta` (1 is a full circle)."""
     del name
 
     def change(value: jax.Array) -> jax.Array:
@@ -210,7 +210,7 @@ def adjust_hue(image: Any, delta: Any, name: str | None = None) -> jax.Array:
 
 @op("image.adjust_saturation")
 def adjust_saturation(image: Any, saturation_factor: Any, name: str | None = None) -> jax.Array:
-    """Saturation multiplied."""
+    """Multiplies the saturation by `saturation_factor`."""
     del name
 
     def change(value: jax.Array) -> jax.Array:
@@ -222,7 +222,7 @@ def adjust_saturation(image: Any, saturation_factor: Any, name: str | None = Non
 
 @op("image.central_crop")
 def central_crop(image: Any, central_fraction: float) -> jax.Array:
-    """The middle part of each dimension."""
+    """Crops the central fraction of each dimension."""
     if not 0 < central_fraction <= 1:
         raise ValueError("central_fraction must be within (0, 1]")
     value = as_tensor(image)
@@ -235,7 +235,7 @@ def central_crop(image: Any, central_fraction: float) -> jax.Array:
 def crop_to_bounding_box(
     image: Any, offset_height: Any, offset_width: Any, target_height: Any, target_width: Any
 ) -> jax.Array:
-    """A part given by its corner and size."""
+    """Crops images to a box given by its corner and size."""
     called = "tf.image.crop_to_bounding_box"
     value = as_tensor(image)
     corner = (offset_height, offset_width, target_height, target_width)
@@ -245,7 +245,7 @@ def crop_to_bounding_box(
             called,
             found=f"rows {top}:{top + height} and columns {left}:{left + width} of an image of shape {value.shape}",
             rule="the box lies within the image",
-            remedy="use tf.image.resize_with_crop_or_pad to go beyond it",
+            remedy="use tf.image.resize_with_crop_or_pad to exceed the image",
         )
     return value[..., top : top + height, left : left + width, :]
 
@@ -254,7 +254,7 @@ def crop_to_bounding_box(
 def pad_to_bounding_box(
     image: Any, offset_height: Any, offset_width: Any, target_height: Any, target_width: Any
 ) -> jax.Array:
-    """Zeros around it, up to a size."""
+    """Pads images with zeros to a size."""
     called = "tf.image.pad_to_bounding_box"
     value = as_tensor(image)
     corner = (offset_height, offset_width, target_height, target_width)
@@ -267,7 +267,7 @@ def pad_to_bounding_box(
 
 @op("image.resize_with_crop_or_pad")
 def resize_with_crop_or_pad(image: Any, target_height: Any, target_width: Any) -> jax.Array:
-    """Cut or padded around the middle to a size."""
+    """Crops or pads images centrally to a size."""
     value = as_tensor(image)
     height, width = static_ints((target_height, target_width), called="tf.image", argument="target")
     old_height, old_width = value.shape[-3:-1]
@@ -281,14 +281,14 @@ def resize_with_crop_or_pad(image: Any, target_height: Any, target_width: Any) -
 def resize_with_pad(
     image: Any, target_height: Any, target_width: Any, method: str = "bilinear", antialias: bool = False
 ) -> jax.Array:
-    """Resized with its proportions kept, then padded with zeros."""
+    """Resizes images, keeps the aspect ratio, and pads with zeros."""
     small = resize(image, (target_height, target_width), method, preserve_aspect_ratio=True, antialias=antialias)
     return resize_with_crop_or_pad(small, target_height, target_width)
 
 
 @op("image.per_image_standardization")
 def per_image_standardization(image: Any) -> jax.Array:
-    """Mean 0 and variance 1 per image; the deviation is at least 1 / sqrt(pixels)."""
+    """Scales each image to mean 0 and variance 1; the deviation is at least 1 / sqrt(pixels)."""
     value = as_tensor(image).astype(jnp.float32)
     axes = (-3, -2, -1)
     least = 1 / np.sqrt(np.prod(value.shape[-3:]))
@@ -298,7 +298,7 @@ def per_image_standardization(image: Any) -> jax.Array:
 
 @op("image.total_variation")
 def total_variation(images: Any, name: str | None = None) -> jax.Array:
-    """The sum of absolute differences between neighbouring pixels."""
+    """Computes the sum of absolute differences between neighboring pixels."""
     del name
     value = as_tensor(images)
     down, across = jnp.abs(jnp.diff(value, axis=-3)), jnp.abs(jnp.diff(value, axis=-2))
@@ -307,7 +307,7 @@ def total_variation(images: Any, name: str | None = None) -> jax.Array:
 
 @op("image.psnr")
 def psnr(a: Any, b: Any, max_val: Any, name: str | None = None) -> jax.Array:
-    """The peak signal-to-noise ratio in decibels."""
+    """Computes the peak signal-to-noise ratio in decibels."""
     del name
     left, right = convert_image_dtype(a, "float32"), convert_image_dtype(b, "float32")
     largest = float(max_val) / (float(as_dtype(as_tensor(a).dtype).max) if as_tensor(a).dtype.kind in "iu" else 1.0)
@@ -317,7 +317,7 @@ def psnr(a: Any, b: Any, max_val: Any, name: str | None = None) -> jax.Array:
 
 @op("image.image_gradients")
 def image_gradients(image: Any) -> tuple[jax.Array, jax.Array]:
-    """Differences to the next row and the next column, zero at the end."""
+    """Returns the differences to the next row and the next column, zero at the end."""
     value = as_tensor(image)
     down = jnp.pad(jnp.diff(value, axis=1), [(0, 0), (0, 1), (0, 0), (0, 0)])
     across = jnp.pad(jnp.diff(value, axis=2), [(0, 0), (0, 0), (0, 1), (0, 0)])
@@ -330,7 +330,7 @@ def _draw(seed: Any, stateless: bool) -> jax.Array:
 
 def _random_flip(name: str, axis: int, stateless: bool) -> None:
     def flip(image: Any, seed: Any = None) -> jax.Array:
-        """Flipped or not, each image with probability one half."""
+        """Flips each image with probability one half."""
         value = as_tensor(image)
         coin = jax.random.bernoulli(_draw(seed, stateless), 0.5, value.shape[:-3])
         return jnp.where(coin[..., None, None, None], jnp.flip(value, axis), value)
@@ -341,7 +341,7 @@ def _random_flip(name: str, axis: int, stateless: bool) -> None:
 
 def _random_adjust(name: str, adjust: Callable[..., jax.Array], stateless: bool) -> None:
     def change(image: Any, lower: float, upper: float, seed: Any = None) -> jax.Array:
-        """Adjusted by a factor drawn from [lower, upper)."""
+        """Adjusts images by a factor drawn from [lower, upper)."""
         factor = jax.random.uniform(_draw(seed, stateless), (), minval=lower, maxval=upper)
         return adjust(image, factor)
 
@@ -351,7 +351,7 @@ def _random_adjust(name: str, adjust: Callable[..., jax.Array], stateless: bool)
 
 def _random_shift(name: str, adjust: Callable[..., jax.Array], stateless: bool) -> None:
     def change(image: Any, max_delta: float, seed: Any = None) -> jax.Array:
-        """Adjusted by a shift drawn from [-max_delta, max_delta)."""
+        """Adjusts images by a shift drawn from [-max_delta, max_delta)."""
         shift = jax.random.uniform(_draw(seed, stateless), (), minval=-max_delta, maxval=max_delta)
         return adjust(image, shift)
 
@@ -377,14 +377,14 @@ def _cropped(value: jax.Array, size: Any, key: jax.Array) -> jax.Array:
 
 @op("image.random_crop")
 def random_crop(value: Any, size: Any, seed: Any = None, name: str | None = None) -> jax.Array:
-    """A part of the given size (for every dimension) at a random place."""
+    """Crops a part of the given size (one per dimension) at a random position."""
     del name
     return _cropped(as_tensor(value), size, next_key(seed))
 
 
 @op("image.stateless_random_crop")
 def stateless_random_crop(value: Any, size: Any, seed: Any, name: str | None = None) -> jax.Array:
-    """As `random_crop`, depending on the seed alone."""
+    """Crops like `random_crop`, as a function of the seed alone."""
     del name
     return _cropped(as_tensor(value), size, key_from_seed(seed))
 
@@ -393,7 +393,7 @@ def stateless_random_crop(value: Any, size: Any, seed: Any, name: str | None = N
 def extract_patches(
     images: Any, sizes: Any, strides: Any, rates: Any, padding: str, name: str | None = None
 ) -> jax.Array:
-    """Patches of an image as channels: [n, rows, columns, height * width * channels]."""
+    """Extracts patches as channels: [n, rows, columns, height * width * channels]."""
     del name
     value = as_tensor(images)
     called = "tf.image.extract_patches"
@@ -403,6 +403,6 @@ def extract_patches(
     patches = jax.lax.conv_general_dilated_patches(
         value, window, steps, padding, rhs_dilation=holes, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
-    channels = value.shape[-1]  # JAX gives channels first within a patch, TensorFlow last
+    channels = value.shape[-1]  # within a patch, JAX orders channels first, TensorFlow last
     split = patches.reshape(*patches.shape[:-1], channels, window[0] * window[1])
     return jnp.swapaxes(split, -1, -2).reshape(patches.shape)

@@ -1,4 +1,4 @@
-"""`tf.image`: boxes in images, as [top, left, bottom, right]."""
+"""`tf.image`: bounding boxes, as [top, left, bottom, right]."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def crop_and_resize(
     extrapolation_value: float = 0.0,
     name: str | None = None,
 ) -> jax.Array:
-    """Boxes cut from images and resized: f32[boxes, crop height, crop width, channels].
+    """Extracts boxes from images and resizes them: f32[boxes, crop height, crop width, channels].
 
     Args:
         image: [batch, height, width, channels].
-        boxes: f32[boxes, 4]; 0 is the first row or column, 1 the last. A box may lie partly outside, or upside down.
-        box_indices: i32[boxes]: the image of each.
+        boxes: f32[boxes, 4]; 0 is the first row or column, 1 the last. A box may be partly outside, or flipped.
+        box_indices: i32[boxes]: the image of each box.
         crop_size: (height, width).
         method: "bilinear" or "nearest".
-        extrapolation_value: What lies outside the image.
+        extrapolation_value: The value outside the image.
         name: Ignored.
 
     Raises:
-        InvalidArgumentError: Another method.
+        InvalidArgumentError: The method is not supported.
     """
     del name
     if method not in ("bilinear", "nearest"):
@@ -50,7 +50,7 @@ def crop_and_resize(
             "tf.image.crop_and_resize",
             found=f"method={method!r}",
             rule='crops are resized by "bilinear" or "nearest"',
-            remedy="give one of them",
+            remedy="pass one of them",
         )
     value, corners = as_tensor(image).astype(jnp.float32), as_tensor(boxes).astype(jnp.float32)
     height, width = static_ints(crop_size, called="tf.image.crop_and_resize", argument="crop_size")
@@ -91,18 +91,18 @@ def _at(image: jax.Array, rows: jax.Array, columns: jax.Array, method: str) -> j
 
 
 def _rounded(places: jax.Array) -> jax.Array:
-    """Halves away from zero, as C's `roundf`."""
+    """Rounds halves away from zero, like C's `roundf`."""
     return jnp.sign(places) * jnp.floor(jnp.abs(places) + 0.5)
 
 
 @op("image.draw_bounding_boxes")
 def draw_bounding_boxes(images: Any, boxes: Any, colors: Any = None, name: str | None = None) -> jax.Array:
-    """Images with the edges of boxes drawn in.
+    """Draws the edges of boxes into images.
 
     Args:
         images: Floats [batch, height, width, depth] in [0, 1].
         boxes: f32[batch, boxes, 4], from 0 to 1 along height and width.
-        colors: f32[colours, depth], used in turn; None for ten of TensorFlow's.
+        colors: f32[colors, depth], used in turn; None for ten of TensorFlow's colors.
         name: Ignored.
     """
     del name
@@ -119,7 +119,7 @@ def draw_bounding_boxes(images: Any, boxes: Any, colors: Any = None, name: str |
 
 
 def _edge(box: jax.Array, height: int, width: int) -> jax.Array:
-    """Where the edge of a box is: bool[height, width]; nowhere for one upside down."""
+    """Returns the edge pixels of a box: bool[height, width]; none for a flipped box."""
     top, left, bottom, right = box
     rows, columns = jnp.arange(height)[:, None], jnp.arange(width)[None]
     inside = (rows >= top) & (rows <= bottom) & (columns >= left) & (columns <= right)
@@ -136,7 +136,7 @@ def non_max_suppression_overlaps(
     score_threshold: Any = -np.inf,
     name: str | None = None,
 ) -> jax.Array:
-    """As `non_max_suppression`, for overlaps [boxes, boxes] of any kind, of each box (row) with each better one."""
+    """Selects boxes like `non_max_suppression`, for a matrix [boxes, boxes] of overlaps of any kind."""
     del name
     limit = static_int(max_output_size, called="tf.image.non_max_suppression_overlaps", argument="max_output_size")
     chosen, _, count = _suppressed(as_tensor(overlaps), as_tensor(scores), limit, overlap_threshold, score_threshold)
@@ -152,23 +152,23 @@ def non_max_suppression(
     score_threshold: Any = -np.inf,
     name: str | None = None,
 ) -> jax.Array:
-    """The indices of boxes, best first, that overlap with no better one.
+    """Returns the indices of boxes, best first, that do not overlap a better box too much.
 
     Args:
         boxes: f32[boxes, 4].
         scores: f32[boxes].
-        max_output_size: How many at most.
-        iou_threshold: Boxes that share more than this of their union with a better one are left out.
-        score_threshold: So are boxes that score no more than this.
+        max_output_size: Maximum number of boxes.
+        iou_threshold: Omits boxes whose intersection over union with a better box exceeds this.
+        score_threshold: Omits boxes whose score is at most this.
         name: Ignored.
 
     Returns:
-        i32[chosen].
+        i32[selected].
 
     Raises:
-        InvalidArgumentError: Inside a compiled function, where their number must be known.
+        InvalidArgumentError: It is called inside a compiled function, where the number of boxes must be known.
 
-    TensorFlow: inside `tf.function` its result has an open size; take `non_max_suppression_padded` there.
+    TensorFlow: in `tf.function` the result has an unknown size; use `non_max_suppression_padded` there.
     """
     del name
     return non_max_suppression_with_scores(boxes, scores, max_output_size, iou_threshold, score_threshold)[0]
@@ -184,7 +184,7 @@ def non_max_suppression_with_scores(
     soft_nms_sigma: float = 0.0,
     name: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """As `non_max_suppression`, with the scores; with a sigma, overlapping boxes lose score instead of being left out.
+    """Selects boxes like `non_max_suppression`, with scores; a sigma lowers overlapping boxes' scores instead.
 
     Source: N. Bodla and others, Soft-NMS: improving object detection with one line of code, ICCV 2017.
     """
@@ -211,18 +211,18 @@ def non_max_suppression_padded(
     canonicalized_coordinates: bool = False,
     tile_size: int = 512,
 ) -> tuple[jax.Array, jax.Array]:
-    """As `non_max_suppression`, for any leading axes: indices, followed by zeros, and how many of them count.
+    """Selects boxes like `non_max_suppression`, for any leading axes; returns zero-padded indices and their number.
 
     Args:
         boxes: f32[..., boxes, 4].
         scores: f32[..., boxes].
-        max_output_size: How many at most.
+        max_output_size: Maximum number of boxes.
         iou_threshold: As for `non_max_suppression`.
         score_threshold: As for `non_max_suppression`.
-        pad_to_max_output_size: Whether there are `max_output_size` indices; needed inside compiled functions.
+        pad_to_max_output_size: Whether to return `max_output_size` indices; required in compiled functions.
         name: Ignored.
-        sorted_input: Ignored: sorted boxes are chosen among in the same way.
-        canonicalized_coordinates: Ignored, likewise.
+        sorted_input: Ignored: sorted and unsorted boxes are handled alike.
+        canonicalized_coordinates: Ignored.
         tile_size: Ignored.
 
     Returns:
@@ -250,15 +250,15 @@ def _known(count: jax.Array, name: str) -> int:
     if is_tracer(count):
         raise InvalidArgumentError.of(
             f"tf.image.{name}",
-            found="a call inside a compiled function, where the number of boxes that are left is not known",
-            rule="shapes of compiled code are known while it is traced",
-            remedy="tf.image.non_max_suppression_padded(..., pad_to_max_output_size=True) gives them and their number",
+            found="a call inside a compiled function, where the number of selected boxes is unknown",
+            rule="shapes in compiled code are known while tracing",
+            remedy="tf.image.non_max_suppression_padded(..., pad_to_max_output_size=True) returns indices and a count",
         )
     return int(count)
 
 
 def _overlaps(boxes: jax.Array) -> jax.Array:
-    """Intersection over union of all pairs: f32[boxes, boxes]; 0 for boxes without an area."""
+    """Computes the intersection over union of all pairs: f32[boxes, boxes]; 0 for boxes without area."""
     low, high = jnp.minimum(boxes[:, :2], boxes[:, 2:]), jnp.maximum(boxes[:, :2], boxes[:, 2:])
     area = jnp.prod(high - low, axis=-1)
     sides = jnp.minimum(high[:, None], high[None]) - jnp.maximum(low[:, None], low[None])
@@ -271,7 +271,7 @@ def _overlaps(boxes: jax.Array) -> jax.Array:
 def _suppressed(
     overlaps: jax.Array, scores: jax.Array, limit: int, threshold: Any, least: Any, sigma: float = 0.0
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Chooses `limit` times the best of what is left: indices and scores, zeros from the returned count on."""
+    """Selects the best remaining box `limit` times: indices and scores, zeros after the returned count."""
     limit = min(limit, scores.shape[0])
     out = jnp.asarray(-jnp.inf, scores.dtype)
 

@@ -1,4 +1,4 @@
-"""`tf.image`: other colour spaces, edges, and how much two images are alike."""
+"""`tf.image`: other color spaces, edges, and image similarity."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _colours(name: str, matrix: Sequence[Sequence[float]]) -> None:
 
     converted.__name__ = converted.__qualname__ = name
     source, _, target = name.upper().partition("_TO_")
-    converted.__doc__ = f"{source} images [..., 3] of floats in {target}."
+    converted.__doc__ = f"Converts float {source} images [..., 3] to {target}."
     op(f"image.{name}")(converted)
 
 
@@ -51,7 +51,7 @@ for _name, _matrix in _COLOURS.items():
 
 @op("image.sobel_edges")
 def sobel_edges(image: Any) -> jax.Array:
-    """Derivatives along height and width: [batch, height, width, channels, 2]."""
+    """Computes Sobel derivatives along height and width: [batch, height, width, channels, 2]."""
     value = as_tensor(image)
     along_height = np.array([[-1, -2, -1], [0, 0, 0], [1, 2, 1]])
     kernels = np.stack([along_height, along_height.T], axis=-1)[:, :, None]
@@ -73,17 +73,17 @@ def ssim(
     k2: float = 0.03,
     return_index_map: bool = False,
 ) -> jax.Array:
-    """The structural similarity of images [..., height, width, channels]: f32[...], 1 for equal ones.
+    """Computes the structural similarity of images [..., height, width, channels]: f32[...], 1 for equal images.
 
     Args:
-        img1: Of integers or floats.
-        img2: As `img1`.
-        max_val: The largest value that pixels can have.
-        filter_size: Of the Gaussian window, in pixels; no larger than the images.
-        filter_sigma: Its width.
-        k1: Stabilises the comparison of luminance.
-        k2: Stabilises that of contrast.
-        return_index_map: Gives the similarity around each pixel instead: f32[..., height, width].
+        img1: Images of integers or floats.
+        img2: Images like `img1`.
+        max_val: The largest possible pixel value.
+        filter_size: Size of the Gaussian window in pixels; at most that of the images.
+        filter_sigma: Standard deviation of the window.
+        k1: Stabilizes the luminance comparison.
+        k2: Stabilizes the contrast comparison.
+        return_index_map: Whether to return the similarity around each pixel: f32[..., height, width].
 
     Source: Z. Wang and others, Image quality assessment: from error visibility to structural similarity, IEEE Trans.
     Image Processing 13, 2004.
@@ -105,14 +105,14 @@ def ssim_multiscale(
     k1: float = 0.01,
     k2: float = 0.03,
 ) -> jax.Array:
-    """The structural similarity over several scales, each half of the one before: f32[...].
+    """Computes the structural similarity over several scales, each half the previous one: f32[...].
 
     Args:
         img1: Images [..., height, width, channels] of integers or floats.
-        img2: As `img1`.
-        max_val: The largest value that pixels can have.
+        img2: Images like `img1`.
+        max_val: The largest possible pixel value.
         power_factors: The weight of each scale.
-        filter_size: As for `ssim`; the smallest scale must be as large.
+        filter_size: As for `ssim`; at most the size of the smallest scale.
         filter_sigma: As for `ssim`.
         k1: As for `ssim`.
         k2: As for `ssim`.
@@ -147,7 +147,7 @@ def _gaussian(size: int, sigma: float) -> np.ndarray[Any, Any]:
 def _similarity(
     first: jax.Array, second: jax.Array, largest: jax.Array, window: np.ndarray[Any, Any], k1: float, k2: float
 ) -> tuple[jax.Array, jax.Array]:
-    """How alike luminance and contrast are around each pixel and channel."""
+    """Computes the similarity of luminance and contrast around each pixel and channel."""
     mean = _averaging(window, first.shape)
     c1, c2 = (k1 * largest) ** 2, (k2 * largest) ** 2
     one, other = mean(first), mean(second)

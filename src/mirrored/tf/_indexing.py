@@ -1,4 +1,4 @@
-"""Reading and writing by index: `gather`, `scatter_nd`, `slice`, `where`, `unique`, segments."""
+"""Indexing operations: `gather`, `scatter_nd`, `slice`, `where`, `unique`, segment reductions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gather(
     batch_dims: Any = 0,
     name: str | None = None,
 ) -> jax.Array:
-    """Slices of `params` along `axis` (the first after batch dimensions); indices outside give zeros, as on GPUs."""
+    """Gathers slices of `params` along `axis` (by default the first non-batch one); bad indices give 0, as on GPUs."""
     del validate_indices, name
     table, where = as_tensor(params), as_tensor(indices)
     batch = batch_dims % max(where.ndim, 1) if batch_dims < 0 else batch_dims
@@ -44,7 +44,7 @@ def gather(
 def gather_nd(
     params: Any, indices: Any, batch_dims: int = 0, name: str | None = None, bad_indices_policy: str = ""
 ) -> jax.Array:
-    """The slices that the vectors in the last axis of `indices` point at."""
+    """Gathers the slices at the index vectors in the last axis of `indices`."""
     del name, bad_indices_policy
 
     def pick(table: jax.Array, where: jax.Array) -> jax.Array:
@@ -65,7 +65,7 @@ def _scattered(called: str, method: str) -> Callable[..., jax.Array]:
             return result
 
     scatter.__name__ = scatter.__qualname__ = called.rpartition(".")[2]
-    scatter.__doc__ = f"A copy of `tensor` with `updates` applied ({method}) at `indices`."
+    scatter.__doc__ = f"Returns a copy of `tensor` with `updates` applied ({method}) at `indices`."
     return scatter
 
 
@@ -76,7 +76,7 @@ op("tensor_scatter_nd_sub")(_scattered("tf.tensor_scatter_nd_sub", "subtract"))
 
 @op("scatter_nd")
 def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> jax.Array:
-    """Zeros of `shape` with `updates` added at `indices`."""
+    """Scatters `updates` at `indices` into a tensor of zeros; duplicates add up."""
     del name
     new = as_tensor(updates)
     target = jnp.zeros(static_ints(shape, called="tf.scatter_nd", argument="shape"), new.dtype)
@@ -86,7 +86,7 @@ def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) 
 
 @op("where")
 def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> jax.Array:
-    """X where the condition holds, y elsewhere; with the condition alone, the indices where it holds (eagerly)."""
+    """Returns `x` where the condition holds, else `y`; without both (eager only), the indices where it holds."""
     del name
     test = as_tensor(condition)
     if x is None and y is None:
@@ -100,7 +100,7 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
 
 @op("boolean_mask")
 def boolean_mask(tensor: Any, mask: Any, axis: Any = None, name: str | None = None) -> jax.Array:
-    """The elements where the mask holds; eager only, since their number is a shape."""
+    """Returns the elements where the mask holds; eager only, because their number is a shape."""
     del name
     value, keep = as_tensor(tensor), np.asarray(as_tensor(mask))
     along = 0 if axis is None else static_int(axis, called="tf.boolean_mask", argument="axis")
@@ -111,7 +111,7 @@ def boolean_mask(tensor: Any, mask: Any, axis: Any = None, name: str | None = No
 @op("slice")
 @hosted
 def slice_(input_: Any, begin: Any, size: Any, name: str | None = None) -> jax.Array:
-    """`size[i]` elements (-1: all that follow) from `begin[i]` on, along dimension i. `begin` may be traced."""
+    """Extracts `size[i]` elements (-1: all remaining) from `begin[i]` along dimension i. `begin` may be traced."""
     del name
     value = as_tensor(input_)
     sizes = static_ints(size, called="tf.slice", argument="size")
@@ -141,7 +141,7 @@ def strided_slice(
     var: Any = None,
     name: str | None = None,
 ) -> jax.Array:
-    """NumPy's slicing, spelled with bit masks."""
+    """Extracts a strided slice: NumPy's slicing in bit masks."""
     del var, name
     first = static_ints(begin, called="tf.strided_slice", argument="begin")
     last = static_ints(end, called="tf.strided_slice", argument="end")
@@ -163,14 +163,14 @@ def strided_slice(
 
 
 class Unique(NamedTuple):
-    """What `unique` returns."""
+    """The result of `unique`."""
 
     y: jax.Array
     idx: jax.Array
 
 
 class UniqueWithCounts(NamedTuple):
-    """What `unique_with_counts` returns."""
+    """The result of `unique_with_counts`."""
 
     y: jax.Array
     idx: jax.Array
@@ -179,7 +179,7 @@ class UniqueWithCounts(NamedTuple):
 
 @op("unique")
 def unique(x: Any, out_idx: Any = "int32", name: str | None = None) -> Unique:
-    """The distinct values in order of first appearance, and each element's position in them; eager only."""
+    """Finds the unique elements in order of first appearance, and each element's index in them; eager only."""
     del name
     y, idx, _ = unique_with_counts(x, out_idx)
     return Unique(y, idx)
@@ -187,7 +187,7 @@ def unique(x: Any, out_idx: Any = "int32", name: str | None = None) -> Unique:
 
 @op("unique_with_counts")
 def unique_with_counts(x: Any, out_idx: Any = "int32", name: str | None = None) -> UniqueWithCounts:
-    """As `unique`, with the number of occurrences; eager only."""
+    """Finds unique elements like `unique`, and counts them; eager only."""
     del name
     host = np.asarray(as_tensor(x))
     _, first, inverse, counts = np.unique(host, return_index=True, return_inverse=True, return_counts=True)
@@ -203,7 +203,7 @@ def unique_with_counts(x: Any, out_idx: Any = "int32", name: str | None = None) 
 
 @op("dynamic_partition")
 def dynamic_partition(data: Any, partitions: Any, num_partitions: int, name: str | None = None) -> list[jax.Array]:
-    """The elements of each partition; eager only."""
+    """Partitions the elements into a list of tensors; eager only."""
     del name
     value, parts = as_tensor(data), np.asarray(as_tensor(partitions))
     flat = value.reshape((-1,) + value.shape[parts.ndim :])
@@ -212,7 +212,7 @@ def dynamic_partition(data: Any, partitions: Any, num_partitions: int, name: str
 
 @op("dynamic_stitch")
 def dynamic_stitch(indices: Any, data: Any, name: str | None = None) -> jax.Array:
-    """One tensor out of pieces: ``data[m][i]`` goes to ``indices[m][i]``, later pieces win."""
+    """Merges tensors: ``data[m][i]`` goes to ``indices[m][i]``; later pieces override earlier ones."""
     del name
     places = [np.asarray(as_tensor(one)) for one in indices]
     pieces = [as_tensor(one) for one in data]
@@ -243,7 +243,7 @@ def _segments(
         )
 
     run.__name__ = run.__qualname__ = called.rpartition(".")[2]
-    run.__doc__ = f"`{called}`: a reduction over the rows that share a segment."
+    run.__doc__ = f"Computes `{called}`: a reduction over the rows of each segment."
     return run
 
 

@@ -1,4 +1,4 @@
-"""Initializers: callables from a shape to a tensor, `tf.zeros_initializer` and `tf.initializers`."""
+"""Initializers: callables that map a shape to a tensor, for `tf.zeros_initializer` and `tf.initializers`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from mirrored.tf._tensors import as_tensor
 
 
 class Initializer(abc.ABC):
-    """Makes the initial value of a variable: ``initializer(shape, dtype=tf.float32)``."""
+    """Creates the initial value of a variable: ``initializer(shape, dtype=tf.float32)``."""
 
     def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> jax.Array:
-        """A tensor of this shape."""
+        """Returns a tensor of this shape."""
         sizes = static_ints(shape, called=f"tf.{type(self).__name__}", argument="shape")
         return self._made(sizes, array_dtype("float32" if dtype is None else dtype))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments from which `from_config` makes an equal one."""
+        """Returns the arguments from which `from_config` creates an equal initializer."""
         return {name.removeprefix("_"): value for name, value in vars(self).items()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Initializer:
-        """The initializer that gave this configuration."""
+        """Creates an initializer from its configuration."""
         return cls(**config)
 
     @abc.abstractmethod
@@ -51,7 +51,7 @@ class Ones(Initializer):
 
 
 class Constant(Initializer):
-    """One value, or an array of values of the shape."""
+    """Initializes with one value, or with an array of values of the shape."""
 
     def __init__(self, value: Any = 0) -> None:
         self._value = value
@@ -62,7 +62,7 @@ class Constant(Initializer):
 
 
 class RandomNormal(Initializer):
-    """Normal numbers."""
+    """Initializes with random values from a normal distribution."""
 
     def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
         self._mean, self._stddev, self._seed = mean, stddev, seed
@@ -72,7 +72,7 @@ class RandomNormal(Initializer):
 
 
 class TruncatedNormal(Initializer):
-    """Normal numbers within two standard deviations."""
+    """Initializes with values from a normal distribution truncated at two standard deviations."""
 
     def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
         self._mean, self._stddev, self._seed = mean, stddev, seed
@@ -82,7 +82,7 @@ class TruncatedNormal(Initializer):
 
 
 class RandomUniform(Initializer):
-    """Uniform numbers."""
+    """Initializes with random values from a uniform distribution."""
 
     def __init__(self, minval: float = -0.05, maxval: float = 0.05, seed: int | None = None) -> None:
         self._minval, self._maxval, self._seed = minval, maxval, seed
@@ -92,7 +92,7 @@ class RandomUniform(Initializer):
 
 
 class VarianceScaling(Initializer):
-    """Random numbers with variance ``scale / n``, n counted by `mode`.
+    """Initializes with random values of variance ``scale / n``, where `mode` selects n.
 
     Source: X. Glorot and Y. Bengio, "Understanding the difficulty of training deep feedforward neural networks", 2010;
     K. He et al., "Delving deep into rectifiers", 2015.
@@ -109,7 +109,7 @@ class VarianceScaling(Initializer):
 
     def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         how: Any = "normal" if self._distribution == "untruncated_normal" else self._distribution
-        if len(shape) < 2:  # TensorFlow counts a vector as fan_in = fan_out = its length, JAX refuses it
+        if len(shape) < 2:  # for a vector, TensorFlow sets fan_in = fan_out = length; JAX raises
             size = shape[0] if shape else 1
             flat = jax.nn.initializers.variance_scaling(self._scale, "fan_in", how)(
                 next_key(self._seed), (size, 1), dtype
@@ -140,7 +140,7 @@ LecunUniform = _scaling("LecunUniform", 1.0, "fan_in", "uniform")
 
 
 class Orthogonal(Initializer):
-    """An orthogonal matrix (rows or columns orthonormal), times `gain`."""
+    """Initializes with an orthogonal matrix (rows or columns orthonormal), times `gain`."""
 
     def __init__(self, gain: float = 1.0, seed: int | None = None) -> None:
         self._gain, self._seed = gain, seed
@@ -150,7 +150,7 @@ class Orthogonal(Initializer):
 
 
 class Identity(Initializer):
-    """The identity matrix, times `gain`."""
+    """Initializes with the identity matrix, times `gain`."""
 
     def __init__(self, gain: float = 1.0) -> None:
         self._gain = gain

@@ -1,4 +1,4 @@
-"""`tf.linalg`: products, decompositions, norms, and `tf.einsum`/`tf.tensordot`."""
+"""`tf.linalg`: products, decompositions, norms, `tf.einsum` and `tf.tensordot`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def matmul(
     grad_b: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """The matrix product over the last two axes; leading axes broadcast."""
+    """Multiplies matrices in the last two axes; leading axes broadcast."""
     del a_is_sparse, b_is_sparse, grad_a, grad_b, name
     if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
         raise ValueError("Only one of `transpose` and `adjoint` can be True for a side of tf.matmul.")
@@ -84,21 +84,21 @@ def matvec(
     b_is_sparse: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """The product of matrices with vectors."""
+    """Multiplies matrices by vectors."""
     del a_is_sparse, b_is_sparse, name
     return matmul(a, as_tensor(b)[..., None], transpose_a=transpose_a, adjoint_a=adjoint_a)[..., 0]
 
 
 @op("linalg.matrix_transpose")
 def matrix_transpose(a: Any, name: str | None = None, conjugate: bool = False) -> jax.Array:
-    """The last two axes swapped."""
+    """Transposes the last two axes."""
     del name
     return _adjoint(as_tensor(a)) if conjugate else _swap(as_tensor(a))
 
 
 @op("einsum linalg.einsum")
 def einsum(equation: str, *inputs: Any, **kwargs: Any) -> jax.Array:
-    """Einstein summation."""
+    """Computes a tensor contraction by Einstein summation."""
     unknown = set(kwargs) - {"name", "optimize"}
     if unknown:
         raise TypeError(f"Invalid keyword arguments for this function: {', '.join(sorted(unknown))}")
@@ -109,7 +109,7 @@ def einsum(equation: str, *inputs: Any, **kwargs: Any) -> jax.Array:
 
 @op("tensordot linalg.tensordot")
 def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> jax.Array:
-    """The contraction over pairs of axes."""
+    """Computes a tensor contraction over pairs of axes."""
     del name
     left, right = tensors(a, b)
     pairs = np.asarray(axes).tolist() if not isinstance(axes, (int, list, tuple)) else axes
@@ -127,7 +127,7 @@ def diag(
     padding_value: Any = 0,
     align: str = "RIGHT_LEFT",
 ) -> jax.Array:
-    """Matrices with the last axis as their diagonal (one diagonal, `k` above the main one)."""
+    """Returns matrices with the last axis as a diagonal (one diagonal, `k` above the main one)."""
     del name, align
     values = as_tensor(diagonal)
     side = values.shape[-1] + abs(k)
@@ -141,14 +141,14 @@ def diag(
 def diag_part(
     input: Any, name: str | None = None, k: int = 0, padding_value: Any = 0, align: str = "RIGHT_LEFT"
 ) -> jax.Array:
-    """The diagonal of the last two axes."""
+    """Returns the diagonal of the last two axes."""
     del name, padding_value, align
     return jnp.diagonal(as_tensor(input), offset=k, axis1=-2, axis2=-1)  # type: ignore[no-any-return]
 
 
 @op("linalg.set_diag")
 def set_diag(input: Any, diagonal: Any, name: str | None = None, k: int = 0, align: str = "RIGHT_LEFT") -> jax.Array:
-    """The matrices with another diagonal."""
+    """Returns the matrices with their diagonal replaced."""
     del name, align
     value = as_tensor(input)
     index = np.arange(as_tensor(diagonal).shape[-1])
@@ -157,7 +157,7 @@ def set_diag(input: Any, diagonal: Any, name: str | None = None, k: int = 0, ali
 
 @op("linalg.tensor_diag")
 def tensor_diag(diagonal: Any, name: str | None = None) -> jax.Array:
-    """A tensor of twice the rank with the values on its diagonal."""
+    """Returns a tensor of twice the rank with the values on its diagonal."""
     del name
     values = as_tensor(diagonal)
     return jnp.diag(values.reshape(-1)).reshape(values.shape * 2)
@@ -165,7 +165,7 @@ def tensor_diag(diagonal: Any, name: str | None = None) -> jax.Array:
 
 @op("linalg.band_part")
 def band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> jax.Array:
-    """The matrices with everything outside a band of diagonals set to zero (-1: keep that side)."""
+    """Sets everything outside a central band of diagonals to zero (-1 keeps that whole side)."""
     del name
     value = as_tensor(input)
     row, column = np.indices(value.shape[-2:])
@@ -175,14 +175,14 @@ def band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = Non
 
 @op("linalg.trace")
 def trace(x: Any, name: str | None = None) -> jax.Array:
-    """The sum of the diagonal of the last two axes."""
+    """Computes the trace of the last two axes."""
     del name
     return jnp.trace(as_tensor(x), axis1=-2, axis2=-1)
 
 
 @op("linalg.solve")
 def solve(matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None) -> jax.Array:
-    """X with matrix x = rhs."""
+    """Solves ``matrix @ x = rhs``."""
     del name
     left, right = tensors(matrix, rhs)
     with reported("tf.linalg.solve", [left, right]):
@@ -193,7 +193,7 @@ def solve(matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None)
 def triangular_solve(
     matrix: Any, rhs: Any, lower: bool = True, adjoint: bool = False, name: str | None = None
 ) -> jax.Array:
-    """X with matrix x = rhs, for a triangular matrix."""
+    """Solves ``matrix @ x = rhs`` for a triangular matrix."""
     del name
     left, right = tensors(matrix, rhs)
     return jsl.solve_triangular(left, right, lower=lower, trans="C" if adjoint else "N")
@@ -201,7 +201,7 @@ def triangular_solve(
 
 @op("linalg.cholesky_solve")
 def cholesky_solve(chol: Any, rhs: Any, name: str | None = None) -> jax.Array:
-    """X with A x = rhs, given the Cholesky factor of A."""
+    """Solves ``A @ x = rhs``, given the Cholesky factor of A."""
     del name
     factor, right = tensors(chol, rhs)
     return jsl.cho_solve((factor, True), right)
@@ -209,7 +209,7 @@ def cholesky_solve(chol: Any, rhs: Any, name: str | None = None) -> jax.Array:
 
 @op("linalg.lstsq")
 def lstsq(matrix: Any, rhs: Any, l2_regularizer: float = 0.0, fast: bool = True, name: str | None = None) -> jax.Array:
-    """The (regularised) least-squares solution, by the normal equations if `fast`."""
+    """Solves the (regularized) least-squares problem, by the normal equations if `fast`."""
     del name
     left, right = tensors(matrix, rhs)
     if not fast and not l2_regularizer:
@@ -220,13 +220,13 @@ def lstsq(matrix: Any, rhs: Any, l2_regularizer: float = 0.0, fast: bool = True,
 
 @op("linalg.pinv")
 def pinv(a: Any, rcond: Any = None, validate_args: bool = False, name: str | None = None) -> jax.Array:
-    """The Moore-Penrose inverse."""
+    """Computes the Moore-Penrose pseudo-inverse."""
     del validate_args, name
     return jnp.linalg.pinv(as_tensor(a), rtol=rcond)
 
 
 class QR(NamedTuple):
-    """What `qr` returns."""
+    """The result of `qr`."""
 
     q: jax.Array
     r: jax.Array
@@ -234,14 +234,14 @@ class QR(NamedTuple):
 
 @op("linalg.qr")
 def qr(input: Any, full_matrices: bool = False, name: str | None = None) -> QR:
-    """The QR decomposition."""
+    """Computes the QR decomposition."""
     del name
     return QR(*jnp.linalg.qr(as_tensor(input), mode="complete" if full_matrices else "reduced"))
 
 
 @op("linalg.svd")
 def svd(tensor: Any, full_matrices: bool = False, compute_uv: bool = True, name: str | None = None) -> Any:
-    """Singular values s, left vectors u, right vectors v (not their adjoint): ``(s, u, v)``, or s alone."""
+    """Computes singular values s, left vectors u and right vectors v (not their adjoint): ``(s, u, v)``, or s alone."""
     del name
     value = as_tensor(tensor)
     if not compute_uv:
@@ -252,7 +252,7 @@ def svd(tensor: Any, full_matrices: bool = False, compute_uv: bool = True, name:
 
 @op("linalg.matrix_rank")
 def matrix_rank(a: Any, tol: Any = None, validate_args: bool = False, name: str | None = None) -> jax.Array:
-    """The number of singular values above the tolerance."""
+    """Computes the rank: the number of singular values above the tolerance."""
     del validate_args, name
     return jnp.linalg.matrix_rank(as_tensor(a), tol).astype(jnp.int32)  # type: ignore[no-any-return]
 
@@ -261,7 +261,7 @@ def matrix_rank(a: Any, tol: Any = None, validate_args: bool = False, name: str 
 def norm(
     tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: bool | None = None, name: str | None = None
 ) -> jax.Array:
-    """The norm of vectors (one axis), matrices (two) or of all elements (axis None)."""
+    """Computes the norm of vectors (one axis), matrices (two axes) or all elements (axis None)."""
     del name
     value, where = as_tensor(tensor), static_axis(axis, called="tf.norm")
     keep = bool(keepdims)
@@ -279,7 +279,7 @@ def norm(
 def normalize(
     tensor: Any, ord: Any = "euclidean", axis: Any = None, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """The tensor divided by its norm, and the norm."""
+    """Returns the tensor divided by its norm, and the norm."""
     del name
     length = norm(tensor, ord=ord, axis=axis, keepdims=True)
     return as_tensor(tensor) / length, length
@@ -287,7 +287,7 @@ def normalize(
 
 @op("linalg.global_norm")
 def global_norm(t_list: Any, name: str | None = None) -> jax.Array:
-    """The Euclidean norm of all tensors of a list together, None left out."""
+    """Computes the Euclidean norm of all tensors of a list together; None entries are skipped."""
     del name
     squares = [jnp.sum(jnp.square(as_tensor(one))) for one in t_list if one is not None]
     return jnp.sqrt(sum(squares[1:], squares[0])) if squares else as_tensor(0.0)
@@ -295,7 +295,7 @@ def global_norm(t_list: Any, name: str | None = None) -> jax.Array:
 
 @op("clip_by_value")
 def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> jax.Array:
-    """Every element brought into the range."""
+    """Clips every element to a range."""
     del name
     value = as_tensor(t)
     low, high = as_tensor(clip_value_min).astype(value.dtype), as_tensor(clip_value_max).astype(value.dtype)
@@ -305,7 +305,7 @@ def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | 
 
 @op("clip_by_norm")
 def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> jax.Array:
-    """Scaled down to the norm, if it is above it."""
+    """Scales tensors down to a maximum norm."""
     del name
     value = as_tensor(t)
     square = jnp.sum(
@@ -320,7 +320,7 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
 def clip_by_global_norm(
     t_list: Any, clip_norm: Any, use_norm: Any = None, name: str | None = None
 ) -> tuple[list[jax.Array | None], jax.Array]:
-    """All tensors scaled down together to a common norm; returns them and the norm they had."""
+    """Scales tensors down together to a maximum global norm; returns them and their original norm."""
     del name
     length = global_norm(t_list) if use_norm is None else as_tensor(use_norm)
     scale = clip_norm * jnp.minimum(1.0 / length, 1.0 / clip_norm)
@@ -332,10 +332,10 @@ def clip_by_global_norm(
 def tridiagonal_matmul(
     diagonals: Any, rhs: Any, diagonals_format: str = "sequence", name: str | None = None
 ) -> jax.Array:
-    """The product of a tridiagonal matrix, given as (upper, main, lower), with `rhs`."""
+    """Multiplies a tridiagonal matrix, given as (upper, main, lower), by `rhs`."""
     del name
     if diagonals_format != "sequence":
-        raise ValueError("diagonals_format='sequence' is what mirrored.tf has: pass (superdiag, maindiag, subdiag)")
+        raise ValueError("mirrored.tf supports only diagonals_format='sequence': pass (superdiag, maindiag, subdiag)")
     upper, main, lower = (as_tensor(one) for one in diagonals)
     right = as_tensor(rhs)
     zero = jnp.zeros_like(right[..., :1, :])

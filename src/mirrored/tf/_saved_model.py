@@ -54,16 +54,16 @@ def save(obj: Any, export_dir: Any, signatures: Any = None, options: Any = None)
     Context: cross-replica.
 
     Args:
-            obj: A `tf.Module`, any object whose methods and attributes include `tf.function`s, or a Keras model. Each
-                `tf.function` must have an ``input_signature`` or have been called. The loaded object has the same
-                variables, modules, lists and dicts as attributes.
-            export_dir: The folder; an existing one is replaced.
-            signatures: A function, a concrete function, or several by name. They become entries of `signatures` of the
-                loaded object and return dicts. By default, the object's only function that has an ``input_signature``.
-            options: Accepted for compatibility.
+        obj: A `tf.Module`, any object whose methods and attributes include `tf.function`s, or a Keras model. Each
+            `tf.function` must have an ``input_signature`` or have been called. The loaded object has the same
+            variables, modules, lists and dicts as attributes.
+        export_dir: The folder; an existing one is replaced.
+        signatures: A function, a concrete function, or several by name. They become entries of `signatures` of the
+            loaded object and return dicts. By default, the object's only function that has an ``input_signature``.
+        options: Accepted for compatibility.
 
     Raises:
-            ArgumentError: A function cannot be saved, or no function of the object has a signature.
+        ArgumentError: A function cannot be saved, or no function of the object has a signature.
 
     Example:
         >>> import mirrored.tf as tf, tempfile

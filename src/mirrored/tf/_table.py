@@ -48,9 +48,9 @@ class Op:
     """One operation of the facade.
 
     Attributes:
-            name: Its first public name below ``tf``, for example ``"math.reduce_sum"``.
+        name: Its first public name below ``tf``, for example ``"math.reduce_sum"``.
         places: Every public name.
-            function: The implementation.
+        function: The implementation.
     """
 
     name: str
@@ -92,8 +92,8 @@ def rows(table: Mapping[str, tuple[str, Callable[..., Any]]], *, elementwise: bo
 
     Args:
         table: Names, parameters and functions.
-            elementwise: Whether every operation of one tensor returns one tensor of the same shape. An eager tape then
-                records it directly.
+        elementwise: Whether every operation of one tensor returns one tensor of the same shape. An eager tape then
+            records it directly.
     """
     for places, (signature, target) in table.items():
         names = places.split()
@@ -146,7 +146,7 @@ def bind(called: str, parameters: tuple[_Parameter, ...], args: tuple[Any, ...],
     """Binds arguments to parameters and returns their values in order.
 
     Raises:
-            TypeError: There are too many, unknown or missing arguments.
+        TypeError: There are too many, unknown or missing arguments.
     """
     if len(args) > len(parameters):
         raise TypeError(f"{called}() takes {len(parameters)} positional arguments but {len(args)} were given")

@@ -72,7 +72,7 @@ class Checkpoint(checkpoints.Checkpoint):
         """Restores values into the objects of the same name.
 
         Raises:
-                NotFoundError: There is no such checkpoint.
+            NotFoundError: There is no such checkpoint.
         """
         del options
         return _found(lambda: super(Checkpoint, self).restore(save_path))
@@ -81,7 +81,7 @@ class Checkpoint(checkpoints.Checkpoint):
         """Restores like `restore`.
 
         Raises:
-                NotFoundError: There is no such checkpoint.
+            NotFoundError: There is no such checkpoint.
         """
         del options
         return _found(lambda: super(Checkpoint, self).read(save_path))
@@ -91,17 +91,17 @@ class CheckpointManager:
     """Keeps the most recent checkpoints in a folder and deletes older ones.
 
     Args:
-            checkpoint: The checkpoint to save.
+        checkpoint: The checkpoint to save.
         directory: The folder.
-            max_to_keep: Number of checkpoints to keep; None keeps all.
-            keep_checkpoint_every_n_hours: Keeps one checkpoint permanently per this many hours.
-            checkpoint_name: Prefix of the checkpoint names.
-            step_counter: A variable with the current step, for `checkpoint_interval`.
-            checkpoint_interval: Minimum number of steps between two saves; `save` skips calls in between.
+        max_to_keep: Number of checkpoints to keep; None keeps all.
+        keep_checkpoint_every_n_hours: Keeps one checkpoint permanently per this many hours.
+        checkpoint_name: Prefix of the checkpoint names.
+        step_counter: A variable with the current step, for `checkpoint_interval`.
+        checkpoint_interval: Minimum number of steps between two saves; `save` skips calls in between.
         init_fn: Called by `restore_or_initialize` if there is nothing to restore.
 
     Raises:
-            ValueError: A number is below one, or an interval has no step counter.
+        ValueError: A number is below one, or an interval has no step counter.
 
     TensorFlow: `tf.train.CheckpointManager`.
     """
@@ -160,12 +160,12 @@ class CheckpointManager:
         """Saves a checkpoint and deletes those that are no longer kept.
 
         Args:
-                checkpoint_number: The number in the name; by default one more than the checkpoint's `save_counter`.
-                check_interval: Whether to respect `checkpoint_interval`.
-                options: Whether to wait until the checkpoint is on disk.
+            checkpoint_number: The number in the name; by default one more than the checkpoint's `save_counter`.
+            check_interval: Whether to respect `checkpoint_interval`.
+            options: Whether to wait until the checkpoint is on disk.
 
         Returns:
-                The path; None if `checkpoint_interval` steps have not passed yet.
+            The path; None if `checkpoint_interval` steps have not passed yet.
         """
         step = None if self._step_counter is None else int(np.asarray(self._step_counter))
         if self._interval is not None and check_interval and step is not None:
@@ -182,7 +182,7 @@ class CheckpointManager:
         """Restores the newest complete checkpoint; calls `init_fn` if no checkpoint exists.
 
         Returns:
-                The path; None if no checkpoint exists.
+            The path; None if no checkpoint exists.
         """
         path = self._manager.restore_newest(partial=True)
         if path is None:
@@ -230,7 +230,7 @@ def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:
     """Returns a reader for a checkpoint, or for the newest checkpoint in a folder.
 
     Raises:
-            NotFoundError: There is no such checkpoint.
+        NotFoundError: There is no such checkpoint.
     """
     return CheckpointReader(ckpt_dir_or_file)
 
@@ -239,7 +239,7 @@ def load_variable(ckpt_dir_or_file: PathLike, name: str) -> Any:
     """Returns the value of a variable in a checkpoint.
 
     Raises:
-            NotFoundError: There is no such checkpoint.
+        NotFoundError: There is no such checkpoint.
     """
     return load_checkpoint(ckpt_dir_or_file).get_tensor(name)
 
@@ -248,7 +248,7 @@ def list_variables(ckpt_dir_or_file: PathLike) -> list[tuple[str, list[int]]]:
     """Lists the names and shapes of the variables in a checkpoint.
 
     Raises:
-            NotFoundError: There is no such checkpoint.
+        NotFoundError: There is no such checkpoint.
     """
     return sorted(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())
 
@@ -258,8 +258,8 @@ class CheckpointState:
     """The state of the checkpoints in a folder.
 
     Attributes:
-            model_checkpoint_path: Path of the newest checkpoint.
-            all_model_checkpoint_paths: Paths of all checkpoints, oldest first.
+        model_checkpoint_path: Path of the newest checkpoint.
+        all_model_checkpoint_paths: Paths of all checkpoints, oldest first.
     """
 
     model_checkpoint_path: str
@@ -283,10 +283,10 @@ def checkpoints_iterator(
 
     Args:
         checkpoint_dir: The folder.
-            min_interval_secs: Minimum number of seconds between two yields.
-            timeout: Seconds to wait for a new checkpoint before ending or calling `timeout_fn`; None waits
-                indefinitely.
-            timeout_fn: Returns whether to stop.
+        min_interval_secs: Minimum number of seconds between two yields.
+        timeout: Seconds to wait for a new checkpoint before ending or calling `timeout_fn`; None waits
+            indefinitely.
+        timeout_fn: Returns whether to stop.
     """
     last: str | None = None
     while True:

@@ -43,8 +43,8 @@ def device_for(strategy: Any, called: str) -> Any:
 def put_on(device: Any) -> Callable[..., Any]:
     """Returns a replacement for Keras' `distribute_data_input` that places a batch on one device."""
 
-    def distribute_data_input(batch: Any, device_assignment: Any, batch_dim_name: Any) -> Any:
-        del device_assignment, batch_dim_name
+    def distribute_data_input(batch: Any, layout: Any, batch_dim_name: Any) -> Any:
+        del layout, batch_dim_name
         return None if batch is None else jax.device_put(owned(np.asarray(batch)), device)
 
     return distribute_data_input

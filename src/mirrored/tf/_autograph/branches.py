@@ -41,16 +41,16 @@ def if_stmt(
 
     Args:
         cond: The condition.
-            body: Runs the true branch, which sets names of the surrounding function.
-            orelse: Runs the false branch.
-            get_state: Returns the values of the names that a branch changes.
-            set_state: Sets their values.
+        body: Runs the true branch, which sets names of the surrounding function.
+        orelse: Runs the false branch.
+        get_state: Returns the values of the names that a branch changes.
+        set_state: Sets their values.
         symbol_names: The names.
-            nouts: How many of the names are used afterwards.
+        nouts: How many of the names are used afterwards.
 
     Raises:
-            InvalidArgumentError: The condition is known only at run time, and the branches give a name values that do not
-                fit one program.
+        InvalidArgumentError: The condition is known only at run time, and the branches give a name values that do
+            not fit one program.
     """
     known = truth(cond)
     if known is not None:
@@ -161,8 +161,8 @@ class _Joint:
         """Returns a branch's outputs for the leaves that differ.
 
         Args:
-                number: Index of the branch.
-                tensors: The branch's own tensors; empty if the name has no value there.
+            number: Index of the branch.
+            tensors: The branch's own tensors; empty if the name has no value there.
         """
         parts = self._parts[number]
         own = dict(zip(parts.places, tensors if tensors else parts.tensors, strict=True))

@@ -90,11 +90,11 @@ def converted_call(
     """Calls a function from converted code.
 
     Args:
-            function: The callee.
+        function: The callee.
         args: Its arguments.
-            kwargs: Its keyword arguments, or None.
-            caller_fn_scope: The function scope of the caller.
-            options: Ignored: conversion has no options here.
+        kwargs: Its keyword arguments, or None.
+        caller_fn_scope: The function scope of the caller.
+        options: Ignored: conversion has no options here.
     """
     del options
     kwargs = kwargs or {}

@@ -43,9 +43,9 @@ def while_stmt(
 
     Args:
         test: The condition.
-            body: Runs one iteration, which sets names of the surrounding function.
-            get_state: Returns the values of the names that an iteration changes.
-            set_state: Sets their values.
+        body: Runs one iteration, which sets names of the surrounding function.
+        get_state: Returns the values of the names that an iteration changes.
+        set_state: Sets their values.
         symbol_names: The names.
         opts: Options of the loop: ``maximum_iterations``.
     """
@@ -72,11 +72,11 @@ def for_stmt(
     """Executes a `for` statement: inside the program over a tensor or a traced range, else in Python.
 
     Args:
-            iter_: The iterable.
-            extra_test: Returns whether no `break` or `return` has been executed; None if the body has neither.
+        iter_: The iterable.
+        extra_test: Returns whether no `break` or `return` has been executed; None if the body has neither.
         body: Runs one iteration with one element.
-            get_state: Returns the values of the names that an iteration changes.
-            set_state: Sets their values.
+        get_state: Returns the values of the names that an iteration changes.
+        set_state: Sets their values.
         symbol_names: The names.
         opts: Options of the loop.
     """
@@ -229,7 +229,7 @@ class _Attempt:
         """Returns the initial values that the body needs; None if the current ones fit.
 
         Raises:
-                InvalidArgumentError: No initial values fit.
+            InvalidArgumentError: No initial values fit.
         """
         triples = zip(self._names.names, self._start, self._after, strict=True)
         fitting = [self._fitting(name, before, after) for name, before, after in triples]

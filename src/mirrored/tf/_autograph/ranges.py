@@ -17,11 +17,11 @@ class TracedRange:
     """A range with traced bounds, for loops in code that AutoGraph converts.
 
     Args:
-            start: The first value.
-            limit: The exclusive upper bound.
-            delta: The step.
-            dtype: The dtype of the values; None for that of the bounds.
-            error: Raised when the range is used as a tensor, which needs a known size.
+        start: The first value.
+        limit: The exclusive upper bound.
+        delta: The step.
+        dtype: The dtype of the values; None for that of the bounds.
+        error: Raised when the range is used as a tensor, which needs a known size.
     """
 
     def __init__(self, start: Any, limit: Any, delta: Any, *, dtype: Any, error: Exception) -> None:

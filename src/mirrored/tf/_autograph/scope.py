@@ -15,12 +15,12 @@ class FunctionScope:
     """Context that surrounds the body of a converted function.
 
     Args:
-            function_name: The name of the function.
-            scope_name: The name of the scope in the body.
-            options: The options of the conversion.
+        function_name: The name of the function.
+        scope_name: The name of the scope in the body.
+        options: The options of the conversion.
 
     Attributes:
-            falls_through: Names of functions that can end without a `return`. Set by the transpiler.
+        falls_through: Names of functions that can end without a `return`. Set by the transpiler.
     """
 
     falls_through: frozenset[str] = frozenset()
@@ -39,7 +39,7 @@ class FunctionScope:
         """Returns the function's return value.
 
         Raises:
-                InvalidArgumentError: Whether the function returns a value is known only at run time.
+            InvalidArgumentError: Whether the function returns a value is known only at run time.
         """
         if isinstance(value, UndefinedReturnValue):
             return None

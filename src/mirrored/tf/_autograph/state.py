@@ -45,8 +45,8 @@ class Parts:
     """A flattened value.
 
     Attributes:
-            leaves: Its tensors and all other values that are not containers.
-            treedef: The structure of its containers.
+        leaves: Its tensors and all other values that are not containers.
+        treedef: The structure of its containers.
     """
 
     leaves: list[Any]
@@ -118,6 +118,6 @@ def unlike(statement: str, name: str, found: str) -> InvalidArgumentError:
         statement,
         found=f"{shown} {found}",
         rule="if the path is chosen at run time, a name has the same structure, shape and dtype on every path",
-        remedy="assign it a value of that shape and dtype before the statement (tf.zeros, tf.cast), assign it on every path, "
+        remedy="assign it a value of that shape and dtype before (tf.zeros, tf.cast) or on every path, "
         "or decide with a Python value",
     )

@@ -55,9 +55,9 @@ class _Factory:
     """Creates functions from one converted code object, for any closure and defaults.
 
     Args:
-            make: A function from the operators to the converted function, with the closure of the original.
+        make: A function from the operators to the converted function, with the closure of the original.
         freevars: The names in that closure.
-            falls_through: Functions in the code that can end without a `return`.
+        falls_through: Functions in the code that can end without a `return`.
     """
 
     def __init__(self, make: types.FunctionType, freevars: tuple[str, ...], falls_through: frozenset[str]) -> None:
