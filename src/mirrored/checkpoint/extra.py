@@ -16,4 +16,4 @@ def engine() -> Any:
         MissingExtraError: Orbax is not installed.
     """
     name = "mirrored.checkpoint"
-    return load(f"{name}._engine", called=name, extra="checkpoint", package="orbax-checkpoint")
+    return load(f"{name}.engine", called=name, extra="checkpoint", package="orbax-checkpoint")
