@@ -22,7 +22,7 @@ from mirrored.checkpoint.restoring import Restoration, outside_of_steps
 from mirrored.checkpoint.series_lock import SeriesLock, claim
 from mirrored.checkpoint.sharing import check_same_files, settled, with_all_positions, writes_here
 from mirrored.checkpoint.status import RestoreStatus
-from mirrored.checkpoint.writing import Writer, actual, write
+from mirrored.checkpoint.writing import Writer, actual, check_replaceable, write
 from mirrored.errors import ArgumentError, CheckpointError
 from mirrored.runtime import framework_bridges
 from mirrored.runtime.ambient import within
@@ -153,7 +153,7 @@ class Checkpoint:
 
         Raises:
             CheckpointError: It could not be written; or, with ``wait=False``, the one before it could not; or another
-                process saves checkpoints of this name to the folder.
+                process saves checkpoints of this name there; or something else than a checkpoint is at the path.
             ContextError: Inside a step.
             LostStateError: The value of a variable went with a failed step.
             MissingExtraError: Orbax is not installed.
@@ -171,6 +171,8 @@ class Checkpoint:
     def write(self, file_prefix: PathLike, *, wait: bool = True) -> str:
         """Saves to the folder `file_prefix`. A checkpoint that is there already is replaced when the new one is whole.
 
+        Nothing else is replaced: a file at the path, or a folder with something else in it, is an error.
+
         Context: as `save`, and so are arguments, result and errors.
         """
         with self._saving:
@@ -184,7 +186,10 @@ class Checkpoint:
 
         def make_ready() -> SeriesLock | None:
             self._writer.wait()
-            return claim(path.parent, series, called) if mine else None
+            if not mine:
+                return None
+            check_replaceable(path, called)
+            return claim(path.parent, series, called)
 
         def work(_: SeriesLock | None) -> None:
             write(path, manifest)

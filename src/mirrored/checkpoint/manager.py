@@ -21,12 +21,22 @@ from mirrored.checkpoint.preemption import preemption
 from mirrored.checkpoint.series_lock import SeriesLock, claim
 from mirrored.checkpoint.sharing import settled, several_workers, writes_here
 from mirrored.checkpoint.status import RestoreStatus
-from mirrored.checkpoint.writing import REPLACED, Writer, actual, remove_leftovers, unfinished_beside, write
+from mirrored.checkpoint.writing import (
+    KEPT,
+    Writer,
+    actual,
+    check_replaceable,
+    others_in,
+    remove_leftovers,
+    remove_own,
+    replaced_beside,
+    unfinished_beside,
+    write,
+)
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.errors import ArgumentError, DamagedCheckpointError, MissingCheckpointError
 from mirrored.settings import RESTART
 
-_KEPT: Final = "kept"
 _NANOSECONDS_PER_HOUR: Final = 3600 * 10**9
 
 
@@ -150,7 +160,7 @@ class CheckpointManager:
         Raises:
             ArgumentError: `step` is not a whole number of at least 0.
             CheckpointError: The checkpoint *before* this one could not be written; or another process saves checkpoints
-                of this name to the folder.
+                of this name to the folder; or something else than a checkpoint is at the path.
             ContextError: Inside a step.
             LostStateError: The value of a variable went with a failed step.
             MissingExtraError: Orbax is not installed.
@@ -182,6 +192,7 @@ class CheckpointManager:
     def _make_ready(self, where: Path, mine: bool) -> None:
         self._writer.wait()
         if mine:
+            check_replaceable(where, "CheckpointManager.save")
             self._series = claim(where.parent, where.name.rpartition("-")[0], "CheckpointManager.save")
 
     def restore_latest(self, *, partial: bool = False) -> int | None:
@@ -264,7 +275,7 @@ class CheckpointManager:
 
     def _managed(self) -> list[str]:
         found = checkpoints_in(self._directory, self._name)
-        return [path for path in found if not (Path(path) / _KEPT).exists()]
+        return [path for path in found if not (Path(path) / KEPT).exists()]
 
     def _retire(self, path: Path) -> None:
         """Removes a checkpoint, or keeps it for good if it is time for one."""
@@ -273,7 +284,7 @@ class CheckpointManager:
             written = read_manifest(actual(path)).order
             if written - self._last_kept_nanoseconds >= hours * _NANOSECONDS_PER_HOUR:
                 self._last_kept_nanoseconds = written
-                (path / _KEPT).touch()
+                (path / KEPT).touch()
                 return
         _remove(path)
 
@@ -299,9 +310,16 @@ def _is_launched() -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Removes a checkpoint. It is no checkpoint any more from the beginning on."""
-    for one in (path, path.with_name(path.name + REPLACED)):
-        if one.exists():
+    """Removes a checkpoint, but nothing else that the user has put into its folder, which then stays.
+
+    It is no checkpoint any more from the beginning on.
+    """
+    for one in (path, replaced_beside(path)):
+        if not is_checkpoint(one):
+            continue
+        if others_in(one):
+            remove_own(one)
+        else:
             doomed = unfinished_beside(one)
             one.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)

@@ -18,6 +18,7 @@ from mirrored.errors import DamagedCheckpointError, MissingCheckpointError
 
 FILE: Final = "mirrored.json"
 ARRAYS: Final = "arrays"
+MANIFEST_BEGIN: Final = b'{"checksum":'  # of every manifest: `to_json` sorts keys
 _FORMAT: Final = "mirrored checkpoint"
 _VERSION: Final = 1
 
