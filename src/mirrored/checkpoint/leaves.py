@@ -91,7 +91,7 @@ class Leaf(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class VariableLeaf(Leaf):
-    """A variable: one value for all replicas, or one component for each where nothing aggregates them."""
+    """A variable: one value for all replicas, or one component for each where they are not one value."""
 
     variable: Variable
 
@@ -102,7 +102,10 @@ class VariableLeaf(Leaf):
 
     @property
     def _by_component(self) -> bool:
-        return self.variable.per_replica and self.variable.aggregation is VariableAggregation.NONE
+        variable = self.variable
+        return variable.per_replica and (
+            variable.aggregation is VariableAggregation.NONE or variable.share_of is not None
+        )
 
     def outline(self) -> Saved:
         """Shape and dtype."""
@@ -125,11 +128,16 @@ class VariableLeaf(Leaf):
         """Assigns it for all replicas: a SUM is divided among them, components go to the replicas that had them."""
         variable, value = self.variable, saved.one()
         undo = self._undo()
-        if self._by_component:
+        if self._by_component and not self._is_shared_out(saved):
             whole = saved.value if saved.kind == "components" else [value] * variable.num_replicas
             value = PerReplica(self._components(whole), variable.device_assignment)
         variable.assign(value, read_value=False)
         return undo
+
+    def _is_shared_out(self, saved: Saved) -> bool:
+        """Whether the variable itself says what each component becomes: not as many replicas had one."""
+        as_many = saved.kind == "components" and len(saved.value) == self.variable.num_replicas
+        return self.variable.share_of is not None and not as_many
 
     def _undo(self) -> Undo:
         variable = self.variable

@@ -32,14 +32,14 @@ def write_components(assignment: Assignment, value: Any, store: VariableStore | 
         return
     if store is not None:
         every = range(variable.num_replicas)
-        parts = list(value.values) if isinstance(value, PerReplica) else [_share(variable, value, k) for k in every]
+        parts = list(value.values) if isinstance(value, PerReplica) else [_share(assignment, value, k) for k in every]
         olds = list(store.whole(variable))
         new = [assignment.combined(old, part) for old, part in zip(olds, parts, strict=True)]
         store.set_whole(variable, jnp.stack(new), assignment.where)
         return
     mine = variable.device_assignment.addressable_replicas
     value = _checked(assignment, value)
-    parts = list(value.values) if isinstance(value, PerReplica) else [_share(variable, value, r) for r in mine]
+    parts = list(value.values) if isinstance(value, PerReplica) else [_share(assignment, value, r) for r in mine]
     with turn(), lock:  # nothing of another thread between reading the old values and storing the new ones
         olds = [None if assignment.replaces else variable.stored_component(k) for k in range(len(mine))]
         new = [assignment.combined(old, near(part, old)) for old, part in zip(olds, parts, strict=True)]
@@ -78,7 +78,7 @@ def _stage_locals(assignment: Assignment, value: Any, store: VariableStore, runn
         if isinstance(value, PerReplica):
             part = runner.component(value, k)
         else:
-            part = _share(variable, value, _replica_index(runner, k))
+            part = _share(assignment, value, _replica_index(runner, k))
         store.set_local(variable, k, assignment.combined(store.local(variable, k), part), assignment.where)
 
 
@@ -90,8 +90,11 @@ def _replica_index(runner: ReplicaRunner, local: int) -> Any:
     return runner.component(PerReplica([jnp.asarray(index) for index in indices], runner.device_assignment), local)
 
 
-def _share(variable: Any, value: Any, replica: Any) -> Any:
+def _share(assignment: Assignment, value: Any, replica: Any) -> Any:
     """The part of a value assigned in cross-replica context that one replica's component gets."""
+    variable = assignment.variable
+    if variable.share_of is not None and assignment.replaces:
+        return variable.share_of(value, replica)
     if variable.aggregation is not VariableAggregation.SUM:
         return value
     count = variable.num_replicas

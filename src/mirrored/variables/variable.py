@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -75,6 +76,10 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
 
     internal = False
     """Whether the library has made it for its own use, on first use, as it does the slots of an optimizer."""
+
+    share_of: Callable[[Any, Any], Any] | None = None
+    """What a replica's component becomes where one value is assigned to all: called with the value and the replica's
+    number. None: the rule of `aggregation`. Components that must differ need one (a seed per replica)."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Variable:
         """A `DistributedVariable` where a strategy is current."""
