@@ -208,10 +208,20 @@ class Checkpoint:
         """
         engine()
         refuse_callbacks("Checkpoint.save")
-        with outside_of_steps("Checkpoint.save"), turn(), tracing, lock:
-            graph = self._look()
-            leaves = {name: leaf.read() for name, leaf in graph.leaves.items()}
-        return with_all_positions(Manifest(leaves, graph.aliases, graph.groups, step), "Checkpoint.save")
+        with outside_of_steps("Checkpoint.save"):
+            if self._restoration is not None:
+                # What has been made since the restore gets its value, and the slots that go with it, before the look.
+                deferred.settle(checkpoint=self)
+            with turn(), tracing, lock:
+                graph = self._look()
+                leaves = {name: leaf.read() for name, leaf in graph.leaves.items()}
+        manifest = with_all_positions(Manifest(leaves, graph.aliases, graph.groups, step), "Checkpoint.save")
+        waiting = self._restoration
+        return manifest if waiting is None else waiting.carry_over(manifest, graph, self._may_come)
+
+    def _may_come(self, name: str) -> bool:
+        """Whether state of this name belongs to a part that the checkpoint has."""
+        return bool(self._root) or name.partition("/")[0] in self._parts
 
     def wait(self) -> None:
         """Waits until what was saved with ``wait=False`` is on disk.
@@ -235,7 +245,8 @@ class Checkpoint:
         Slots that an optimizer has not made yet are made. What does not exist yet is restored when it is created: the
         weights of a Keras model that is not built, variables that an object makes in its first call, slots, new
         attributes, parts, and items of lists and dicts that are parts. That goes on until everything in the checkpoint
-        is restored, or the objects are gone.
+        is restored, or the objects are gone. What is saved meanwhile carries on what still waits, for the parts that
+        there are: a program that is interrupted before it has built its model loses nothing.
 
         Context: cross-replica, outside of compiled functions.
 

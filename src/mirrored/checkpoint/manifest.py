@@ -34,6 +34,8 @@ class Manifest:
         step: The step given to `CheckpointManager.save`, if any.
         order: Nanoseconds since 1970 when the save began: which of two checkpoints is newer.
         files: The checksum of every file below ``arrays/``.
+        carried: Names that the program did not have when it was saved: it had restored them from an earlier checkpoint
+            and was still waiting for the objects that they belong to.
     """
 
     leaves: dict[str, Saved]
@@ -42,6 +44,7 @@ class Manifest:
     step: int | None = None
     order: int = dataclasses.field(default_factory=time.time_ns)
     files: dict[str, str] = dataclasses.field(default_factory=dict)
+    carried: list[str] = dataclasses.field(default_factory=list)
 
     def write(self, directory: Path) -> None:
         """Writes ``mirrored.json``, with the checksums of the arrays that are there."""
