@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.host_memory import owned
+from mirrored._jax.keys import implementation_of, is_key, is_key_dtype, key_data
 from mirrored.checkpoint.places import Place, defines
 from mirrored.collectives.stacked import whole_stacked
 from mirrored.errors import ArgumentTypeError, LostStateError
@@ -29,8 +30,8 @@ class Saved:
     """A piece of state as it is saved.
 
     Attributes:
-        kind: ``array``, ``components`` (one per replica, in the first axis), ``key`` (a random key's data), ``number``
-            or ``position`` (JSON-like state of an iterator or generator).
+        kind: ``array``, ``components`` (one per replica, in the first axis), ``key`` (a random key's data),
+            ``key components``, ``number`` or ``position`` (JSON-like state of an iterator or generator).
         shape: Of arrays; of components, that of one.
         dtype: Of arrays: NumPy's name. Of keys: the implementation.
         value: The array on this host, the number, or the position. None in what is read from a manifest for arrays.
@@ -44,11 +45,21 @@ class Saved:
     @property
     def is_array(self) -> bool:
         """Whether it is written among the arrays."""
-        return self.kind in ("array", "components", "key")
+        return self.kind in ("array", "components", "key", "key components")
+
+    @property
+    def is_key(self) -> bool:
+        """Whether the value is the data of random keys."""
+        return self.kind in ("key", "key components")
+
+    @property
+    def is_by_component(self) -> bool:
+        """Whether the value is one for each replica."""
+        return self.kind in ("components", "key components")
 
     def one(self) -> Any:
         """The value; of several components the first."""
-        return self.value[0] if self.kind == "components" else self.value
+        return self.value[0] if self.is_by_component else self.value
 
     def __str__(self) -> str:
         """``float32[2, 3]``."""
@@ -57,7 +68,9 @@ class Saved:
             return f"{self.dtype}{shape}"
         if self.kind == "components":
             return f"{self.dtype}{shape} for each replica"
-        return f"a {self.dtype} key{shape}" if self.kind == "key" else f"a {self.kind}"
+        if self.is_key:
+            return f"a {self.dtype} key{shape}{' for each replica' if self.is_by_component else ''}"
+        return f"a {self.kind}"
 
 
 class Leaf(abc.ABC):
@@ -84,8 +97,7 @@ class Leaf(abc.ABC):
         """Whether a saved value can be put here."""
         here = self.outline()
         # One component of several, or one value for all of them, will do.
-        known = {"array", "components"}
-        alike = here.kind == saved.kind or (here.kind in known and saved.kind in known)
+        alike = here.kind == saved.kind or (here.is_array and saved.is_array and here.is_key == saved.is_key)
         return alike and (here.shape, here.dtype) == (saved.shape, saved.dtype)
 
 
@@ -109,34 +121,40 @@ class VariableLeaf(Leaf):
 
     def outline(self) -> Saved:
         """Shape and dtype."""
-        kind = "components" if self._by_component else "array"
-        return Saved(kind, tuple(self.variable.shape), str(np.dtype(self.variable.dtype)))
+        shape, dtype = tuple(self.variable.shape), self.variable.dtype
+        if is_key_dtype(dtype):
+            return Saved("key components" if self._by_component else "key", shape, implementation_of(dtype))
+        return Saved("components" if self._by_component else "array", shape, str(np.dtype(dtype)))
 
     def read(self) -> Saved:
         """The value as read in cross-replica context: a sync-on-read variable's aggregate."""
         variable = self.variable
-        if not variable.per_replica:
+        if not variable.per_replica and not is_key_dtype(variable.dtype):
             return dataclasses.replace(self.outline(), value=variable.on_host())
         array = (
             variable.read_value()
             if not self._by_component
             else whole_stacked(variable.stored(), variable.device_assignment)
         )
-        return dataclasses.replace(self.outline(), value=on_host(array))
+        return dataclasses.replace(self.outline(), value=on_host(key_data(array)))
 
     def put(self, saved: Saved) -> Undo:
         """Assigns it for all replicas: a SUM is divided among them, components go to the replicas that had them."""
-        variable, value = self.variable, saved.one()
+        variable, value = self.variable, _keys_of(saved, saved.one())
         undo = self._undo()
         if self._by_component and not self._is_shared_out(saved):
-            whole = saved.value if saved.kind == "components" else [value] * variable.num_replicas
+            whole = (
+                [_keys_of(saved, one) for one in saved.value]
+                if saved.is_by_component
+                else [value] * variable.num_replicas
+            )
             value = PerReplica(self._components(whole), variable.device_assignment)
         variable.assign(value, read_value=False)
         return undo
 
     def _is_shared_out(self, saved: Saved) -> bool:
         """Whether the variable itself says what each component becomes: not as many replicas had one."""
-        as_many = saved.kind == "components" and len(saved.value) == self.variable.num_replicas
+        as_many = saved.is_by_component and len(saved.value) == self.variable.num_replicas
         return self.variable.share_of is not None and not as_many
 
     def _undo(self) -> Undo:
@@ -152,7 +170,7 @@ class VariableLeaf(Leaf):
         variable = self.variable
         mine = variable.device_assignment.addressable_replicas
         return [
-            saved[replica] if replica < len(saved) else on_host(variable.stored_component(local))
+            saved[replica] if replica < len(saved) else _movable(variable.stored_component(local))
             for local, replica in enumerate(mine)
         ]
 
@@ -172,14 +190,12 @@ class ArrayLeaf(Leaf):
         """Shape and dtype."""
         array = self.place.get()
         if is_key(array):
-            return Saved("key", tuple(array.shape), str(jax.random.key_impl(array)))
+            return Saved("key", tuple(array.shape), implementation_of(array.dtype))
         return Saved("array", tuple(array.shape), str(array.dtype))
 
     def read(self) -> Saved:
         """A copy of it."""
-        array = self.place.get()
-        data = jax.random.key_data(array) if is_key(array) else array
-        return dataclasses.replace(self.outline(), value=on_host(data))
+        return dataclasses.replace(self.outline(), value=on_host(key_data(self.place.get())))
 
     def put(self, saved: Saved) -> Undo:
         """Into the array itself where it can be changed, else another array in its place, on the same devices."""
@@ -193,11 +209,30 @@ class ArrayLeaf(Leaf):
 
 
 def _like(before: Any, saved: Saved) -> Any:
+    """A restored array in place of `before`: on the same devices, and committed to them only if that was.
+
+    An array that is committed to one device cannot be used together with variables that lie on several.
+    """
     if isinstance(before, np.ndarray):
         return np.array(saved.one(), before.dtype)
-    if saved.kind == "key":
-        return jax.device_put(jax.random.wrap_key_data(jnp.asarray(saved.value), impl=saved.dtype), before.sharding)
-    return jax.device_put(owned(saved.one()), before.sharding)
+    value = owned(saved.one())
+    if not before.committed:
+        return _keys_of(saved, jnp.asarray(value))
+    sharding = key_data(before).sharding
+    if sharding.is_fully_addressable:
+        return _keys_of(saved, jax.device_put(value, sharding))
+    # Each process has the whole value, and puts its parts on its own devices.
+    return _keys_of(saved, jax.make_array_from_callback(value.shape, sharding, lambda index: value[index]))
+
+
+def _keys_of(saved: Saved, data: Any) -> Any:
+    """The random keys of which `data` is, in the outline `saved`; of anything else `data` itself."""
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=saved.dtype) if saved.is_key else data
+
+
+def _movable(component: Any) -> Any:
+    """A component that may be assigned to any device: on this host, which typed keys cannot be."""
+    return component if is_key(component) else on_host(component)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,11 +351,6 @@ def leaf_of(value: Any, place: Place) -> Leaf | None:
 def is_number(value: Any) -> bool:
     """Whether it is a plain number."""
     return isinstance(value, _NUMBERS) and not (isinstance(value, np.generic) and value.dtype.kind in "OSUMm")
-
-
-def is_key(array: Any) -> bool:
-    """Whether it is an array of random keys."""
-    return isinstance(array, jax.Array) and bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
 
 
 def on_host(array: Any) -> np.ndarray[Any, Any]:

@@ -149,7 +149,7 @@ def _leaf_from_json(leaf: dict[str, Any]) -> Saved:
 
 
 def _stored_dtype(saved: Saved) -> str:
-    return "uint32" if saved.kind == "key" else saved.dtype
+    return "uint32" if saved.is_key else saved.dtype
 
 
 def _missing(directory: Path) -> MissingCheckpointError:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.keys import is_key
 from mirrored._jax.putting import as_array
 from mirrored.errors import ContextError, VariableError
 from mirrored.runtime.ambient import Ambient, ambient
@@ -51,7 +52,7 @@ def _checked(assignment: Assignment, value: Any) -> Any:
     if isinstance(value, PerReplica) or not assignment.variable.device_assignment.spans_processes:
         return value
     check_same_everywhere(assignment, value)
-    return np.asarray(value)
+    return value if is_key(value) else np.asarray(value)  # which cannot hold typed keys
 
 
 def _check_says_all(assignment: Assignment, value: Any) -> None:

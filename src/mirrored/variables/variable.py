@@ -13,6 +13,7 @@ import numpy as np
 from mirrored._jax.array_protocol import register_array_like
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.frames import user_line
+from mirrored._jax.keys import is_key_dtype, key_data
 from mirrored._jax.traces import ShapedArray, is_eager
 from mirrored.errors import ArgumentError, LostStateError
 from mirrored.runtime.ambient import ambient
@@ -432,7 +433,8 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
         if ambient().store is not None or self.is_lost:
             condition = "lost" if self.is_lost else "being traced"
             return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} ({condition})>"
-        return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} value={self.on_host()}>"
+        value = np.array(key_data(self.stored())) if is_key_dtype(self._dtype) else self.on_host()
+        return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} value={value}>"
 
 
 class DistributedVariable(Variable, DistributedValues):
