@@ -101,7 +101,8 @@ class CheckpointManager:
                 remedy="give max_to_keep=None to keep all checkpoints",
             )
         self._checkpoint = checkpoint
-        self._directory = os.fspath(directory)
+        # Absolute, because the program may change its working directory between two saves.
+        self._directory = os.path.abspath(directory)
         self._max_to_keep = max_to_keep
         self._interval = save_interval_steps
         self._name = checkpoint_name
@@ -121,7 +122,7 @@ class CheckpointManager:
 
     @property
     def directory(self) -> str:
-        """Where it saves to."""
+        """Where it saves to: an absolute path."""
         return self._directory
 
     @property

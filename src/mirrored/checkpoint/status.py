@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import weakref
 from collections.abc import Callable
 
 from mirrored.checkpoint.matching import Match
 from mirrored.errors import CheckpointMismatchError
+from mirrored.watchdog.forked_children import in_forked_children
 
 _log = logging.getLogger("mirrored.checkpoint")
 
@@ -23,6 +26,8 @@ class RestoreStatus:
         self._path, self._look = path, look
         found = look()
         self._partial = None if path is None or found.is_complete else found.report()
+        if self._partial is not None:
+            _untold.add(self)
 
     @property
     def matched(self) -> tuple[str, ...]:
@@ -99,9 +104,28 @@ class RestoreStatus:
 
     def __del__(self) -> None:
         if getattr(self, "_partial", None) is not None:
-            _log.warning(
-                "%s was restored in part so far; what is created later is restored then. "
-                "expect_partial() says that this is meant\n%s",
-                self._path,
-                self._partial,
-            )
+            _tell(self._path, self._partial)
+
+
+def _tell(path: str | None, partial: str) -> None:
+    _log.warning(
+        "%s was restored in part so far; what is created later is restored then. "
+        "expect_partial() says that this is meant\n%s",
+        path,
+        partial,
+    )
+
+
+_untold: weakref.WeakSet[RestoreStatus] = weakref.WeakSet()
+
+
+@atexit.register
+def _tell_all() -> None:
+    """Tells of those that live until the program ends: once Python takes its modules apart, nothing can be logged."""
+    for status in list(_untold):
+        partial, status._partial = status._partial, None
+        if partial is not None:
+            _tell(status._path, partial)
+
+
+in_forked_children(_untold.clear)  # what was restored in the parent is the parent's to tell

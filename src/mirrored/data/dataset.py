@@ -167,7 +167,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         TensorFlow: There `filename` is the beginning of several files' names, written while the elements are given.
         """
         if filename:
-            return self._then(storing.Kept(self._node, os.fspath(filename), "Dataset.cache"))
+            return self._then(storing.Kept(self._node, os.path.abspath(filename), "Dataset.cache"))
         if isinstance(self._node, IndexedNode):
             return self._then(caching.Cached(self._node))
         return self._then(caching.StreamCached(self._node))
@@ -182,7 +182,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         TensorFlow: `tf.data.Dataset.snapshot`, without functions for shards.
         """
         del compression
-        return self._then(storing.Kept(self._node, os.fspath(path), "Dataset.snapshot"))
+        return self._then(storing.Kept(self._node, os.path.abspath(path), "Dataset.snapshot"))
 
     def save(self, path: str | os.PathLike[str], compression: str | None = None) -> None:
         """Writes the elements to a folder, in place of those that are there, once they are all written.
