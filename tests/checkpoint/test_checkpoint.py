@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import namedtuple
 
@@ -455,3 +456,45 @@ def test_a_lost_variable_cannot_be_saved_and_is_restored(tmp_path):
         Checkpoint(v=v).save(tmp_path / "d")
     Checkpoint(v=v).restore(path).assert_consumed()
     assert v.numpy() == 2.0
+
+
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
+@pytest.mark.parametrize("replicas", [0, 2])
+def test_random_keys_on_variables(tmp_path, implementation, replicas):
+    def make(seed):
+        scope = mr.MirroredStrategy(jax.devices()[:replicas]).scope() if replicas else contextlib.nullcontext()
+        with scope:
+            key = jax.random.key(seed, impl=implementation)
+            return mr.Variable(key), mr.Variable(jax.random.split(key, 3), synchronization=ON_READ)
+
+    (key, keys), (other_key, other_keys) = make(0), make(1)
+    if replicas:
+        keys.values[1].assign(jax.random.split(jax.random.key(7, impl=implementation), 3))
+    path = Checkpoint(key=key, keys=keys).write(tmp_path / "c")
+    Checkpoint(key=other_key, keys=other_keys).restore(path).assert_consumed()
+    assert other_key.dtype == key.dtype
+    for one, other in zip(
+        key.values if replicas else [key], other_key.values if replicas else [other_key], strict=True
+    ):
+        np.testing.assert_array_equal(jax.random.key_data(one.read_value()), jax.random.key_data(other.read_value()))
+    for one, other in zip(
+        keys.values if replicas else [keys], other_keys.values if replicas else [other_keys], strict=True
+    ):
+        np.testing.assert_array_equal(jax.random.key_data(one.read_value()), jax.random.key_data(other.read_value()))
+    reader = CheckpointReader(path)
+    np.testing.assert_array_equal(jax.random.key_data(reader.read("key")), jax.random.key_data(key.read_value()))
+    with pytest.raises(CheckpointMismatchError, match=f"key  a {implementation} key"):
+        Checkpoint(key=mr.Variable(np.zeros((), np.uint32))).restore(path)
+
+
+def test_restored_arrays_are_committed_only_if_those_before_were(tmp_path):
+    def make():
+        there = jax.device_put(jnp.zeros(2), jax.devices()[1])
+        return {"free": jnp.zeros(2), "key": jax.random.key(0), "there": there}
+
+    path = Checkpoint(state=make()).write(tmp_path / "c")
+    checkpoint = Checkpoint(state=make())
+    checkpoint.restore(path).assert_consumed()
+    for name, before in make().items():
+        assert checkpoint.state[name].committed is before.committed, name
+        assert checkpoint.state[name].devices() == before.devices()

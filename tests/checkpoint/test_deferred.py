@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shutil
 import weakref
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -17,7 +18,7 @@ from flax import nnx
 
 import mirrored as mr
 import mirrored.tf as tf
-from mirrored.checkpoint import Checkpoint, CheckpointManager
+from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader
 from mirrored.errors import CheckpointMismatchError
 from mirrored.integrations.keras import keras
 
@@ -404,3 +405,81 @@ def test_slots_of_our_optimizers_for_variables_that_come_later(tmp_path, compile
     step(*target)()
     np.testing.assert_array_equal(target[1].w.numpy(), source[1].w.numpy())
     status.assert_consumed()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_save_before_the_model_is_built_keeps_what_waits(saved, tmp_path, layout):
+    path, _, _ = saved["subclassed"]
+    _, model, optimizer = made("subclassed", LAYOUTS[layout])
+    checkpoint = Checkpoint(model=model, optimizer=optimizer)
+    checkpoint.restore(path).expect_partial()
+    manager = CheckpointManager(checkpoint, tmp_path, max_to_keep=1)
+    for step in (1, 2, 3):  # the first ones are removed meanwhile
+        manager.save(step)
+    manager.wait()
+    whole = CheckpointReader(path)
+    kept = CheckpointReader(manager.latest_checkpoint)
+    assert kept.names == whole.names
+    for name in set(whole.names) - {"save_counter"}:
+        if "seed" not in name:  # of which there is one for each replica
+            np.testing.assert_array_equal(kept.read(name), whole.read(name))
+    _, other, its_optimizer = made("subclassed", LAYOUTS[layout])
+    again = CheckpointManager(Checkpoint(model=other, optimizer=its_optimizer), tmp_path)
+    assert again.restore_latest() == 3
+    again.save(4)
+    other(X)
+    again.save(5)
+    again.wait()
+    assert CheckpointReader(again.latest_checkpoint).names == whole.names
+    its_optimizer.build(other.trainable_variables)
+    expected = saved["subclassed"]
+    same(values(other), expected[1])
+    same(values(other, its_optimizer), expected[2])
+    assert again.restored.assert_consumed()
+
+
+def test_what_waits_outlives_the_checkpoint_that_it_is_from(saved, tmp_path, caplog):
+    source, expected, _ = saved["sequential"]
+    for is_saved_first in (True, False):
+        path = shutil.copytree(source, tmp_path / f"copy-{is_saved_first}")
+        _, model, _ = made("sequential", 1)
+        checkpoint = Checkpoint(model=model)
+        checkpoint.restore(path).expect_partial()
+        if is_saved_first:
+            checkpoint.write(tmp_path / "c")
+        shutil.rmtree(path)
+        if is_saved_first:
+            model(X)
+            same(values(model), expected)
+            assert not caplog.records
+        else:
+            checkpoint.write(tmp_path / "c")
+            checkpoint.write(tmp_path / "c")
+            assert caplog.text.count("cannot be read any more") == 1
+            assert "model/layers/0/kernel" not in CheckpointReader(tmp_path / "c").names
+
+
+def test_parts_that_the_program_does_not_have_are_not_carried_on(saved, tmp_path):
+    _, model, _ = made("sequential", 1)
+    checkpoint = Checkpoint(model=model)
+    checkpoint.restore(saved["sequential"][0]).expect_partial()
+    names = CheckpointReader(checkpoint.write(tmp_path / "c")).names
+    assert names
+    assert all(name.startswith(("model/", "save_counter")) for name in names)
+
+
+def test_what_is_carried_on_and_never_comes_does_not_fail_a_strict_restore(tmp_path):
+    """Fine-tuning: the head of the checkpoint that it began with is not in the program."""
+    path = Checkpoint(model={"body": mr.Variable(1.0), "head": mr.Variable(2.0)}).write(tmp_path / "trained")
+    body, head = mr.Variable(0.0), mr.Variable(5.0)
+    checkpoint = Checkpoint(model={"body": body, "new_head": head})
+    checkpoint.restore(path).expect_partial()
+    CheckpointManager(checkpoint, tmp_path / "run").save(1)
+    restored = CheckpointManager(Checkpoint(model={"body": body, "new_head": head}), tmp_path / "run")
+    for variable in (body, head):
+        variable.assign(0.0)
+    assert restored.restore_latest() == 1
+    assert (body.numpy(), head.numpy()) == (1.0, 5.0)
+    assert restored.restored.unexpected == ("model/head",)
+    with pytest.raises(CheckpointMismatchError, match="model/head"):
+        restored.restored.assert_consumed()

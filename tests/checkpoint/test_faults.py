@@ -431,3 +431,102 @@ def test_many_checkpoints_take_no_more_memory_or_descriptors(tmp_path):
     assert marks[1][0] <= marks[0][0] + 2
     assert marks[1][1] <= marks[0][1] * 1.1
     assert len(visible(tmp_path)) == 2
+
+
+def content(folder):
+    """Every file below a folder with its content, without lock files."""
+    files = (one for one in folder.rglob("*") if one.is_file() and not one.name.startswith("."))
+    return {one.relative_to(folder).as_posix(): one.read_bytes() for one in files}
+
+
+def make(path, *names):
+    for name in names:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text("important")
+
+
+@pytest.mark.parametrize(
+    ("found", "names"),
+    [
+        ("a folder with sub, thesis.txt, and not", ["c/thesis.txt", "c/sub/x"]),
+        ("a file", ["c"]),
+        ("a folder with a, and not", ["c/a/mirrored.json"]),
+        ("a folder with arrays, and not", ["c/arrays/mine.npy"]),
+        ("a folder with mirrored.json, and not", ["c/mirrored.json"]),
+        ("c.replaced is a folder with x, and not", ["c.replaced/x"]),
+    ],
+)
+@pytest.mark.parametrize("wait", [True, False])
+def test_what_is_no_checkpoint_is_not_replaced(tmp_path, wait, found, names):
+    make(tmp_path, *names)
+    before = content(tmp_path)
+    with pytest.raises(CheckpointError, match=found) as caught:
+        Checkpoint(v=mr.Variable(1.0)).write(tmp_path / "c", wait=wait)
+    assert (caught.value.called, "nothing was written" in caught.value.rule) == ("Checkpoint.write", True)
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("path", ["", ".", "/"])
+def test_the_working_directory_and_the_root_are_not_replaced(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="not a checkpoint" if path == "/" else "the working directory"):
+        Checkpoint(v=mr.Variable(1.0)).write(path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_manager_and_a_counting_save_replace_no_folder_of_the_user(tmp_path):
+    make(tmp_path, "ckpt-3/notes.txt")
+    checkpoint = Checkpoint(v=mr.Variable(1.0))
+    manager = CheckpointManager(checkpoint, tmp_path)
+    with pytest.raises(CheckpointError, match=r"CheckpointManager.save: .*ckpt-3 is a folder with notes.txt"):
+        manager.save(3)
+    make(tmp_path, f"c-{int(checkpoint.save_counter.numpy()) + 1}/notes.txt")
+    with pytest.raises(CheckpointError, match=r"c-1 is a folder with notes.txt"):
+        checkpoint.save(tmp_path / "c")
+    assert set(content(tmp_path)) == {"ckpt-3/notes.txt", "c-1/notes.txt"}
+
+
+def test_an_empty_folder_and_a_damaged_checkpoint_are_replaced(tmp_path):
+    checkpoint = Checkpoint(v=mr.Variable(np.zeros(50_000)))
+    (tmp_path / "c").mkdir()
+    checkpoint.write(tmp_path / "c")
+    for how in HOW:
+        damage(tmp_path / "c", how)
+        checkpoint.write(tmp_path / "c")
+        checkpoint.restore(tmp_path / "c").assert_consumed()
+    assert visible(tmp_path) == ["c"]
+
+
+def test_what_a_user_has_put_into_a_checkpoint_outlives_it(tmp_path):
+    v = mr.Variable(1.0)
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=2)
+    for step in (1, 1, 2):
+        manager.save(step)
+        manager.wait()
+        make(tmp_path, "ckpt-1/metrics/best.json")
+    shutil.copytree(tmp_path / "ckpt-2", tmp_path / "ckpt-2.replaced")
+    make(tmp_path, "ckpt-2.replaced/plot.txt", "ckpt-9.unfinished/mine.txt")
+    manager.save(2)
+    manager.wait()
+    assert (tmp_path / "ckpt-1/metrics/best.json").exists()
+    assert {"ckpt-1/metrics/best.json", "ckpt-2/plot.txt"} < set(content(tmp_path))
+    manager.save(3)
+    manager.wait()
+    assert set(content(tmp_path / "ckpt-1")) == {"metrics/best.json"}
+    assert visible(tmp_path) == ["ckpt-1", "ckpt-2", "ckpt-3", "ckpt-9.unfinished"]
+    assert [os.path.basename(path) for path in manager.checkpoints] == ["ckpt-2", "ckpt-3"]
+
+
+def test_a_link_to_a_checkpoint_is_replaced_and_what_it_leads_to_stays(tmp_path):
+    v = mr.Variable(1.0)
+    checkpoint = Checkpoint(v=v)
+    checkpoint.write(tmp_path / "first")
+    (tmp_path / "c").symlink_to(tmp_path / "first")
+    for value in (2.0, 3.0):
+        v.assign(value)
+        checkpoint.write(tmp_path / "c")
+    checkpoint.restore(tmp_path / "first").assert_consumed()
+    assert v.numpy() == 1.0
+    checkpoint.restore(tmp_path / "c").assert_consumed()
+    assert v.numpy() == 3.0
+    assert visible(tmp_path) == ["c", "first"]

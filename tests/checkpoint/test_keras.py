@@ -99,3 +99,47 @@ def test_subclassed_model_goes_by_attributes(tmp_path):
     }  # fmt: skip
     Checkpoint(target).restore(path).assert_consumed()
     np.testing.assert_array_equal(target.encoder.kernel.numpy(), source.encoder.kernel.numpy())
+
+
+def drawing(replicas):
+    strategy = mr.MirroredStrategy([f"CPU:{n}" for n in range(replicas)])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dropout(0.5, seed=5)])
+    ones = np.ones((2, 8), np.float32)
+    return model, lambda: np.asarray(strategy.gather(strategy.run(lambda: model(ones, training=True)), axis=0))
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (4, 4), (4, 2), (2, 4), (1, 2)])
+def test_dropout_goes_on_with_a_mask_of_its_own_on_each_replica(tmp_path, before, after):
+    source, draw = drawing(before)
+    draw()
+    path = Checkpoint(model=source).write(tmp_path / "c")
+    target, draw_again = drawing(after)
+    Checkpoint(model=target).restore(path).assert_consumed()
+    goes_on = draw()
+    restored = draw_again()
+    rows = 2 * min(before, after)
+    np.testing.assert_array_equal(restored[:rows], goes_on[:rows])
+    masks = {restored[2 * replica : 2 * replica + 2].tobytes() for replica in range(after)}
+    assert len(masks) == after
+
+
+def test_seeds_that_replicas_have_drawn_from_unequally_are_restored_as_they_were(tmp_path):
+    source, draw = drawing(2)
+    seeds = source.layers[0].seed_generator.state.mirrored
+    with seeds.strategy.scope():
+        seeds.values[1].assign(np.array([77, 3], np.uint32))
+    path = Checkpoint(model=source).write(tmp_path / "c")
+    target, draw_again = drawing(2)
+    Checkpoint(model=target).restore(path).assert_consumed()
+    np.testing.assert_array_equal(draw_again(), draw())
+
+
+def test_a_value_assigned_to_the_state_of_a_seed_generator_is_shared_out(tmp_path):
+    model, _ = drawing(2)
+    state = model.layers[0].seed_generator.state
+    for assign in (state.assign, state.mirrored.assign):
+        assign(np.array([7, 1], np.uint32))
+        parts = [np.asarray(one.read_value() if hasattr(one, "read_value") else one) for one in state.components]
+        assert parts[0].tolist() == [7, 1]
+        assert (parts[1][1], parts[1][0] != 7) == (1, True)

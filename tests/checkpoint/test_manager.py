@@ -202,3 +202,19 @@ def test_checkpoints_of_another_thread_are_of_one_step_and_numbered_apart(tmp_pa
     for path in manager.checkpoints:
         Checkpoint(variables=variables).restore(path)
         assert len({float(value) for variable in variables for value in variable.numpy()}) == 1
+
+
+def test_a_relative_folder_stays_where_it_is_when_the_program_changes_its_working_directory(tmp_path, monkeypatch, v):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    manager = CheckpointManager(Checkpoint(v=v), "run")
+    manager.save(1)
+    monkeypatch.chdir(tmp_path / "b")
+    v.assign(7.0)
+    assert manager.restore_latest() == 1
+    assert v.numpy() == 0.0
+    assert manager.save(2) == str(tmp_path / "a" / "run" / "ckpt-2")
+    manager.wait()
+    assert (names(manager), manager.directory) == (["ckpt-1", "ckpt-2"], str(tmp_path / "a" / "run"))
+    assert visible(tmp_path / "b") == []

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+import subprocess
+import sys
+import textwrap
 
 import jax
 import numpy as np
@@ -297,3 +301,18 @@ def test_slots_are_made_in_the_strategy_of_their_variables(tmp_path):
     Checkpoint(model=again.model, optimizer=again.optimizer).restore(path)
     assert all(slot.num_replicas == 4 for slot in again.optimizer.variables)
     assert jax.device_count() >= 4
+
+
+def test_a_status_that_lives_until_the_program_ends_is_told(saved):
+    program = """
+        import sys
+        import mirrored as mr
+        from mirrored.checkpoint import Checkpoint
+        status = Checkpoint(a=mr.Variable(0.0)).restore(sys.argv[1])
+    """
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", textwrap.dedent(program), str(saved)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("was restored in part so far") == 1
+    assert "Exception ignored" not in done.stderr

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import itertools
 import json
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +19,8 @@ from hypothesis import strategies as st
 import mirrored as mr
 import mirrored.tf as tf
 from mirrored.data import Dataset, InputOptions
+from mirrored.data.distributed import DistributedIterator
+from mirrored.data.feed import Feed
 from mirrored.errors import ArgumentError, InputError
 
 REPLICAS = (1, 2, 4, 8)
@@ -337,3 +342,89 @@ def test_datasets_of_grain_have_the_same_epochs_after_a_restored_one() -> None:
     restored = second()
     restore(restored)
     assert [all_numbers(restored), all_numbers(second())] == undisturbed
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 5, 9])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_after_an_error_the_position_is_the_one_after_the_last_good_batch(at: int, replicas: int) -> None:
+    broken = [True]
+
+    def elements() -> Any:
+        for number in range(12):
+            if number == at and broken[0]:
+                raise KeyError("sensor")
+            yield np.int32(number)
+
+    strategy = mr.MirroredStrategy([f"CPU:{n}" for n in range(replicas)])
+    dataset = Dataset.from_generator(elements, output_signature=mr.tf.TensorSpec((), np.int32)).batch(2)
+    distributed = strategy.experimental_distribute_dataset(dataset)
+    reading, seen = iter(distributed), []
+    with contextlib.suppress(KeyError):
+        for batch in reading:
+            seen.append(numbers(batch, strategy))
+    assert len(seen) < 6
+    state = json.loads(json.dumps(reading.get_state()))
+    broken[0] = False
+    elsewhere = iter(distributed)
+    elsewhere.set_state(state)
+    assert seen + [numbers(batch, strategy) for batch in elsewhere] == [[n, n + 1] for n in range(0, 12, 2)]
+    reading.set_state(state)
+    assert seen + [numbers(batch, strategy) for batch in reading] == [[n, n + 1] for n in range(0, 12, 2)]
+
+
+def test_the_position_of_an_iterator_that_was_closed_at_once() -> None:
+    dataset = mr.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset(Dataset.range(4).batch(2))
+    with iter(dataset) as reading:
+        pass
+    elsewhere = iter(dataset)
+    elsewhere.set_state(reading.get_state())
+    assert [np.asarray(batch).tolist() for batch in elsewhere] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 6])
+def test_an_interrupt_at_any_line_neither_loses_a_batch_nor_gives_one_twice(taken: int) -> None:
+    """With 6 slow batches taken a worker reads ahead."""
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    slow = lambda n: (time.sleep(0.005 * (taken == 6)), n)[1]  # noqa: E731
+    dataset = strategy.experimental_distribute_dataset(Dataset.range(100).map(slow).batch(2))
+    first = lambda batch: int(np.asarray(batch.values[0])[0]) // 2  # noqa: E731
+    files = {inspect.getfile(Feed), inspect.getfile(DistributedIterator)}
+    outcomes = set()
+    for line in range(200):
+        reading, left = iter(dataset), [line]
+        for _ in range(taken):
+            next(reading)
+
+        def trace(frame: Any, event: str, _: Any, left: list[int] = left) -> Any:
+            if frame.f_code.co_filename not in files:
+                return None
+            if event == "line":
+                left[0] -= 1
+                if left[0] < 0:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+
+        before, got = sys.gettrace(), None
+        sys.settrace(trace)
+        try:
+            got = next(reading)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        state = reading.get_state()
+        elsewhere = iter(dataset)
+        elsewhere.set_state(state)
+        expected = first(next(elsewhere))
+        assert expected == taken + (got is not None) or (got is None and expected == taken + 1), line
+        try:
+            assert first(next(reading)) == expected, line
+            outcomes.add("goes on")
+        except (InputError, KeyboardInterrupt):  # that one where the batch after it was being read ahead
+            outcomes.add("is closed")
+        reading.close()
+        elsewhere.close()
+        if got is not None and left[0] >= 0:
+            break
+    assert "goes on" in outcomes

@@ -182,3 +182,23 @@ def test_the_names_of_tensorflow(tmp_path: Path) -> None:
     assert [int(one["n"]) for one in loaded.cache(str(tmp_path / "kept"))] == [0, 1, 2]
     shutil.rmtree(tmp_path / "saved")
     assert [int(one["n"]) for one in loaded.cache(str(tmp_path / "kept"))] == [0, 1, 2]
+
+
+def test_only_saved_elements_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for path in (tmp_path / "a" / FILE, tmp_path / "b"):
+        path.write_text("important")
+        with pytest.raises(ArgumentError, match=r"does not hold elements|b is a file"):
+            Dataset.range(2).save(tmp_path / path.relative_to(tmp_path).parts[0])
+        assert path.read_text() == "important"
+
+
+def test_a_relative_folder_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    kept = [Dataset.range(2).cache("cached"), Dataset.range(2).snapshot("shot")]
+    monkeypatch.chdir(tmp_path / "b")
+    assert [read(one) for one in kept] == [[0, 1], [0, 1]]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["cached", "shot"]
+    assert not list((tmp_path / "b").iterdir())

@@ -21,6 +21,7 @@ from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec as P
 
 import mirrored as mr
+from mirrored.checkpoint import Checkpoint
 from mirrored.errors import ArgumentError, DivergingStateWarning, ReplicaDivergenceError, StructureError
 
 BATCH, STEPS, REPLICAS = 8, 3, 4
@@ -314,3 +315,20 @@ def test_the_program_on_the_page_runs():
     scope: dict[str, Any] = {}
     exec(compile(program, "frameworks.md", "exec"), scope)
     assert float(scope["loss"]) < 1.0
+
+
+@COMPILED
+def test_restored_before_the_first_step(compiled: bool, tmp_path: pathlib.Path) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    state, replica_step = plain_optax(averaged)
+
+    def step(state: Any, x: Any, y: Any) -> Any:
+        return strategy.run(replica_step, args=(state, x, y), out_specs=STATE_AND_LOSS)[0]
+
+    taken = mr.function(step) if compiled else step
+    data = list(strategy.experimental_distribute_dataset(batches()))
+    path = Checkpoint(state=taken(state, *data[0])).write(tmp_path / "c")
+    checkpoint = Checkpoint(state=plain_optax(averaged)[0])
+    checkpoint.restore(path).assert_consumed()
+    expected = taken(taken(state, *data[0]), *data[1])
+    jax.tree.map(np.testing.assert_array_equal, taken(checkpoint.state, *data[1]), expected)

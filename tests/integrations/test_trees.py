@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import mirrored as mr
+from mirrored.errors import VariableError
 
 
 def params() -> dict[str, Any]:
@@ -120,3 +121,25 @@ def test_optimizers_take_trees() -> None:
     assert set(optimizer.slots(tree["w"])) == {"mu", "nu"}
     mr.optimizers.SGD(1.0).minimize(lambda: jnp.sum(tree["w"] * 2.0), tree)
     np.testing.assert_array_equal(tree["w"].numpy(), [-1.0, -1.0])
+
+
+@pytest.mark.parametrize("devices", [[], ["CPU:0", "CPU:1"]], ids=["plain", "2 replicas"])
+def test_random_keys_are_on_variables(devices: list[str]) -> None:
+    strategy = mr.MirroredStrategy(devices) if devices else None
+    assert isinstance(mr.mirror({"k": jax.random.key(1)}, strategy)["k"], mr.Variable)
+    tree = mr.mirror({"w": jnp.ones(2), "k": jax.random.key(1)}, strategy)
+    assert not tree["k"].trainable
+    assert repr(tree["k"])
+    mr.assign(tree, {"w": jnp.zeros(2), "k": jax.random.key(5)})
+    moved = mr.mirror(tree, mr.MirroredStrategy(["CPU:2", "CPU:3"]))
+    for one in (tree, moved):
+        values = mr.unmirror(one)
+        np.testing.assert_array_equal(jax.random.key_data(values["k"]), jax.random.key_data(jax.random.key(5)))
+    with mr.GradientTape() as tape:
+        loss = jnp.sum(tree["w"] * jax.random.normal(tree["k"].read_value(), (2,)))
+    gradients = tape.gradient(loss, tree)
+    assert gradients["k"] is None
+    mr.optimizers.SGD(1.0).apply_gradients([(gradients, tree)])
+    np.testing.assert_allclose(tree["w"].numpy(), -jax.random.normal(jax.random.key(5), (2,)))
+    with pytest.raises(VariableError, match="assign random keys of the same implementation"):
+        tree["k"].assign(1.0)

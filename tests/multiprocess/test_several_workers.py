@@ -181,10 +181,11 @@ def test_a_worker_that_goes_its_own_way_is_named(tmp_path, how, kind, words):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_prng_keys_are_arguments_and_variables_of_several_workers(tmp_path):
-    first, second = run("keys", [2, 2], tmp_path)
+    first, second = run("keys", [2, 2], tmp_path, str(tmp_path))
     assert first == second
     for way in ("argument", "eager argument", "captured", "variable", "aggregate"):
         assert first[way] == first["expected"], way
+    assert first["restored"] == [True, True]
 
 
 @pytest.mark.slow

@@ -38,11 +38,7 @@ class _Loop:
         names = tuple(gradients)
         cohorts = tuple(self.cohorts[name] for name in names)
         used = {name: parameters[name] for name in names}
-        keys = {
-            slot_key(leaf.address, leaf.variable, c)
-            for leaf in self.rule.layout(used).leaves
-            for c in cohorts
-        }
+        keys = {slot_key(leaf.address, leaf.variable, c) for leaf in self.rule.layout(used).leaves for c in cohorts}
         plan = UpdatePlan(names, cohorts, tuple(sorted(keys)))
         out, state = self.rule(
             plan, self.rate, list(gradients.values()), list(used.values()), [self.slots[key] for key in plan.slots], {}

@@ -424,3 +424,20 @@ def test_a_function_that_was_only_run_on_replicas_is_saved_for_what_one_replica_
     np.testing.assert_array_equal(loaded(tf.ones([4]), tf.constant(3.0)), np.full(4, 3.0))
     with pytest.raises(ArgumentError, match="it was saved for"):
         loaded(tf.ones([2, 3]), tf.constant(3.0))
+
+
+def test_only_a_saved_program_is_replaced(tmp_path):
+    model = Model()
+    for name in ("mine/thesis.txt", "taken/variables/thesis.txt", "c.unfinished/thesis.txt"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("important")
+    (tmp_path / "file").write_text("important")
+    for _ in range(2):
+        tf.saved_model.save(model, tmp_path / "mine")
+        assert (tmp_path / "mine/thesis.txt").read_text() == "important"
+        tf.saved_model.load(tmp_path / "mine")
+    for name, found in (("file", "is a file"), ("taken", "has variables, and is not"), ("c", "has thesis.txt")):
+        with pytest.raises(ArgumentError, match=found):
+            tf.saved_model.save(model, tmp_path / name)
+    assert sorted(os.listdir(tmp_path)) == ["c.unfinished", "file", "mine", "taken"]
+    assert (tmp_path / "taken/variables/thesis.txt").read_text() == "important"

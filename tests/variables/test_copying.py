@@ -135,7 +135,7 @@ def test_strategies_are_places():
     assert copy.copy(strategy) is strategy
     assert copy.deepcopy([strategy])[0] is strategy
     for one in (strategy, mr.OneDeviceStrategy("CPU:0")):
-        with pytest.raises(mr.errors.ArgumentTypeError, match="make the strategy in the other process"):
+        with pytest.raises(mr.errors.ArgumentTypeError, match="create the strategy in the other process"):
             pickle.dumps(one)
 
 

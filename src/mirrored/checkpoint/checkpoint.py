@@ -22,7 +22,7 @@ from mirrored.checkpoint.restoring import Restoration, outside_of_steps
 from mirrored.checkpoint.series_lock import SeriesLock, claim
 from mirrored.checkpoint.sharing import check_same_files, settled, with_all_positions, writes_here
 from mirrored.checkpoint.status import RestoreStatus
-from mirrored.checkpoint.writing import Writer, actual, write
+from mirrored.checkpoint.writing import Writer, actual, check_replaceable, write
 from mirrored.errors import ArgumentError, CheckpointError
 from mirrored.runtime import framework_bridges
 from mirrored.runtime.ambient import within
@@ -158,10 +158,10 @@ class Checkpoint:
             The path of the checkpoint.
 
         Raises:
-            CheckpointError: The checkpoint could not be written; or, with ``wait=False``, the previous one could not;
-                or another process saves checkpoints of this name to the folder.
-            ContextError: Called inside a step.
-            LostStateError: A failed step has destroyed the value of a variable.
+            CheckpointError: It could not be written; or, with ``wait=False``, the one before it could not; or another
+                process saves checkpoints of this name there; or something else than a checkpoint is at the path.
+            ContextError: Inside a step.
+            LostStateError: The value of a variable went with a failed step.
             MissingExtraError: Orbax is not installed.
         """
         with self._saving:
@@ -177,7 +177,9 @@ class Checkpoint:
     def write(self, file_prefix: PathLike, *, wait: bool = True) -> str:
         """Saves to the folder `file_prefix`, and replaces an existing checkpoint after the new one is written.
 
-        The context, arguments, result and errors are those of `save`.
+        Nothing else is replaced: a file at the path, or a folder with something else in it, is an error.
+
+        Context: as `save`, and so are arguments, result and errors.
         """
         with self._saving:
             self._write(file_prefix, Path(file_prefix).name, wait=wait)
@@ -190,7 +192,10 @@ class Checkpoint:
 
         def make_ready() -> SeriesLock | None:
             self._writer.wait()
-            return claim(path.parent, series, called) if writes else None
+            if not writes:
+                return None
+            check_replaceable(path, called)
+            return claim(path.parent, series, called)
 
         def work(_: SeriesLock | None) -> None:
             write(path, manifest)
@@ -211,10 +216,20 @@ class Checkpoint:
         """
         engine()
         refuse_callbacks("Checkpoint.save")
-        with outside_of_steps("Checkpoint.save"), turn(), tracing, lock:
-            graph = self._look()
-            leaves = {name: leaf.read() for name, leaf in graph.leaves.items()}
-        return with_all_positions(Manifest(leaves, graph.aliases, graph.groups, step), "Checkpoint.save")
+        with outside_of_steps("Checkpoint.save"):
+            if self._restoration is not None:
+                # What has been made since the restore gets its value, and the slots that go with it, before the look.
+                deferred.settle(checkpoint=self)
+            with turn(), tracing, lock:
+                graph = self._look()
+                leaves = {name: leaf.read() for name, leaf in graph.leaves.items()}
+        manifest = with_all_positions(Manifest(leaves, graph.aliases, graph.groups, step), "Checkpoint.save")
+        waiting = self._restoration
+        return manifest if waiting is None else waiting.carry_over(manifest, graph, self._may_come)
+
+    def _may_come(self, name: str) -> bool:
+        """Whether state of this name belongs to a part that the checkpoint has."""
+        return bool(self._root) or name.partition("/")[0] in self._parts
 
     def wait(self) -> None:
         """Waits until the checkpoints saved with ``wait=False`` are on disk.
@@ -235,10 +250,11 @@ class Checkpoint:
     def restore(self, save_path: PathLike | None) -> RestoreStatus:
         """Restores all state whose name is in the checkpoint. The returned status lists the names that did not match.
 
-        The restore creates optimizer slots that the optimizer has not created yet. State that does not exist yet is
-        restored when it is created (deferred restoration): the weights of an unbuilt Keras model, variables that an
-        object creates in its first call, slots, new attributes, parts, and items of lists and dicts that are parts.
-        Deferred restoration ends when everything in the checkpoint is restored or the objects are garbage-collected.
+        Slots that an optimizer has not made yet are made. What does not exist yet is restored when it is created: the
+        weights of a Keras model that is not built, variables that an object makes in its first call, slots, new
+        attributes, parts, and items of lists and dicts that are parts. That goes on until everything in the checkpoint
+        is restored, or the objects are gone. What is saved meanwhile carries on what still waits, for the parts that
+        there are: a program that is interrupted before it has built its model loses nothing.
 
         Context: cross-replica, outside of compiled functions.
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.host_memory import owned
+from mirrored._jax.keys import implementation_of, is_key, is_key_dtype, key_data
 from mirrored.checkpoint.places import Place, defines
 from mirrored.collectives.stacked import whole_stacked
 from mirrored.errors import ArgumentTypeError, LostStateError
@@ -29,12 +30,11 @@ class Saved:
     """A piece of state in its saved form.
 
     Attributes:
-        kind: ``array``, ``components`` (one per replica, in the first axis), ``key`` (a random key's data), ``number``
-            or ``position`` (JSON-like state of an iterator or generator).
-        shape: The shape of an array or of one component.
-        dtype: NumPy's name of the dtype of an array; the implementation of a key.
-        value: The array on this host, the number, or the position. In a manifest that was read from disk, the value of
-            an array is its stored shape.
+        kind: ``array``, ``components`` (one per replica, in the first axis), ``key`` (a random key's data),
+            ``key components``, ``number`` or ``position`` (JSON-like state of an iterator or generator).
+        shape: Of arrays; of components, that of one.
+        dtype: Of arrays: NumPy's name. Of keys: the implementation.
+        value: The array on this host, the number, or the position. None in what is read from a manifest for arrays.
     """
 
     kind: str
@@ -44,12 +44,22 @@ class Saved:
 
     @property
     def is_array(self) -> bool:
-        """Whether the value is stored as an array file, not in the manifest."""
-        return self.kind in ("array", "components", "key")
+        """Whether it is written among the arrays."""
+        return self.kind in ("array", "components", "key", "key components")
+
+    @property
+    def is_key(self) -> bool:
+        """Whether the value is the data of random keys."""
+        return self.kind in ("key", "key components")
+
+    @property
+    def is_by_component(self) -> bool:
+        """Whether the value is one for each replica."""
+        return self.kind in ("components", "key components")
 
     def one(self) -> Any:
-        """Returns the value; the first one of several components."""
-        return self.value[0] if self.kind == "components" else self.value
+        """The value; of several components the first."""
+        return self.value[0] if self.is_by_component else self.value
 
     def __str__(self) -> str:
         """Formats the dtype and shape: ``float32[2, 3]``."""
@@ -58,7 +68,9 @@ class Saved:
             return f"{self.dtype}{shape}"
         if self.kind == "components":
             return f"{self.dtype}{shape} for each replica"
-        return f"a {self.dtype} key{shape}" if self.kind == "key" else f"a {self.kind}"
+        if self.is_key:
+            return f"a {self.dtype} key{shape}{' for each replica' if self.is_by_component else ''}"
+        return f"a {self.kind}"
 
 
 class Leaf(abc.ABC):
@@ -84,15 +96,14 @@ class Leaf(abc.ABC):
     def accepts(self, saved: Saved) -> bool:
         """Returns whether a saved value can be restored here."""
         here = self.outline()
-        # Components and a single value are interchangeable: `put` takes the first component, or copies the value.
-        known = {"array", "components"}
-        alike = here.kind == saved.kind or (here.kind in known and saved.kind in known)
+        # One component of several, or one value for all of them, will do.
+        alike = here.kind == saved.kind or (here.is_array and saved.is_array and here.is_key == saved.is_key)
         return alike and (here.shape, here.dtype) == (saved.shape, saved.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class VariableLeaf(Leaf):
-    """A variable: one value for all replicas, or one component per replica if it has no aggregation."""
+    """A variable: one value for all replicas, or one component for each where they are not one value."""
 
     variable: Variable
 
@@ -103,34 +114,48 @@ class VariableLeaf(Leaf):
 
     @property
     def _by_component(self) -> bool:
-        return self.variable.per_replica and self.variable.aggregation is VariableAggregation.NONE
+        variable = self.variable
+        return variable.per_replica and (
+            variable.aggregation is VariableAggregation.NONE or variable.share_of is not None
+        )
 
     def outline(self) -> Saved:
-        """Returns the kind, shape and dtype."""
-        kind = "components" if self._by_component else "array"
-        return Saved(kind, tuple(self.variable.shape), str(np.dtype(self.variable.dtype)))
+        """Shape and dtype."""
+        shape, dtype = tuple(self.variable.shape), self.variable.dtype
+        if is_key_dtype(dtype):
+            return Saved("key components" if self._by_component else "key", shape, implementation_of(dtype))
+        return Saved("components" if self._by_component else "array", shape, str(np.dtype(dtype)))
 
     def read(self) -> Saved:
         """Returns the value as read in cross-replica context: for a sync-on-read variable the aggregate."""
         variable = self.variable
-        if not variable.per_replica:
+        if not variable.per_replica and not is_key_dtype(variable.dtype):
             return dataclasses.replace(self.outline(), value=variable.on_host())
         array = (
             variable.read_value()
             if not self._by_component
             else whole_stacked(variable.stored(), variable.device_assignment)
         )
-        return dataclasses.replace(self.outline(), value=on_host(array))
+        return dataclasses.replace(self.outline(), value=on_host(key_data(array)))
 
     def put(self, saved: Saved) -> Undo:
-        """Assigns the value for all replicas. A SUM is divided among them; each component goes to its replica."""
-        variable, value = self.variable, saved.one()
+        """Assigns it for all replicas: a SUM is divided among them, components go to the replicas that had them."""
+        variable, value = self.variable, _keys_of(saved, saved.one())
         undo = self._undo()
-        if self._by_component:
-            whole = saved.value if saved.kind == "components" else [value] * variable.num_replicas
+        if self._by_component and not self._is_shared_out(saved):
+            whole = (
+                [_keys_of(saved, one) for one in saved.value]
+                if saved.is_by_component
+                else [value] * variable.num_replicas
+            )
             value = PerReplica(self._components(whole), variable.device_assignment)
         variable.assign(value, read_value=False)
         return undo
+
+    def _is_shared_out(self, saved: Saved) -> bool:
+        """Whether the variable itself says what each component becomes: not as many replicas had one."""
+        as_many = saved.is_by_component and len(saved.value) == self.variable.num_replicas
+        return self.variable.share_of is not None and not as_many
 
     def _undo(self) -> Undo:
         variable = self.variable
@@ -145,7 +170,7 @@ class VariableLeaf(Leaf):
         variable = self.variable
         replicas = variable.device_assignment.addressable_replicas
         return [
-            saved[replica] if replica < len(saved) else on_host(variable.stored_component(local))
+            saved[replica] if replica < len(saved) else _movable(variable.stored_component(local))
             for local, replica in enumerate(replicas)
         ]
 
@@ -165,14 +190,12 @@ class ArrayLeaf(Leaf):
         """Returns the shape and dtype."""
         array = self.place.get()
         if is_key(array):
-            return Saved("key", tuple(array.shape), str(jax.random.key_impl(array)))
+            return Saved("key", tuple(array.shape), implementation_of(array.dtype))
         return Saved("array", tuple(array.shape), str(array.dtype))
 
     def read(self) -> Saved:
-        """Returns a copy of the array."""
-        array = self.place.get()
-        data = jax.random.key_data(array) if is_key(array) else array
-        return dataclasses.replace(self.outline(), value=on_host(data))
+        """A copy of it."""
+        return dataclasses.replace(self.outline(), value=on_host(key_data(self.place.get())))
 
     def put(self, saved: Saved) -> Undo:
         """Writes into a writeable NumPy array; replaces any other array by a new one on the same devices."""
@@ -186,11 +209,30 @@ class ArrayLeaf(Leaf):
 
 
 def _like(before: Any, saved: Saved) -> Any:
+    """A restored array in place of `before`: on the same devices, and committed to them only if that was.
+
+    An array that is committed to one device cannot be used together with variables that lie on several.
+    """
     if isinstance(before, np.ndarray):
         return np.array(saved.one(), before.dtype)
-    if saved.kind == "key":
-        return jax.device_put(jax.random.wrap_key_data(jnp.asarray(saved.value), impl=saved.dtype), before.sharding)
-    return jax.device_put(owned(saved.one()), before.sharding)
+    value = owned(saved.one())
+    if not before.committed:
+        return _keys_of(saved, jnp.asarray(value))
+    sharding = key_data(before).sharding
+    if sharding.is_fully_addressable:
+        return _keys_of(saved, jax.device_put(value, sharding))
+    # Each process has the whole value, and puts its parts on its own devices.
+    return _keys_of(saved, jax.make_array_from_callback(value.shape, sharding, lambda index: value[index]))
+
+
+def _keys_of(saved: Saved, data: Any) -> Any:
+    """The random keys of which `data` is, in the outline `saved`; of anything else `data` itself."""
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=saved.dtype) if saved.is_key else data
+
+
+def _movable(component: Any) -> Any:
+    """A component that may be assigned to any device: on this host, which typed keys cannot be."""
+    return component if is_key(component) else on_host(component)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,11 +351,6 @@ def leaf_of(value: Any, place: Place) -> Leaf | None:
 def is_number(value: Any) -> bool:
     """Returns whether `value` is a plain number."""
     return isinstance(value, _NUMBERS) and not (isinstance(value, np.generic) and value.dtype.kind in "OSUMm")
-
-
-def is_key(array: Any) -> bool:
-    """Returns whether `array` is an array of random keys."""
-    return isinstance(array, jax.Array) and bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
 
 
 def on_host(array: Any) -> np.ndarray[Any, Any]:

@@ -21,12 +21,22 @@ from mirrored.checkpoint.preemption import preemption
 from mirrored.checkpoint.series_lock import SeriesLock, claim
 from mirrored.checkpoint.sharing import settled, several_workers, writes_here
 from mirrored.checkpoint.status import RestoreStatus
-from mirrored.checkpoint.writing import REPLACED, Writer, actual, remove_leftovers, unfinished_beside, write
+from mirrored.checkpoint.writing import (
+    KEPT,
+    Writer,
+    actual,
+    check_replaceable,
+    others_in,
+    remove_leftovers,
+    remove_own,
+    replaced_beside,
+    unfinished_beside,
+    write,
+)
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.errors import ArgumentError, DamagedCheckpointError, MissingCheckpointError
 from mirrored.settings import RESTART
 
-_KEPT: Final = "kept"
 _NANOSECONDS_PER_HOUR: Final = 3600 * 10**9
 
 
@@ -93,7 +103,8 @@ class CheckpointManager:
                 remedy="pass max_to_keep=None to keep all checkpoints",
             )
         self._checkpoint = checkpoint
-        self._directory = os.fspath(directory)
+        # Absolute, because the program may change its working directory between two saves.
+        self._directory = os.path.abspath(directory)
         self._max_to_keep = max_to_keep
         self._interval = save_interval_steps
         self._name = checkpoint_name
@@ -113,7 +124,7 @@ class CheckpointManager:
 
     @property
     def directory(self) -> str:
-        """The folder that the manager saves to."""
+        """Where it saves to: an absolute path."""
         return self._directory
 
     @property
@@ -150,11 +161,11 @@ class CheckpointManager:
             The path; None if the step was skipped.
 
         Raises:
-            ArgumentError: `step` is not an integer of at least 0.
-            CheckpointError: The *previous* checkpoint could not be written; or another process saves checkpoints of
-                this name to the folder.
-            ContextError: Called inside a step.
-            LostStateError: A failed step has destroyed the value of a variable.
+            ArgumentError: `step` is not a whole number of at least 0.
+            CheckpointError: The checkpoint *before* this one could not be written; or another process saves checkpoints
+                of this name to the folder; or something else than a checkpoint is at the path.
+            ContextError: Inside a step.
+            LostStateError: The value of a variable went with a failed step.
             MissingExtraError: Orbax is not installed.
             SystemExit: With `save_on_preemption`, after a SIGTERM.
         """
@@ -184,6 +195,7 @@ class CheckpointManager:
     def _make_ready(self, where: Path, writes: bool) -> None:
         self._writer.wait()
         if writes:
+            check_replaceable(where, "CheckpointManager.save")
             self._series = claim(where.parent, where.name.rpartition("-")[0], "CheckpointManager.save")
 
     def restore_latest(self, *, partial: bool = False) -> int | None:
@@ -270,7 +282,7 @@ class CheckpointManager:
 
     def _managed(self) -> list[str]:
         found = checkpoints_in(self._directory, self._name)
-        return [path for path in found if not (Path(path) / _KEPT).exists()]
+        return [path for path in found if not (Path(path) / KEPT).exists()]
 
     def _retire(self, path: Path) -> None:
         """Removes a checkpoint, or keeps it permanently if `keep_every_n_hours` have passed since the last kept one."""
@@ -279,7 +291,7 @@ class CheckpointManager:
             written = read_manifest(actual(path)).order
             if written - self._last_kept_nanoseconds >= hours * _NANOSECONDS_PER_HOUR:
                 self._last_kept_nanoseconds = written
-                (path / _KEPT).touch()
+                (path / KEPT).touch()
                 return
         _remove(path)
 
@@ -305,9 +317,16 @@ def _is_launched() -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Removes a checkpoint. It is renamed first, so that a partly removed folder is never taken for a checkpoint."""
-    for one in (path, path.with_name(path.name + REPLACED)):
-        if one.exists():
+    """Removes a checkpoint, but nothing else that the user has put into its folder, which then stays.
+
+    It is no checkpoint any more from the beginning on.
+    """
+    for one in (path, replaced_beside(path)):
+        if not is_checkpoint(one):
+            continue
+        if others_in(one):
+            remove_own(one)
+        else:
             doomed = unfinished_beside(one)
             one.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)

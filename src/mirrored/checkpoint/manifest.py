@@ -18,6 +18,7 @@ from mirrored.errors import DamagedCheckpointError, MissingCheckpointError
 
 FILE: Final = "mirrored.json"
 ARRAYS: Final = "arrays"
+MANIFEST_BEGIN: Final = b'{"checksum":'  # of every manifest: `to_json` sorts keys
 _FORMAT: Final = "mirrored checkpoint"
 _VERSION: Final = 1
 
@@ -27,12 +28,14 @@ class Manifest:
     """The contents of a checkpoint.
 
     Attributes:
-        leaves: Every piece of state by name. Numbers and positions include their values.
-        aliases: Other paths to named objects, in the program that wrote the checkpoint.
-        groups: For every optimizer, the names of the variables that have slots, by group.
-        step: The step passed to `CheckpointManager.save`, if any.
-        order: The time when the save started, in nanoseconds since 1970. It determines which checkpoint is newer.
-        files: The checksum of every file in ``arrays/``.
+        leaves: Every piece of state by name; numbers and positions with their values.
+        aliases: Other paths to what has a name, in the program that wrote it.
+        groups: Of every optimizer, the names of the variables that have slots, group by group.
+        step: The step given to `CheckpointManager.save`, if any.
+        order: Nanoseconds since 1970 when the save began: which of two checkpoints is newer.
+        files: The checksum of every file below ``arrays/``.
+        carried: Names that the program did not have when it was saved: it had restored them from an earlier checkpoint
+            and was still waiting for the objects that they belong to.
     """
 
     leaves: dict[str, Saved]
@@ -41,6 +44,7 @@ class Manifest:
     step: int | None = None
     order: int = dataclasses.field(default_factory=time.time_ns)
     files: dict[str, str] = dataclasses.field(default_factory=dict)
+    carried: list[str] = dataclasses.field(default_factory=list)
 
     def write(self, directory: Path) -> None:
         """Writes ``mirrored.json``, with the checksums of the array files in `directory`."""
@@ -146,7 +150,7 @@ def _leaf_from_json(leaf: dict[str, Any]) -> Saved:
 
 
 def _stored_dtype(saved: Saved) -> str:
-    return "uint32" if saved.kind == "key" else saved.dtype
+    return "uint32" if saved.is_key else saved.dtype
 
 
 def _missing(directory: Path) -> MissingCheckpointError:

@@ -76,7 +76,7 @@ class CheckpointReader:
             )
         verify_files(self._directory, self._manifest)
         saved = read_leaves(self._directory, self._manifest, [name])[name]
-        if saved.kind == "key":
+        if saved.is_key:
             return jax.random.wrap_key_data(saved.value, impl=saved.dtype)
         return np.asarray(saved.value) if saved.is_array else decode(saved.value)
 

@@ -15,9 +15,9 @@ from mirrored.checkpoint.graph import Graph
 from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Saved, Undo
 from mirrored.checkpoint.manifest import ARRAYS, Manifest, marks_of_files, verify_files
 from mirrored.checkpoint.matching import COUNTER, Match, match
-from mirrored.checkpoint.sharing import own_position
+from mirrored.checkpoint.sharing import own_position, settled
 from mirrored.collectives.host_allgather import skipping_comparisons
-from mirrored.errors import CheckpointMismatchError, ContextError, DamagedCheckpointError
+from mirrored.errors import CheckpointError, CheckpointMismatchError, ContextError, DamagedCheckpointError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.variables.state_lock import together
 
@@ -58,6 +58,8 @@ class Restoration:
         self._late: set[str] = set()
         self._used: set[str] = set()
         self._verified: object = None
+        self._held: dict[str, Saved] = {}  # values that still wait, once they were needed for a save
+        self._is_readable = True
 
     def match(self) -> Match:
         """Matches both sides as they are now. State that was created too late to be restored counts as missing."""
@@ -77,8 +79,8 @@ class Restoration:
         """Restores everything that matches the existing state of the program.
 
         Args:
-            called: The function that the user called, for messages.
-            strict: Whether every name must be both in the program and in the checkpoint.
+            called: For messages.
+            strict: Whether everything on either side needs its counterpart, but for what the checkpoint only carries.
 
         Raises:
             CheckpointMismatchError: Kinds, shapes or dtypes differ, no name matches, or with `strict` a name is only on
@@ -103,6 +105,64 @@ class Restoration:
         elif self._new_names(wanted):
             self._restore(called, wanted, strict=False, first=False)
 
+    def carry_over(self, manifest: Manifest, graph: Graph, wanted: Callable[[str], bool]) -> Manifest:
+        """Adds what is not restored yet to a manifest that is about to be saved, so that the new checkpoint has it too.
+
+        The values are read once and held in memory, because the checkpoint that they are from may be removed before
+        the objects that they belong to are made. If they cannot be read, the log says so, and they are left out.
+
+        Args:
+            manifest: Of the program as it is.
+            graph: The state that it was made of.
+            wanted: Says of a name of the checkpoint whether it may still come.
+        """
+        found = match(graph, self._manifest)
+        taken = {*self._used, *(source for source, _ in found.pairs.values()), *(one.source for one in found.misfits)}
+        names = [
+            name
+            for name in self._manifest.leaves
+            if name not in taken and name not in manifest.leaves and name != COUNTER and wanted(name)
+        ]
+        self._held = {name: saved for name, saved in self._held.items() if name in names}
+        if not names or not self._hold([name for name in names if name not in self._held]):
+            return manifest
+        groups = {
+            optimizer: group
+            for optimizer, group in self._manifest.groups.items()
+            if not manifest.groups.get(optimizer) and any(name.startswith(f"{optimizer}/") for name in names)
+        }
+        aliases = {
+            path: name
+            for path, name in self._manifest.aliases.items()
+            if path not in manifest.leaves and any(one == name or one.startswith(f"{name}/") for one in names)
+        }
+        return dataclasses.replace(
+            manifest,
+            leaves={**manifest.leaves, **{name: self._held[name] for name in names}},
+            aliases={**aliases, **manifest.aliases},
+            groups={**manifest.groups, **groups},
+            carried=names,
+        )
+
+    def _hold(self, names: list[str]) -> bool:
+        """Reads values that still wait. Returns False if they cannot be read."""
+
+        def read() -> dict[str, Saved]:
+            self._verify()
+            return read_leaves(self._directory, self._manifest, names)
+
+        if names and self._is_readable:
+            try:
+                self._held.update(settled("Checkpoint.save", "read what waits to be restored", read))
+            except CheckpointError as error:
+                self._is_readable = False
+                _log.warning(
+                    "%d names of %s wait for objects that are not made yet, cannot be read any more (%s), and are not "
+                    "in the checkpoints that are saved from now on: %s",
+                    len(names), self._directory, error.found, ", ".join(names[:5]),
+                )  # fmt: skip
+        return self._is_readable
+
     def _new_names(self, wanted: Callable[[str, Leaf], bool]) -> list[str]:
         graph = self._look()
         found = match(graph, self._manifest)
@@ -126,21 +186,30 @@ class Restoration:
         found = match(graph, self._manifest)
         found = self._concerning(found, graph, wanted)
         _check(found, self._directory, called, strict=False, first=first)
-        self._verify()
+        if not self._held:
+            self._verify()
         chosen = {name for name, (_, leaf) in found.pairs.items() if self._is_new(name) and wanted(name, leaf)}
         if _make_slots(graph, found, self._manifest):
             # The new slots add names to the program, so both sides are matched again.
             graph = self._look()
             before, found = found, self._concerning(match(graph, self._manifest), graph, wanted)
             chosen |= found.pairs.keys() - before.pairs.keys()
-        _check(found, self._directory, called, strict=strict, first=first)
+        expected = tuple(name for name in found.unexpected if name not in self._manifest.carried)
+        _check(dataclasses.replace(found, unexpected=expected), self._directory, called, strict=strict, first=first)
         todo = [found.pairs[name] for name in found.pairs if name in chosen]
-        values = read_leaves(self._directory, self._manifest, [source for source, _ in todo])
-        # All workers read the same files, so the assigned values are equal and need no comparison between workers.
+        values = self._values([source for source, _ in todo])
+        # All workers read the same files, so what they assign need not be compared.
         with outside_of_steps(called), skipping_comparisons():
             _put([(leaf, own_position(values[source], source, called)) for source, leaf in todo])
         self._done |= chosen
         self._used.update(source for source, _ in todo)
+
+    def _values(self, names: list[str]) -> dict[str, Saved]:
+        """The values by name: those held in memory, and the others from the files."""
+        others = [name for name in names if name not in self._held]
+        if others:
+            self._verify()
+        return {**self._held, **read_leaves(self._directory, self._manifest, others)} if others else self._held
 
     def _concerning(self, found: Match, graph: Graph, wanted: Callable[[str, Leaf], bool]) -> Match:
         """Returns `found` with only the misfits of wanted, new names."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import weakref
 from collections.abc import Callable
 
 from mirrored.checkpoint.matching import Match
 from mirrored.errors import CheckpointMismatchError
+from mirrored.watchdog.forked_children import in_forked_children
 
 _log = logging.getLogger("mirrored.checkpoint")
 
@@ -24,6 +27,8 @@ class RestoreStatus:
         self._path, self._look = path, look
         found = look()
         self._partial = None if path is None or found.is_complete else found.report()
+        if self._partial is not None:
+            _unreported.add(self)
 
     @property
     def matched(self) -> tuple[str, ...]:
@@ -101,10 +106,30 @@ class RestoreStatus:
         return f"<RestoreStatus {self._path}: {self.report}>"
 
     def __del__(self) -> None:
-        if getattr(self, "_partial", None) is not None:
-            _log.warning(
-                "%s was partially restored so far; state that is created later is restored at that time. "
-                "Call expect_partial() if this is intended\n%s",
-                self._path,
-                self._partial,
-            )
+        partial = getattr(self, "_partial", None)
+        if partial is not None:
+            _report(self._path, partial)
+
+
+def _report(path: str | None, partial: str) -> None:
+    _log.warning(
+        "%s was partially restored; objects that are created later are restored then. "
+        "Call expect_partial() if this is intended\n%s",
+        path,
+        partial,
+    )
+
+
+_unreported: weakref.WeakSet[RestoreStatus] = weakref.WeakSet()
+
+
+@atexit.register
+def _report_unreported() -> None:
+    """Logs partial restores at exit. Python finalizes modules before it calls the remaining `__del__` methods."""
+    for status in list(_unreported):
+        partial, status._partial = status._partial, None
+        if partial is not None:
+            _report(status._path, partial)
+
+
+in_forked_children(_unreported.clear)  # the parent process reports its own restores

@@ -5,6 +5,7 @@ Every write uses its own temporary folder, so that two writes never write to the
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -21,18 +22,24 @@ import numpy as np
 
 from mirrored.checkpoint.ending import at_end
 from mirrored.checkpoint.extra import engine
-from mirrored.checkpoint.manifest import ARRAYS, FILE, Manifest
+from mirrored.checkpoint.manifest import ARRAYS, FILE, MANIFEST_BEGIN, Manifest
 from mirrored.errors import CheckpointError
 from mirrored.watchdog.forked_children import in_forked_children
 
 UNFINISHED: Final = ".unfinished"
 REPLACED: Final = ".replaced"
+KEPT: Final = "kept"  # marks a checkpoint that no manager removes
 _THREAD: Final = "mirrored-checkpoint"
 _log = logging.getLogger("mirrored.checkpoint")
 
 
 _LEFT: Final = re.compile(r"(.+?)(\.[0-9a-f]{8})?" + re.escape(UNFINISHED))
-# The temporary folders that this process is writing, and the lock that it holds while renaming.
+# By these a folder is known for `arrays/` of a checkpoint whose manifest is lost.
+_IN_ARRAYS: Final = frozenset({"_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", "arrays.npz"})
+_ARRAYS_UNFINISHED: Final = ARRAYS + ".orbax-checkpoint-tmp"
+# Files that operating systems and NFS leave in folders.
+_LITTER: Final = re.compile(r"\.DS_Store|Thumbs\.db|desktop\.ini|\.nfs.*")
+# Temporary folders of this process, and the lock under which it renames.
 _in_use: set[Path] = set()
 _renaming = threading.Lock()
 
@@ -56,7 +63,7 @@ def write(directory: Path, manifest: Manifest) -> None:
     Context: while this process holds the lock of the series (`series_lock`).
 
     Raises:
-        CheckpointError: The checkpoint cannot be written. An existing checkpoint is unchanged.
+        CheckpointError: It cannot be written, or something else is at its path. What was there before is as it was.
     """
     unfinished = unfinished_beside(directory)
     _in_use.add(unfinished)
@@ -69,6 +76,9 @@ def write(directory: Path, manifest: Manifest) -> None:
         _flush(unfinished / FILE)
         with _renaming:
             _put_in_place(unfinished, directory)
+    except CheckpointError:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
     except Exception as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise CheckpointError(
@@ -97,8 +107,103 @@ def remove_leftovers(folder: Path, wanted: Callable[[str], bool]) -> None:
         return
     for one in folder.iterdir():
         found = _LEFT.fullmatch(one.name)
-        if found is not None and wanted(found[1]) and one not in _in_use:
+        if found is None or not wanted(found[1]) or one in _in_use:
+            continue
+        # A name with a token is nobody else's. One without may be a folder of the user's.
+        if found[2] is not None or _content(one) is None:
             shutil.rmtree(one, ignore_errors=True)
+
+
+def check_replaceable(directory: Path, called: str) -> None:
+    """Makes sure that a checkpoint written to a path removes nothing but a checkpoint, or what was left of one.
+
+    Args:
+        directory: The path of the checkpoint.
+        called: What the user called, for messages.
+
+    Raises:
+        CheckpointError: Something else is at the path, or at the one beside it to which a checkpoint is renamed while
+            it is replaced.
+
+    Example:
+        >>> check_replaceable(Path("/nowhere/ckpt-1"), "Checkpoint.write")
+    """
+    _refuse_content(directory, directory, called)
+    _refuse_content(replaced_beside(directory), directory, called)
+
+
+def _refuse_content(place: Path, directory: Path, called: str) -> None:
+    content = _content(place)
+    if content is not None:
+        raise CheckpointError(
+            called,
+            found=f"{place} is {content}",
+            rule="a checkpoint replaces what is at its path only if that is a checkpoint or an empty folder; nothing "
+            "was written",
+            remedy=f"save to another path, {directory / 'ckpt'} for instance, or move away what is there"
+            if place == directory and place.is_dir()
+            else "save to another path, or move away what is there",
+        )
+
+
+def _content(path: Path) -> str | None:
+    """What there is at a path but for a checkpoint, whole or damaged, or an empty folder; None if nothing is."""
+    if not os.path.lexists(path):
+        return None
+    if not path.is_dir():
+        return "a file"
+    if path == Path(os.path.abspath(os.curdir)):
+        return "the working directory"
+    try:
+        others, own = others_in(path), [name for name in os.listdir(path) if _is_own(name)]
+        if not (others or own) or _has_manifest(path) or (not others and _has_arrays(path)):
+            return None
+    except OSError as error:
+        return f"a folder that cannot be read: {error}"
+    shown = others or sorted(own)
+    return f"a folder with {', '.join(shown[:3])}{', ...' if len(shown) > 3 else ''}, and not a checkpoint"
+
+
+def others_in(folder: Path) -> list[str]:
+    """The names in a checkpoint's folder that are not the checkpoint's."""
+    return sorted(name for name in os.listdir(folder) if not _is_own(name) and not _LITTER.fullmatch(name))
+
+
+def _is_own(name: str) -> bool:
+    return name in (FILE, ARRAYS, KEPT) or name.startswith(_ARRAYS_UNFINISHED)
+
+
+def _has_manifest(folder: Path) -> bool:
+    """Whether its ``mirrored.json`` is one that this package has written, perhaps damaged since."""
+    try:
+        with (folder / FILE).open("rb") as file:
+            begin = file.read(len(MANIFEST_BEGIN))
+    except OSError:
+        return False
+    return begin == MANIFEST_BEGIN or _has_arrays(folder)
+
+
+def _has_arrays(folder: Path) -> bool:
+    arrays = folder / ARRAYS
+    found = set(os.listdir(arrays)) if arrays.is_dir() else None
+    written = found is not None and (not found or bool(found & _IN_ARRAYS))
+    return written or any(name.startswith(_ARRAYS_UNFINISHED) for name in os.listdir(folder))
+
+
+def remove_own(folder: Path) -> None:
+    """Removes what a checkpoint consists of, its manifest first, and the folder unless something else is in it."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    names = [name for name in os.listdir(folder) if _is_own(name) or _LITTER.fullmatch(name)]
+    for name in sorted(names, key=lambda name: name != FILE):
+        one = folder / name
+        if one.is_dir() and not one.is_symlink():
+            shutil.rmtree(one, ignore_errors=True)
+        else:
+            one.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # something else is in it
+        folder.rmdir()
 
 
 def _remedy(error: BaseException) -> str:
@@ -122,19 +227,39 @@ def _space_left(directory: Path, error: BaseException) -> str:
 
 
 def _put_in_place(unfinished: Path, directory: Path) -> None:
-    """Renames a finished checkpoint to its path. During a replacement, `actual` always finds one of the two."""
-    replaced = directory.with_name(directory.name + REPLACED)
+    """Renames; where a checkpoint is replaced there is always one to be found (see `actual`).
+
+    Other files that the user has put into the folder of a checkpoint that is replaced move to the new one.
+    """
+    check_replaceable(directory, "saving a checkpoint")
+    replaced = replaced_beside(directory)
     if directory.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
+        if os.path.lexists(replaced):
+            _discard(replaced, directory)
         directory.rename(replaced)
     unfinished.rename(directory)
     _flush(directory.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    if os.path.lexists(replaced):
+        _discard(replaced, directory)
+
+
+def _discard(old: Path, new: Path) -> None:
+    """Removes a checkpoint that another one has replaced."""
+    if not old.is_symlink():
+        for name in others_in(old):
+            if not os.path.lexists(new / name):
+                (old / name).rename(new / name)
+    remove_own(old)
+
+
+def replaced_beside(directory: Path) -> Path:
+    """What a checkpoint is called while it is being replaced."""
+    return directory.with_name(directory.name + REPLACED)
 
 
 def actual(directory: Path) -> Path:
-    """Returns the folder of a checkpoint: its path, or the folder beside it if a replacement was interrupted."""
-    replaced = directory.with_name(directory.name + REPLACED)
+    """Where a checkpoint is: at its path, or beside it if the program was killed while it was being replaced."""
+    replaced = replaced_beside(directory)
     return replaced if not directory.exists() and replaced.exists() else directory
 
 

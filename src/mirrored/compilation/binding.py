@@ -1,4 +1,4 @@
-"""Functions as methods, one compiled function per instance, found again by the instance's identity; and as code."""
+"""Binds compiled functions to instances, one per instance and by identity. Copies and pickles them by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ F = TypeVar("F")
 
 
 class Code:
-    """What is copied and pickled as Python's functions are: as itself, and by its name."""
+    """Base of objects that are copied and pickled like Python functions: copied as themselves, pickled by name."""
 
     def __copy__(self) -> Self:
         return self
@@ -26,17 +26,17 @@ class Code:
 
 
 class Bindings(Generic[F]):
-    """What was made for each instance, for as long as the instance lives.
+    """Maps each instance to an object that is created for it and released with it.
 
-    By identity, since instances that compare equal still have their own variables, and since many cannot be hashed
-    (a plain dataclass). An instance that no weak reference can point to is kept alive.
+    Instances are compared by identity, because equal instances still have different variables, and many instances (such
+    as plain dataclasses) are not hashable. An instance that does not support weak references is kept alive.
     """
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Any, F]] = {}
 
     def find(self, instance: Any, make: Callable[[], F]) -> F:
-        """What `make` gave for this instance, called at its first use."""
+        """Returns the object of this instance. At the first use, `make` creates it."""
         key = id(instance)
         if key not in self._made:
             self._made[key] = (self._holder(instance, key), make())
@@ -44,17 +44,17 @@ class Bindings(Generic[F]):
 
     def _holder(self, instance: Any, key: int) -> Any:
         try:
-            # Forgets with the instance, before another object can get its id.
+            # The callback removes the entry when the instance is deleted, before a new object can have the same id.
             return weakref.ref(instance, lambda _: self._made.pop(key, None))
         except TypeError:
             return instance
 
 
 def bind(python_function: Callable[..., Any], instance: Any) -> Callable[..., Any]:
-    """`python_function` with `instance` as its first argument, without keeping the instance alive.
+    """Returns `python_function` with `instance` as its first argument. The result does not keep the instance alive.
 
     Raises:
-        ContextError: When it is called after the instance has gone.
+        ContextError: The result is called after the instance was deleted.
     """
     try:
         reference: Callable[[], Any] = weakref.ref(instance)
@@ -67,9 +67,9 @@ def bind(python_function: Callable[..., Any], instance: Any) -> Callable[..., An
         if found is None:
             raise ContextError(
                 python_function.__qualname__,
-                found="the object whose method it is has gone",
-                rule="a compiled method does not keep its object alive",
-                remedy="keep the object: model = Model(); model.step(x)",
+                found="the instance of this method was deleted",
+                rule="a compiled method does not keep its instance alive",
+                remedy="keep a reference to it: model = Model(); model.step(x)",
             )
         return python_function(found, *args, **kwargs)
 

@@ -1,7 +1,8 @@
-"""Objects deep inside of what a function captures: iterators, random generators and containers.
+"""Finds objects nested in a function's captured values: iterators, random generators and containers.
 
-The search follows items, attributes, closures and what iterators iterate over. It enters no object of a library; of a
-user's subclass (a Keras model, an NNX module) it follows what the user's methods name.
+The search follows items, attributes, closures, and the objects that iterators iterate over. It does not enter objects
+of libraries. For a user's subclass of a library class (a Keras model, an NNX module), it follows only the attributes
+that the user's methods name.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Named = tuple[str, Any]
 
 
 def nested(roots: Iterable[Named]) -> Iterator[Named]:
-    """Everything within reach of `roots`, the nearest first, each object once and with the way to it.
+    """Yields every object reachable from `roots`, breadth first, once each, with its access path as the name.
 
     Args:
         roots: Objects with their names.
@@ -53,7 +54,7 @@ def nested(roots: Iterable[Named]) -> Iterator[Named]:
 
 
 def of_user(value: Any) -> bool:
-    """Whether its class is defined outside of the known libraries."""
+    """Returns whether the class of `value` is defined outside the known libraries."""
     kind: Any = type(value)
     return _is_class_of_user(kind)
 
@@ -62,14 +63,14 @@ def _is_class_of_user(kind: type) -> bool:
     return kind.__module__.partition(".")[0] not in _LIBRARIES
 
 
-# By class, held weakly: a class that is made in a function can go.
+# Keyed weakly by class, so that a class created in a function can be garbage-collected.
 _named: weakref.WeakKeyDictionary[type, frozenset[str] | None] = weakref.WeakKeyDictionary()
 
 
 def _named_by_methods(kind: type) -> frozenset[str] | None:
-    """The attributes that a user's subclass of a library's class names in its methods; None if it has no such base.
+    """Returns the attributes that the methods of a user's subclass of a library class name; None without such a base.
 
-    The other attributes are the library's, which may change them while tracing (Keras clears its losses).
+    The other attributes belong to the library, which may change them during tracing (Keras clears its losses).
     """
     if kind not in _named:
         _named[kind] = _found_in_methods(kind)
@@ -84,14 +85,14 @@ def _found_in_methods(kind: type) -> frozenset[str] | None:
 
 
 def is_users(owner: types.ModuleType | type) -> bool:
-    """Whether a module or class belongs neither to Python nor to the known libraries."""
+    """Returns whether a module or class belongs neither to Python nor to the known libraries."""
     name = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
     package = str(name).partition(".")[0]
     return package not in _LIBRARIES and package not in sys.stdlib_module_names
 
 
 def names_in(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """The globals and the attributes that the code names, with the functions defined in it."""
+    """Returns the names of globals and of attributes in the code, including those in nested functions."""
     names, attributes = set(), set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -106,7 +107,10 @@ def names_in(code: types.CodeType) -> tuple[set[str], set[str]]:
 
 
 def attributes_of(owner: Any) -> dict[str, Any]:
-    """The data that a user's object holds: in its dictionary, its slots and its classes. No property is called."""
+    """Returns the data attributes of a user's object: instance dictionary, slots and class attributes.
+
+    Properties are not evaluated.
+    """
     found: dict[str, Any] = {}
     for base in () if type(owner).__module__ == "builtins" else reversed(type(owner).__mro__):
         for name, part in list(vars(base).items()) if is_users(base) else ():
@@ -124,7 +128,7 @@ def attributes_of(owner: Any) -> dict[str, Any]:
 
 
 class Progress:
-    """The position of an iterator at one moment. `nested` finds what it iterates over.
+    """A snapshot of an iterator's position. `nested` finds the objects that it iterates over.
 
     Args:
         iterator: An iterator.
@@ -141,7 +145,7 @@ class Progress:
         self._before = _marks(iterator)
 
     def has_moved(self) -> bool:
-        """Whether elements have been taken from it since, as far as it shows."""
+        """Returns whether elements have been taken since the snapshot, as far as this is observable."""
         after = _marks(self._iterator)
         return len(after) != len(self._before) or not all(map(_is_same, self._before, after))
 

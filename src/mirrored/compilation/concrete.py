@@ -1,4 +1,4 @@
-"""One call of a compiled function with its static arguments fixed: what `Function.get_concrete_function` gives."""
+"""`ConcreteFunction`: a compiled function with fixed static arguments, from `Function.get_concrete_function`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from mirrored.values.distributed_values import DistributedValues
 
 
 def is_spec(leaf: Any) -> bool:
-    """Whether a leaf only describes an array."""
+    """Returns whether a leaf only describes an array: it has a shape and a dtype but no value."""
     return not isinstance(leaf, (jax.Array, np.ndarray)) and hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
 class ConcreteFunction:
-    """A compiled function with the arguments that are no arrays fixed. Called with the arrays alone.
+    """A compiled function whose static arguments are fixed. It is called with the arrays only.
 
     Args:
         call: The compiled function.
-        python_function: The function that it compiles, whose parameters have the names.
-        args: Arrays or descriptions of them (objects with `shape` and `dtype`), and static arguments.
+        python_function: The Python function, which defines the parameter names.
+        args: Arrays or descriptions of arrays (objects with `shape` and `dtype`), and static arguments.
         kwargs: The same, by name.
-        name: For messages.
+        name: The function's name for messages.
 
     Attributes:
         function: The compiled function.
@@ -52,7 +52,7 @@ class ConcreteFunction:
     def _named(
         self, python_function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, int]:
-        """The names of parameters that are one array each, with its place among the arrays."""
+        """Maps the names of parameters that are a single array to its position among the arrays."""
         parameters = list(inspect.signature(python_function).parameters)
         bound = hasattr(python_function, "__wrapped__") and parameters[:1] == ["self"]
         names = parameters[bound:][: len(args)] + list(kwargs)
@@ -66,7 +66,7 @@ class ConcreteFunction:
         return found
 
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Arguments of the right shapes, zeros for arrays; None if a shape is not known."""
+        """Returns example arguments, with zeros for array descriptions, or None if a shape is not fully known."""
         leaves = list(self._leaves)
         for place in self._places:
             if not is_spec(leaves[place]):
@@ -79,31 +79,31 @@ class ConcreteFunction:
 
     @property
     def arrays(self) -> list[Any]:
-        """The arrays that it takes, or their descriptions."""
+        """The arrays that it takes, or their descriptions, in call order."""
         return [self._leaves[place] for place in self._places]
 
     @property
     def array_names(self) -> list[str]:
-        """The names of the parameters that they are, where each is one."""
+        """The names of `arrays`: the parameter name, or ``args_N`` for an array inside a structure."""
         named = {place: name for name, place in self._names.items()}
         return [named.get(place, f"args_{place}") for place in range(len(self._places))]
 
     def filled(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The function's arguments, with these arrays and what is fixed."""
+        """Returns the function's full arguments: the given arrays and the fixed values."""
         leaves = list(self._leaves)
         for place, array in zip(self._places, arrays, strict=True):
             leaves[place] = array
         return structures.unflatten(self._treedef, leaves)  # type: ignore[no-any-return]
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
-        """Runs it.
+        """Calls the function with these arrays.
 
         Args:
-            *arrays: In the order of the arguments that it was made for.
-            **named: The same, by the names of the function's parameters.
+            *arrays: Arrays, in the order of the arguments for which it was created.
+            **named: Arrays by parameter name.
 
         Raises:
-            ArgumentTypeError: Their number, a name, a shape or a dtype does not fit.
+            ArgumentTypeError: The number of arrays, a name, a shape or a dtype does not match.
         """
         given = dict(enumerate(arrays))
         for name, value in named.items():
@@ -127,13 +127,13 @@ class ConcreteFunction:
         )
         if not fits or jnp.dtype(array.dtype) != dtype:
             raise self._misfit(f"an array {array.dtype}{list(shape)}")
-        return as_array(array, dtype)  # not of a weak type: that would be another trace
+        return as_array(array, dtype)  # drops a weak type, which would cause another trace
 
     def _misfit(self, found: str) -> ArgumentTypeError:
         return ArgumentTypeError(
             self._name,
             found=f"{found}, for {self!r}",
-            rule="a concrete function takes the arrays it was made for; its other arguments are fixed",
+            rule="a concrete function takes arrays of the shapes and dtypes it was created for; its other arguments are fixed",
             remedy="pass arrays of these shapes and dtypes, or call the function itself",
         )
 
@@ -149,7 +149,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _sizes(shape: Any) -> tuple[int | None, ...] | None:
-    """The sizes of a shape, which may be TensorFlow's; None for an unknown rank."""
+    """Returns the sizes of a shape, which may be a TensorFlow shape; None if its rank is unknown."""
     try:
         return tuple(None if size is None else int(size) for size in shape)
     except (TypeError, ValueError):

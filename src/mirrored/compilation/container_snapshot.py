@@ -1,4 +1,4 @@
-"""Snapshots of plain Python containers: whether elements were taken from them since."""
+"""Snapshots of plain Python containers, which detect whether elements were removed and can restore them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LONGEST_SHIFT: Final = 4
 
 
 class ContainerSnapshot:
-    """What a container holds at one moment.
+    """A snapshot of a container's elements.
 
     Args:
-        container: One that `is_container` accepts.
+        container: A container that `is_container` accepts.
 
     Example:
         >>> rows = collections.deque([1, 2, 3])
@@ -40,9 +40,10 @@ class ContainerSnapshot:
         self._before: list[Any] = list(self._container.items() if keyed else self._container)
 
     def are_taken(self) -> bool:
-        """Whether elements have been removed, or moved, since.
+        """Returns whether elements have been removed or moved since the snapshot.
 
-        Appending, inserting and replacing an item take nothing: functions count their traces and keep results so.
+        Appending, inserting and replacing items do not count: traced functions legitimately record traces and results
+        that way.
         """
         if type(self._container) in _KEYED:
             names = [one[0] for one in self._before] if isinstance(self._container, dict) else self._before
@@ -56,17 +57,17 @@ class ContainerSnapshot:
         return is_permuted or self._are_shifted(after)
 
     def _are_shifted(self, after: Sequence[Any]) -> bool:
-        """Whether elements were taken at the front, and as many added at the end.
+        """Returns whether elements were removed at the front and the same number appended.
 
-        A full deque with a bound drops elements by itself. Equal numbers are one object, so a list of counts may look
-        shifted.
+        Two cases are excluded: a full bounded deque drops elements by itself, and a list of numbers may only look
+        shifted, because equal numbers can be the same object.
         """
         if isinstance(self._container, collections.deque):
             return self._container.maxlen is None and _is_shifted(self._before, after)
         return any(type(one) not in _NUMBERS for one in after) and _is_shifted(self._before, after)
 
     def put_back(self) -> None:
-        """Gives the container what it held, if elements were taken."""
+        """Restores the removed elements, if there are any."""
         if not self.are_taken():
             return
         if isinstance(self._container, dict):
@@ -82,7 +83,7 @@ class ContainerSnapshot:
 
 
 def is_container(value: Any) -> bool:
-    """Whether it is a plain list, dict, set, deque or queue, from which a function may take elements."""
+    """Returns whether `value` is a plain list, dict, set, deque or queue, from which a function may remove elements."""
     return type(value) in (*_ORDERED, *_KEYED, *_QUEUES)
 
 

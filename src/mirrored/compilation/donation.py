@@ -1,4 +1,4 @@
-"""Steps that donate their variables' buffers: taken, dispatched and stored so that nothing can come in between."""
+"""Steps that donate their variables' buffers, dispatched and stored in one uninterruptible call."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ _is_shared = attrgetter("_shared")
 class DonatingSteps:
     """Calls a donating program, one step per call, with the state lock held.
 
-    Python delivers signals and injected exceptions after calls, so the step is one call: a chain of iterators of C that
-    dispatches the program, notes its results, and stores those that are values of variables. Where Python has to run
-    (on a cache miss) it runs in another thread (see `mirrored._jax.dispatch`).
+    Dispatching deletes the donated buffers, so an exception between the dispatch and the assignment of the results
+    would lose the variables' values. Python delivers signals and injected exceptions only between calls. The step is
+    therefore one call: a chain of C iterators that dispatches the program, records its results, and stores the new
+    values of variables. Python code that has to run (on a cache miss) runs in another thread (see
+    `mirrored._jax.dispatch`).
 
     Args:
         dispatch: The program. It takes the donated arrays first, and returns the values of `assigned` first.
-        count: How many arrays are donated: the values of so many of `assigned`.
-        assigned: The variables that it assigns.
+        count: The number of donated arrays: those of the first `count` variables of `assigned`.
+        assigned: The variables that the program assigns.
     """
 
     def __init__(self, dispatch: Dispatch, count: int, assigned: Sequence[Any]) -> None:
@@ -34,10 +36,10 @@ class DonatingSteps:
         self.donated = self.assigned[:count]
 
     def __call__(self, operands: Sequence[Any]) -> DonatingStep:
-        """Makes a step: the values of the variables are those after it, or, after an exception, those before it.
+        """Executes a step. After an exception, the variables have consistent values: those from before or after it.
 
         Args:
-            operands: What the program takes beside the donated arrays.
+            operands: The operands of the program that are not donated.
 
         Returns:
             The step, with its results.
@@ -57,14 +59,15 @@ class DonatingSteps:
         return step
 
     def _attempt(self, step: DonatingStep, operands: Sequence[Any]) -> bool:
-        """Makes the step; False if a signal handler has replaced a value since it was taken."""
+        """Executes the step, or returns False if a signal handler has replaced a variable's value meanwhile."""
         version = state.version
         args = [*map(_array_of, self.donated), *operands]
         self.dispatch.job = None
         results = map(iadd, (step.results,), starmap(self.dispatch.function, (args,)))
         run = storing(self.assigned, chain.from_iterable(results))
         shared = map(_is_shared, self.assigned)
-        # From here to the call of `deque` Python runs no handler, unless a buffer has to be copied.
+        # From here until the call of `deque`, Python runs no signal handler unless a buffer has to be copied. The
+        # version check detects a handler that assigned a variable during the copy.
         state.step = step
         if state.reading or True in shared:
             self._copy_shared(args)
@@ -75,7 +78,7 @@ class DonatingSteps:
         return True
 
     def _copy_shared(self, args: list[Any]) -> None:
-        """Replaces the buffers that others hold, or are reading, by copies."""
+        """Replaces buffers that user code holds, or that another thread reads, by copies: a donated buffer is deleted."""
         reading = {id(variable) for variable in list(state.reading.values())}
         for place, variable in enumerate(self.donated):
             if variable._shared or id(variable) in reading:
@@ -83,11 +86,12 @@ class DonatingSteps:
 
 
 class DonatingStep:
-    """One call: what is needed to finish it.
+    """One call in progress, with the state that is needed to finish it.
 
     Attributes:
         results: All results of the program, once it has been dispatched.
-        interruption: What interrupted the caller while the program was compiled, to be raised once the lock is free.
+        interruption: The exception that interrupted the caller during compilation. It is raised after the lock is
+            released.
     """
 
     __slots__ = ("_steps", "_why", "interruption", "results")
@@ -99,14 +103,14 @@ class DonatingStep:
         self.interruption: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Leaves the variables as they are before or after the step; they are lost if XLA has kept their buffers."""
+        """Finishes a failed step: variables keep their values, or are lost if XLA has deleted their buffers."""
         self._why = first_line(error)
         self.finish()
         if not self.results:
             self._steps.dispatch.forget()
 
     def finish(self) -> None:
-        """Stores the results, if there are any."""
+        """Stores the results if there are any; otherwise marks variables whose buffers were deleted as lost."""
         steps, job = self._steps, self._steps.dispatch.job
         if job is not None and not self.results:
             job.settle()
@@ -123,6 +127,6 @@ class DonatingStep:
 
 
 def first_line(error: BaseException) -> str:
-    """An error in one line."""
+    """Returns a one-line description of an error: its type and the first line of its message."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"

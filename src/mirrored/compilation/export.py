@@ -1,4 +1,4 @@
-"""A function that reads and assigns variables, as a pure one: for programs that leave the process."""
+"""Converts a function that reads and assigns variables to a pure function, for export from the process."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from mirrored.variables import Variable
 
 @dataclasses.dataclass(frozen=True)
 class Pure:
-    """A function without state.
+    """A pure function, with its state as explicit inputs and outputs.
 
     Attributes:
-        call: From the values of `reads` and the inputs, as flat lists, to the new values of `assigns` and the results'
-            arrays, as one flat list.
+        call: A function from the values of `reads` and the inputs, as flat lists, to the new values of `assigns` and
+            the arrays of the results, as one flat list.
         reads: The variables that it reads.
         assigns: The variables that it assigns.
         output: The structure of its result, with ``jax.ShapeDtypeStruct`` for arrays.
@@ -41,15 +41,16 @@ class Pure:
 
 
 def as_pure(python_function: Callable[..., Any], inputs: Any, called: str) -> Pure:
-    """Traces a function for these inputs.
+    """Traces a function for these inputs and returns it as a pure function.
 
     Args:
-        python_function: What `Function.python_function` is: it may read and assign variables.
+        python_function: A Python function that may read and assign variables, such as `Function.python_function`.
         inputs: Its positional arguments, a tuple with ``jax.ShapeDtypeStruct`` for arrays.
-        called: For messages.
+        called: The caller's name for messages.
 
     Raises:
-        ArgumentError: It makes variables, returns per-replica values, or uses values of a trace around it.
+        ArgumentError: The function creates variables, returns per-replica values, or uses values of an enclosing
+            trace.
     """
     store = FunctionStore()
     leaves, treedef = structures.flatten(inputs)
@@ -64,7 +65,7 @@ def as_pure(python_function: Callable[..., Any], inputs: Any, called: str) -> Pu
         with within(store=store, listeners=(store,)):
             out = python_function(*structures.unflatten(treedef, filled))
             out_leaves, out_tree = structures.flatten(out)
-            # A program has values, not variables: one that is returned is read.
+            # An exported program returns values, so a variable in the result is read.
             out_leaves = [leaf.read_value() if isinstance(leaf, Variable) else leaf for leaf in out_leaves]
         results[:] = [out_tree, *out_leaves]
         arrays_out = [jnp.asarray(leaf) for leaf in out_leaves if _is_array(leaf)]
@@ -95,15 +96,15 @@ def _is_array(leaf: Any) -> bool:
 def _check(store: FunctionStore, constants: Sequence[Any], out_leaves: Sequence[Any], called: str) -> None:
     found = None
     if store.new:
-        found = f"the function makes variables ({', '.join(one.name for one in store.new)})"
+        found = f"the function creates variables ({', '.join(one.name for one in store.new)})"
     elif any(isinstance(leaf, DistributedValues) for leaf in out_leaves):
         found = "the function returns per-replica values"
     elif any(is_tracer(one) and not isinstance(one, CaptureTracer) for one in constants):
-        found = "the function uses a value of a trace around it"
+        found = "the function uses a value of an enclosing trace"
     if found is not None:
         raise ArgumentError(
             called,
             found=found,
-            rule="a program that is saved depends on its arguments and on variables that are there",
-            remedy="call the function once before, outside of strategy.run and of other transforms",
+            rule="an exported program depends only on its arguments and on existing variables",
+            remedy="call the function once before exporting it, outside strategy.run and other transforms",
         )

@@ -1,7 +1,7 @@
-"""Refuses Python state that tracing would freeze.
+"""Detects Python state that tracing would freeze into a program.
 
-What an iterator, a random generator or `deque.popleft()` gives while a function is traced is a constant of its program:
-every call would get the same value.
+The value that an iterator, a random generator or `deque.popleft()` returns during tracing becomes a constant of the
+program, so every call would use the same value.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 
 
 class PythonState:
-    """The iterators, random generators and containers within reach of a function. Context: made before it is traced.
+    """The iterators, random generators and containers that a function can reach. Context: created before it is traced.
 
-    Directly within reach are its arguments, what it and the functions of its module that it calls close over or find
-    among the globals, items of containers and attributes of objects found there that the code names. What lies deeper
-    (`mirrored.compilation.captured_objects`) counts if tracing has changed it.
+    Directly reachable are the arguments, the closures and globals of the function and of functions that it calls in its
+    module, and the container items and attributes in them that the code names. Objects nested more deeply
+    (`mirrored.compilation.captured_objects`) are reported only if tracing has changed them.
 
     Args:
         function: The Python function.
@@ -55,36 +55,36 @@ class PythonState:
         ]
         self._random = [(where, value, _state_of(value)) for where, value in deep if isinstance(value, _RANDOM)]
         self._containers = [(where, ContainerSnapshot(value)) for where, value in _containers_of(found, deep).values()]
-        # Another thread may move the generators of the modules at any time.
+        # With several threads, another one may use the module-level generators at any time.
         self._shared = _shared_states() if threading.active_count() == 1 else None
 
     def frozen(self) -> ArgumentError | None:
         """Returns the error for the first container or random generator that tracing has changed, or None.
 
-        Containers get back the elements that were taken from them. The initial values of variables are drawn while
-        tracing anyway: the caller decides.
+        Restores the elements that were removed from containers. The error is returned, not raised, because a trace that
+        creates variables legitimately draws their initial values.
 
         Raises:
-            ArgumentError: The function can reach a Python iterator directly, or has moved a nested one.
+            ArgumentError: The function can reach a Python iterator directly, or has advanced a nested one.
         """
         for where in (*(one[0] for one in self._iterators), *(one[0] for one in self._nested if one[1].has_moved())):
             raise ArgumentError(
                 self._name,
                 found=f"{where}: a Python iterator inside a compiled function",
-                rule="a function is traced once: what next() gives is then a constant, the same at every call",
+                rule="a function is traced once, so the result of next() would be a constant, the same at every call",
                 remedy="call next() outside and pass the element, or iterate over a Dataset "
-                "(Dataset.from_generator), from whose iterators every call takes new elements",
+                "(Dataset.from_generator), whose iterators return new elements at every call",
             )
         taken = [where for where, contents in self._containers if contents.are_taken()]
         self.put_back()
         if taken:
             return ArgumentError(
                 self._name,
-                found=f"elements taken from {taken[0]} (pop, popleft, del, ...) inside a compiled function",
-                rule="a function is traced once: an element is then a constant, the same at every call, and no later "
-                "call takes another one",
-                remedy="take the element outside and pass it as an argument, or iterate over a Dataset "
-                "(Dataset.from_generator), from whose iterators every call takes new elements",
+                found=f"elements removed from {taken[0]} (pop, popleft, del, ...) inside a compiled function",
+                rule="a function is traced once, so an element would be a constant, the same at every call, and later calls "
+                "would remove none",
+                remedy="remove the element outside and pass it as an argument, or iterate over a Dataset "
+                "(Dataset.from_generator), whose iterators return new elements at every call",
             )
         for where, value, before in self._random:
             if _state_of(value) != before:
@@ -96,44 +96,44 @@ class PythonState:
         return None
 
     def put_back(self) -> None:
-        """Gives containers back what was taken from them while tracing."""
+        """Restores the elements that tracing has removed from containers."""
         for _, contents in self._containers:
             contents.put_back()
 
     def check_generators(self) -> None:
-        """Refuses generators that the end of the trace has ended: they iterate over a dataset.
+        """Raises an error for generators over a dataset, which the end of the trace has closed.
 
         Raises:
-            ArgumentError: There is one. Run as Python, the function would find it exhausted.
+            ArgumentError: A generator is closed. If the function ran as Python, it would find it exhausted.
         """
         for where, value in self._generators:
             if value.gi_frame is None:
                 raise ArgumentError(
                     self._name,
                     found=f"{where}: a Python generator ({value.__qualname__}) that iterates over a dataset",
-                    rule="what takes elements from a dataset ends with the trace of the function, and a generator that "
-                    "has ended gives nothing more",
-                    remedy="call next() outside and pass the element, or use iter(dataset) in place of the generator",
+                    rule="iteration over a dataset ends the trace of the function, which closes the generator, and a closed "
+                    "generator yields no more elements",
+                    remedy="call next() outside and pass the element, or use iter(dataset) instead of the generator",
                 )
 
     def _drawn(self, found: str) -> ArgumentError:
         return ArgumentError(
             self._name,
             found=f"{found} inside a compiled function",
-            rule="a function is traced once: the numbers are then constants, the same at every call",
+            rule="a function is traced once, so the numbers would be constants, the same at every call",
             remedy="draw them outside and pass them as arguments, or use jax.random with a key that is an argument "
             "(in mirrored.tf: tf.random)",
         )
 
 
 def exhausted(name: str) -> ArgumentError:
-    """The error for a StopIteration of Python's that would pass out of a compiled function."""
+    """Returns the error for a StopIteration of a Python iterator that would propagate out of a compiled function."""
     return ArgumentError(
         name,
         found="StopIteration from a Python iterator or generator inside a compiled function",
-        rule="StopIteration does not leave a compiled function, where it would quietly end a loop of the caller's; a "
-        "generator over a dataset ends when the function is traced",
-        remedy="call next() outside and pass the element, or use iter(dataset) in place of the generator",
+        rule="StopIteration must not propagate out of a compiled function, where it would silently end a loop of the "
+        "caller; a generator over a dataset ends when the function is traced",
+        remedy="call next() outside and pass the element, or use iter(dataset) instead of the generator",
     )
 
 
@@ -154,7 +154,7 @@ def _within_reach(function: Callable[..., Any]) -> list[tuple[str, Any]]:
         names, named = names_in(code)
         attributes |= named
         for name, value in _captured(plain, names):
-            # A compiled method refers to its object weakly.
+            # A compiled method holds a weak reference to its instance.
             if isinstance(value, weakref.ref):
                 name, value = "self", value()
             found.append((name, value))
@@ -164,7 +164,7 @@ def _within_reach(function: Callable[..., Any]) -> list[tuple[str, Any]]:
 
 
 def _plain(function: Any) -> tuple[Any, list[tuple[str, Any]]]:
-    """The Python function behind methods, partial functions and compiled functions, and what is bound to it."""
+    """Unwraps methods, partial functions and compiled functions. Returns the Python function and the bound values."""
     bound: list[tuple[str, Any]] = []
     for _ in range(8):
         if isinstance(function, functools.partial):
@@ -208,21 +208,24 @@ def _with_parts(name: str, value: Any, attributes: set[str]) -> Iterator[tuple[s
 
 
 def _is_iterator(value: Any) -> bool:
-    """Whether it is an iterator of Python's or another library's: those of our datasets have the function driven."""
+    """Returns whether `value` is an iterator of Python or a library.
+
+    Iterators of our datasets are excluded: a function that iterates over a dataset runs as Python with compiled steps.
+    """
     if isinstance(value, io.IOBase) or not isinstance(value, Iterator):
         return False
     return not type(value).__module__.startswith("mirrored.") and iter(value) is value
 
 
 def _may_move(value: Any) -> bool:
-    """Whether it is such an iterator. It is not asked for its iterator: `__iter__` may begin anew."""
+    """Returns the same as `_is_iterator` without a call of `__iter__`, which might restart the iteration."""
     if isinstance(value, io.IOBase) or not isinstance(value, Iterator):
         return False
     return not type(value).__module__.startswith("mirrored.")
 
 
 def _containers_of(found: Sequence[tuple[str, Any]], deep: Sequence[tuple[str, Any]]) -> dict[int, tuple[str, Any]]:
-    """The containers that the function names, and the attributes of users' objects."""
+    """Returns the containers that the function names, and those that are attributes of users' objects."""
     containers = {id(value): (where, value) for where, value in found if is_container(value)}
     for where, owner in deep:
         if of_user(owner) and not is_container(owner):

@@ -170,7 +170,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         TensorFlow: There `filename` is the prefix of several file names, written while the elements are returned.
         """
         if filename:
-            return self._then(storing.Kept(self._node, os.fspath(filename), "Dataset.cache"))
+            return self._then(storing.Kept(self._node, os.path.abspath(filename), "Dataset.cache"))
         if isinstance(self._node, IndexedNode):
             return self._then(caching.Cached(self._node))
         return self._then(caching.StreamCached(self._node))
@@ -185,7 +185,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         TensorFlow: `tf.data.Dataset.snapshot`, without `shard_func` and `reader_func`.
         """
         del compression
-        return self._then(storing.Kept(self._node, os.fspath(path), "Dataset.snapshot"))
+        return self._then(storing.Kept(self._node, os.path.abspath(path), "Dataset.snapshot"))
 
     def save(self, path: str | os.PathLike[str], compression: str | None = None) -> None:
         """Writes the elements to a folder. Elements saved there before are replaced after all new ones are written.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
@@ -49,8 +49,9 @@ class DistributedIterator:
         self._open_reader, self._reader = open_reader, open_reader()
         self._placer, self._options, self._stats = placer, options, stats
         self._element_spec = element_spec
-        self._state: Any = None
-        self._examples = 0
+        # The item that was handed out last, the position after it and the examples so far: one attribute, so that an
+        # interrupt finds all three of one batch. The position is None before the first batch is read ahead.
+        self._handed: tuple[FeedItem | None, Any, int] = (None, None, 0)
         self._started: float | None = None
         self._done: str | None = None
         self._together: WorkerSteps | None = reader_meeting(self._reader, placer)
@@ -86,36 +87,42 @@ class DistributedIterator:
             if self._done == "ended":
                 raise stop_iteration(self._ended)
             raise _closed()
+        last, state, examples = self._handed
         if self._started is None:
+            if state is None:
+                # Later the reader is ahead of what was handed out, and closed after an error.
+                state = self._reader.get_state()
+                self._handed = (last, state, examples)
             self._started = time.perf_counter()
-        item = self._feed.next()
+        item = self._feed.next(last)
         self._stats.elapsed_seconds = time.perf_counter() - self._started
         if item.error is not None and not (self._together and isinstance(item.error, StopIteration)):
             self._finish("ended" if isinstance(item.error, StopIteration) else "failed")
             if isinstance(item.error, StopIteration):
                 raise stop_iteration(self._ended)
             raise item.error
+        value, count = item.value, item.examples
         if self._together is not None:
-            item = self._settled(item)
-        self._state = item.state
-        self._examples += item.examples
+            value = self._settled(item)
         self._stats.batches += 1
-        self._stats.examples += item.examples
-        return item.value
+        self._stats.examples += count
+        if item.error is None:
+            self._handed = (item, item.state, examples + count)
+            item.value = None  # the feed keeps the item, and must not keep the arrays on the devices
+        return value
 
-    def _settled(self, item: FeedItem) -> FeedItem:
-        """Coordinates this step with the other workers, and returns the item that this worker uses."""
+    def _settled(self, item: FeedItem) -> Any:
+        """What several workers make of what each of them has read.
+
+        A worker that has no more data goes on with empty batches: the feed gives the end once more next time, because
+        that item is not the one that was handed out last.
+        """
         assert self._together is not None
         try:
-            value = self._together.settled(item.value, item.error is not None)
+            return self._together.settled(item.value, item.error is not None)
         except StopIteration:
             self._finish("ended")
             raise stop_iteration(self._ended) from None
-        if item.error is None:
-            return dataclasses.replace(item, value=value)
-        # This worker has no more data: it continues with empty batches while other workers still have some.
-        self._feed.give_again(item)
-        return FeedItem(value, 0, self._state)
 
     def get_next(self) -> Any:
         """Returns the next element.
@@ -154,13 +161,11 @@ class DistributedIterator:
         The position counts examples of the global stream. It therefore also fits a different number of replicas or a
         different batch size.
         """
-        if self._state is None:
-            self._state = self._reader_state()
-        return {"version": _VERSION, "examples": self._examples, "reader": self._state}
-
-    def _reader_state(self) -> Any:
-        # No element has been returned yet, so none has been prefetched either.
-        return self._reader.get_state()
+        _, position, examples = self._handed
+        if position is None:  # nothing was handed out yet, so nothing was read ahead either
+            position = self._reader.get_state()
+            self._handed = (None, position, examples)
+        return {"version": _VERSION, "examples": examples, "reader": position}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores a position in the same data: the next element starts with the example after it.
@@ -186,7 +191,7 @@ class DistributedIterator:
         if self._started is not None:
             self._begin_again()
         self._reader.set_state(state["reader"])
-        self._state, self._examples = state["reader"], state["examples"]
+        self._handed = (None, state["reader"], state["examples"])
 
     def _begin_again(self) -> None:
         self._feed.close()
@@ -200,7 +205,10 @@ class DistributedIterator:
         return self._stats
 
     def close(self) -> None:
-        """Stops the input thread and closes the source. Repeated calls have no effect."""
+        """Stops the worker and closes the source. More than once does no harm; `get_state` still gives the position."""
+        if self._done is None and self._handed[1] is None:
+            with contextlib.suppress(Exception):  # a source that cannot be opened can still be closed
+                self.get_state()
         self._finish("closed")
 
     def _finish(self, how: str) -> None:

@@ -65,14 +65,22 @@ class Feed:
         self._produce, self._close_source, self._ahead = produce, close_source, ahead
         self._stats, self._stall_seconds = stats, stall_seconds
         self._ready: collections.deque[FeedItem] = collections.deque()
+        self._given: FeedItem | None = None  # by the latest `next`
         self._changed = threading.Condition()
         self._worker: threading.Thread | None = None
         self._stopped = self._ended = False
         self._slow = 0
         self._watch = StallWatch(stats)
 
-    def next(self) -> FeedItem:
-        """Returns the next item. The last item holds an error or StopIteration."""
+    def next(self, last: FeedItem | None) -> FeedItem:
+        """The next item; the last one holds an error or StopIteration.
+
+        Args:
+            last: The item that has arrived at the training loop last. If another one was given since, an interrupt
+                came in between (or nobody took it): that one is given again.
+        """
+        if self._given is not None and self._given is not last:
+            return self._given
         start = time.perf_counter()
         item = self._from_worker() if self._worker is not None else self._from_caller()
         now = time.perf_counter()
@@ -85,7 +93,7 @@ class Feed:
         for _ in range(2):
             if len(self._ready) <= self._ahead and not self._ended:
                 self._make()
-        item = self._ready.popleft()
+        item = self._take()
         if self._slow >= _EVIDENCE and self._ahead and not self._ended:
             self._start_worker()
         return item
@@ -98,15 +106,15 @@ class Feed:
             else:  # inside a tape or a trace: input must not be recorded or traced
                 with eager():
                     item = self._produce()
-        except BaseException as error:
+            self._ready.append(item)
+        except BaseException as error:  # an interrupt, too, that comes before what was read is among what is ready
             self._ended = True
-            item = FeedItem(error=error)
-        # The thread starts only after several slow batches in a row: the first batches include one-time setup, and a
-        # busy machine can slow down any batch. (CPU time would be exact, but `time.thread_time` can take 20 us a call.)
+            self._ready.append(FeedItem(error=error))
+        # Many in a row: the first batches also pay for what is set up once, and any may meet a busy machine.
+        # (Processor time would tell, but `time.thread_time` can cost 20 us a call.)
         took = time.perf_counter() - start
         weight = 3 if took > _SURELY_SLOW_SECONDS else 1
         self._slow = self._slow + weight if took > WORKER_PAYS_SECONDS else 0
-        self._ready.append(item)
 
     def _start_worker(self) -> None:
         self._stats.uses_worker = True
@@ -134,17 +142,25 @@ class Feed:
 
     def _from_worker(self) -> FeedItem:
         with self._changed:
+            self._drop_given()
             while not self._ready:
+                self._changed.notify_all()  # an interrupt may have come before the one below
                 if not self._changed.wait(self._stall_seconds) and not self._ready:
                     self._report_stall()
-            item = self._ready.popleft()
+            item = self._take()
             self._changed.notify_all()
             return item
 
-    def give_again(self, item: FeedItem) -> None:
-        """Makes `next` return `item`, the last one, once more."""
-        with self._changed:
-            self._ready.append(item)
+    def _take(self) -> FeedItem:
+        """The first item that is ready. An interrupt at any place in here loses none and gives none twice."""
+        self._drop_given()
+        item = self._given = self._ready[0]
+        self._drop_given()
+        return item
+
+    def _drop_given(self) -> None:
+        if self._ready and self._ready[0] is self._given:
+            self._ready.popleft()
 
     def _report_stall(self) -> None:
         ident = None if self._worker is None else self._worker.ident

@@ -39,6 +39,9 @@ from mirrored.errors import ArgumentError, DataFileError, StructureError
 FILE: Final = "elements.tfrecord"
 _VERSION: Final = 1
 _LENGTH: Final = struct.Struct("<Q")
+# How every file begins: the length of the first record and its checksum, then JSON.
+_HEAD_OFFSET_BYTES: Final = 12
+_HEAD_BEGIN: Final = b'{"version": '
 _TEXT: Final = "text"
 _KINDS: Final[dict[str, Any]] = {"dict": dict, "tuple": tuple}
 
@@ -47,9 +50,8 @@ def store(node: Node, folder: str | os.PathLike[str], called: str) -> None:
     """Writes the elements of one iteration to a folder, and replaces elements stored there before.
 
     Raises:
-        ArgumentError: The dataset is infinite.
-        StructureError: The elements differ in structure or dtype, or contain dictionaries with keys that are not
-            strings.
+        ArgumentError: There is no end of them; or the folder is a file, or has another file of this name.
+        StructureError: They differ in structure or dtype, or have dictionaries with keys that are no text.
     """
     if node.cardinality == INFINITE_CARDINALITY:
         raise ArgumentError(
@@ -59,6 +61,7 @@ def store(node: Node, folder: str | os.PathLike[str], called: str) -> None:
             remedy="call .take(n) first, or call .repeat() afterwards",
         )
     place = Path(folder)
+    _check_replaceable(place, called)
     place.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=place, prefix=FILE + ".")
     os.close(handle)
@@ -68,6 +71,27 @@ def store(node: Node, folder: str | os.PathLike[str], called: str) -> None:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+
+
+def _check_replaceable(folder: Path, called: str) -> None:
+    """Refuses a path where the file would replace something that `store` has not written."""
+    path = folder / FILE
+    is_file = folder.exists() and not folder.is_dir()
+    if not is_file and (not os.path.lexists(path) or (path.is_file() and _is_stored(path))):
+        return
+    raise ArgumentError(
+        called,
+        found=f"{folder} is a file" if is_file else f"{path} is there, and does not hold elements of a dataset",
+        rule="elements replace only elements that were saved before; nothing was written",
+        remedy="give another folder, or move away what is there",
+    )
+
+
+def _is_stored(path: Path) -> bool:
+    """Whether a file begins as those of `store` do, or is empty."""
+    with path.open("rb") as file:
+        begin = file.read(_HEAD_OFFSET_BYTES + len(_HEAD_BEGIN))
+    return not begin or begin[_HEAD_OFFSET_BYTES:] == _HEAD_BEGIN
 
 
 def _write(node: Node, path: str, called: str) -> None:

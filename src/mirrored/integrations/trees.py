@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.keys import implementation_of, is_key_dtype
 from mirrored.errors import ArgumentTypeError, StructureError
 from mirrored.runtime.ambient import ambient
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
@@ -46,6 +47,7 @@ def mirror(tree: Any, strategy: Any = None) -> Any:
     |---|---|---|
     | pytree, Equinox module | floating or complex | mirrored, trainable |
     | pytree, Equinox module | integer, bool | mirrored |
+    | pytree, Equinox module | random keys | mirrored: the same key on all replicas |
     | `equinox.nn.State` (batch statistics) | floating | one component per replica, MEAN on read |
     | Flax NNX | `Param` | mirrored, trainable |
     | Flax NNX | `BatchStat`, other floating variables | one component per replica, MEAN on read |
@@ -56,9 +58,9 @@ def mirror(tree: Any, strategy: Any = None) -> Any:
     Context: cross-replica, in the strategy's scope. Without a strategy, the variables are plain variables.
 
     Args:
-        tree: A Flax NNX module, an Equinox module, or a pytree of arrays or such modules. Leaves that are not arrays
-            (functions, numbers, names, random keys) are unchanged.
-        strategy: The strategy that the variables belong to. Default: the strategy whose scope is open.
+        tree: A Flax NNX module, an Equinox module, or a pytree of arrays (also of such modules). Leaves that are no
+            arrays (functions, numbers, names) stay what they are.
+        strategy: Whose variables they become. Default: the strategy whose scope is open.
 
     Returns:
         A Flax NNX module is changed in place and returned. For other trees, a tree of the same structure with a
@@ -162,10 +164,8 @@ def _check_kept(leaf: Any, value: Any) -> None:
 
 
 def is_array(value: Any) -> bool:
-    """Whether `value` is an array that a variable can hold. A random key is not."""
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in "biufcV"
-    return isinstance(value, jax.Array) and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    """Whether it is an array that can live on a variable."""
+    return value.dtype.kind in "biufcV" if isinstance(value, np.ndarray) else isinstance(value, jax.Array)
 
 
 def variable_of(value: Any, name: str) -> Variable:
@@ -184,6 +184,14 @@ def statistic_of(value: Any, name: str, aggregation: VariableAggregation = Varia
     )
 
 
+def value_to_move(variable: Variable) -> Any:
+    """A variable's value, free to go to other devices."""
+    if not is_key_dtype(variable.dtype):
+        return variable.numpy()
+    data = np.asarray(jax.random.key_data(variable.read_value()))
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=implementation_of(variable.dtype))
+
+
 def named(path: Any, default: str = "parameter") -> str:
     """Returns a variable's name from its path in the tree: ``layers/0/weight``."""
     return jax.tree_util.keystr(path, simple=True, separator="/").replace(".", "") or default
@@ -197,7 +205,7 @@ def belongs_here(variable: Variable) -> bool:
 
 def _variable_for(leaf: Any, name: str) -> Any:
     if isinstance(leaf, Variable):
-        return leaf if belongs_here(leaf) else variable_of(leaf.numpy(), leaf.name)
+        return leaf if belongs_here(leaf) else variable_of(value_to_move(leaf), leaf.name)
     return variable_of(leaf, name) if is_array(leaf) else leaf
 
 

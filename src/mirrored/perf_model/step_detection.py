@@ -85,7 +85,7 @@ class _CallWatch:
 
 
 def detect_step(
-    program: Callable[[], Any], *, steps: int = 10, seconds: float = 0.0, called: str = "mirrored.perf_model.detect_step"
+    program: Callable[[], Any], *, steps: int = 10, seconds: float = 0.0, called: str = "perf_model.detect_step"
 ) -> DetectedStep:
     """Runs `program` until enough calls of one of its compiled functions have been timed.
 

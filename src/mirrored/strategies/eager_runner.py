@@ -151,7 +151,7 @@ class EagerRunner(ReplicaRunner):
             self._check_workers(entries)
         values = [self._stored(entry.variable, whole) for entry, whole in zip(entries, wholes, strict=True)]
         for entry in entries:
-            entry.variable.mark_shared()  # user code may hold the new values, so no step may donate their buffers
+            entry.variable.mark_shared()  # user code may hold the new values: a donating step must copy them
         store_all([entry.variable for entry in entries], values)
 
     def _stored(self, variable: Any, whole: Any) -> Any:

@@ -72,7 +72,7 @@ def check_sums_rows(called: str, op: Any, axis: Any = None) -> None:
     raise ArgumentError(
         called,
         found=f"IndexedSlices, with {op} and axis={axis!r}",
-        rule="the rows of IndexedSlices are summed when they are applied, so only SUM and MEAN with axis=None are valid",
+        rule="rows of IndexedSlices are summed when they are applied, so only SUM and MEAN with axis=None work",
         remedy="convert them to a dense array first: slices.to_dense()",
     )
 
@@ -237,7 +237,7 @@ def _floating(array: Any) -> Any:
 
 
 def _addends(component: Any, op: Any) -> Any:
-    """Returns the addends: for a mean, 16-bit floats are widened to float32, so that their sum does not overflow."""
+    """Returns the addends. For a mean, 16-bit floats are widened to float32, which can represent their sum."""
     array = as_array(component)
     return widen(_floating(array)) if op is ReduceOp.MEAN else array
 

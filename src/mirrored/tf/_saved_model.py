@@ -29,6 +29,7 @@ from mirrored.tf._saved_objects import Objects
 from mirrored.variables import Variable
 
 DEFAULT: Final = "serving_default"
+_ENTRIES: Final = (PROGRAMS, VARIABLES, FILE)
 _PLATFORMS: Final = ("cpu", "cuda", "tpu")
 
 
@@ -54,16 +55,17 @@ def save(obj: Any, export_dir: Any, signatures: Any = None, options: Any = None)
     Context: cross-replica.
 
     Args:
-        obj: A `tf.Module`, any object whose methods and attributes include `tf.function`s, or a Keras model. Each
-            `tf.function` must have an ``input_signature`` or have been called. The loaded object has the same
-            variables, modules, lists and dicts as attributes.
-        export_dir: The folder; an existing one is replaced.
-        signatures: A function, a concrete function, or several by name. They become entries of `signatures` of the
-            loaded object and return dicts. By default, the object's only function that has an ``input_signature``.
-        options: Accepted for compatibility.
+        obj: A `tf.Module`, or any object whose methods and attributes are `tf.function`s with an ``input_signature``,
+            or that have been called before; or a Keras model. Variables, modules, lists and dicts among its attributes
+            are those of the loaded object, too.
+        export_dir: The folder. A program that is there is replaced; other files stay, as with TensorFlow.
+        signatures: A function, a concrete function, or several by name: entries of `signatures` of what is loaded,
+            whose results are dicts. By default the only function of the object that has an ``input_signature``.
+        options: Accepted for TensorFlow's sake.
 
     Raises:
-        ArgumentError: A function cannot be saved, or no function of the object has a signature.
+        ArgumentError: A function cannot be saved, or none of the object's has a signature; or there is a file at the
+            path, or a folder with ``programs`` or ``variables`` that are not of a saved program.
 
     Example:
         >>> import mirrored.tf as tf, tempfile
@@ -110,7 +112,10 @@ def _entries(functions: Mapping[str, list[Signature]], signatures: Any) -> dict[
 def _write(
     directory: Path, obj: Any, functions: Mapping[str, list[Signature]], entries: Mapping[str, list[Signature]]
 ) -> None:
+    directory = directory.absolute()  # which has a name, and parents, whatever was given
     unfinished = directory.with_name(directory.name + ".unfinished")
+    _check_replaceable(directory, set(_ENTRIES) if not (directory / FILE).is_file() else set())
+    _check_replaceable(unfinished, set(os.listdir(unfinished)) - set(_ENTRIES) if unfinished.is_dir() else set())
     shutil.rmtree(unfinished, ignore_errors=True)
     (unfinished / PROGRAMS).mkdir(parents=True)
     variables: dict[int, Variable] = {}
@@ -130,8 +135,40 @@ def _write(
     about = [{"name": one.name, "trainable": one.trainable} for one in variables.values()]
     document = {"version": 2, "variables": about, "objects": objects.nodes, **written}
     (unfinished / FILE).write_text(json.dumps(document), encoding="utf-8")
-    shutil.rmtree(directory, ignore_errors=True)
-    unfinished.rename(directory)
+    _put_in_place(unfinished, directory)
+
+
+def _check_replaceable(folder: Path, not_ours: set[str]) -> None:
+    """Refuses a path where saving would remove something else than a saved program.
+
+    Args:
+        folder: The path.
+        not_ours: Names in it that must not be there.
+    """
+    taken = sorted(name for name in not_ours if os.path.lexists(folder / name))
+    if taken or (os.path.lexists(folder) and not folder.is_dir()):
+        raise ArgumentError(
+            SAVED,
+            found=f"{folder} {f'has {taken[0]}, and is not a saved program' if taken else 'is a file'}",
+            rule="a saved program replaces only another saved program",
+            remedy="give another path, or move away what is there",
+        )
+
+
+def _put_in_place(unfinished: Path, directory: Path) -> None:
+    """Moves a whole program to its path, and leaves other files there: folders of models hold more than programs.
+
+    The file by which a program is known goes first and comes last, so that a kill leaves none rather than a mixed one.
+    """
+    if not directory.exists():
+        unfinished.rename(directory)
+        return
+    (directory / FILE).unlink(missing_ok=True)
+    for name in _ENTRIES:
+        shutil.rmtree(directory / name, ignore_errors=True)
+        if (unfinished / name).exists():
+            (unfinished / name).rename(directory / name)
+    shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _write_programs(file: Path, number: int, signature: Signature, variables: dict[int, Variable]) -> list[Any]:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.keys import is_key
 from mirrored._jax.putting import as_array
 from mirrored.errors import ContextError, VariableError
 from mirrored.runtime.ambient import Ambient, ambient
@@ -32,18 +33,16 @@ def write_components(assignment: Assignment, value: Any, store: VariableStore | 
         return
     if store is not None:
         every = range(variable.num_replicas)
-        parts = list(value.values) if isinstance(value, PerReplica) else [_part_of(variable, value, k) for k in every]
+        parts = list(value.values) if isinstance(value, PerReplica) else [_share(assignment, value, k) for k in every]
         olds = list(store.whole(variable))
         new = [assignment.combined(old, part) for old, part in zip(olds, parts, strict=True)]
         store.set_whole(variable, jnp.stack(new), assignment.where)
         return
     local_replicas = variable.device_assignment.addressable_replicas
     value = _checked(assignment, value)
-    parts = (
-        list(value.values) if isinstance(value, PerReplica) else [_part_of(variable, value, r) for r in local_replicas]
-    )
-    # The lock makes read and store atomic: no other thread assigns between them.
-    with turn(), lock:
+    one_each = isinstance(value, PerReplica)
+    parts = list(value.values) if one_each else [_share(assignment, value, replica) for replica in local_replicas]
+    with turn(), lock:  # no other thread may assign between the read of the old values and the store
         olds = [None if assignment.replaces else variable.stored_component(k) for k in range(len(local_replicas))]
         new = [assignment.combined(old, near(part, old)) for old, part in zip(olds, parts, strict=True)]
         variable.store(stack_components(new, variable.device_assignment))
@@ -54,7 +53,7 @@ def _checked(assignment: Assignment, value: Any) -> Any:
     if isinstance(value, PerReplica) or not assignment.variable.device_assignment.spans_processes:
         return value
     check_same_everywhere(assignment, value)
-    return np.asarray(value)
+    return value if is_key(value) else np.asarray(value)  # which cannot hold typed keys
 
 
 def _check_determines_all(assignment: Assignment, value: Any) -> None:
@@ -81,7 +80,7 @@ def _stage_locals(assignment: Assignment, value: Any, store: VariableStore, runn
         if isinstance(value, PerReplica):
             part = runner.component(value, k)
         else:
-            part = _part_of(variable, value, _replica_index(runner, k))
+            part = _share(assignment, value, _replica_index(runner, k))
         store.set_local(variable, k, assignment.combined(store.local(variable, k), part), assignment.where)
 
 
@@ -96,8 +95,11 @@ def _replica_index(runner: ReplicaRunner, local: int) -> Any:
     return runner.component(PerReplica([jnp.asarray(index) for index in indices], runner.device_assignment), local)
 
 
-def _part_of(variable: Any, value: Any, replica: Any) -> Any:
-    """Returns what one component receives of a value assigned in cross-replica context: with SUM, its part."""
+def _share(assignment: Assignment, value: Any, replica: Any) -> Any:
+    """The part of a value assigned in cross-replica context that one replica's component gets."""
+    variable = assignment.variable
+    if variable.share_of is not None and assignment.replaces:
+        return variable.share_of(value, replica)
     if variable.aggregation is not VariableAggregation.SUM:
         return value
     count = variable.num_replicas

@@ -7,6 +7,7 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.keys import is_key_dtype
 from mirrored.errors import VariableError
 
 _KINDS: Final[tuple[Any, ...]] = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
@@ -28,7 +29,9 @@ def check_kind(value: Any, wanted: Any, called: str, name: str | None) -> None:
         called,
         found=f"{what} for variable {name!r} of dtype {wanted}",
         rule="a value is cast only where its kind is kept (float to float, int to int or float)",
-        remedy=f"cast it explicitly: jnp.asarray(value).astype({str(jnp.dtype(wanted))!r})",
+        remedy="assign random keys of the same implementation: jax.random.key(seed)"
+        if is_key_dtype(wanted)
+        else f"cast it on purpose: jnp.asarray(value).astype({str(jnp.dtype(wanted))!r})",
     )
 
 

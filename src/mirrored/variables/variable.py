@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 from mirrored._jax.array_protocol import register_array_like
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.frames import user_line
+from mirrored._jax.keys import is_key_dtype, key_data
 from mirrored._jax.traces import ShapedArray, is_eager
 from mirrored.errors import ArgumentError, LostStateError
 from mirrored.runtime.ambient import ambient
@@ -76,6 +78,10 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
 
     internal = False
     """Whether the library creates it on first use for its own purposes, such as the slots of an optimizer."""
+
+    share_of: Callable[[Any, Any], Any] | None = None
+    """What a replica's component becomes where one value is assigned to all: called with the value and the replica's
+    number. None: the rule of `aggregation`. Components that must differ need one (a seed per replica)."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Variable:
         """Creates a `DistributedVariable` if a strategy is current."""
@@ -435,7 +441,8 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
         if ambient().store is not None or self.is_lost:
             condition = "lost" if self.is_lost else "being traced"
             return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} ({condition})>"
-        return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} value={self.on_host()}>"
+        value = np.array(key_data(self.stored())) if is_key_dtype(self._dtype) else self.on_host()
+        return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} value={value}>"
 
 
 class DistributedVariable(Variable, DistributedValues):

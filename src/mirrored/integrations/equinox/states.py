@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored.extras import load
-from mirrored.integrations.trees import belongs_here, is_array, named, statistic_of, variable_of
+from mirrored.integrations.trees import belongs_here, is_array, named, statistic_of, value_to_move, variable_of
 from mirrored.variables import Variable
 
 equinox = load("equinox", called="mirrored.integrations.equinox", extra="equinox")
@@ -42,7 +42,7 @@ def _statistic(leaf: Any, name: str) -> Any:
     if _is_variable(leaf):
         if belongs_here(leaf):
             return leaf
-        leaf, name = leaf.numpy(), leaf.name
+        leaf, name = value_to_move(leaf), leaf.name
     if not is_array(leaf):
         return leaf
     floating = jnp.issubdtype(leaf.dtype, jnp.floating)

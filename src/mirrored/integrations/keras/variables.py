@@ -147,6 +147,7 @@ def _made_for(variable: Any, value: Any) -> Variable:
         made.internal = isinstance(_maker(), keras.optimizers.Optimizer)
         if _is_seed(variable) and made.num_replicas > 1:
             with within(store=None):
+                made.share_of = _seed_of  # whoever assigns: a checkpoint, for instance, knows nothing of Keras
                 made.assign(_seeds_of(made, np.asarray(made.stored_component(0))))
             made.await_value()
     return made
@@ -184,11 +185,15 @@ def _is_seed(variable: Any) -> bool:
 def _seeds_of(made: Variable, state: Any) -> PerReplica:
     """Returns one seed state per replica, with equal counters and different seeds."""
     first = as_array(state, made.dtype)
-    stride = np.asarray(_SEED_STRIDE).astype(made.dtype)
-    # Outside compiled functions, each process assigns only the components of its own replicas.
+    # Outside of functions a process of several assigns the components of its own replicas.
     replicas = made.device_assignment.addressable_replicas if ambient().store is None else range(made.num_replicas)
-    parts = [first.at[0].add(jnp.asarray(replica, made.dtype) * stride) for replica in replicas]
-    return PerReplica(parts, made.device_assignment)
+    return PerReplica([_seed_of(first, replica) for replica in replicas], made.device_assignment)
+
+
+def _seed_of(state: Any, replica: Any) -> Any:
+    """The seed state of one replica, whose number may be traced."""
+    first = as_array(state)
+    return first.at[0].add(jnp.asarray(replica, first.dtype) * np.asarray(_SEED_STRIDE).astype(first.dtype))
 
 
 def _assign(variable: Any, made: Variable, value: Any) -> None:
