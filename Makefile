@@ -15,19 +15,19 @@ CORE    = tests --ignore=tests/cli --ignore=tests/test_readme.py --ignore=tests/
   test-gpu-dry-run lint format types clean
 
 help:
-	@echo "make demo         train a convnet on 4 replicas, with a report in demo_report/ (under 3 minutes)"
-	@echo "make test         the test suite (but for what make test-slow runs)"
-	@echo "make test-slow    what make test leaves out: long trainings, chaos, every case of the sampled tests"
-	@echo "make explore      generated tests with examples that were not tried before"
-	@echo "make soak         10 minutes of random training programs, compared with single-device JAX (SEED=1 for others)"
-	@echo "make guarantees   all cells of the guarantee matrix (docs/guarantees.md); guarantees-sources: with PyTorch and datasets"
-	@echo "make install      $(VENV) with everything a developer needs"
-	@echo "make bench        all benchmarks and their report (half an hour); make bench-quick: some (3 minutes)"
-	@echo "make bench-peers  TensorFlow and PyTorch, for the benchmarks only, in environments of their own"
-	@echo "make bench-previous  the previous JAX, for the benchmarks' comparison of versions"
-	@echo "make lint         lint, format and type checks"
-	@echo "make test-lowest  the core of the suite on the lowest supported Python and JAX"
-	@echo "make test-gpu-dry-run  the GPU benchmarks at tiny sizes on the CPU, on Python 3.12 with JAX 0.11.2"
+	@echo "make demo         trains a convnet on 4 replicas and writes a report to demo_report/ (under 3 minutes)"
+	@echo "make test         runs the test suite (except the tests of make test-slow)"
+	@echo "make test-slow    runs the slow tests: long trainings, chaos, every case of the sampled tests"
+	@echo "make explore      runs the property-based tests with new random examples"
+	@echo "make soak         compares random training programs with single-device JAX for 10 minutes (SEED=1 for others)"
+	@echo "make guarantees   tests all cells of the guarantee matrix (docs/guarantees.md); guarantees-sources: with PyTorch and datasets"
+	@echo "make install      installs everything that a developer needs into $(VENV)"
+	@echo "make bench        runs all benchmarks and writes their report (half an hour); make bench-quick: some (3 minutes)"
+	@echo "make bench-peers  installs TensorFlow and PyTorch for the benchmarks, in separate environments"
+	@echo "make bench-previous  installs the previous JAX, for the benchmarks' comparison of versions"
+	@echo "make lint         runs the linter, the format check and the type checker"
+	@echo "make test-lowest  runs the core of the suite on the lowest supported Python and JAX"
+	@echo "make test-gpu-dry-run  runs the GPU benchmarks at tiny sizes on the CPU, on Python 3.12 with JAX 0.11.2"
 
 # One stamp per set of extras: a second `make` installs nothing unless pyproject.toml changed.
 $(VENV)/.installed-%: pyproject.toml

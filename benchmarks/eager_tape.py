@@ -1,7 +1,7 @@
-"""Eager tape, per operation, forward plus backward: against un-jitted `jax.grad` and a bare list of compiled pairs.
+"""Eager tape time per operation, forward plus backward, against un-jitted `jax.grad` and a list of compiled pairs.
 
-A chain of 200 scalar operations is differentiated by each contender in turn, round after round, in one process; the
-figures are medians over the rounds, the ratio is the median of the rounds' ratios.
+Each round differentiates a chain of 200 scalar operations with every contender in turn, in one process. The figures are
+medians over the rounds; the ratio is the median of the rounds' ratios.
 `python benchmarks/eager_tape.py [rounds]` prints them.
 """
 
@@ -26,7 +26,7 @@ class Result:
     """Medians over the rounds, in microseconds per operation.
 
     Attributes:
-        tape_us: Our tape.
+        tape_us: The mirrored tape.
         grad_us: Un-jitted `jax.grad`.
         floor_us: A hand-written list of jitted operations and pullbacks: two dispatches for each operation.
         ratio: `tape_us` / `grad_us`, the median of the rounds' own ratios.
@@ -45,7 +45,7 @@ class Result:
 
 
 def chain(x: jax.Array, y: jax.Array) -> jax.Array:
-    """200 scalar operations."""
+    """Computes 200 scalar operations."""
     for _ in range(OPERATIONS // 4):
         y = y * x
         y = y + x
@@ -89,7 +89,7 @@ _ONE = jnp.float32(1.0)
 
 
 def measure(rounds: int = 15) -> Result:
-    """Runs the contenders in turn."""
+    """Measures the contenders in turn."""
     x, y = jnp.float32(1.01), jnp.float32(0.7)
     contenders: list[Callable[[jax.Array, jax.Array], jax.Array]] = [_by_tape, jax.grad(chain), _by_floor]
     for contender in contenders:

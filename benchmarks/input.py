@@ -1,11 +1,11 @@
-"""What distributed input costs: batches/s beside a plain loop of `jax.device_put`, and how much of it a step hides.
+"""Cost of distributed input: batches/s next to a plain loop of `jax.device_put`, and how much of it a step hides.
 
     python benchmarks/input.py [--rounds 40] [--json FILE]
 
-Batches are ``f32[512, 784]`` over 4 devices. Every pipeline is paired, round by round in one process, with the loop
-that somebody would write by hand for the same work; the figure is the median ratio of times with a 95 % interval.
-Every batch is waited for. Reference: `tf.data` with `experimental_distribute_dataset` in TensorFlow 2.21 makes 920
-(rows) and 1,396 (batched) batches/s of this size.
+Batches are ``f32[512, 784]`` over 4 devices. Every pipeline is paired, round by round in one process, with a
+hand-written loop for the same work; the figure is the median ratio of times with a 95 % interval. The benchmark waits
+for every batch. Reference: `tf.data` with `experimental_distribute_dataset` in TensorFlow 2.21 reaches 920 (rows) and
+1,396 (batched) batches/s of this size.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STEP_SECONDS, PIPELINE_SECONDS = 0.010, 0.008
 
 @dataclasses.dataclass(frozen=True)
 class Contest:
-    """One pipeline beside the loop by hand."""
+    """One pipeline paired with a hand-written loop."""
 
     name: str
     ours: Callable[[], Any]
@@ -50,7 +50,7 @@ class Contest:
 
 
 def aligned(values: np.ndarray, offset: int = 0) -> np.ndarray:
-    """A copy that begins `offset` bytes after a multiple of 64, at which (with 0) a loop by hand is fast."""
+    """Returns a copy that begins `offset` bytes after a multiple of 64; at 0 a hand-written loop is fast."""
     raw = np.empty(values.nbytes + 128, np.uint8)
     offset += -raw.ctypes.data % 64
     copy = raw[offset : offset + values.nbytes].view(values.dtype).reshape(values.shape)
@@ -59,7 +59,7 @@ def aligned(values: np.ndarray, offset: int = 0) -> np.ndarray:
 
 
 class Endless:
-    """A loader of the same batches, over and over."""
+    """A loader that repeats the same batches endlessly."""
 
     def __init__(self, values: np.ndarray) -> None:
         self._batches = [values[k * BATCH : (k + 1) * BATCH] for k in range(BATCHES)]
@@ -69,7 +69,7 @@ class Endless:
 
 
 def drain(batches: Iterator[Any]) -> Callable[[], None]:
-    """Takes one batch and waits for it."""
+    """Returns a function that takes one batch and waits for it."""
 
     def one() -> None:
         jax.block_until_ready(next(batches))
@@ -78,7 +78,7 @@ def drain(batches: Iterator[Any]) -> Callable[[], None]:
 
 
 def contests(strategy: Any) -> list[Contest]:
-    """All pipelines."""
+    """Returns all pairs of pipelines and loops."""
     rows = np.random.default_rng(0).standard_normal((BATCHES * BATCH, WIDTH), np.float32)
     sharding, source = strategy.device_assignment.sharded, aligned(rows)
     askew = aligned(rows, offset=16)
@@ -114,7 +114,7 @@ def contests(strategy: Any) -> list[Contest]:
 
 
 def copying_contests(strategy: Any, dataset: Dataset, sources: dict[str, np.ndarray]) -> list[Contest]:
-    """Pipelines whose arrays user code may write to again, so they are copied; the hand-written loops copy, too."""
+    """Returns pipelines that copy, because user code may write to the arrays; the hand-written loops copy too."""
     sharding = strategy.device_assignment.sharded
 
     def put(batches: Iterator[np.ndarray], work: Callable[[np.ndarray], np.ndarray]) -> Callable[[], None]:
@@ -139,22 +139,22 @@ def copying_contests(strategy: Any, dataset: Dataset, sources: dict[str, np.ndar
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """How well reading hides behind the step."""
+    """How well reading overlaps with the step."""
 
     step_seconds: float
     loop_seconds: float
 
     @property
     def share(self) -> float:
-        """The step's part of the loop's time; 1 if reading is hidden altogether."""
+        """The step's fraction of the loop time; 1 if reading is completely hidden."""
         return self.step_seconds / self.loop_seconds
 
 
 def overlap(strategy: Any, steps: int, python: bool) -> Overlap:
-    """A loop of steps of 10 ms over a pipeline of 8 ms, which waits (`python` False) or computes in Python.
+    """Measures a loop of steps of 10 ms over a pipeline of 8 ms, which waits (`python` False) or computes in Python.
 
-    Python runs one thread at a time and takes it from one that computes every 5 ms only: a thread and a queue written
-    by hand reach 0.75 too, with `sys.setswitchinterval(0.0005)` 0.90. Such work belongs into processes, as Grain has.
+    Python runs one thread at a time, and a computing thread gives up the interpreter only every 5 ms. A hand-written
+    thread and queue also reach 0.75; with `sys.setswitchinterval(0.0005)` 0.90. Such work needs processes, as in Grain.
     """
 
     def work(x: np.ndarray) -> np.ndarray:
@@ -168,7 +168,7 @@ def overlap(strategy: Any, steps: int, python: bool) -> Overlap:
 
     dataset = Dataset.range(steps + 40).batch(1).repeat(4).batch(4).map(lambda x: work(x.reshape(4)))
     with iter(strategy.experimental_distribute_dataset(dataset)) as reading:
-        for _ in range(16):  # until the worker runs ahead
+        for _ in range(16):  # until the worker is ahead
             next(reading)
             time.sleep(STEP_SECONDS)
         in_steps, start = 0.0, time.perf_counter()
@@ -181,8 +181,8 @@ def overlap(strategy: Any, steps: int, python: bool) -> Overlap:
 
 
 def report(results: list[tuple[Contest, Paired]], overlaps: dict[str, Overlap]) -> dict[str, Any]:
-    """Prints a table, and returns the figures."""
-    table = Table("pipeline", "batches/s", "by hand", "ratio", "95 %", "target", "x TensorFlow")
+    """Prints a table and returns the figures."""
+    table = Table("pipeline", "batches/s", "hand-written", "ratio", "95 %", "target", "x TensorFlow")
     figures: dict[str, Any] = {}
     for contest, paired in results:
         ours, hand = (1 / float(np.median(times)) for times in (paired.ours_seconds, paired.theirs_seconds))
@@ -206,7 +206,7 @@ def report(results: list[tuple[Contest, Paired]], overlaps: dict[str, Overlap]) 
 
 
 def main() -> None:
-    """Runs everything."""
+    """Runs all benchmarks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--json", type=pathlib.Path)

@@ -1,11 +1,11 @@
-"""A Keras step under mirrored beside `keras.distribution.DataParallel` on JAX: the same model, data and devices.
+"""A Keras step with mirrored next to `keras.distribution.DataParallel` on JAX: the same model, data and devices.
 
-Both sides get the batches as NumPy arrays, and take turns in one process; the ratio is the median over rounds.
+Both read the batches as NumPy arrays, and alternate in one process; the ratio is the median over rounds.
 
 | ours | theirs |
 |---|---|
-| a custom loop (scope, run, tape, `apply_gradients`), which waits for each step's loss | `train_on_batch`, likewise |
-| `fit` of a model made in scope | `fit` |
+| a custom loop (scope, run, tape, `apply_gradients`), waits for each step's loss | `train_on_batch`, also waits |
+| `fit` of a model created in scope | `fit` |
 
 On simulated devices an epoch has few steps: Keras does not bound the steps in flight, and dozens of them can deadlock.
 
@@ -41,13 +41,13 @@ def mlp(layers: Any, inputs: Any) -> Any:
 
 
 def convolutional(layers: Any, inputs: Any) -> Any:
-    """Two convolutions, a dense layer."""
+    """Builds two convolutions and a dense layer."""
     hidden = layers.Conv2D(16, 3, 2, activation="relu")(layers.Conv2D(8, 3, 2, activation="relu")(inputs))
     return layers.Dense(10)(layers.Flatten()(hidden))
 
 
 def attention(layers: Any, inputs: Any) -> Any:
-    """One block of a transformer over the rows."""
+    """Builds one transformer block over the rows."""
     rows = layers.Dense(64)(layers.Reshape((28, 28))(inputs))
     mixed = layers.LayerNormalization()(rows + layers.MultiHeadAttention(4, 16)(rows, rows))
     return layers.Dense(10)(layers.GlobalAveragePooling1D()(mixed + layers.Dense(64, "gelu")(mixed)))
@@ -57,7 +57,7 @@ MODELS = {"MLP": (mlp, 256), "convolutional": (convolutional, 64), "attention": 
 
 
 def make(body: Callable[[Any, Any], Any]) -> Any:
-    """The model, the same weights for all, compiled with Adam."""
+    """Builds the model, with the same weights for all, compiled with Adam."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((28, 28, 1))
     model = keras.Model(inputs, body(keras.layers, inputs))
@@ -67,13 +67,13 @@ def make(body: Callable[[Any, Any], Any]) -> Any:
 
 
 def examples(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels."""
+    """Returns images and labels."""
     rng = np.random.default_rng(0)
     return rng.normal(size=(count, 28, 28, 1)).astype(np.float32), rng.integers(0, 10, count).astype(np.int32)
 
 
 def data_parallel(body: Any, devices: list[Any], batch: int, steps: int, way: str) -> Callable[[], None]:
-    """An epoch under Keras' own data parallelism."""
+    """Returns an epoch with Keras' own data parallelism."""
     distribution = keras.distribution.DataParallel(devices=[f"{one.platform}:{one.id}" for one in devices])
     x, y = examples(batch * steps)
     with distribution.scope():
@@ -92,7 +92,7 @@ def data_parallel(body: Any, devices: list[Any], batch: int, steps: int, way: st
 
 
 def by_fit(body: Any, devices: list[Any], batch: int, steps: int) -> Callable[[], None]:
-    """An epoch of `fit` of a model made in scope."""
+    """Returns an epoch of `fit` of a model created in scope."""
     x, y = examples(batch * steps)
     with mr.MirroredStrategy(devices).scope():
         model = make(body)
@@ -100,7 +100,7 @@ def by_fit(body: Any, devices: list[Any], batch: int, steps: int) -> Callable[[]
 
 
 def by_loop(body: Any, devices: list[Any], batch: int, steps: int) -> Callable[[], None]:
-    """An epoch of a custom loop."""
+    """Returns an epoch of a custom loop."""
     strategy = mr.MirroredStrategy(devices)
     with strategy.scope():
         model = make(body)
@@ -127,7 +127,7 @@ def by_loop(body: Any, devices: list[Any], batch: int, steps: int) -> Callable[[
 
 
 def measure(name: str, way: str, devices: list[Any], rounds: int, steps: int) -> dict[str, Any]:
-    """Times one way of ours beside Keras'."""
+    """Times one of our loops next to Keras'."""
     body, batch = MODELS[name]
     ours = {"custom loop": by_loop, "fit": by_fit}[way](body, devices, batch, steps)
     theirs = data_parallel(body, devices, batch, steps, way)

@@ -1,10 +1,10 @@
-"""Steps per second over 1, 2 and 4 processes of this machine: mirrored, hand-written JAX and PyTorch's DDP (gloo).
+"""Steps per second over 1, 2 and 4 processes on this machine: mirrored, hand-written JAX and PyTorch DDP (Gloo).
 
     python benchmarks/multi_worker.py [--workers 1,2,4] [--workloads W1,W2] [--rounds 8] [--write benchmarks/reports]
 
-mirrored and JAX take turns in the same processes; PyTorch follows in processes of its own (`make bench-peers` installs
-it), so its figures stand beside them, not in the same rounds. Hand-written JAX sums all gradients in one `psum`, as one
-would write it; across processes every buffer of it is a message of its own.
+mirrored and JAX alternate in the same processes; PyTorch follows in separate processes (`make bench-peers` installs
+it), so its figures are not from the same rounds. Hand-written JAX sums all gradients in one `psum`, the usual way to
+write it; across processes each of its buffers is a separate message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONTENDERS = ("mirrored", "mirrored deterministic", "hand-written JAX", "PyTorch
 
 
 def of_jax(workers: int, workload: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds per step, one figure for each round, of what runs on JAX."""
+    """Returns seconds per step of the JAX contenders, one figure per round."""
     program = str(HERE / "multi_worker_program.py")
     command = [sys.executable, "-m", "mirrored.cli", "run", "--workers", str(workers), program]
     source = os.pathsep.join([str(HERE.parent / "src"), str(HERE)])
@@ -44,7 +44,7 @@ def of_jax(workers: int, workload: str, rounds: int) -> dict[str, list[float]]:
 
 
 def of_torch(workers: int, workload: str, rounds: int) -> list[float]:
-    """Seconds per step of DDP, one figure for each round."""
+    """Returns seconds per step of DDP, one figure per round."""
     with Process("torch_ddp", workers) as process:
         process.make("train", workload)
         process.ask("measure", name="torch_ddp", calls=3)
@@ -54,7 +54,7 @@ def of_torch(workers: int, workload: str, rounds: int) -> list[float]:
 
 
 def row(workers: int, workload: str, rounds: int) -> dict[str, list[float]]:
-    """All contenders' seconds per step; a contender that cannot run is left out, with a word."""
+    """Returns all contenders' seconds per step; omits a contender that cannot run, with a message."""
     seconds = of_jax(workers, workload, rounds)
     if interpreter("torch_ddp") is None:
         print("PyTorch is not installed (make bench-peers): its column stays empty", file=sys.stderr)
@@ -62,19 +62,19 @@ def row(workers: int, workload: str, rounds: int) -> dict[str, list[float]]:
     try:
         seconds["PyTorch DDP"] = of_torch(workers, workload, rounds)
     except ContenderError as error:
-        print(f"PyTorch is out: {error}", file=sys.stderr)
+        print(f"PyTorch is skipped: {error}", file=sys.stderr)
     return seconds
 
 
 def ratio(ours: list[float], theirs: list[float]) -> str:
-    """The median of the rounds' ratios, with the middle half of them."""
+    """Formats the median of the rounds' ratios with their interquartile range."""
     ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
     quarter = len(ratios) // 4
     return f"{statistics.median(ratios):.2f} ({ratios[quarter]:.2f}-{ratios[-1 - quarter]:.2f})"
 
 
 def line(workers: int, workload: str, seconds: dict[str, list[float]]) -> str:
-    """One line of the table."""
+    """Formats one line of the table."""
     rates = [f"{1 / statistics.median(seconds[name]):.1f}" if name in seconds else "-" for name in CONTENDERS]
     ours = ratio(seconds["mirrored"], seconds["hand-written JAX"])
     exact = ratio(seconds["mirrored deterministic"], seconds["mirrored"])
@@ -87,13 +87,13 @@ def main() -> None:
     parser.add_argument("--workers", default="1,2,4")
     parser.add_argument("--workloads", default="W1,W2")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--write", type=Path, help="a folder for the report")
+    parser.add_argument("--write", type=Path, help="folder for the report")
     options = parser.parse_args()
     lines = [
         f"# Steps per second over several processes: {os.cpu_count()} cores, {platform.machine()}",
         "",
-        "Medians of interleaved rounds; in the last two columns the median of the rounds' ratios of step times, with "
-        "the middle half.",
+        "Medians of interleaved rounds. The last two columns are medians of the rounds' ratios of step times, with the "
+        "interquartile range.",
         "",
         f"| workload | workers | {' | '.join(CONTENDERS)} | mirrored / JAX | deterministic / plain |",
         "|---" * (len(CONTENDERS) + 4) + "|",

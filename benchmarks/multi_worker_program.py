@@ -1,4 +1,4 @@
-"""The program of each worker of benchmarks/multi_worker.py: mirrored and hand-written JAX over all devices, in turn.
+"""The program of each worker of benchmarks/multi_worker.py: mirrored and hand-written JAX alternate over all devices.
 
 mirrored run --workers 2 benchmarks/multi_worker_program.py W1 8
 """
@@ -23,7 +23,7 @@ SECONDS_PER_TIMING = 0.25
 
 
 def seconds_per_step(job: Job, steps: int) -> float:
-    """The mean of so many steps, up to eight of them in flight, waited for at the end."""
+    """Returns the mean time per step over `steps` steps, with up to eight in flight; waits at the end."""
     assert job.launch is not None
     pending: list[Any] = []
     start = time.perf_counter()
@@ -48,9 +48,9 @@ def main(name: str, rounds: int) -> None:
     jobs = {name: make() for name, make in makers.items()}
     for job in jobs.values():
         seconds_per_step(job, 3)
-    # All workers must make the same number of steps: the one that worker 0 finds right for hand-written JAX.
+    # All workers must make the same number of steps: worker 0 chooses it for hand-written JAX.
     once = seconds_per_step(jobs["hand-written JAX"], 10)
-    with plain.scope():  # a new variable takes the value of worker 0
+    with plain.scope():  # a new variable has the value of worker 0
         steps = int(mr.Variable(max(10, min(500, round(SECONDS_PER_TIMING / once)))).numpy())
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     for round_ in range(rounds):

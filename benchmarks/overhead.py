@@ -1,9 +1,9 @@
-"""What the programming model costs: a compiled step beside hand-written `jit(shard_map)`, in one process.
+"""Overhead of the programming model: a compiled step next to hand-written `jit(shard_map)`, in one process.
 
     python benchmarks/overhead.py [--rounds 60] [--json FILE]
 
 Both train the same MLP with Adam on the same batch over the same devices. Times are paired round by round; the figure
-is the median ratio with a 95 % interval. Also counted: all-reduce operations in the optimised HLO, and traces.
+is the median ratio with a 95 % interval. Also counts all-reduce operations in the optimized HLO, and traces.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from rich.table import Table
 from spec import WORKLOADS
 
 CASES = (("W1", 1, 40), ("W1", 4, 40), ("W2", 1, 4), ("W2", 4, 4))
-"""Workloads, devices, and how many calls make one timing."""
+"""Workloads, devices, and the number of calls per timing."""
 
 
 def step_of(job: Job) -> Callable[[], None]:
-    """One step of a training, waited for."""
+    """Returns a function that runs one training step and waits for it."""
     launch, wait = job.launch, job.wait
     assert launch is not None
     assert wait is not None
@@ -40,7 +40,7 @@ def step_of(job: Job) -> Callable[[], None]:
 
 
 def drift(a: Job, b: Job) -> float:
-    """How far the weights of two trainings are apart, in units of their norms; biases, which began at zero, aside."""
+    """Returns the distance of two trainings' weights relative to their norms, without biases, which start at zero."""
     ours, theirs = a.weights(), b.weights()
     return max(
         float(np.linalg.norm(ours[k] - np.asarray(theirs[k])) / np.linalg.norm(theirs[k]))
@@ -50,7 +50,7 @@ def drift(a: Job, b: Job) -> float:
 
 
 def measure(name: str, devices: int, calls: int, rounds: int) -> dict[str, Any]:
-    """Times both on one workload, and checks that they computed the same."""
+    """Times both on one workload, and checks that their results agree."""
     work = WORKLOADS[name]
     theirs, ours = jax_hand_written.train(work, devices), mirrored_training.train(work, devices)
     paired: Paired = pair(step_of(ours), step_of(theirs), rounds=rounds, calls=calls)

@@ -1,4 +1,4 @@
-"""Timing contenders side by side: interleaved rounds in one process, medians of ratios with their spread."""
+"""Times contenders next to each other: interleaved rounds in one process, medians of ratios with their spread."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Paired:
-    """Two contenders' times for one piece of work.
+    """The times of two contenders for the same work.
 
     Attributes:
-        ours_seconds: One time per round and call.
-        theirs_seconds: Likewise, of the same rounds.
+        ours_seconds: One time per round, per call.
+        theirs_seconds: Times of the same rounds.
     """
 
     ours_seconds: Sequence[float]
@@ -23,7 +23,7 @@ class Paired:
 
     @property
     def ratios(self) -> list[float]:
-        """Ours over theirs, round by round."""
+        """Our time over theirs, round by round."""
         return [a / b for a, b in zip(self.ours_seconds, self.theirs_seconds, strict=True)]
 
     @property
@@ -33,7 +33,7 @@ class Paired:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """A 95 % interval of the median ratio, by the ranks that bound it (no assumption about the distribution)."""
+        """A 95 % interval of the median ratio, from its rank bounds (no assumption about the distribution)."""
         ordered = sorted(self.ratios)
         n = len(ordered)
         half = 0.98 * n**0.5
@@ -42,14 +42,14 @@ class Paired:
 
 
 def pair(ours: Callable[[], None], theirs: Callable[[], None], *, rounds: int, calls: int, warm_up: int = 3) -> Paired:
-    """Times two pieces of work in turn.
+    """Times two functions in turn.
 
     Args:
         ours: Does one unit of work and waits for it.
-        theirs: Likewise.
-        rounds: How many rounds; in each, both are timed, in alternating order.
-        calls: How many calls make one timing.
-        warm_up: Calls that are not counted, first.
+        theirs: Does the same.
+        rounds: Number of rounds; each times both, in alternating order.
+        calls: Number of calls per timing.
+        warm_up: Number of initial calls that are not counted.
     """
     for _ in range(warm_up):
         ours()

@@ -1,4 +1,4 @@
-"""One of the workloads as a training script on one device, for `mirrored plan`: `plan_step.py W2`."""
+"""A workload as a training script on one device, for `mirrored plan`: `plan_step.py W2`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report's plots. Without matplotlib there are none."""
+"""Draws the report's plots. Without matplotlib there are none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 _COLOURS = {
-    "jax_hand_written": ("JAX by hand", "0.35", "s"),
+    "jax_hand_written": ("hand-written JAX", "0.35", "s"),
     "mirrored_compiled": ("mirrored", "tab:blue", "o"),
     "mirrored_deterministic": ("mirrored, deterministic", "tab:cyan", "^"),
     "keras_data_parallel": ("Keras DataParallel", "tab:red", "v"),
@@ -18,7 +18,7 @@ _COLOURS = {
 
 
 def draw(found: dict[str, Any], folder: Path, name: str) -> Iterator[tuple[str, str]]:
-    """File names and titles of the plots that the figures allow."""
+    """Yields file names and titles of the plots for which there are figures."""
     try:
         import matplotlib
     except ImportError:
@@ -46,7 +46,7 @@ def _steps(cells: list[dict[str, Any]], path: Path) -> str:
             if points:
                 axis.plot(*zip(*points, strict=True), color=colour, marker=marker, label=label, markersize=5)
         _logarithmic(axis, [cell["devices"] for cell in cells])
-        axis.set(title=workload, xlabel="devices", ylabel="ms a step")
+        axis.set(title=workload, xlabel="devices", ylabel="ms per step")
     axes[0][0].legend(fontsize=7)
     return _saved(figure, path)
 
@@ -81,7 +81,7 @@ def _logarithmic(axis: Any, counts: list[int]) -> None:
 
 
 def _plain(value: float, place: int) -> str:
-    """Up to 6 times a power of ten, as it is written; no more, where they are close to each other."""
+    """Formats 1 to 6 times a power of ten; other labels stay empty, because they are too dense."""
     del place
     text = f"{value:g}"
     return text if text.replace(".", "").strip("0") in ("1", "2", "3", "4", "5", "6") else ""

@@ -1,4 +1,4 @@
-"""Contenders in processes of their own, driven over pipes."""
+"""Contenders in separate processes, driven over pipes."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ PREVIOUS_JAX = ("BENCH_PREVIOUS_JAX", ".venv-previous")
 
 
 class ContenderError(Exception):
-    """A contender could not do what it was asked."""
+    """A contender could not execute a request."""
 
 
 def interpreter(contender: str) -> str | None:
-    """The Python that has what the contender needs; None if it is not installed.
+    """Returns the Python that has the packages of a contender; None if it is not installed.
 
-    A peer's is in `.venv-tensorflow` or `.venv-torch` (made by `make bench-peers`), or where an environment
-    variable says.
+    The Python of a peer is in `.venv-tensorflow` or `.venv-torch` (`make bench-peers` creates them), or an environment
+    variable names it.
     """
     return _installed(*PEERS[contender][1:]) if contender in PEERS else sys.executable
 
 
 def previous_interpreter() -> str | None:
-    """The Python that has the previous JAX; None if it is not installed."""
+    """Returns the Python that has the previous JAX; None if it is not installed."""
     return _installed(*PREVIOUS_JAX)
 
 
@@ -47,12 +47,12 @@ def _installed(variable: str, folder: str) -> str | None:
 
 
 class Process:
-    """One process that holds one contender, or several that share a framework.
+    """A process that runs one contender, or several that share a framework.
 
     Args:
-        contender: Whose interpreter it takes.
-        devices: Simulated CPU devices; ignored where there is an accelerator.
-        timeout_seconds: How long an answer may take.
+        contender: The contender whose interpreter it uses.
+        devices: Number of simulated CPU devices; ignored if there is an accelerator.
+        timeout_seconds: Maximum time for an answer.
         python: Another interpreter, for the same contender on other versions.
     """
 
@@ -78,10 +78,10 @@ class Process:
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Its answer.
+        """Sends a request and returns the answer.
 
         Raises:
-            ContenderError: It failed, has ended, or took too long.
+            ContenderError: The request failed, or the process has ended or timed out.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -89,7 +89,7 @@ class Process:
             self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise ContenderError(f"{self.contender} has ended: {self._last_words()}") from None
+            raise ContenderError(f"{self.contender} has ended: {self._stderr_tail()}") from None
         if not self._selector.select(self._timeout):
             self._process.kill()
             self._process.wait(10)
@@ -104,16 +104,16 @@ class Process:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it can answer no more."""
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def make(self, job: str, workload: str, contender: str | None = None, **more: Any) -> dict[str, Any]:
-        """Makes a job, named like its contender, and calls it once."""
+        """Creates a job, named like its contender, and calls it once."""
         name = contender or self.contender
         return self.ask("make", name=name, contender=name, job=job, workload=workload, devices=self.devices, **more)
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
@@ -129,6 +129,6 @@ class Process:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _last_words(self) -> str:
+    def _stderr_tail(self) -> str:
         self._errors.seek(0)
         return self._errors.read()[-600:]

@@ -19,7 +19,7 @@ class Ratio:
         return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
 
     def met(self, target: float) -> str:
-        """In a word, whether it is at most `target`, and whether the interval is narrow enough to say so."""
+        """Says whether the median is at most `target`, and whether the interval is narrow enough to decide that."""
         if self.high <= target:
             return "yes"
         if self.low > target:
@@ -28,7 +28,7 @@ class Ratio:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """Ours over theirs."""
+    """Returns the ratio of our times to theirs."""
     ordered = sorted(a / b for a, b in zip(ours, theirs, strict=False))
     count = len(ordered)
     half = 0.98 * count**0.5

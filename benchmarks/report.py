@@ -1,4 +1,4 @@
-"""The report: tables of target, measured and met, from the figures that the sections have left."""
+"""The report: tables of target, measurement and result, from the figures of the sections."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from spec import WORKLOADS
 
 Figures = dict[str, Any]
 NAMES = {
-    "jax_hand_written": "JAX by hand",
+    "jax_hand_written": "hand-written JAX",
     "mirrored_compiled": "mirrored",
     "mirrored_deterministic": "mirrored, deterministic",
-    "mirrored_many_steps": "mirrored, 10 steps a call",
+    "mirrored_many_steps": "mirrored, 10 steps per call",
     "mirrored_eager": "mirrored, eager",
     "keras_data_parallel": "Keras DataParallel",
     "tensorflow_mirrored": "TensorFlow",
@@ -49,21 +49,21 @@ def write_report(results: Path, folder: Path) -> Path:
 
 
 _METHOD = (
-    "Absolute times on a shared machine say little: every ratio is of times taken side by side, contenders in turn, "
-    "round by round. Given is the median of the rounds' ratios with a 95 % interval by ranks. Hand-written JAX, "
-    "mirrored and its deterministic mode run in one process; the others each in their own, driven over a pipe. "
-    '"Within the spread": the target lies inside the interval, so that the run does not settle it.'
+    "Absolute times on a shared machine are unreliable: every ratio compares contenders that alternate round by "
+    "round. It is the median of the rounds' ratios with a 95 % interval by ranks. Hand-written JAX, mirrored and its "
+    "deterministic mode run in one process; the others each run in a separate process, driven over a pipe. "
+    '"Within the spread": the target is inside the interval, so the run does not decide.'
 )
 
 
 def hardware() -> str:
-    """The machine in general words."""
+    """Describes the machine in general words."""
     machine = platform.machine().replace("_", "-").replace("AMD64", "x86-64")
     return os.environ.get("BENCH_HARDWARE") or f"{os.cpu_count()} cores {machine}"
 
 
 def versions() -> str:
-    """What was measured."""
+    """Describes the measured versions."""
     found = [f"Python {platform.python_version()}"]
     for package in ("jax", "jaxlib", "keras", "numpy", "optax", "mirrored"):
         try:
@@ -74,7 +74,7 @@ def versions() -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table."""
+    """Formats a Markdown table."""
     lines = [list(head), ["---"] * len(head), *map(list, rows)]
     return [f"| {' | '.join(line)} |" for line in lines]
 
@@ -83,12 +83,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def steps(figures: Figures) -> list[str]:
-    """Steady steps, all contenders; then the targets."""
+    """Formats steady steps of all contenders, then the targets."""
     cells = {(c["workload"], c["devices"], c["contender"]): c for c in figures["cells"]}
     text: list[str] = ["## Steps"]
     for workload in sorted({key[0] for key in cells}):
         devices = sorted({key[1] for key in cells if key[0] == workload})
-        text += ["", f"### {workload}: {WORKLOADS[workload].title}", "", "Milliseconds a step (median):", ""]
+        text += ["", f"### {workload}: {WORKLOADS[workload].title}", "", "Milliseconds per step (median):", ""]
         names = [name for name in NAMES if any((workload, n, name) in cells for n in devices)]
         rows = [[NAMES[name], *(_milliseconds(cells.get((workload, n, name))) for n in devices)] for name in names]
         text += table(["", *(f"{n} device{'s' * (n > 1)}" for n in devices)], rows)
@@ -107,7 +107,7 @@ def _compared(cells: dict[Any, Figures], workload: str, n: int, ours: str, their
 
 
 def targets(cells: dict[Any, Figures]) -> list[str]:
-    """Each target on steps: measured, met."""
+    """Formats each target on steps: measured, met."""
     contests = [("mirrored_compiled", "jax_hand_written", None)]
     contests += [
         ("mirrored_deterministic", "mirrored_compiled", 1.10),
@@ -147,17 +147,17 @@ def _programs(cells: dict[Any, Figures]) -> list[str]:
             )
     head = ["workload", "devices", "all-reduces", "traces of the replica's function"]
     return [
-        "**The compiled programs, mirrored / JAX by hand** (memory of one device's program; time until a call returns)",
+        "**The compiled programs, mirrored / hand-written JAX** (memory per device; time until a call returns)",
         "",
         *table([*head, "MiB", "dispatch us"], rows),
     ]
 
 
-# The others
+# Other sections
 
 
 def first_step(figures: Figures) -> list[str]:
-    """First step against the number of replicas."""
+    """Formats the first step against the number of replicas."""
     lines = figures["lines"]
 
     def best(contender: str, replicas: int, what: str) -> float | None:
@@ -178,7 +178,7 @@ def first_step(figures: Figures) -> list[str]:
     for n in counts:
         pair = best("mirrored_compiled", n, "seconds"), best("jax_hand_written", n, "seconds")
         if None not in pair:
-            met.append([f"{n} replicas, mirrored / JAX by hand", "1.10", _plain(pair[0], pair[1], 1.10)])
+            met.append([f"{n} replicas, mirrored / hand-written JAX", "1.10", _plain(pair[0], pair[1], 1.10)])
     one, many = (best("mirrored_compiled", n, "seconds") for n in (1, 32))
     if one and many:
         met.append(["mirrored, 32 replicas / 1 replica", "1.25", _plain(many, one, 1.25)])
@@ -190,13 +190,13 @@ def _plain(ours: Any, theirs: Any, target: float) -> str:
 
 
 def memory(figures: Figures) -> list[str]:
-    """Peak resident memory."""
+    """Formats peak resident memory."""
     lines = figures["lines"]
     workloads = sorted({one["workload"] for one in lines})
     by = {(one["contender"], one["workload"]): one["peak_mib"] for one in lines}
     names = [name for name in NAMES if any(name == one["contender"] for one in lines)]
     rows = [[NAMES[name], *(f"{by[name, w]:.0f}" if (name, w) in by else "" for w in workloads)] for name in names]
-    note = "The process of rank 0 alone for PyTorch. What mirrored adds to JAX by hand is its modules and optax."
+    note = "The process of rank 0 alone for PyTorch. mirrored adds its modules and optax to hand-written JAX."
     return [
         f"## Peak resident memory on {figures['devices']} devices (MiB)",
         "",
@@ -207,7 +207,7 @@ def memory(figures: Figures) -> list[str]:
 
 
 def eager(figures: Figures) -> list[str]:
-    """The eager tape."""
+    """Formats the eager tape."""
     names = {**NAMES, "mirrored_compiled": "mirrored, mirrored.tf operations", "jax_hand_written": "un-jitted jax.grad"}
     names["mirrored_eager"] = "mirrored, jnp functions"
     rows = [[names[name], f"{1e6 * statistics.median(seconds):.1f}"] for name, seconds in figures.items()]
@@ -223,7 +223,7 @@ def eager(figures: Figures) -> list[str]:
 
 
 def all_reduce(figures: Figures) -> list[str]:
-    """All-reduce alone."""
+    """Formats the all-reduce alone."""
     by = {(c["mib"], c["devices"], c["contender"]): statistics.median(c["seconds"]) for c in figures["cells"]}
     columns = sorted({key[:2] for key in by})
     names = [name for name in NAMES if any(key[2] == name for key in by)]
@@ -247,13 +247,13 @@ def reading(figures: Figures) -> list[str]:
 
 
 def checkpoint(figures: Figures) -> list[str]:
-    """Checkpoint stall."""
+    """Formats the checkpoint stall."""
     background, loop = (1e3 * statistics.median(figures["seconds"][k]) for k in ("in_background", "in_the_loop"))
     return [
         "## Checkpoint stall",
         "",
         f"{WORKLOADS[figures['workload']].title}, parameters and two slots each, {figures['devices']} devices: a save "
-        f"holds up the loop for {background:.1f} ms; `numpy.savez` in the loop for {loop:.1f} ms; "
+        f"stalls the loop for {background:.1f} ms; `numpy.savez` in the loop stalls it for {loop:.1f} ms; "
         f"ratio {figures['ratio']:.3f}.",
     ]
 
@@ -266,13 +266,13 @@ def start_up(figures: Figures) -> list[str]:
     rows = [
         ["`import mirrored` after `import jax`", "0.15 s", f"{ours:.3f} s", "yes" if ours <= 0.15 else "no"],
         ["`import jax`", "", f"{jax:.3f} s", ""],
-        ["`mirrored --help`, a bare interpreter taken off", "", f"{command - bare:.3f} s", ""],
+        ["`mirrored --help`, minus a bare interpreter", "", f"{command - bare:.3f} s", ""],
     ]
     return ["## Start-up", "", *table(["", "target", "measured", "met"], rows)]
 
 
 def planning(figures: Figures) -> list[str]:
-    """`mirrored plan` against what was measured."""
+    """Formats `mirrored plan` against measurements."""
     rows = [
         [one["workload"], str(one["devices"]), f"{1e3 * one['predicted']:.3g}", f"{1e3 * one['measured']:.3g}",
          f"{one['predicted'] / one['measured']:.2f}", one["bottleneck"]]
@@ -280,14 +280,14 @@ def planning(figures: Figures) -> list[str]:
     ]  # fmt: skip
     head = ["workload", "devices", "predicted ms", "measured ms", "predicted / measured", "bottleneck named"]
     text = (
-        "Predicted from a step on one device: one replica's program, run by so many devices at once without its sums, "
-        "plus what sums add to another program on them, plus starting it. The devices share the machine's cores."
+        "Predicted from a step on one device: one replica's program, run by all devices at once without its "
+        "all-reduces, plus what all-reduces add to another program, plus its launch. Devices share the machine's cores."
     )
     return ["## `mirrored plan` against measurement", "", text, "", *table(head, rows)]
 
 
 def jax_versions(figures: Figures) -> list[str]:
-    """The newest JAX against the previous one, per workload."""
+    """Formats the newest JAX against the previous one, per workload."""
     cells = {(c["workload"], c["devices"], c["contender"], c["jax"]): c for c in figures["cells"]}
     versions = list(dict.fromkeys(c["jax"] for c in figures["cells"]))
     if len(versions) != 2:
@@ -304,7 +304,7 @@ def jax_versions(figures: Figures) -> list[str]:
     head = ["workload", "devices"]
     for name in ("hand-written", "mirrored"):
         head += [f"{name}: step {newest} / {previous}", f"{name}: first step (s), {newest}/{previous}"]
-    text = "The same programs on both versions, in processes of their own, timed in turn; below 1 the newest is faster."
+    text = "The same programs on both versions, in separate processes, timed in turn; below 1 the newest is faster."
     return [f"## JAX {newest} against JAX {previous}", "", text, "", *table(head, rows)]
 
 

@@ -1,9 +1,9 @@
-"""All benchmarks, and the report.
+"""Runs all benchmarks and writes the report.
 
     python benchmarks/run.py [--quick] [--only steps,eager] [--results DIRECTORY] [--report-only]
 
-Each section's figures go to a file of their own, so that sections can be measured at different times; the report is
-made of all that are there. TensorFlow and PyTorch take part if `make bench-peers` has installed them.
+Each section writes its figures to a separate file, so that sections can be measured at different times; the report
+includes all of them. TensorFlow and PyTorch take part if `make bench-peers` has installed them.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ HERE = Path(__file__).parent
 def main() -> None:
     """Measures, and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three minutes in place of thirty")
-    parser.add_argument("--only", default="", help=f"of {','.join(SECTIONS)}")
-    parser.add_argument("--workloads", default="", help="of W1,W2,W3,W4 (W5 on a GPU)")
+    parser.add_argument("--quick", action="store_true", help="take three minutes instead of thirty")
+    parser.add_argument("--only", default="", help=f"sections to run, of {','.join(SECTIONS)}")
+    parser.add_argument("--workloads", default="", help="workloads to run, of W1,W2,W3,W4 (W5 on a GPU)")
     parser.add_argument("--devices", default="", help="numbers of devices")
     parser.add_argument("--replicas", default="", help="numbers of replicas for the first step")
     parser.add_argument("--rounds", type=int, default=0)
-    parser.add_argument("--no-peers", action="store_true", help="JAX by hand and mirrored alone")
+    parser.add_argument("--no-peers", action="store_true", help="run only hand-written JAX and mirrored")
     parser.add_argument("--results", type=Path, default=HERE / ".results")
-    parser.add_argument("--report-only", action="store_true", help="make the report of the figures that are there")
+    parser.add_argument("--report-only", action="store_true", help="write the report from existing figures")
     arguments = parser.parse_args()
     arguments.results.mkdir(parents=True, exist_ok=True)
     if not arguments.report_only:
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """Every section asked for; one that fails is said and left out."""
+    """Measures every requested section; reports and skips one that fails."""
     options = options_of(arguments)
     for name in arguments.only.split(",") if arguments.only else sections_of(arguments.quick):
         start = time.perf_counter()
@@ -67,17 +67,17 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def store(path: Path, before: Any, figures: Figures) -> None:
-    """Writes a section's figures; cells that were measured before and not again stay."""
+    """Writes a section's figures; keeps cells that were measured before and not again."""
     path.write_text(json.dumps(merged(before, figures) if before else figures, indent=1))
 
 
 def sections_of(quick: bool) -> list[str]:
-    """What is measured if nothing is said."""
+    """Returns the default sections."""
     return [name for name in SECTIONS if not quick or name not in ("memory", "reading", "planning", "jax_versions")]
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
-    """How much to measure."""
+    """Returns the options of a run."""
     quick = arguments.quick
     gpus = accelerators()
     workloads = arguments.workloads or ("W1,W4" if quick else "W1,W2,W3,W4" + (",W5" if gpus else ""))
@@ -94,14 +94,14 @@ def options_of(arguments: argparse.Namespace) -> Options:
 
 
 def accelerators() -> int:
-    """How many GPUs JAX sees, asked of another process: a GPU may belong to one process only."""
+    """Returns the number of GPUs that JAX sees, from another process: a GPU may belong to one process only."""
     code = "import jax; print(sum(d.platform == 'gpu' for d in jax.devices()))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     return int(answer.stdout.split()[-1]) if answer.stdout.split() else 0
 
 
 def merged(old: dict[str, list[dict[str, object]]], new: dict[str, list[dict[str, object]]]) -> dict[str, object]:
-    """The newest cell of each contender, workload and number of devices."""
+    """Returns the newest cell of each contender, workload and number of devices."""
     cells = {(c["workload"], c["devices"], c["contender"]): c for c in [*old["cells"], *new["cells"]]}
     return {"cells": list(cells.values())}
 

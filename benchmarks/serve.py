@@ -1,6 +1,6 @@
-"""A contender's process: makes jobs and times calls, as asked over a pipe, so that rounds of processes interleave.
+"""The process of a contender: creates jobs and times calls on request over a pipe, so that rounds interleave.
 
-One JSON object a line comes in and one goes out; what a framework prints goes to stderr.
+Reads and writes one JSON object per line; the output of frameworks goes to stderr.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-# Behind the installed packages: `benchmarks/keras.py` is a script, not the framework.
+# After the installed packages: `benchmarks/keras.py` is a script, not the framework.
 sys.path.append(sys.path.pop(0))
 
 from contenders.job import Job
@@ -27,7 +27,7 @@ _jobs: dict[str, Job] = {}
 
 
 def make(name: str, contender: str, job: str, workload: str, devices: int, **more: Any) -> dict[str, Any]:
-    """Makes a job under a name and calls it once: the first step, with tracing and compiling."""
+    """Creates a job under a name and calls it once: the first step, with tracing and compiling."""
     start = time.perf_counter()
     module = importlib.import_module(f"contenders.{contender}")
     imported = time.perf_counter()
@@ -44,7 +44,7 @@ def make(name: str, contender: str, job: str, workload: str, devices: int, **mor
 
 
 def measure(name: str, calls: int) -> dict[str, Any]:
-    """Seconds for one step: `calls` calls in a row, each waited for."""
+    """Returns seconds per step: `calls` calls in a row, waiting for each."""
     job = _jobs[name]
     job.before(calls)
     gc.collect()
@@ -61,7 +61,7 @@ def measure(name: str, calls: int) -> dict[str, Any]:
 
 
 def stream(name: str, calls: int) -> dict[str, Any]:
-    """Seconds for one step: `calls` calls in a row, of which only the last is waited for."""
+    """Returns seconds per step: `calls` calls in a row, waiting only for the last."""
     job = _jobs[name]
     if job.launch is None or job.wait is None:
         return measure(name, calls)
@@ -77,26 +77,26 @@ def stream(name: str, calls: int) -> dict[str, Any]:
 
 
 def load(contender: str) -> dict[str, Any]:
-    """Imports a contender. mirrored adds to the key of JAX's caches: what was compiled before is compiled again."""
+    """Imports a contender. mirrored adds to the key of JAX's caches, so that earlier programs are compiled again."""
     importlib.import_module(f"contenders.{contender}")
     return {}
 
 
 def choose(attention: str) -> dict[str, Any]:
-    """Which implementation the fused attention of jobs made from now on takes."""
+    """Selects the implementation of fused attention for jobs created from now on."""
     os.environ[ATTENTION_VARIABLE] = attention
     return {}
 
 
 def drop(name: str) -> dict[str, Any]:
-    """Forgets a job, so that its memory is free."""
+    """Drops a job to free its memory."""
     _jobs.pop(name, None)
     gc.collect()
     return {}
 
 
 def dispatch(name: str, calls: int) -> dict[str, Any]:
-    """Seconds until a call returns, without waiting for its result; each is waited for before the next."""
+    """Returns seconds until a call returns, without its result; waits for each result before the next call."""
     job = _jobs[name]
     if job.launch is None or job.wait is None:
         return {"seconds": None}
@@ -110,12 +110,12 @@ def dispatch(name: str, calls: int) -> dict[str, Any]:
 
 
 def facts(name: str) -> dict[str, Any]:
-    """What is known of a job once it has run."""
+    """Returns facts about a job that has run."""
     return _jobs[name].facts()
 
 
 def memory() -> dict[str, Any]:
-    """The most resident memory this process ever had, in MiB."""
+    """Returns the peak resident memory of this process in MiB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM"):
             return {"mib": int(line.split()[1]) / 1024}
@@ -123,12 +123,12 @@ def memory() -> dict[str, Any]:
 
 
 def versions(packages: list[str]) -> dict[str, Any]:
-    """The installed versions of some packages."""
+    """Returns the installed versions of some packages."""
     return {package: importlib.metadata.version(package) for package in packages}
 
 
 def device() -> dict[str, Any]:
-    """The first device's kind and the most memory that was ever in use there; of JAX, if it is there."""
+    """Returns the first device's kind and its peak memory, from JAX if it is loaded."""
     jax, torch = sys.modules.get("jax"), sys.modules.get("torch")
     if jax is not None:
         one = jax.local_devices()[0]
@@ -140,7 +140,7 @@ def device() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answers until the pipe is closed."""
+    """Answers requests until the pipe is closed."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     served = (choose, load, make, measure, stream, drop, dispatch, facts, memory, device, versions)
@@ -149,7 +149,7 @@ def main() -> None:
         command = json.loads(line)
         try:
             answer = commands[command.pop("do")](**command)
-        except Exception as error:  # told to the driver, which goes on without this contender
+        except Exception as error:  # reported to the driver, which continues without this contender
             answer = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -1,4 +1,4 @@
-"""The one specification that every contender follows: workloads, first weights, data, optimizer."""
+"""The specification that every contender follows: workloads, initial weights, data, optimizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workloads.mlp import Mlp
 from workloads.transformer import Transformer
 
 LEARNING_RATE, BETA_1, BETA_2, EPSILON = 1e-3, 0.9, 0.999, 1e-8
-"""Adam as TensorFlow writes it: the learning rate is corrected for bias, epsilon is not."""
+"""Adam as in TensorFlow: the learning rate is corrected for bias, epsilon is not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +20,11 @@ class Workload:
     """A network at a global batch size.
 
     Attributes:
-        title: In words.
+        title: A description.
         network: Its parameters, examples and logits.
-        batch: Examples in one step, of all replicas together.
-        target: The most that a step may cost, in steps of hand-written JAX.
-        devices: The kind it is for.
+        batch: Examples per step, over all replicas.
+        target: The maximum cost of a step, in steps of hand-written JAX.
+        devices: The kind of device it is for.
         decay: AdamW's weight decay; 0 is Adam.
     """
 
@@ -37,15 +37,15 @@ class Workload:
 
     @property
     def terms(self) -> int:
-        """Terms of the loss, over which its mean is taken."""
+        """The number of terms in the mean of the loss."""
         return self.batch * int(self.network.terms_per_example)
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """The same first weights for everybody."""
+        """Returns the same initial weights for every contender."""
         return self.network.parameters(np.random.default_rng(0))  # type: ignore[no-any-return]
 
     def examples(self) -> tuple[np.ndarray, np.ndarray]:
-        """The same global batch for everybody."""
+        """Returns the same global batch for every contender."""
         return self.network.examples(np.random.default_rng(1), self.batch)  # type: ignore[no-any-return]
 
 
@@ -77,7 +77,7 @@ WORKLOADS = {
 ATTENTION_VARIABLE = "BENCH_ATTENTION"
 """JAX's implementation of fused attention: ``cudnn`` or ``xla``. Default: cuDNN's on a GPU."""
 TINY_VARIABLE = "BENCH_TINY"
-"""With this environment variable set, `workload` gives tiny networks: the dry run of the GPU benchmarks on a CPU."""
+"""Environment variable: if set, `workload` returns tiny networks, for the dry run of the GPU benchmarks on a CPU."""
 _TINY = {
     "W1": (Mlp((6, 4, 3)), 8),
     "W2": (Mlp((6, 4, 4, 3)), 8),
@@ -90,7 +90,7 @@ _TINY = {
 
 
 def workload(name: str) -> Workload:
-    """The workload of that name; ``"W5p@96"`` is one at another batch size."""
+    """Returns the workload of that name; ``"W5p@96"`` is one at another batch size."""
     name, _, batch = name.partition("@")
     found = WORKLOADS[name]
     if os.environ.get(TINY_VARIABLE):
@@ -100,11 +100,11 @@ def workload(name: str) -> Workload:
 
 
 CHAIN = 200
-"""Operations of the eager chain: sin(tanh(z * w + b)), over and over."""
+"""Number of operations in the eager chain: sin(tanh(z * w + b)), repeated."""
 
 
 def chain(z: Any, w: Any, b: Any, sin: Any, tanh: Any) -> Any:
-    """The eager chain."""
+    """Computes the eager chain."""
     for _ in range(CHAIN // 4):
         z = sin(tanh(z * w + b))
     return z

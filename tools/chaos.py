@@ -1,14 +1,14 @@
-"""Kills workers at random moments and proves that nothing is lost.
+"""Kills workers at random moments and checks that no work is lost.
 
     python tools/chaos.py --steps 300 --kills 30 --workers 2
 
-One run is left alone; another one is killed (kill -9 of a random worker, worker 0 included, while it trains, saves or
-starts) and goes on by `mirrored run --max-restarts`. It must end with exit status 0 and the same bits in every
-variable; every start must resume from the newest checkpoint that was whole at the kill, or a newer one; and every step
-must have trained on exactly the examples of the run that was left alone.
+The tool runs training twice: undisturbed, and with kills (kill -9 of a random worker, worker 0 included, while it
+trains, saves or starts) under `mirrored run --max-restarts`. The second run must end with exit status 0 and
+bit-identical variables. Every start must resume from the newest checkpoint that was complete at the kill, or a newer
+one. Every step must train on exactly the examples of the undisturbed run.
 
-The kills are spread over steps, not over time, and the run is kept on a leash: it does not go on past a kill's step
-before that kill has happened. So exactly as many kills as were asked for fall into the run, on any machine.
+The kills are spread over steps, not over time, and the run waits: it does not pass the step of a kill before that kill
+has happened. So the run has exactly the requested number of kills, on any machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 PROGRAM = Path(__file__).with_name("chaos_program.py")
 
 
-# How far a run may get beyond the step of the next kill, which comes up to so long after that step.
+# How far a run may advance beyond the step of the next kill, which comes at most this long after that step.
 LEASH_STEPS = 3
 _JITTER_SECONDS = 0.05
 _START_SECONDS = 2.5
@@ -41,10 +41,10 @@ _PART_WHILE_STARTING = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """When a worker is to be killed.
+    """The time of a planned kill.
 
     Attributes:
-        step: Once this step was made; None while the workers start after the kill before.
+        step: The kill follows this step; None: it comes while the workers start after the previous kill.
         delay_seconds: How long after that.
     """
 
@@ -54,11 +54,11 @@ class Planned:
 
 @dataclasses.dataclass
 class Kill:
-    """One kill: of whom, where training stood, what was on disk, and how long until the next step.
+    """One kill: the worker, the training step, the newest checkpoint, and the time until the next step.
 
     Attributes:
-        resumed: From which step the next start went on; None if it was killed before it could.
-        seconds_to_next_step: None if the next kill came before.
+        resumed: The step from which the next start resumed; None if it was killed before.
+        seconds_to_next_step: None if the next kill came before the next step.
     """
 
     worker: int
@@ -70,7 +70,7 @@ class Kill:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """A line of worker 0 that tells where training is: ``step`` or ``resumed``, in which start of the workers."""
+    """A progress line of worker 0: ``step`` or ``resumed``, and the number of the start."""
 
     kind: str
     step: int
@@ -79,7 +79,7 @@ class Event:
 
 
 class Run:
-    """A run of the program under `mirrored run`, and what it has printed so far."""
+    """A run of the program under `mirrored run`, with its output so far."""
 
     def __init__(self, folder: Path, *, steps: int, workers: int, seconds_per_step: float, restarts: int) -> None:
         folder.mkdir(parents=True)
@@ -123,15 +123,15 @@ class Run:
 
     @property
     def resumed(self) -> list[int]:
-        """The steps that the starts have gone on from."""
+        """The steps from which the starts resumed."""
         return [event.step for event in list(self.events) if event.kind == "resumed"]
 
     def first(self, kind: str, start: int) -> Event | None:
-        """The first such line of a start, None before it comes."""
+        """Returns the first such line of a start; None before it comes."""
         return next((event for event in list(self.events) if (event.kind, event.start) == (kind, start)), None)
 
     def leash(self, step: int | None) -> None:
-        """Has the program wait before it goes beyond a step; None lets it go."""
+        """Makes the program wait before it passes a step; None removes the limit."""
         path, new = self.folder / "leash", self.folder / "leash.new"
         if step is None:
             path.unlink(missing_ok=True)
@@ -140,7 +140,7 @@ class Run:
             new.replace(path)
 
     def workers(self) -> dict[int, int]:
-        """The processes that run now, by rank."""
+        """Returns the running processes by rank."""
         found = {}
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         for pid in children.read_text().split() if children.exists() else []:
@@ -158,7 +158,7 @@ class Run:
         return found
 
     def wait(self, timeout: float) -> int:
-        """The exit status."""
+        """Waits for the end and returns the exit status."""
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -168,7 +168,7 @@ class Run:
         return code
 
     def close(self) -> None:
-        """Ends it, if it has not ended, and lets its output go."""
+        """Ends the run if necessary, and closes its output."""
         self.process.kill()
         self.process.wait(10)
         self._reader.join(10)
@@ -176,16 +176,16 @@ class Run:
         self.process.stdout.close()
 
     def newest_checkpoint(self) -> int:
-        """The newest one that is whole."""
+        """Returns the step of the newest complete checkpoint."""
         names = [one.name for one in (self.folder / "checkpoints").glob("ckpt-*")]
         return max((int(name.removeprefix("ckpt-")) for name in names if re.fullmatch(r"ckpt-\d+", name)), default=0)
 
     def weights(self) -> set[str]:
-        """The digests of all workers' variables."""
+        """Returns the digests of all workers' variables."""
         return {one.read_text() for one in self.folder.glob("weights-*.txt")}
 
     def examples(self) -> dict[int, list[int]]:
-        """By step, what all workers have trained on the last time that they made it."""
+        """Returns, by step, the examples of all workers in the last execution of that step."""
         trained: dict[int, list[int]] = {}
         for path in sorted(self.folder.glob("examples-*.txt")):
             mine = {}
@@ -198,7 +198,7 @@ class Run:
 
 
 def wait_for(run: Run, condition, seconds: float = 120) -> bool:  # type: ignore[no-untyped-def]
-    """Whether the condition came true before the run ended."""
+    """Returns whether the condition became true before the run ended."""
     end = time.monotonic() + seconds
     while not condition():
         if run.process.poll() is not None:
@@ -211,10 +211,10 @@ def wait_for(run: Run, condition, seconds: float = 120) -> bool:  # type: ignore
 
 
 def plan(moments: random.Random, *, steps: int, kills: int) -> list[Planned]:
-    """When to kill: at random steps, and for a part of the kills while the workers start after another one.
+    """Plans kills at random steps, and some of them while the workers start after another kill.
 
     Raises:
-        ValueError: There are fewer steps than kills.
+        ValueError: The number of kills exceeds the number of steps.
     """
     starting = int(_PART_WHILE_STARTING * kills)
     last = steps - LEASH_STEPS - 1
@@ -231,7 +231,7 @@ def plan(moments: random.Random, *, steps: int, kills: int) -> list[Planned]:
 
 
 def torment(run: Run, moments: random.Random, *, steps: int, kills: int) -> list[Kill]:
-    """Kills random workers at random moments of a run that has only begun; so often, not less."""
+    """Kills random workers at random moments of a run that has just begun, exactly `kills` times."""
     planned = plan(moments, steps=steps, kills=kills)
     done: list[tuple[Kill, int, float]] = []
     reached = 0
@@ -262,10 +262,10 @@ def _expect(run: Run, condition, what: str) -> None:  # type: ignore[no-untyped-
 
 
 def check(left_alone: Run, killed: Run, kills: list[Kill], *, steps: int) -> list[str]:
-    """What is wrong; nothing, if all is well."""
+    """Returns the violations; empty if there are none."""
     wrong = []
     if killed.weights() != left_alone.weights() or len(killed.weights()) != 1:
-        wrong.append(f"the weights differ: {killed.weights()} and, left alone, {left_alone.weights()}")
+        wrong.append(f"the weights differ: {killed.weights()} with kills, {left_alone.weights()} without")
     wrong += [
         f"{kill}: a checkpoint was lost" for kill in kills if kill.resumed is not None and kill.resumed < kill.newest
     ]
@@ -281,7 +281,7 @@ def check(left_alone: Run, killed: Run, kills: list[Kill], *, steps: int) -> lis
 
 
 def main() -> None:
-    """Runs both, compares, and says what was seen."""
+    """Runs both, compares them, and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--kills", type=int, default=30)
@@ -295,9 +295,7 @@ def main() -> None:
         left_alone = Run(Path(folder) / "left_alone", restarts=0, **{**common, "seconds_per_step": 0.0})
         code = left_alone.wait(options.timeout)
         if code:
-            raise SystemExit(
-                f"FAILED: the run that was left alone ended with {code}\n{''.join(left_alone.lines[-60:])}"
-            )
+            raise SystemExit(f"FAILED: the undisturbed run ended with {code}\n{''.join(left_alone.lines[-60:])}")
         killed = Run(Path(folder) / "killed", restarts=options.kills, **common)
         kills = torment(killed, random.Random(options.seed), steps=options.steps, kills=options.kills)
         code = killed.wait(options.timeout)
@@ -306,11 +304,11 @@ def main() -> None:
         report(kills, killed)
     if wrong:
         raise SystemExit("FAILED:\n" + "\n".join(wrong[:20]))
-    print(f"OK: {len(kills)} kills over {options.steps} steps; same bits, same examples, no checkpoint lost")
+    print(f"OK: {len(kills)} kills over {options.steps} steps; bit-identical, same examples, no checkpoint lost")
 
 
 def report(kills: list[Kill], killed: Run) -> None:
-    """What was seen, kill by kill."""
+    """Prints what happened, kill by kill."""
     for kill in kills:
         print(f"worker {kill.worker} at step {kill.step}, checkpoint {kill.newest}: resumed {kill.resumed}, "
               f"next step after {kill.seconds_to_next_step or float('nan'):.1f} s")  # fmt: skip

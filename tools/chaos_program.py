@@ -1,9 +1,9 @@
-"""What tools/chaos.py trains: a small network on several workers, with everything that must survive a kill.
+"""The training program of tools/chaos.py: a small network on several workers, with all state that must survive a kill.
 
     mirrored run --workers 2 tools/chaos_program.py FOLDER STEPS [SECONDS_PER_STEP]
 
-Weights, the optimizer's slots, the step, a random generator and the position in a shuffled dataset are in the
-checkpoint. Every worker notes which examples it has trained on in which step.
+Weights, optimizer slots, the step, a random generator and the position in a shuffled dataset are in the checkpoint.
+Every worker records the examples on which it trains in each step.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _LEASH_SECONDS = 60.0
 
 
 def train(folder: Path, steps: int, strategy: mr.Strategy, worker: int, seconds_per_step: float = 0.0) -> None:
-    """Trains from the newest checkpoint up to `steps`.
+    """Trains from the newest checkpoint to `steps`.
 
     Args:
-        folder: For checkpoints, and for what was trained on.
+        folder: The folder for checkpoints and for the records of examples.
         steps: The last step.
-        strategy: Where it trains; with as many replicas the bits are the same everywhere.
-        worker: Which one this is.
-        seconds_per_step: How long it rests after each step.
+        strategy: The strategy; with the same number of replicas, results are bit-identical everywhere.
+        worker: The rank of this worker.
+        seconds_per_step: How long to sleep after each step.
     """
     random = np.random.default_rng(0)
     with strategy.scope():
@@ -67,11 +67,11 @@ def train(folder: Path, steps: int, strategy: mr.Strategy, worker: int, seconds_
     print("resumed", start, flush=True)
     with open(folder / f"examples-{worker}.txt", "a") as noted:
         for step in range(start + 1, steps + 1):
-            _stay_on_leash(folder / "leash", step)
+            _wait_at_limit(folder / "leash", step)
             ids, x_share, y_share = next(iterator)
             loss = float(train_step(x_share, y_share))
-            mine = sorted(int(one) for share in strategy.local_results(ids) for one in np.asarray(share))
-            noted.write(f"{step} {' '.join(map(str, mine))}\n")
+            rows = sorted(int(one) for share in strategy.local_results(ids) for one in np.asarray(share))
+            noted.write(f"{step} {' '.join(map(str, rows))}\n")
             noted.flush()
             checkpoint.step = step
             manager.save(step)
@@ -84,16 +84,16 @@ def train(folder: Path, steps: int, strategy: mr.Strategy, worker: int, seconds_
     print("ended", flush=True)
 
 
-def _stay_on_leash(leash: Path, step: int) -> None:
-    """Waits to be killed, if it has gone as far as it may before that."""
+def _wait_at_limit(leash: Path, step: int) -> None:
+    """Waits for a kill if training has reached the step that it must not pass before the kill."""
     end = time.monotonic() + _LEASH_SECONDS
-    while step > _length(leash):
+    while step > _step_limit(leash):
         if time.monotonic() > end:
-            raise TimeoutError(f"nobody has killed a worker before step {step}")
+            raise TimeoutError(f"no worker was killed before step {step}")
         time.sleep(0.01)
 
 
-def _length(leash: Path) -> float:
+def _step_limit(leash: Path) -> float:
     try:
         return float(leash.read_text())
     except FileNotFoundError:

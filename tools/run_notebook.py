@@ -1,14 +1,14 @@
 #!/usr/bin/env python
-"""Runs TensorFlow's notebooks on `mirrored.tf`, and says which cells pass.
+"""Runs TensorFlow's notebooks on `mirrored.tf` and reports which cells pass.
 
     python tools/run_notebook.py guide/autodiff.ipynb tutorials/distribute/*.ipynb
 
-`import tensorflow as tf` becomes `import mirrored.tf as tf`; nothing else of the code is changed, but that commands of
-the shell are left out. Data sets that would be downloaded are arrays of the same shape. Every notebook runs in a
-process of its own, in an empty folder.
+`import tensorflow as tf` becomes `import mirrored.tf as tf`, and shell commands are omitted; the rest of the code is
+unchanged. Arrays of the same shape replace data sets that would be downloaded. Every notebook runs in a separate
+process, in an empty folder.
 
 Results are compared with TensorFlow's. `--record FILE --tensorflow PYTHON` runs every notebook twice on TensorFlow
-itself and keeps the results that are the same in both runs; `--compare FILE` compares ours with them.
+itself and keeps the results that are equal in both runs; `--compare FILE` compares our results with them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from notebook.results import CellResult, NotebookResult
 from rich.console import Console
 
 _TOOLS: Final = Path(__file__).parent
-_START_SECONDS: Final = 120.0  # for Python, JAX and Keras to load
+_START_SECONDS: Final = 120.0  # time to load Python, JAX and Keras
 
 
 def run_notebook(
@@ -45,22 +45,22 @@ def run_notebook(
     log: Path | None,
     tensorflow: Path | None = None,
 ) -> NotebookResult:
-    """Runs all cells of a notebook in a process of its own.
+    """Runs all cells of a notebook in a separate process.
 
     Args:
         path: The notebook.
         seconds: The time limit of a cell.
-        devices: Simulated devices, on the CPU.
-        kind: What they stand for.
-        examples: At most so many examples of a data set.
-        log: Where what the cells print goes; None for nowhere.
-        tensorflow: A Python with TensorFlow, to run the notebook there; None runs it on `mirrored.tf`.
+        devices: Number of simulated CPU devices.
+        kind: The device type that they simulate.
+        examples: Maximum number of examples of a data set.
+        log: The file for the output of the cells; None discards it.
+        tensorflow: A Python with TensorFlow, which runs the notebook; None runs it on `mirrored.tf`.
 
     Returns:
-        A result for every cell; cells after a lost process have failed.
+        A result for every cell; the cells after a lost process have failed.
 
     Raises:
-        ValueError: The file is no notebook.
+        ValueError: The file is not a notebook.
     """
     numbers = [cell.number for cell in read_cells(path)]
     reader, writer = os.pipe()
@@ -93,12 +93,12 @@ def run_notebook(
     return NotebookResult(_name(path), found)
 
 
-def _output(log: Path | None):  # type: ignore[no-untyped-def]  # a file either way
+def _output(log: Path | None):  # type: ignore[no-untyped-def]  # returns a file in both cases
     return open(os.devnull if log is None else log, "w", encoding="utf-8")
 
 
 def _devices(path: Path, devices: int, kind: str) -> dict[str, str]:
-    """The simulated devices; none for a notebook that asks for its own, which it can do before the first operation."""
+    """Returns the simulated devices; none for a notebook that configures its own before the first operation."""
     text = path.read_text(encoding="utf-8")
     if "set_logical_device_configuration" in text or "set_virtual_device_configuration" in text:
         return {}
@@ -123,15 +123,15 @@ def _name(path: Path) -> str:
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.argument("notebooks", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--seconds", type=click.FloatRange(min=1), default=120.0, help="Time limit of a cell.")
-@click.option("--devices", type=click.IntRange(min=1), default=4, help="Simulated devices, on the CPU.")
-@click.option("--kind", type=click.Choice(["CPU", "GPU"]), default="GPU", help="What the devices stand for.")
-@click.option("--examples", type=click.IntRange(min=1), default=3000, help="At most so many examples of a data set.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the results there.")
-@click.option("--logs", type=click.Path(path_type=Path, file_okay=False), help="Keep what cells print in this folder.")
+@click.option("--devices", type=click.IntRange(min=1), default=4, help="Number of simulated CPU devices.")
+@click.option("--kind", type=click.Choice(["CPU", "GPU"]), default="GPU", help="The device type that they simulate.")
+@click.option("--examples", type=click.IntRange(min=1), default=3000, help="Maximum number of examples of a data set.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="JSON file for the results.")
+@click.option("--logs", type=click.Path(path_type=Path, file_okay=False), help="Folder for the output of cells.")
 @click.option(
     "--compare", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Compare with a recording."
 )
-@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Record results of TensorFlow there.")
+@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="File for TensorFlow's results.")
 @click.option(
     "--tensorflow", type=click.Path(path_type=Path, exists=True), help="Python with TensorFlow, for --record."
 )
@@ -149,14 +149,14 @@ def main(
     tensorflow: Path | None,
     verbose: bool,
 ) -> None:
-    """Run NOTEBOOKS on mirrored.tf, and show which cells pass.
+    """Run NOTEBOOKS on mirrored.tf and show which cells pass.
 
     The exit status is 1 if a cell in scope fails, or if a result differs from the recording.
     """
     console = Console()
     if record is not None:
         if tensorflow is None:
-            raise click.UsageError("--record needs --tensorflow PYTHON")
+            raise click.UsageError("--record requires --tensorflow PYTHON")
         options = {"seconds": seconds, "devices": devices, "kind": kind, "examples": examples, "log": None}
         record_notebooks(notebooks, record, console, tensorflow=tensorflow, **options)
         return
@@ -188,14 +188,14 @@ def main(
 def record_notebooks(
     notebooks: Sequence[Path], target: Path, console: Console, *, tensorflow: Path, **options: Any
 ) -> None:
-    """Runs notebooks twice on TensorFlow and keeps what both runs compute.
+    """Runs notebooks twice on TensorFlow and keeps the results that both runs compute.
 
     Args:
-        notebooks: Files.
-        target: A JSON file; notebooks that are in it and are not run again stay.
-        console: For progress.
+        notebooks: The notebook files.
+        target: A JSON file; it keeps the entries of notebooks that are not run again.
+        console: The console for progress.
         tensorflow: A Python with TensorFlow.
-        **options: Of `run_notebook`.
+        **options: Options of `run_notebook`.
     """
     recording: Recording = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
     for path in notebooks:

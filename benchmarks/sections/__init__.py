@@ -1,1 +1,1 @@
-"""What is measured: each section gives figures that `report.py` turns into tables and plots."""
+"""Sections of the benchmarks: each returns figures that `report.py` formats as tables and plots."""

@@ -1,4 +1,4 @@
-"""All-reduce alone, of one buffer per replica."""
+"""The all-reduce of one buffer per replica."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PEERS = ("tensorflow_mirrored", "torch_ddp")
 
 
 def measure(options: Options) -> Figures:
-    """One cell for each size, number of devices and contender."""
+    """Returns one cell for each size, number of devices and contender."""
     cells: list[dict[str, Any]] = []
     for mib in (1, 16) if options.quick else (1, 16, 64):
         for devices in (4,) if options.quick else (2, 4, 8):

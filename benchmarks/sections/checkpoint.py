@@ -1,4 +1,4 @@
-"""How long a checkpoint holds up the training loop."""
+"""How long a checkpoint stalls the training loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORKLOAD, _DEVICES = "W2", 4
 
 
 def measure(options: Options) -> Figures:
-    """Seconds of each call, saving in the background and in the loop, in turn."""
+    """Returns seconds per call, saving alternately in the background and in the loop."""
     say("checkpoint stall")
     seconds: dict[str, list[float]] = {job: [] for job in _JOBS}
     with Process("checkpointing", _DEVICES) as process:

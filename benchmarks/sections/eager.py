@@ -13,7 +13,7 @@ _CONTENDERS = ("mirrored_compiled", "mirrored_eager", "jax_hand_written", "tenso
 
 
 def measure(options: Options) -> Figures:
-    """Seconds per operation, round by round."""
+    """Returns seconds per operation, round by round."""
     say("eager tape")
     with ExitStack() as stack:
         entrants = []

@@ -1,4 +1,4 @@
-"""The first step (trace, compile, run) against the number of replicas, each in a fresh process; and its peak memory."""
+"""First step (trace, compile, run) against the number of replicas, each in a fresh process, with peak memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WORKLOAD = "W4b"
 
 
 def measure(options: Options) -> Figures:
-    """One line for each process."""
+    """Returns one line for each process."""
     lines: list[dict[str, Any]] = []
     replicas = options.replicas or ((1, 8) if options.quick else (1, 2, 4, 8, 16, 32, 64))
     for repeat in range(1 if options.quick or options.replicas else 3):
@@ -33,7 +33,7 @@ def _line(name: str, replicas: int) -> list[dict[str, Any]]:
             second = process.ask("measure", name=name, calls=1)["seconds"]
             memory = process.ask("memory")["mib"]
     except ContenderError as error:
-        say(f"  {name} is out: {str(error)[:300]}")
+        say(f"  {name} is skipped: {str(error)[:300]}")
         return []
     say(f"first step: {name} on {replicas}: {made['first_seconds']:.2f} s")
     return [

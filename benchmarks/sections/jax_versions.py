@@ -1,4 +1,4 @@
-"""Steps on the newest JAX against the same steps on the previous one: each in its own process, timed in turn."""
+"""Steps on the newest JAX against the same steps on the previous one: each in a separate process, timed in turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONTENDERS = ("jax_hand_written", "mirrored_compiled")
 
 
 def measure(options: Options) -> Figures:
-    """One cell for each contender, JAX version, workload and number of devices.
+    """Returns one cell for each contender, JAX version, workload and number of devices.
 
     Raises:
         ContenderError: The previous JAX is not installed.

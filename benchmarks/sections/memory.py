@@ -14,7 +14,7 @@ _DEVICES = 4
 
 
 def measure(options: Options) -> Figures:
-    """One line for each contender and workload."""
+    """Returns one line for each contender and workload."""
     lines: list[dict[str, Any]] = []
     for workload in options.workloads:
         for name in (*_CONTENDERS, *(_PEERS if options.peers else ())):

@@ -1,4 +1,4 @@
-"""How much to measure."""
+"""Options of the benchmarks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the command line asks for.
+    """The options of the command line.
 
     Attributes:
-        quick: Fewer rounds, devices and contenders: three minutes in place of thirty.
-        workloads: Which.
+        quick: Fewer rounds, devices and contenders: three minutes instead of thirty.
+        workloads: The workloads to run.
         devices: Numbers of devices.
-        rounds: Timings of each contender, in turn.
-        peers: Whether contenders other than JAX by hand and mirrored take part.
-        replicas: Numbers of replicas for the first step; empty for the usual ones, three times each.
-        keep: Called with the figures so far, so that a run that is cut off leaves what it has measured.
+        rounds: Timings per contender, in turn.
+        peers: Whether contenders other than hand-written JAX and mirrored take part.
+        replicas: Numbers of replicas for the first step; empty for the default ones, three times each.
+        keep: Called with the figures so far, so that an interrupted run keeps its measurements.
     """
 
     quick: bool
@@ -32,7 +32,7 @@ class Options:
 
 
 def say(text: str) -> None:
-    """Progress, with the time."""
+    """Prints progress with the time."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 

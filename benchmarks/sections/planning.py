@@ -17,7 +17,7 @@ _REPEATS = 5
 
 
 def measure(options: Options) -> Figures:
-    """One point for each workload and number of devices."""
+    """Returns one point for each workload and number of devices."""
     points: list[dict[str, Any]] = []
     for workload in options.workloads:
         say(f"planning: {workload}")

@@ -1,4 +1,4 @@
-"""Input: `benchmarks/input.py`, in a process of its own."""
+"""Input: `benchmarks/input.py` in a separate process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sections.options import Figures, Options, say
 
 
 def measure(options: Options) -> Figures:
-    """Batches per second beside a loop by hand, and how much of the input hides behind the step."""
+    """Returns batches per second next to a hand-written loop, and how much of the input the step hides."""
     say("input")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "input.json"

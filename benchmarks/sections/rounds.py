@@ -1,4 +1,4 @@
-"""Rounds: every contender is timed once in each, in an order that turns."""
+"""Rounds: each round times every contender once, in rotating order."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SECONDS_PER_TIMING = 0.06
 
 
 class Entrant:
-    """One contender in a contest.
+    """One contender of a contest.
 
     Attributes:
         name: The contender.
-        first: What making its job told.
-        seconds: One figure for each round.
-        failure: Why it is out, if so.
+        first: The answer to the creation of its job.
+        seconds: One figure per round.
+        failure: Why it no longer takes part, if so.
     """
 
     def __init__(self, name: str, process: Process) -> None:
@@ -30,7 +30,7 @@ class Entrant:
         self.failure: str | None = None
 
     def prepare(self, job: str, workload: str, **more: int) -> None:
-        """Makes its job, and finds how many calls make one timing."""
+        """Creates its job, and finds the number of calls per timing."""
         try:
             self.first = self.process.make(job, workload, self.name, **more)
             self.process.ask("measure", name=self.name, calls=2)
@@ -40,7 +40,7 @@ class Entrant:
             self._leave(error)
 
     def time(self) -> None:
-        """One timing; a contender that fails has none from then on."""
+        """Takes one timing; a contender that fails has no more timings."""
         if self.failure is None:
             try:
                 self.seconds.append(self.process.ask("measure", name=self.name, calls=self.calls)["seconds"])
@@ -49,11 +49,11 @@ class Entrant:
 
     def _leave(self, error: ContenderError) -> None:
         self.failure = str(error)
-        say(f"  {self.name} is out: {self.failure[:300]}")
+        say(f"  {self.name} is skipped: {self.failure[:300]}")
 
 
 def contest(entrants: Sequence[Entrant], rounds: int) -> None:
-    """Times all of them, round by round."""
+    """Times all entrants, round by round."""
     for round_ in range(rounds):
         shift = round_ % max(1, len(entrants))
         for entrant in [*entrants[shift:], *entrants[:shift]][:: 1 if round_ % 2 == 0 else -1]:

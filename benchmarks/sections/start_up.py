@@ -1,4 +1,4 @@
-"""What importing mirrored adds to importing JAX, and how long `mirrored --help` takes beside a bare interpreter."""
+"""The time that importing mirrored adds to importing JAX, and that of `mirrored --help` next to a bare interpreter."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ print(between - start, time.perf_counter() - between)
 
 
 def measure(options: Options) -> Figures:
-    """Seconds of each repeat."""
+    """Returns the seconds of each repetition."""
     say("start-up")
     jax, ours, bare, command = [], [], [], []
-    _run("-c", _IMPORTS)  # leaves the bytecode, as an installation does
+    _run("-c", _IMPORTS)  # writes the bytecode, like an installation
     for _ in range(3 if options.quick else 12):
         before, after = map(float, _run("-c", _IMPORTS).split())
         jax.append(before)
@@ -41,7 +41,7 @@ def _seconds(*arguments: str) -> float:
 
 
 def _run(*arguments: str) -> str:
-    """What Python prints."""
+    """Returns what Python prints."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         [sys.executable, *arguments], env=environment, stdout=subprocess.PIPE, text=True, timeout=60, check=True

@@ -1,4 +1,4 @@
-"""Steady training steps: every contender, workload and number of devices; dispatch; what the compiled programs say."""
+"""Steady training steps: every contender, workload and number of devices; dispatch; facts about compiled programs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from processes import ContenderError, Process
 from sections.options import Figures, Options, say
 from sections.rounds import Entrant, contest
 
-# In one process with hand-written JAX, so that nothing but the code differs.
+# These run in one process with hand-written JAX, so that only the code differs.
 _TOGETHER = ("jax_hand_written", "mirrored_compiled", "mirrored_deterministic")
 _PEERS = ("tensorflow_mirrored", "torch_ddp", "keras_data_parallel")
 _EAGER_ROUNDS, _EAGER_DEVICES = 3, (1, 4)
 
 
 def measure(options: Options) -> Figures:
-    """One cell for each contender, workload and number of devices."""
+    """Returns one cell for each contender, workload and number of devices."""
     cells: list[dict[str, Any]] = []
     for workload in options.workloads:
         for devices in options.devices:

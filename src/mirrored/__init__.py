@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 def _from_data(name: str) -> Callable[[Any, Any, Any], Any]:
-    """A function of `mirrored.data`, which is imported when it is first called."""
+    """Returns a function that calls `mirrored.data.<name>`, and imports `mirrored.data` at its first call."""
     return lambda *args: getattr(importlib.import_module("mirrored.data"), name)(*args)
 
 
 settings.check()
 if settings.VIRTUAL_DEVICES.is_set() or settings.VIRTUAL_KIND.is_set():
-    # Before the program's first JAX operation. Else JAX is left alone until a name is asked for that needs it.
+    # Virtual devices must be set before the first JAX operation. Otherwise JAX is not imported until a name needs it.
     importlib.import_module("mirrored.config").set_from_environment()
 if "keras" not in sys.modules and not os.environ.get("KERAS_BACKEND"):
-    os.environ["KERAS_BACKEND"] = "jax"  # for a later `import keras`, whose own default is TensorFlow
+    os.environ["KERAS_BACKEND"] = "jax"  # for a later `import keras`, whose default backend is TensorFlow
 set_distributors(
     dataset=_from_data("distribute_dataset"),
     from_function=_from_data("distribute_from_function"),
@@ -65,7 +65,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for on first use: the core as a whole, modules and the other names one by one."""
+    """Imports a name at its first access: all core names together, modules and other names one by one."""
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name == "__version__":
@@ -80,7 +80,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Package(types.ModuleType):
-    """`mirrored` itself: its name `function` is the decorator, also when the package of that name is imported."""
+    """The module type of `mirrored`: an imported submodule does not replace a public name that is not a module."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _MODULES and name in __all__ and isinstance(value, types.ModuleType):
@@ -89,7 +89,7 @@ class _Package(types.ModuleType):
 
 
 def __dir__() -> list[str]:
-    """The public names, modules that are not loaded yet included."""
+    """Returns the public names, including modules that are not imported yet."""
     special = {name for name in globals() if name.startswith("__") and name.endswith("__")}
     return sorted({*special, *__all__, *_MODULES, "__version__"})
 

@@ -1,6 +1,6 @@
-"""What `import mirrored as mr` offers of the core, loaded as one when the first of these names is asked for.
+"""The core names of `import mirrored as mr`, all imported at the first access to one of them.
 
-All at once, so that nothing is left to load while JAX traces: a module that is imported there would keep tracers.
+No import is deferred further, because a module that is imported while JAX traces would keep tracers in its globals.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def test_arrays_inside_other_primitives_are_refused():
     jaxpr = jax.make_jaxpr(lambda x: jax.lax.reduce(x, jnp.float32(0), lambda a, b: a + b * SCALAR, (0,)))(X)
     (equation,) = [equation for equation in jaxpr.eqns if equation.primitive.name == "reduce"]
     lifted = Lifted(equation.primitive, equation.params, embedded_arrays(equation.params))
-    with pytest.raises(TapeError, match=r"given to reduce closes over an array that is watched\n.*\n.*float\(array\)"):
+    with pytest.raises(TapeError, match=r"passed to reduce closes over a watched array\n.*\n.*float\(array\)"):
         lifted(SCALAR, X, jnp.float32(0))
 
 

@@ -291,7 +291,7 @@ DRIFTING = [
     (argmax_of_batch, BATCH, "add"),
     (unreduced_batch_norm, BATCH, "add"),
     (masked_by_batch, BATCH, "select_n"),
-    (from_a_callback, "pure_callback, of which nothing is known", "pure_callback"),
+    (from_a_callback, "pure_callback, whose result is unknown", "pure_callback"),
     (indexed_by_batch, BATCH, "mul"),
     (scattered_by_batch, BATCH, "scatter"),
     (reduce_scattered, BATCH, "add"),

@@ -345,7 +345,7 @@ TAKEN: dict[str, Callable[[], Callable[[], Any]]] = {
 def test_elements_taken_from_a_captured_container_are_refused(name: str) -> None:
     step = mr.function(TAKEN[name]())
     for _ in range(2):  # nothing is lost by the refused call
-        with pytest.raises(ArgumentError, match="elements taken from (.|\n)*the same at every call"):
+        with pytest.raises(ArgumentError, match="elements removed from (.|\n)*the same at every call"):
             step()
 
 

@@ -153,7 +153,7 @@ def test_an_extra_call_of_one_worker_is_named_with_its_line_wherever_the_others_
     ("how", "message"),
     [
         ("flags", "the setting jax_enable_x64 is 'False' on worker 0 (127.0.0.1:"),
-        ("program", "step: what it computes on worker 1 ("),
+        ("program", "step: the program on worker 1 ("),
     ],
 )
 def test_another_version_of_the_program_is_named(tmp_path, how, message):

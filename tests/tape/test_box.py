@@ -237,7 +237,7 @@ ahead = jax.jit(scaled).lower(jnp.float32(1.0)).compile()
 
 def test_an_executable_under_a_tape_is_warned_of_where_its_part_of_the_gradient_is_lost():
     v = mr.Variable(3.0)
-    with GradientTape() as tape, pytest.warns(UserWarning, match="the gradient lacks this part") as caught:
+    with GradientTape() as tape, pytest.warns(UserWarning, match="the gradient lacks its part") as caught:
         loss = ahead(v.read_value()) + v
     assert caught[0].filename == __file__
     assert float(tape.gradient(loss, v)) == 1.0

@@ -384,7 +384,7 @@ def test_a_return_on_some_paths_only_is_refused():
             if row > 0:
                 return row
 
-    with pytest.raises(InvalidArgumentError, match="an end that is reached without one"):
+    with pytest.raises(InvalidArgumentError, match="a path that ends without a `return`"):
         f(tf.constant([1.0]))
 
 

@@ -95,7 +95,7 @@ def test_the_type_of_texts() -> None:
     assert (tf.string.as_datatype_enum, str(tf.string)) == (7, "<dtype: 'string'>")
     with pytest.raises(TypeError, match="strings and objects stay on the host"):
         tf.constant("text", tf.string)
-    with pytest.raises(TypeError, match="texts stay on the host"):
+    with pytest.raises(TypeError, match="strings stay on the host"):
         tf.zeros([2], tf.string)
     dataset = tf.data.Dataset.from_generator(lambda: iter(["a", "b"]), output_signature=tf.TensorSpec((), tf.string))
     assert [text.numpy() for text in dataset] == [b"a", b"b"]

@@ -34,7 +34,7 @@ def test_a_name_like_no_other() -> None:
 @pytest.mark.parametrize("path", sorted(KNOWN))
 def test_what_is_left_out_says_what_to_use(path: str) -> None:
     assert path not in NAMES
-    with pytest.raises(AttributeError, match="leaves it out"):
+    with pytest.raises(AttributeError, match="omits it"):
         resolve(path)
 
 

@@ -94,7 +94,7 @@ def test_values_have_numpy_and_mix_with_tensors() -> None:
         ("A", {"x": F([2], tf.int32)}, "features are float32, int64 or string"),
         ("A", {"q": F([2], tf.float32, default_value=1.0)}, "has a default_value of shape"),
         ("C", {"x": S([3], tf.float32, allow_missing=True)}, "not a multiple of the shape"),
-        ("no example", {"x": F([], tf.float32)}, "bytes that are no example"),
+        ("no example", {"x": F([], tf.float32)}, "bytes that are not an example"),
     ],
 )
 def test_examples_that_do_not_fit(name: str, features: dict[str, Any], message: str) -> None:

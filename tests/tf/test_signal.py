@@ -71,10 +71,10 @@ def test_no_samples_give_none():
     ("arguments", "kind", "says"),
     [
         ({"axis": 0}, NotImplementedError, "axis=0"),
-        ({"type": 5}, ValueError, "the types 1, 2, 3 and 4"),
+        ({"type": 5}, ValueError, "type is 1, 2, 3 or 4"),
         ({"n": 0}, ValueError, "n=0"),
         ({"norm": "backward"}, ValueError, "norm='backward'"),
-        ({"type": 1, "norm": "ortho"}, ValueError, "type 1 has no normalisation"),
+        ({"type": 1, "norm": "ortho"}, ValueError, "type 1 has no normalization"),
         ({"input": np.ones((3, 1), np.float32), "type": 1}, ValueError, r"shape \[3, 1\] with type=1"),
         ({"input": np.float32(1.0)}, ValueError, "without axes"),
         ({"input": np.arange(4)}, TypeError, "a tensor of int"),

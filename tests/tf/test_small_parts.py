@@ -90,7 +90,7 @@ def test_a_device_that_is_not_there_changes_nothing_unless_told_otherwise(caplog
         with tf.device("CPU:99"):
             assert tf.constant(1.0).devices() == {jax.devices()[0]}
     assert [record.message for record in caplog.records if "CPU:99" in record.message] == [
-        "'CPU:99' is not on this machine, so tf.device changes nothing (soft placement)"
+        "'CPU:99' is not on this machine, so tf.device has no effect (soft placement)"
     ]
     tf.config.set_soft_device_placement(False)
     try:

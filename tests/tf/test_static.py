@@ -55,7 +55,7 @@ def test_a_traced_shape_is_refused() -> None:
     def run(x: Any, n: Any) -> Any:
         return tf.reshape(x, [n, -1])
 
-    with pytest.raises(tf.errors.InvalidArgumentError, match="`shape` depends on a value that is being traced"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`shape` depends on a traced value"):
         run(X, tf.constant(3))
 
 

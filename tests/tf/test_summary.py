@@ -116,7 +116,7 @@ def test_profile(tmp_path):
 def test_profiles_do_not_overlap(tmp_path):
     tf.profiler.experimental.start(tmp_path, options=tf.profiler.experimental.ProfilerOptions(host_tracer_level=3))
     try:
-        with pytest.raises(ContextError, match="one trace is made at a time"):
+        with pytest.raises(ContextError, match="only one trace is active at a time"):
             tf.profiler.experimental.start(tmp_path)
     finally:
         tf.profiler.experimental.stop()

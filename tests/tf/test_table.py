@@ -15,8 +15,8 @@ ONES = np.ones((2, 3), np.float32)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: tf.reduce_sum(ONES, reduction_indices=0), "TensorFlow 2 has `axis` for it"),
-        (lambda: tf.reduce_sum(ONES, keep_dims=True), "TensorFlow 2 has `keepdims` for it"),
+        (lambda: tf.reduce_sum(ONES, reduction_indices=0), "use TensorFlow 2's `axis`"),
+        (lambda: tf.reduce_sum(ONES, keep_dims=True), "use TensorFlow 2's `keepdims`"),
         (lambda: tf.reduce_sum(ONES, wrong=True), r"unexpected keyword argument 'wrong' \(it takes input_tensor"),
         (lambda: tf.add(ONES), "tf.math.add.. missing a required argument: 'y'"),
         (lambda: tf.add(ONES, ONES, x=ONES), "multiple values for argument 'x'"),

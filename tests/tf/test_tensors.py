@@ -96,7 +96,7 @@ def test_numpy_of_values_on_an_eager_tape() -> None:
 
 
 def test_numpy_while_tracing() -> None:
-    with pytest.raises(NotImplementedError, match=r"float32\[2\] is being traced"):
+    with pytest.raises(NotImplementedError, match=r"float32\[2\] is traced"):
         tf.function(lambda x: x.numpy())(tf.ones([2]))
 
 

@@ -1,1 +1,1 @@
-"""Runs TensorFlow's notebooks on `mirrored.tf`, cell after cell."""
+"""Runs TensorFlow's notebooks on `mirrored.tf`, cell by cell."""

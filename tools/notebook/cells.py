@@ -1,4 +1,4 @@
-"""The code cells of a notebook, and how they are translated."""
+"""Reads and translates the code cells of a notebook."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Cell:
     """One code cell, ready to run.
 
     Attributes:
-        number: Counted from 1 over the code cells.
-        source: Python, with the lines where they were in the notebook; for `writes` the text of the file.
+        number: Its number, counted from 1 over the code cells.
+        source: Python code with the notebook's line numbers; for `writes` the text of the file.
         writes: The file that a ``%%writefile`` cell writes; None for others.
-        only_shell: Whether nothing is left of it but commands of the shell and magics.
-        raises: Whether the notebook marks it as one that ends with an error.
+        only_shell: Whether it consists only of shell commands and magics.
+        raises: Whether the notebook expects it to raise an error.
     """
 
     number: int
@@ -42,20 +42,20 @@ class Cell:
 
 
 def read_cells(path: Path, *, framework: str = _MODULE) -> list[Cell]:
-    """The code cells of a notebook, translated.
+    """Reads and translates the code cells of a notebook.
 
     Args:
         path: An ``.ipynb`` file.
-        framework: ``mirrored.tf``, or ``tensorflow`` to leave the imports as they are.
+        framework: ``mirrored.tf``, or ``tensorflow`` to keep the imports.
 
     Raises:
-        ValueError: The file is no notebook.
+        ValueError: The file is not a notebook.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         found = [cell for cell in document["cells"] if cell["cell_type"] == "code"]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no notebook: {error!r}") from error
+        raise ValueError(f"{path} is not a notebook: {error!r}") from error
     return [_cell(number, cell, framework) for number, cell in enumerate(found, 1)]
 
 
@@ -81,7 +81,7 @@ def _first_line(text: str) -> str:
 
 
 def _is_empty(text: str) -> bool:
-    """Whether a text has no statement but `pass`; commands of the shell are no Python, so they are something."""
+    """Returns whether a text has no statement but `pass`; shell commands are not Python, so they count as content."""
     try:
         return all(isinstance(one, ast.Pass) for one in ast.parse(text).body)
     except SyntaxError:
@@ -89,9 +89,9 @@ def _is_empty(text: str) -> bool:
 
 
 def translate(text: str, framework: str = _MODULE) -> str:
-    """Python for the text of a cell: TensorFlow's imports are `mirrored.tf`'s, magics are ``pass``.
+    """Translates the text of a cell: imports of TensorFlow import `mirrored.tf`, magics become ``pass``.
 
-    Lines stay where they are, so that the line numbers of errors are the notebook's.
+    Lines keep their numbers, so that errors refer to the lines of the notebook.
     """
     lines: list[str] = []
     continues = False
@@ -108,14 +108,14 @@ def translate(text: str, framework: str = _MODULE) -> str:
 
 
 def _lines_in_strings(text: str) -> set[int]:
-    """Lines that begin inside a string or a bracket: a ``%`` there is the text's, or an operator."""
+    """Returns the lines that begin inside a string or a bracket: a ``%`` there is text or an operator."""
     lines = text.splitlines()
     try:
         ast.parse(text)
     except SyntaxError:
         plain = "\n".join("pass" if re.match(r"^[!%]", line) else line for line in lines)
     else:
-        return set(range(1, len(lines) + 1))  # all of it is Python
+        return set(range(1, len(lines) + 1))  # treats the whole text as Python
     try:
         tree = ast.parse(plain)
     except SyntaxError:
@@ -132,7 +132,7 @@ def _imported(line: str) -> str:
 
 
 def names_of(source: str) -> tuple[set[str], set[str]]:
-    """The names that a cell uses, and those that it defines."""
+    """Returns the names that a cell uses, and the names that it defines."""
     try:
         tree = ast.parse(source)
     except SyntaxError:

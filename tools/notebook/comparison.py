@@ -1,4 +1,4 @@
-"""Cells on `mirrored.tf` against the same cells on TensorFlow: which results are deterministic, and which differ."""
+"""Compares cells on `mirrored.tf` with the same cells on TensorFlow: deterministic results, and differences."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from notebook.observations import Observation, agree
 from notebook.results import NotebookResult
 
 Recording = dict[str, dict[str, dict[str, Observation]]]
-"""Notebook -> cell number -> where -> what was observed on TensorFlow, the same in all of its runs."""
+"""Notebook -> cell number -> place -> observation on TensorFlow, equal in all of its runs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A result that is not TensorFlow's."""
+    """A result that differs from TensorFlow's."""
 
     notebook: str
     cell: int
@@ -25,13 +25,13 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """One notebook against its recording.
+    """The comparison of one notebook with its recording.
 
     Attributes:
-        name: Of the notebook.
-        cells: How many passed cells have at least one result that could be compared.
-        values: How many results were compared.
-        differences: Those that differ.
+        name: The name of the notebook.
+        cells: Number of passed cells with at least one comparable result.
+        values: Number of compared results.
+        differences: The results that differ.
     """
 
     name: str
@@ -41,17 +41,17 @@ class Comparison:
 
     @property
     def differing_cells(self) -> int:
-        """How many cells have a result that differs."""
+        """The number of cells with a result that differs."""
         return len({one.cell for one in self.differences})
 
 
 def deterministic(runs: Sequence[NotebookResult]) -> dict[str, dict[str, Observation]]:
-    """The results of a notebook that are the same in every run on TensorFlow.
+    """Returns the results of a notebook that are equal in every run on TensorFlow.
 
-    Random numbers without a seed, times and addresses differ between runs, and so do not stay.
+    This excludes unseeded random numbers, times and addresses, which differ between runs.
 
     Args:
-        runs: At least two runs of the same notebook, each in a process of its own.
+        runs: At least two runs of the same notebook, each in a separate process.
     """
     first, *others = runs
     kept: dict[str, dict[str, Observation]] = {}
@@ -68,14 +68,14 @@ def deterministic(runs: Sequence[NotebookResult]) -> dict[str, dict[str, Observa
 
 
 def compare(result: NotebookResult, recorded: Mapping[str, Mapping[str, Observation]]) -> Comparison:
-    """Compares the passed cells of a notebook with what TensorFlow computes in them.
+    """Compares the passed cells of a notebook with TensorFlow's results.
 
-    A result that TensorFlow prints or shows and that ours lacks is a difference in form, not in value, and is left
-    out; an assigned name is compared wherever both have numbers under it.
+    A result that TensorFlow prints or shows and that ours lacks differs in form, not in value, and is omitted. An
+    assigned name is compared if both have numbers under it.
 
     Args:
-        result: Of the run on `mirrored.tf`.
-        recorded: By `deterministic`.
+        result: The run on `mirrored.tf`.
+        recorded: The result of `deterministic`.
     """
     cells = values = 0
     differences: list[Difference] = []

@@ -1,4 +1,4 @@
-"""What a cell computes, as numbers that two frameworks can be compared by."""
+"""Observes the numeric results of a cell, in a form that can be compared between two frameworks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 Observation = dict[str, Any]
-"""Shape and numbers of one array; plain data, so that it can be written as JSON."""
+"""Shape and numbers of one array; plain data that can be written as JSON."""
 
 _MOST_LEAVES: Final = 64
 _MOST_NUMBERS: Final = 24
@@ -21,7 +21,7 @@ _NOISE: Final = re.compile(
 )
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
-"""Tolerances: float32 results of other kernels after some steps of training."""
+"""Tolerances for float32 results of other kernels after some training steps."""
 
 
 class Recorder:
@@ -39,7 +39,7 @@ class Recorder:
         self._printed = 0
 
     def print(self, *values: Any, **options: Any) -> None:
-        """The built-in `print`, which also observes its arguments."""
+        """Prints like the built-in `print`, and observes its arguments."""
         for value in values:
             self._observe(f"printed {self._printed}", value)
             self._printed += 1
@@ -50,11 +50,11 @@ class Recorder:
         self._observe("shown", value)
 
     def take(self, namespace: Mapping[str, Any], names: set[str]) -> dict[str, Observation]:
-        """The observations of the cell that has just run, which are then forgotten.
+        """Returns the observations of the last cell and clears them.
 
         Args:
-            namespace: Of the notebook.
-            names: Those that the cell assigns.
+            namespace: The namespace of the notebook.
+            names: The names that the cell assigns.
         """
         for name in sorted(names):
             if name in namespace and not name.startswith("_"):
@@ -72,7 +72,7 @@ class Recorder:
 
 
 def agree(ours: Observation, theirs: Observation) -> bool:
-    """Whether two observations have the same shape and, within the tolerances, the same numbers."""
+    """Returns whether two observations have the same shape and, within the tolerances, the same numbers."""
     if ours["shape"] != theirs["shape"]:
         return False
     return bool(np.allclose(_floats(ours), _floats(theirs), rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True))
@@ -83,7 +83,7 @@ def _floats(observed: Observation) -> np.ndarray:
 
 
 def _arrays(value: Any, path: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    """The numeric arrays of a value: of tensors, numbers, texts with numbers, and plain structures of such."""
+    """Yields the numeric arrays in tensors, numbers, strings with numbers, and plain structures of these."""
     if isinstance(value, (bool, int, float, np.ndarray, np.generic)):
         yield path, np.asarray(value)
     elif isinstance(value, str):
@@ -103,13 +103,13 @@ def _arrays(value: Any, path: str = "") -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _tensor(value: Any) -> np.ndarray | None:
-    """The array of an eager tensor or variable of either framework; None for anything else."""
+    """Returns the array of an eager tensor or variable of either framework; None for anything else."""
     read: Callable[[], Any] | None = getattr(value, "numpy", None)
     if read is None or isinstance(value, type):
         return None
     try:
         return np.asarray(read())
-    except Exception:  # a symbolic tensor, a variable of another device: each framework has errors of its own
+    except Exception:  # symbolic tensors, variables on other devices: the errors differ by framework
         return None
 
 

@@ -1,4 +1,4 @@
-"""Tables of what became of the notebooks."""
+"""Tables of the notebooks' results."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def show(results: Sequence[NotebookResult], console: Console, *, verbose: bool) 
     """Prints one row per notebook, the failures, and why cells are out of scope.
 
     Args:
-        results: Of all notebooks.
-        console: Where to.
-        verbose: With the tracebacks of failed cells.
+        results: The results of all notebooks.
+        console: The console.
+        verbose: Whether to print the tracebacks of failed cells.
     """
     console.print(_summary(results))
     for result in results:
@@ -36,7 +36,7 @@ def show(results: Sequence[NotebookResult], console: Console, *, verbose: bool) 
 
 
 def show_comparisons(comparisons: Sequence[Comparison], console: Console) -> None:
-    """Prints how many cells and results could be compared with TensorFlow's, and every difference."""
+    """Prints how many cells and results were compared with TensorFlow's, and every difference."""
     table = Table(title="Results compared with TensorFlow's", show_footer=True)
     totals = [
         sum(one.cells for one in comparisons),

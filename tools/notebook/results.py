@@ -1,4 +1,4 @@
-"""What became of the cells of a notebook."""
+"""The results of a notebook's cells."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Status = Literal["passed", "failed", "out of scope"]
 
 @dataclasses.dataclass(frozen=True)
 class CellResult:
-    """One cell.
+    """The result of one cell.
 
     Attributes:
         number: Its number, from 1.
-        status: What became of it.
-        seconds: How long it ran.
+        status: Its status.
+        seconds: Its run time.
         error: Type of the error and the first line of its message; empty if it passed.
-        reason: Why it is out of scope; empty if it is not.
-        trace: The whole traceback.
-        observed: The numbers that the cell assigned, showed and printed, by where.
+        reason: Why it is out of scope; empty if it is in scope.
+        trace: The complete traceback.
+        observed: The numbers that the cell assigned, showed and printed, by place.
     """
 
     number: int
@@ -37,22 +37,22 @@ class CellResult:
 
 @dataclasses.dataclass(frozen=True)
 class NotebookResult:
-    """All cells of one notebook."""
+    """The results of all cells of one notebook."""
 
     name: str
     cells: Sequence[CellResult]
 
     def count(self, status: Status) -> int:
-        """How many cells became that."""
+        """Returns the number of cells with a status."""
         return sum(cell.status == status for cell in self.cells)
 
     @property
     def reasons(self) -> Counter[str]:
-        """How many cells are out of scope, by reason."""
+        """Returns the number of cells out of scope by reason."""
         return Counter(cell.reason for cell in self.cells if cell.status == "out of scope")
 
     def as_json(self) -> dict[str, object]:
-        """For ``--json``."""
+        """Returns the results for ``--json``."""
         statuses: tuple[Status, ...] = ("passed", "failed", "out of scope")
         counts = {status.replace(" ", "_"): self.count(status) for status in statuses}
         cells = [{k: v for k, v in dataclasses.asdict(cell).items() if k != "observed"} for cell in self.cells]

@@ -1,7 +1,7 @@
-"""Which cells are about machinery that only TensorFlow has, and why.
+"""Decides which failing cells are out of scope, because they need features that only TensorFlow has.
 
-Every cell is run. One that fails is out of scope if its error or its text shows that it is about such machinery, or if
-it uses a name that only a cell out of scope would have defined.
+Every cell runs. A failing cell is out of scope if its error or its text refers to such a feature, or if it uses a name
+that only a cell out of scope would have defined.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# (reason, what the text of a failing cell matches)
+# (reason, pattern in the text of a failing cell)
 TOPICS: Final = (
     ("string tensors", r"tf\.strings\b|tf\.string\b|tf\.as_string|tf\.lookup"),
     ("string tensors", r"tf\.(constant|Variable)\(\s*\[*\s*(b|u)?[\"']"),
@@ -37,7 +37,7 @@ TOPICS: Final = (
 )
 _TOPICS: Final = tuple((reason, re.compile(pattern)) for reason, pattern in TOPICS)
 
-# (reason, what the type and message of the error match)
+# (reason, pattern in the type and message of the error)
 _ERRORS: Final = (
     (
         "string tensors",
@@ -46,8 +46,8 @@ _ERRORS: Final = (
     ("download", r"^(URLError|ConnectionError|NoNetworkError|HTTPError|MaxRetryError|gaierror)\b"),
     ("download", r"URL fetch failure|NoNetworkError|no network"),
     ("works here, an error on TensorFlow", r"^Exception: Expected <class '\w+'> to be raised but no error was raised"),
-    # The notebook is older than Keras 3. Every one of these was run on TensorFlow 2.21 with Keras 3.15, the cells
-    # themselves where they can be, and fails there with the same error (21 November 2026).
+    # The notebook is older than Keras 3. Each of these was run on TensorFlow 2.21 with Keras 3.15 (the cells themselves
+    # where possible) and fails there with the same error (21 November 2026).
     (
         "fails on TensorFlow, too (Keras 3)",
         r"filename must end in `\.weights\.h5`|Invalid filepath extension for saving",
@@ -76,11 +76,11 @@ _ERROR_TOPICS: Final = tuple((reason, re.compile(pattern, re.DOTALL)) for reason
 
 
 def reason_out(source: str, error: str) -> str | None:
-    """Why a failing cell is out of scope; None if it is in scope.
+    """Returns why a failing cell is out of scope; None if it is in scope.
 
     Args:
         source: The text of the cell.
-        error: ``"Type: message"`` of what it raised.
+        error: ``"Type: message"`` of its error.
     """
     for reason, pattern in _ERROR_TOPICS:
         if pattern.search(error):

@@ -1,7 +1,7 @@
-"""Arrays in place of what notebooks download: Keras' data sets, `tensorflow_datasets`, tables and pictures.
+"""Replacements for downloads of notebooks: Keras data sets, `tensorflow_datasets`, tables and images.
 
-They have the shapes, dtypes and value ranges of the originals, up to the number of examples, and can be learnt: every
-class has a pattern of its own under noise.
+They have the shapes, dtypes and value ranges of the originals, with fewer examples, and are learnable: every class has
+a distinct pattern under noise.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from notebook import tables
 
 
 class NoNetworkError(OSError):
-    """A notebook wanted to download something for which there is no stand-in."""
+    """A notebook requested a download that has no replacement."""
 
 
-# name -> shape of an example, dtype, classes, examples for training, for testing
+# name -> example shape, dtype, number of classes, training examples, test examples
 _PICTURES: Final[dict[str, tuple[tuple[int, ...], int, int, int]]] = {
     "mnist": ((28, 28), 10, 60000, 10000),
     "fashion_mnist": ((28, 28), 10, 60000, 10000),
@@ -39,7 +39,7 @@ _LOCAL: Final = re.compile(r"^(localhost|127\.|::1|0\.0\.0\.0|$)")
 
 
 def learnable(shape: tuple[int, ...], classes: int, count: int, seed: int) -> tuple[Any, Any]:
-    """Examples in [0, 255] and their labels: a pattern per class, under noise."""
+    """Returns examples in [0, 255] and their labels: a pattern per class, under noise."""
     rng = np.random.default_rng(seed)
     patterns = np.random.default_rng(classes).integers(0, 256, (classes, *shape))
     labels = rng.integers(0, classes, count)
@@ -48,11 +48,11 @@ def learnable(shape: tuple[int, ...], classes: int, count: int, seed: int) -> tu
 
 
 def load_data(name: str, examples: int) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """What ``keras.datasets.<name>.load_data()`` gives.
+    """Returns the result of ``keras.datasets.<name>.load_data()``.
 
     Args:
-        name: ``"mnist"`` and its kin.
-        examples: At most so many for training, and for testing.
+        name: ``"mnist"`` or a similar name.
+        examples: Maximum number of examples for training, and for testing.
     """
     shape, classes, train, test = _PICTURES[name]
     parts = [learnable(shape, classes, min(count, examples), seed) for seed, count in enumerate((train, test))]
@@ -62,12 +62,12 @@ def load_data(name: str, examples: int) -> tuple[tuple[Any, Any], tuple[Any, Any
 
 
 def install(examples: int, *, text: str, framework: str = "mirrored.tf") -> None:
-    """Puts the stand-ins in place.
+    """Installs the replacements.
 
     Args:
-        examples: At most so many examples of a data set.
-        text: The notebook's code: what it does not mention is not imported.
-        framework: The module that stands for TensorFlow, or ``tensorflow`` itself.
+        examples: Maximum number of examples of a data set.
+        text: The code of the notebook; packages that it does not mention are not imported.
+        framework: The module used as TensorFlow, or ``tensorflow`` itself.
     """
     _cut_network()
     sys.modules["tensorflow_datasets"] = _tensorflow_datasets(examples, framework)
@@ -85,7 +85,7 @@ def _cut_network() -> None:
     @functools.wraps(ask)
     def local_only(host: Any, *args: Any, **kwargs: Any) -> Any:
         if host is not None and not _LOCAL.match(str(host)) and str(host) != socket.gethostname():
-            raise NoNetworkError(f"no network here, and no stand-in for what {host} has")
+            raise NoNetworkError(f"no network here, and no replacement for data from {host}")
         return ask(host, *args, **kwargs)
 
     socket.getaddrinfo = local_only
@@ -94,7 +94,7 @@ def _cut_network() -> None:
 def _keras(examples: int, backend: str) -> None:
     os.environ["KERAS_BACKEND"] = backend
     import keras
-    import keras._tf_keras.keras as tf_keras  # what tf.keras is; asking for that would start JAX
+    import keras._tf_keras.keras as tf_keras  # the module behind tf.keras, whose import would start JAX
 
     for namespace in (keras, tf_keras):
         for name in _PICTURES:
@@ -108,7 +108,7 @@ def _load_data(name: str, examples: int, path: str | None = None) -> Any:
 
 
 def _get_file(fname: str | None = None, origin: str | None = None, *args: Any, **kwargs: Any) -> str:
-    """`keras.utils.get_file`: tables, pictures and MNIST are made here, anything else has no stand-in."""
+    """Replaces `keras.utils.get_file`: generates tables, images and MNIST; anything else has no replacement."""
     name = fname or str(origin).rpartition("/")[2]
     target = Path(kwargs.get("cache_dir") or "downloads") / (kwargs.get("cache_subdir") or "") / name
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -120,12 +120,12 @@ def _get_file(fname: str | None = None, origin: str | None = None, *args: Any, *
         (x_train, y_train), (x_test, y_test) = load_data("mnist", 1000)
         np.savez(target, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
     else:
-        raise NoNetworkError(f"no network here, and no stand-in for {origin or name}")
+        raise NoNetworkError(f"no network here, and no replacement for {origin or name}")
     return str(target.absolute())
 
 
 def _picture(kind: str, size: tuple[int, int] = (320, 240)) -> bytes:
-    """A picture file with smooth colours."""
+    """Returns an image file with smooth colors."""
     from PIL import Image
 
     rows, columns = np.mgrid[0 : size[1], 0 : size[0]]
@@ -141,7 +141,7 @@ def _requests() -> None:
 
     def get(url: str, *args: Any, **kwargs: Any) -> Any:
         if not re.search(r"\.(jpe?g|png)(\?|$)", url):
-            raise NoNetworkError(f"no network here, and no stand-in for {url}")
+            raise NoNetworkError(f"no network here, and no replacement for {url}")
         answer = requests.Response()
         answer.status_code = 200
         answer._content = _picture("PNG" if ".png" in url else "JPEG")
@@ -166,7 +166,7 @@ def _pandas(examples: int) -> None:
         for name, make in _TABLES.items():
             if name in str(source):
                 return make(pandas, list(kwargs.get("names") or []))
-        raise NoNetworkError(f"no network here, and no stand-in for {source}")
+        raise NoNetworkError(f"no network here, and no replacement for {source}")
 
     pandas.read_csv = read_csv
 
@@ -204,7 +204,7 @@ def _cancer(pandas: Any, names: list[str]) -> Any:
 _TABLES: Final[dict[str, Callable[[Any, list[str]], Any]]] = {"auto-mpg": _auto_mpg, "breast-cancer": _cancer}
 
 
-# name -> shape of an example, its dtype, classes, training examples, testing examples
+# name -> example shape, dtype, number of classes, training examples, test examples
 _TFDS: Final[dict[str, tuple[tuple[int, ...], str, int, int, int]]] = {
     "mnist": ((28, 28, 1), "uint8", 10, 60000, 10000),
     "fashion_mnist": ((28, 28, 1), "uint8", 10, 60000, 10000),
@@ -237,7 +237,7 @@ def _tfds_load(
 ) -> Any:
     known = _TFDS.get(name.partition(":")[0])
     if known is None:
-        raise NoNetworkError(f"no network here, and no stand-in for the data set {name}")
+        raise NoNetworkError(f"no network here, and no replacement for the data set {name}")
     shape, dtype, classes, *counts = known
     parts = {
         part: _Part(shape, dtype, classes, min(count, examples), seed)
@@ -264,7 +264,7 @@ class _Part:
 
 
 class _Info:
-    """`DatasetInfo`: what notebooks ask of it."""
+    """`DatasetInfo`: the attributes that notebooks use."""
 
     def __init__(self, parts: dict[str, _Part], shape: tuple[int, ...], classes: int) -> None:
         names = [f"class {i}" for i in range(classes)]
@@ -286,7 +286,7 @@ def _dataset(parts: dict[str, _Part], wanted: str, *, supervised: bool, batch_si
 
 
 def _slice(parts: dict[str, _Part], wanted: str) -> Sequence[Any]:
-    """``"train"``, ``"train[:80%]"``, ``"test[10:20]"``."""
+    """Returns the examples of a split such as ``"train"``, ``"train[:80%]"`` or ``"test[10:20]"``."""
     match = re.fullmatch(r"(\w+)(?:\[(\d*)(%?):(\d*)(%?)\])?", wanted)
     if match is None or match[1] not in parts:
         raise ValueError(f"unknown split {wanted!r}: there are {', '.join(parts)}")

@@ -1,4 +1,4 @@
-"""Tables in place of CSV files that notebooks download: the columns of the originals, values that can be learnt."""
+"""Replacements for CSV files that notebooks download: the original columns, with learnable values."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _font(name: str) -> Table:
                                   for column in range(20)}}  # fmt: skip
 
 
-_MAKERS: Final[dict[str, tuple[Callable[[], Table], bool]]] = {  # a part of the name -> its maker, whether it has names
+_MAKERS: Final[dict[str, tuple[Callable[[], Table], bool]]] = {  # part of the name -> maker, whether it has a header
     "creditcard": (_creditcard, True),
     "titanic/train": (_titanic, True),
     "abalone": (_abalone, False),
@@ -144,10 +144,10 @@ _FONTS: Final = ("AGENCY", "ARIAL", "BAITI", "CALIBRI", "COMIC", "COURIER", "GAR
 
 
 def csv_text(source: str) -> str | None:
-    """The text of a CSV file; None where there is no stand-in.
+    """Returns the text of a CSV file; None if there is no replacement.
 
     Args:
-        source: The address that the notebook names.
+        source: The URL in the notebook.
     """
     found = next((made for part, made in _MAKERS.items() if part in source), None)
     return None if found is None else _text(found[0](), header=found[1])
@@ -163,12 +163,12 @@ def _text(table: Table, *, header: bool = True) -> str:
 
 
 def write_download(target: Path, source: str, *, extract: bool) -> bool:
-    """Writes a file as it would be downloaded; False where there is no stand-in.
+    """Writes a replacement for a download; returns False if there is none.
 
     Args:
-        target: Where it would lie.
-        source: The address that the notebook names.
-        extract: Whether an archive is unpacked beside it.
+        target: The path of the download.
+        source: The URL in the notebook.
+        extract: Whether to unpack an archive next to it.
     """
     if target.name == "fonts.zip":
         members = {f"{name}.csv": _text(_font(name)) for name in _FONTS}

@@ -1,6 +1,6 @@
 """The process that runs one notebook: ``python -m notebook.worker NOTEBOOK SECONDS EXAMPLES [FRAMEWORK [DEVICES]]``.
 
-Writes one line of JSON per cell to the file descriptor in ``NOTEBOOK_RESULTS``; what cells print goes to stdout.
+Writes one line of JSON per cell to the file descriptor in ``NOTEBOOK_RESULTS``; the output of cells goes to stdout.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from notebook.observations import Recorder
 from notebook.results import CellResult
 from notebook.scope import reason_out
 
-_GRACE_SECONDS: Final = 20.0  # for what Python cannot interrupt: compiling, a collective
+_GRACE_SECONDS: Final = 20.0  # for operations that Python cannot interrupt: compiling, a collective
 
 
 class CellTimeoutError(Exception):
-    """The cell ran past its time limit."""
+    """The cell exceeded its time limit."""
 
 
 class ReplicaRunner:
-    """The cells of one notebook, run in one namespace.
+    """Runs the cells of one notebook in one namespace.
 
     Args:
         seconds: The time limit of a cell.
@@ -50,7 +50,7 @@ class ReplicaRunner:
         self._paths: dict[str, str] = {}  # name -> why the cell that defined it and failed is out of scope
 
     def run(self, cell: Cell) -> CellResult:
-        """Runs one cell; never raises for what the cell does."""
+        """Runs one cell; does not raise the cell's errors."""
         if cell.only_shell:
             return CellResult(cell.number, "out of scope", reason="shell command")
         started = time.monotonic()
@@ -78,7 +78,7 @@ class ReplicaRunner:
         if reason is None:
             unknown = re.search(r"name '(\w+)' is not defined", message)
             blamed = self._blame.get(unknown[1]) if unknown else None
-            if re.match(r"(NotFoundError|FileNotFoundError)\b", message):  # what such a cell would have written
+            if re.match(r"(NotFoundError|FileNotFoundError)\b", message):  # a file that such a cell would have written
                 used, _ = names_of(cell.source)
                 blamed = next((self._paths[name] for name in used if name in self._paths), None)
             reason = f"needs a cell out of scope: {blamed}" if blamed else None
@@ -90,7 +90,7 @@ class ReplicaRunner:
         faulthandler.dump_traceback_later(self._seconds + _GRACE_SECONDS, exit=True)
         try:
             self._execute(cell)
-        except BaseException as error:  # SystemExit and KeyboardInterrupt, too: they are the cell's
+        except BaseException as error:  # also SystemExit and KeyboardInterrupt: the cell raised them
             return error
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -103,7 +103,7 @@ class ReplicaRunner:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(cell.source, encoding="utf-8")
             return
-        # A name per cell, known to `linecache`: errors and AutoGraph find the lines.
+        # `linecache` knows the name of each cell, so that errors and AutoGraph find its lines.
         filename = f"<cell {cell.number}>"
         linecache.cache[filename] = (len(cell.source), None, cell.source.splitlines(keepends=True), filename)
         tree = ast.parse(cell.source, filename)
@@ -126,11 +126,11 @@ def _described(error: BaseException) -> str:
 
 
 def _out_of_time(number: int, frame: Any) -> None:
-    raise CellTimeoutError("the cell ran past its time limit")
+    raise CellTimeoutError("the cell exceeded its time limit")
 
 
 def _split_cpu(devices: int) -> None:
-    """Gives TensorFlow as many logical CPUs as `mirrored.tf` has simulated devices."""
+    """Configures as many logical CPUs in TensorFlow as `mirrored.tf` has simulated devices."""
     import tensorflow as tf
 
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -138,7 +138,7 @@ def _split_cpu(devices: int) -> None:
 
 
 def main() -> None:
-    """Runs the notebook of the command line."""
+    """Runs the notebook that the command line names."""
     path, seconds, examples = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     framework, *devices = sys.argv[4:] or ["mirrored.tf"]
     cells = read_cells(path, framework=framework)
@@ -146,7 +146,7 @@ def main() -> None:
     if framework == "tensorflow" and devices:
         _split_cpu(int(devices[0]))
     sys.argv = [path.name]
-    sys.path.insert(0, os.getcwd())  # for the modules that cells write
+    sys.path.insert(0, os.getcwd())  # for modules that cells write
     with os.fdopen(int(os.environ.pop("NOTEBOOK_RESULTS")), "w", buffering=1) as results:
         session = ReplicaRunner(seconds)
         for cell in cells:
@@ -154,7 +154,7 @@ def main() -> None:
             results.write(json.dumps(dataclasses.asdict(session.run(cell))) + "\n")
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads that notebooks leave behind do not end by themselves
+    os._exit(0)  # threads that notebooks start may not end
 
 
 if __name__ == "__main__":

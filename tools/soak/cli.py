@@ -1,4 +1,4 @@
-"""The command."""
+"""The command line of the soak test."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ _SOURCE: Final = Path(__file__).parents[2] / "src"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=10.0, help="How long to draw programs.")
-@click.option("--seed", type=int, default=0, help="Of the programs: the same seed draws the same ones.")
-@click.option("--programs", "limit", type=click.IntRange(min=1), help="At most so many programs.")
-@click.option("--skip", type=click.IntRange(min=0), default=0, help="Leave out the first programs of the seed.")
-@click.option("--kind", "kinds", multiple=True, help="Only programs of this kind; may be given several times.")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=10.0, help="Duration in minutes.")
+@click.option("--seed", type=int, default=0, help="Random seed; the same seed draws the same programs.")
+@click.option("--programs", "limit", type=click.IntRange(min=1), help="Maximum number of programs.")
+@click.option("--skip", type=click.IntRange(min=0), default=0, help="Skip this many programs of the seed.")
+@click.option("--kind", "kinds", multiple=True, help="Run only programs of this kind (repeatable).")
 @click.option(
     "--source",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     default=_SOURCE,
-    help="The folder that holds the package mirrored to test.",
+    help="Folder with the mirrored package to test.",
 )
-@click.option("--seconds", type=click.FloatRange(min=1), default=180.0, help="Time limit of one program.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=180.0, help="Time limit per program in seconds.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("soak_findings"),
-    help="Scripts of findings are written there.",
+    help="Folder for the scripts of findings.",
 )
-@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the summary there.")
-@click.option("--shrink/--no-shrink", "shrinks", default=True, help="Whether to simplify findings.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="JSON file for the summary.")
+@click.option("--shrink/--no-shrink", "shrinks", default=True, help="Whether to shrink failing programs.")
 @click.option("--first/--all", "stops", default=False, help="Stop at the first finding.")
 def main(
     minutes: float,
@@ -61,7 +61,7 @@ def main(
     shrinks: bool,
     stops: bool,
 ) -> None:
-    """Draw training programs, and compare each with single-device JAX. The exit status is 1 if one differs."""
+    """Draw training programs and compare each with single-device JAX. The exit status is 1 if one differs."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     console = Console()
     soak = Soak(Runner(source.absolute(), seconds), output, console, shrinks=shrinks)
@@ -74,8 +74,8 @@ def main(
                     break
                 if not kinds or program.kind in kinds:
                     soak.look(number, program)
-                told = f"{soak.report.programs} programs, {len(soak.report.findings)} findings"
-                progress.update(task, completed=min(soak.elapsed, minutes * 60), description=told)
+                text = f"{soak.report.programs} programs, {len(soak.report.findings)} findings"
+                progress.update(task, completed=min(soak.elapsed, minutes * 60), description=text)
     finally:
         soak.close()
     soak.report.show(console, soak.elapsed)
@@ -89,13 +89,13 @@ def _progress(console: Console, minutes: float) -> Progress:
 
 
 class Soak:
-    """Runs programs and keeps what is found.
+    """Runs programs and collects findings.
 
     Args:
-        runner: Where programs run.
-        output: The folder of scripts.
-        console: Where findings are told.
-        shrinks: Whether findings are simplified.
+        runner: The process that runs programs.
+        output: The folder for scripts.
+        console: The console for output.
+        shrinks: Whether to shrink failing programs.
     """
 
     def __init__(self, runner: Runner, output: Path, console: Console, *, shrinks: bool = True) -> None:
@@ -105,15 +105,15 @@ class Soak:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         return time.monotonic() - self._began
 
     def verdict(self, program: Program) -> Verdict:
-        """Runs a program and judges it."""
+        """Runs a program and returns its verdict."""
         return judge(program, self._runner.run(body_of(program)))
 
     def look(self, number: int, program: Program) -> Verdict:
-        """Runs program `number`; notes what becomes of it."""
+        """Runs program `number` and records the verdict."""
         verdict = self.verdict(program)
         self.report.count(program, verdict)
         if not verdict.is_finding:
@@ -146,7 +146,7 @@ class Soak:
             verdicts[simpler] = found
             return found.is_finding and found.signature == verdict.signature
 
-        # A deadlock costs the time limit at every trial.
+        # Every trial of a deadlock takes the full time limit.
         smallest = shrink(program, fails, trials=12 if verdict.status == "lost" else 60)
         return smallest, verdicts[smallest]
 

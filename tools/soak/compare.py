@@ -1,4 +1,4 @@
-"""Compares what a program gave with what one device gives. Standalone scripts contain this text: NumPy only."""
+"""Compares a program's result with that of one device. Standalone scripts contain this text: NumPy only."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 
 
 def difference(found: Any, wanted: Any, where: str = "") -> str | None:
-    """The first difference between two JSON-like values: numbers to 2e-4 of the norm, everything else exactly.
+    """Returns the first difference of two JSON-like values: numbers to 2e-4 of the norm, everything else exactly.
 
-    None among losses or examples stands for the result of a step that an interrupt has taken.
+    None among losses or examples stands for the result of an interrupted step.
 
     Args:
-        found: What the program gave.
-        wanted: What it must give; names that it lacks are not compared.
+        found: The result of the program.
+        wanted: The expected result; names that it lacks are not compared.
         where: The path to both, for the message.
 
     Returns:
-        One line, or None where they agree.
+        One line, or None if they are equal.
     """
     if isinstance(wanted, dict):
         parts = [difference(found.get(name), wanted[name], f"{where}/{name}") for name in wanted]
@@ -37,7 +37,7 @@ def difference(found: Any, wanted: Any, where: str = "") -> str | None:
     if left.shape != right.shape:
         return f"{where}: {left.tolist()}, expected {right.tolist()}"
     distance = np.linalg.norm((left - right).ravel())
-    # Written so that a NaN on either side fails.
+    # This form of the condition also fails for a NaN on either side.
     if not distance <= 2e-4 * np.linalg.norm(right.ravel()) + 1e-5:
         return f"{where}: {np.round(left, 5).tolist()}, expected {np.round(right, 5).tolist()}"
     return None
@@ -55,7 +55,7 @@ def _of_parts(found: Any, wanted: list[Any], where: str) -> str | None:
 
 
 def _of_examples(found: Any, wanted: Any) -> str | None:
-    """Each step's examples, in order; those of a step whose result was lost are unknown."""
+    """Compares each step's examples, in order; those of a step whose result was lost are unknown."""
     if found is None or len(found) != len(wanted):
         return f"/seen: {found}, expected {wanted}"
     for step, (rows, order) in enumerate(zip(found, wanted, strict=True)):

@@ -1,4 +1,4 @@
-"""Draws programs. The same seed gives the same programs, in the same order."""
+"""Draws random programs. The same seed gives the same programs in the same order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LAYOUTS: Final = ((1, 1), (1, 2), (2, 2), (1, 3), (3, 3), (2, 4), (4, 4), (1, 4
 
 
 def programs(seed: int) -> Iterator[Program]:
-    """Endless programs that the documentation allows."""
+    """Yields an endless sequence of programs that the documentation allows."""
     rng = random.Random(seed)
     while True:
         program = _KINDS[rng.choices(list(_KINDS), _WEIGHTS)[0]](rng)
@@ -57,7 +57,7 @@ def _training(rng: random.Random) -> Program:
 
 
 def _adapted(program: Program, rng: random.Random) -> Program:
-    """The program with what some decisions ask of others; without it these would hardly be drawn."""
+    """Adapts a program so that its decisions are compatible; random draws alone rarely produce these combinations."""
     if program.model == "two":
         program = program.replace(update="optimizer", way="eager", optimizer="sgd", clip="none")
     if program.source == "argument":
@@ -75,7 +75,7 @@ def _adapted(program: Program, rng: random.Random) -> Program:
     if program.update in ("nnx", "equinox", "keras"):
         program = program.replace(overwrites=False)
     if program.event == "restore" and program.source == "shuffled" and program.way != "steps_per_call":
-        # In the second of three epochs: the position must tell which order the third one has.
+        # The second of three epochs: the position must determine the order of the third one.
         steps = len(program.batch_sizes)
         program = program.replace(epochs=3, event_step=steps + rng.randint(1, max(steps, 1)))
     if program.event != "none":

@@ -1,4 +1,4 @@
-"""From what a program gave to a verdict: equal, refused, or a finding."""
+"""Judges a program's result: equal, refused, or a finding."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NUMBERS: Final = re.compile(r"-?\d[\d.e+-]*|0x[0-9a-f]+")
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What became of a program.
+    """The verdict on a program.
 
     Attributes:
         status: ``equal``; ``refused``: an error or warning that the kind allows; ``different``: other numbers or
             examples without an error; ``failed``: an unexpected error; ``lost``: a crash or a deadlock.
         text: The difference, the error or the traceback.
-        signature: Equal for findings that probably have one cause.
-        expected: The expected result, for the script; empty where there was no record.
+        signature: Equal for findings that probably have the same cause.
+        expected: The expected result, for the script; empty if there was no record.
     """
 
     status: Literal["equal", "refused", "different", "failed", "lost"]
@@ -33,12 +33,12 @@ class Verdict:
 
     @property
     def is_finding(self) -> bool:
-        """Whether somebody must look at it."""
+        """Whether the verdict needs investigation."""
         return self.status in ("different", "failed", "lost")
 
 
 def judge(program: Program, result: dict[str, Any]) -> Verdict:
-    """The verdict on a program's result."""
+    """Returns the verdict on a program's result."""
     kind = KINDS[program.kind]
     allowed = kind.refusals(program)
     expected = (
@@ -62,21 +62,21 @@ def judge(program: Program, result: dict[str, Any]) -> Verdict:
 
 
 def _signature(program: Program, problem: str) -> str:
-    """What differs, and the decisions that are most often the reason."""
-    where, _, told = problem.partition(":")
+    """Returns what differs, and the decisions that are the most frequent causes."""
+    where, _, values = problem.partition(":")
     reasons = [program.source] if program.source.startswith(("reused", "argument", "shuffled")) else []
     reasons += [program.model] if program.model in ("custom_vjp", "custom_jvp", "two") else []
     reasons += [program.event] if program.event != "none" else []
-    reasons += ["nan"] if "nan" in told.split("expected")[0] else []
+    reasons += ["nan"] if "nan" in values.split("expected")[0] else []
     return " ".join(part for part in (program.kind, program.variant, where, *reasons) if part)
 
 
 def _reads_record(program: Program) -> bool:
-    """Whether the expected result depends on the order in which examples were drawn."""
+    """Returns whether the expected result depends on the order in which examples were drawn."""
     return program.source == "shuffled" and program.kind == "training"
 
 
 def _is_allowed(error: dict[str, Any], allowed: tuple[str, ...]) -> bool:
-    """A refusal is an error class of mirrored or of JAX (never a raw RuntimeError) that speaks of the matter."""
+    """Returns whether an error is allowed: a class of mirrored or JAX (never RuntimeError) with an allowed text."""
     refuses = error["module"].startswith((_OWN, "jax", "mirrored")) or error["class"] in ("TypeError", "ValueError")
     return refuses and any(part in error["message"] for part in allowed)

@@ -20,28 +20,28 @@ SHAPES: Final[dict[str, dict[str, tuple[int, ...]]]] = {
 
 
 def linear(p: Any, x: Any) -> Any:
-    """A linear layer."""
+    """Applies a linear layer."""
     return x @ p["w"] + p["b"]
 
 
 def mlp(p: Any, x: Any) -> Any:
-    """Two layers."""
+    """Applies two layers."""
     return jnp.tanh(x @ p["w1"] + p["b1"]) @ p["w2"] + p["b2"]
 
 
 def embedding(p: Any, x: Any) -> Any:
-    """A lookup, and a linear layer over what it gives."""
+    """Applies an embedding lookup and a linear layer."""
     row = jnp.abs(x[:, 0] * 3).astype(jnp.int32) % 5
     return (jnp.asarray(p["table"])[row] + x) @ p["w"]
 
 
 def two(p: Any, x: Any) -> Any:
-    """Replicas with an even number use `w`, the others `v`: gradients of the other one are None."""
+    """Even-numbered replicas use `w`, the others `v`: the gradient of the other one is None."""
     return x @ p["v" if p["replica"] % 2 else "w"]
 
 
 def custom_vjp(p: Any, x: Any) -> Any:
-    """A layer with a rule of its own for its argument, which closes over the weights."""
+    """Applies a layer with a custom VJP rule for its argument, which closes over the weights."""
     w = jnp.asarray(p["w"])
 
     @jax.custom_vjp
@@ -60,7 +60,7 @@ def custom_vjp(p: Any, x: Any) -> Any:
 
 
 def custom_jvp(p: Any, x: Any) -> Any:
-    """The same with a forward rule."""
+    """Applies the same layer with a custom JVP rule."""
     w = jnp.asarray(p["w"])
 
     @jax.custom_jvp
@@ -76,13 +76,13 @@ def custom_jvp(p: Any, x: Any) -> Any:
 
 
 def scan(p: Any, x: Any) -> Any:
-    """A loop whose body reads the weights."""
+    """Applies a loop whose body reads the weights."""
     state, _ = jax.lax.scan(lambda state, _: (jnp.tanh(state @ p["w"]), None), x, None, length=3)
     return state @ p["head"]
 
 
 def data(seed: int, examples: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs f32[n, 3], labels f32[n, 1], weights f32[n] (some are 0) and the examples' numbers i32[n]."""
+    """Returns inputs f32[n, 3], labels f32[n, 1], weights f32[n] (some are 0) and example ids i32[n]."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(examples, 3)).astype(np.float32)
     y = (x @ np.array([[1.0], [-2.0], [0.5]], np.float32) + 0.1).astype(np.float32)
@@ -91,7 +91,7 @@ def data(seed: int, examples: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, 
 
 
 def start(seed: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """The initial weights."""
+    """Returns the initial weights."""
     rng = np.random.default_rng(seed + 1)
     return {name: (rng.normal(size=shape) / 2).astype(np.float32) for name, shape in shapes.items()}
 

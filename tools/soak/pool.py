@@ -1,4 +1,4 @@
-"""A process that runs programs, restarted after a crash, a deadlock, or a number of programs."""
+"""A worker process that runs programs; it is restarted after a crash, a deadlock, or a number of programs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _START_SECONDS: Final = 180.0
 
 
 class Runner:
-    """Runs the texts of programs, one after the other, each bounded in time.
+    """Runs the texts of programs one at a time, each with a time limit.
 
     Args:
-        source: The folder of the `mirrored` to test, for PYTHONPATH.
+        source: The folder of the `mirrored` package to test, for PYTHONPATH.
         seconds: The time limit of a program.
-        programs: After how many the process is replaced; compiled programs fill its memory.
+        programs: Number of programs before the process is replaced; compiled programs fill its memory.
     """
 
     def __init__(self, source: Path, seconds: float = 90.0, programs: int = 80) -> None:
@@ -36,7 +36,7 @@ class Runner:
         self._log: Any = None
 
     def run(self, text: str) -> dict[str, Any]:
-        """What the program gave: `record` or `error`, with `warnings`; or `lost` if the process ended or hung."""
+        """Returns the program's `record` or `error`, with `warnings`; or `lost` if the process ended or hung."""
         if self._process is not None and self._count >= self._limit:
             self.close()
         if self._process is None:
@@ -54,7 +54,7 @@ class Runner:
             result: dict[str, Any] = json.loads(line)
             return result
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGUSR1)  # faulthandler writes where every thread is
+            self._process.send_signal(signal.SIGUSR1)  # faulthandler writes the stack of every thread
             time.sleep(0.5)
             return self._lost(f"hangs: no result after {self._seconds:g} s")
         code = self._process.returncode
@@ -68,7 +68,7 @@ class Runner:
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # of a program that the process did not read
+        with contextlib.suppress(BrokenPipeError):  # the process may not have read its last program
             self._process.stdin.close()
         os.close(self._reader)
         self._log.close()
@@ -99,10 +99,10 @@ class Runner:
         os.close(writer)
         self._reader, self._buffer, self._count = reader, b"", 0
         if self._line(_START_SECONDS) is None:
-            raise RuntimeError(f"the process that runs programs did not start:\n{self._told()}")
+            raise RuntimeError(f"the process that runs programs did not start:\n{self._stderr_text()}")
 
     def _line(self, seconds: float) -> str | None:
-        """The next line, None at the end or after `seconds`."""
+        """Returns the next line; None at the end of the stream or after `seconds`."""
         end = time.monotonic() + seconds
         while b"\n" not in self._buffer:
             left = end - time.monotonic()
@@ -118,10 +118,10 @@ class Runner:
         return line.decode()
 
     def _lost(self, how: str) -> dict[str, Any]:
-        told = self._told()
+        text = self._stderr_text()
         self.close()
-        return {"lost": how, "traceback": told}
+        return {"lost": how, "traceback": text}
 
-    def _told(self) -> str:
+    def _stderr_text(self) -> str:
         self._log.seek(0)
         return str(self._log.read())[-6000:]

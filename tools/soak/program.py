@@ -1,4 +1,4 @@
-"""What a drawn program is: one value per decision, each with a simplest value to shrink to."""
+"""The description of a drawn program: one value per decision, each with a simplest value to which it shrinks."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ COUNTS: Final = (1, 2, 3, 4, 6, 8)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """A program, before its text is written. The defaults are the simplest program.
+    """A program before its text is written. The defaults are the simplest program.
 
     Attributes:
-        kind: Which template writes its text: a key of `soak.kinds.KINDS`.
-        seed: Of its data and initial weights.
-        model: A name of `soak.models.SHAPES`.
+        kind: The template of its text: a key of `soak.kinds.KINDS`.
+        seed: The seed of its data and initial weights.
+        model: A name in `soak.models.SHAPES`.
         update: How weights change: `mr.optimizers`, optax in `run`, `merge_call`, NNX, Equinox, Keras.
         optimizer: The update rule.
-        clip: Which bound the optimizer gets: none, clipnorm, global_clipnorm, clipvalue.
+        clip: The gradient clipping of the optimizer: none, clipnorm, global_clipnorm, clipvalue.
         weighting: Whether examples have weights or a mask, and whether masked losses are NaN.
-        source: Where batches come from.
+        source: The data source.
         examples: Examples per epoch.
         batch: Global batch size.
-        epochs: How often the source is read.
-        last_batch: What becomes of a smaller batch: split, pad, drop.
+        epochs: Number of epochs.
+        last_batch: How a smaller batch is handled: split, pad, drop.
         devices: Devices of the strategy.
         replicas: Replicas of the strategy, a multiple of `devices`.
         deterministic: The strategy's option.
         layouts: Further numbers of devices for the same replicas; results must be bit-identical.
-        way: Eager, compiled as a whole, compiled inside `run`, or several steps per call.
-        event: What happens at step `event_step`: an interrupt, an exception in one replica, a restore on another
-            layout, a thread that reads.
-        event_step: After how many steps.
-        restore_devices: Devices of the second layout.
-        restore_replicas: Replicas of the second layout.
-        overwrites: Whether the arrays that variables were made from are overwritten afterwards.
-        variant: Which of the kind's variants; kinds that are not training have some.
+        way: The execution mode: eager, compiled as a whole, compiled inside `run`, or several steps per call.
+        event: What happens at step `event_step`: an interrupt, an exception in one replica, a restore with another
+            device assignment, a reading thread.
+        event_step: The number of steps before the event.
+        restore_devices: Devices of the second device assignment.
+        restore_replicas: Replicas of the second device assignment.
+        overwrites: Whether the arrays from which variables were created are overwritten afterwards.
+        variant: The variant of the kind; kinds other than training have some.
     """
 
     kind: str = "training"
@@ -65,17 +65,17 @@ class Program:
     variant: str = ""
 
     def as_json(self) -> str:
-        """The program on one line."""
+        """Returns the program as one line of JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @staticmethod
     def from_json(text: str) -> Program:
-        """The inverse of `as_json`."""
+        """Parses the result of `as_json`."""
         fields: dict[str, Any] = json.loads(text)
         return Program(**{**fields, "layouts": tuple(fields["layouts"])})
 
     def changes(self) -> dict[str, Any]:
-        """The decisions that differ from the simplest program."""
+        """Returns the decisions that differ from the simplest program."""
         return {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
@@ -83,18 +83,18 @@ class Program:
         }
 
     def replace(self, **changes: Any) -> Program:
-        """The program with other values."""
+        """Returns the program with some values replaced."""
         return dataclasses.replace(self, **changes)
 
     @property
     def batch_sizes(self) -> list[int]:
-        """The size of each global batch of an epoch, after `last_batch`."""
+        """Returns the size of each global batch of an epoch, after `last_batch`."""
         whole, rest = divmod(self.examples, self.batch)
         return [self.batch] * whole + [rest] * (rest > 0 and self.last_batch != "drop")
 
     @property
     def steps(self) -> int:
-        """How many steps the program trains."""
+        """The number of training steps."""
         return len(self.batch_sizes) * self.epochs
 
 
@@ -102,12 +102,12 @@ _EVEN: Final = ("steps_per_call",)
 
 
 def problem(program: Program) -> str | None:
-    """Why a combination is not a program that the documentation allows; None if it is one."""
+    """Returns why the documentation does not allow a combination; None if it does."""
     checks = (
         (program.replicas % program.devices, "replicas are a multiple of devices"),
         (program.restore_replicas % program.restore_devices, "replicas are a multiple of devices"),
-        (any(program.replicas % devices for devices in program.layouts), "every layout divides the replicas"),
-        (program.layouts and not program.deterministic, "only deterministic=True promises equal bits"),
+        (any(program.replicas % devices for devices in program.layouts), "each count of devices divides the replicas"),
+        (program.layouts and not program.deterministic, "only deterministic=True guarantees bit-identical results"),
         (program.layouts and program.event in ("interrupt", "reader"), "timing decides"),
         (program.examples < program.batch, "there is one whole batch"),
         (_trains_alone(program) and program.steps < 2, "only state that is fed back shows that replicas train alone"),

@@ -1,7 +1,7 @@
-"""The independent implementation: the same training on one device, in plain JAX and optax, without mirrored.
+"""The reference implementation: the same training on one device, in plain JAX and optax, without mirrored.
 
-A custom rule that closes over weights is replaced by the function that it stands for: plain JAX refuses to
-differentiate such a closure, so the mathematical gradient is what a framework that accepts it must give.
+A custom derivative rule that closes over weights is replaced by its function: plain JAX does not differentiate such a
+closure, so a framework that accepts it must give the mathematical gradient.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RATE: Final = 0.05
 
 
 def transform_of(name: str, clip: str = "none") -> optax.GradientTransformation:
-    """The optimizer of a program."""
+    """Returns the optimizer of a program."""
     rule = {
         "sgd": lambda: optax.sgd(RATE),
         "momentum": lambda: optax.sgd(RATE, 0.9),
@@ -44,14 +44,14 @@ def _bounded(update: Any) -> Any:
 
 
 def orders_of(program: Program) -> list[list[int]]:
-    """Which examples each step trains on, for sources with a fixed order."""
+    """Returns the examples of each step, for sources with a fixed order."""
     edges = np.cumsum([0, *program.batch_sizes])
     epoch = [list(range(a, b)) for a, b in zip(edges, edges[1:], strict=False)]
     return epoch * program.epochs
 
 
 def train(program: Program, orders: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Losses and final weights of the program on one device."""
+    """Returns losses and final weights of the program on one device."""
     x, y, weights, _ = models.data(program.seed, program.examples)
     parameters: Any = models.start(program.seed, models.SHAPES[program.model])
     transform = transform_of(program.optimizer, program.clip)
@@ -83,7 +83,7 @@ def _weights_of(program: Program, weights: np.ndarray, rows: np.ndarray) -> np.n
 
 
 def _replica_of(program: Program, count: int) -> np.ndarray:
-    """The replica of each row: shares of ceil(m / n), the last ones smaller or empty; of a whole batch if padded."""
+    """Returns each row's replica: per-replica batches of ceil(m / n), the last ones smaller or empty unless padded."""
     whole = program.batch if program.last_batch == "pad" else count
     return np.arange(count) // -(-whole // program.replicas)
 

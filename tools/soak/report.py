@@ -1,4 +1,4 @@
-"""What the soak has found: counted while it runs, told at its end."""
+"""The findings of the soak test: collected while it runs, printed at its end."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from soak.program import Program
 
 @dataclasses.dataclass
 class Finding:
-    """One signature: how often it was seen, and its simplest program.
+    """One signature, with its number of occurrences and its simplest program.
 
     Attributes:
-        signature: What its occurrences have in common.
+        signature: The common property of its occurrences.
         program: The simplest program.
-        verdict: What became of it.
-        script: Where its script is.
-        drawn: The number of the program in which it was seen first.
-        seconds: When it was seen first.
-        count: In how many programs it was seen.
+        verdict: The verdict on that program.
+        script: The path of its script.
+        drawn: The number of the first program with this signature.
+        seconds: The time of the first occurrence.
+        count: The number of programs with this signature.
     """
 
     signature: str
@@ -39,7 +39,7 @@ class Finding:
 
 
 class Report:
-    """Counts programs and verdicts, and keeps the findings."""
+    """Counts programs and verdicts, and collects the findings."""
 
     def __init__(self) -> None:
         self.findings: dict[str, Finding] = {}
@@ -49,11 +49,11 @@ class Report:
 
     @property
     def programs(self) -> int:
-        """How many programs have run."""
+        """The number of programs that have run."""
         return sum(self.statuses.values())
 
     def count(self, program: Program, verdict: Verdict) -> None:
-        """Notes one program."""
+        """Counts one program."""
         self.statuses[verdict.status] += 1
         for name in ("kind", "update", "way", "source", "event", "model"):
             if program.kind == "training" or name == "kind":
@@ -80,7 +80,7 @@ class Report:
         console.print(table)
 
     def as_json(self, seconds: float) -> dict[str, Any]:
-        """The summary as data."""
+        """Returns the summary as data."""
         return {
             "seconds": round(seconds),
             "programs": self.programs,

@@ -1,4 +1,4 @@
-"""The text of a program: as the soak runs it, and as a script that stands alone."""
+"""The text of a program: as the soak test runs it, and as a standalone script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from soak.program import Program
 _END: Final = """
 
 # ------------------------------------------------------------------------------------------------------------------
-# What single-device JAX gives for the same program.
+# The result of the same program in single-device JAX.
 EXPECTED = {expected}
 
 {compare}
@@ -29,17 +29,17 @@ if __name__ == "__main__":
 
 
 def body_of(program: Program) -> str:
-    """The text that defines `program()`."""
+    """Returns the text that defines `program()`."""
     return KINDS[program.kind].body(program)
 
 
 def standalone(program: Program, expected: dict[str, Any], problem: str) -> str:
-    """A script without the tool: the program, the expected result, and the comparison.
+    """Returns a script that runs without the tool: the program, the expected result, and the comparison.
 
     Args:
         program: The program.
         expected: Its expected result.
-        problem: What was found, for the first lines.
+        problem: The finding, for the first lines.
     """
     source = inspect.getsource(compare).replace("from __future__ import annotations\n", "")
     first = problem.strip().splitlines()[-1] if problem.strip() else "?"

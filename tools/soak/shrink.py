@@ -1,4 +1,4 @@
-"""Makes a failing program simpler, as long as it fails in the same way."""
+"""Shrinks a failing program: makes it simpler as long as it fails in the same way."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from soak.program import COUNTS, Program, problem
 
 
 def shrink(program: Program, fails: Callable[[Program], bool], trials: int = 60) -> Program:
-    """The simplest program found that still fails.
+    """Returns the simplest program found that still fails.
 
     Args:
         program: A failing program.
-        fails: Runs a program; whether it fails in the same way.
-        trials: At most so many runs.
+        fails: Runs a program and returns whether it fails in the same way.
+        trials: Maximum number of runs.
 
     Returns:
-        A program none of whose simpler neighbours fails, or the simplest when the trials are used up.
+        A program that fails, while no simpler neighbor does; or the simplest one after all trials.
     """
     tried = {program}
     while True:
@@ -36,14 +36,14 @@ def shrink(program: Program, fails: Callable[[Program], bool], trials: int = 60)
 
 
 def simplifications(program: Program) -> Iterator[Program]:
-    """Programs with one decision less, the largest steps first; only those that the documentation allows."""
+    """Yields programs with one decision less, largest steps first; only those that the documentation allows."""
     for simpler in (*_defaults(program), *_fewer_replicas(program), *_less_data(program)):
         if simpler != program and problem(simpler) is None:
             yield simpler
 
 
 def _defaults(program: Program) -> Iterator[Program]:
-    """One decision at its simplest; and all that several decisions say about one matter."""
+    """Yields programs with one decision, or all decisions about one topic, at the simplest value."""
     yield program.replace(event="none", event_step=1, restore_devices=1, restore_replicas=1)
     yield program.replace(devices=1, replicas=1, layouts=())
     yield program.replace(layouts=(), deterministic=False)

@@ -1,6 +1,6 @@
-"""Runs programs in a process of its own: one JSON line in, one out.
+"""Runs programs in a separate process: reads and writes one JSON line per program.
 
-A finding may be a crash or a deadlock of the whole process, so the process that judges is another one.
+A program can crash or deadlock the whole process, so another process judges the results.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 
 def main() -> None:
-    """Reads programs from standard input until its end; results go to the descriptor SOAK_RESULTS."""
+    """Reads programs from standard input until its end; writes results to the descriptor SOAK_RESULTS."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     results = os.fdopen(int(os.environ["SOAK_RESULTS"]), "w")
-    import mirrored  # noqa: F401  # not counted in a program's time
+    import mirrored  # noqa: F401  # imported here so that no program's time includes it
 
     print(json.dumps({"ready": True}), file=results, flush=True)
     for line in sys.stdin:
@@ -32,7 +32,7 @@ def result_of(text: str) -> dict[str, Any]:
     """Executes the text of a program and calls its `program()`.
 
     Returns:
-        `record`, or `error` with its class and traceback; and the warnings of mirrored.
+        `record`, or `error` with its class and traceback; and the warnings from mirrored.
     """
     module = types.ModuleType("soak_program")
     sys.modules["soak_program"] = module  # dataclasses look there
@@ -50,7 +50,7 @@ def result_of(text: str) -> dict[str, Any]:
                 "message": str(error)[:2000],
                 "traceback": traceback.format_exc()[-6000:],
             }
-    # A warning is told by its class or its text: mirrored's messages name what was called.
+    # Warnings from mirrored are recognized by class or text: its messages name the call.
     result["warnings"] = sorted({str(one.message)[:400] for one in caught if "mirrored" in _origin(one)})
     return result
 

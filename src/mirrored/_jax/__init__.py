@@ -1,4 +1,4 @@
-"""The only door to JAX's unstable names: `jax.core`, `jax.extend`, `jax.interpreters`, `jax._src`.
+"""Wrappers of JAX's unstable APIs: the only package that uses `jax.core`, `jax.extend`, `jax.interpreters`, `jax._src`.
 
-One shim per topic; each says which JAX versions it serves and has a probe test in `tests/_jax/`.
+There is one module per topic. Each states the JAX versions that it supports and has a probe test in `tests/_jax/`.
 """

@@ -1,8 +1,8 @@
-"""Making a class of ours acceptable wherever JAX takes an array.
+"""Registers classes whose instances JAX accepts as arrays.
 
-Serves JAX 0.10 to 0.12: `lax`, `jit` and `jax.nn` no longer honour `__jax_array__`; they look the type up in two
-tables. JAX 0.10.0 looks at one of them only for numbers and NumPy arrays when a primitive is applied, so there the
-look is widened to the classes registered here.
+Supports JAX 0.10 to 0.12. `lax`, `jit` and `jax.nn` do not call `__jax_array__`; they look up the type in two tables.
+When a primitive is applied, JAX 0.10.0 consults one of the tables only for numbers and NumPy arrays, so this module
+extends that lookup to the registered classes.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _registered: set[type] = set()
 
 
 def register_array_like(cls: type, *, read: Callable[[Any], Any], shape_of: Callable[[Any], Any]) -> None:
-    """Lets JAX take instances of `cls` for arrays.
+    """Makes JAX accept instances of `cls` as arrays.
 
     Args:
-        cls: The class; subclasses are covered too.
-        read: Gives the array (or tracer) that stands for an instance, each time a primitive is applied to it.
-        shape_of: Gives the instance's abstract value (a `ShapedArray`) without reading it.
+        cls: The class; subclasses are included.
+        read: Returns the array (or tracer) of an instance. It is called whenever a primitive is applied to it.
+        shape_of: Returns the instance's abstract value (a `ShapedArray`) without reading the instance.
     """
     _dtypes.canonicalize_value_handlers[cls] = read
     _core.pytype_aval_mappings[cls] = shape_of
     _registered.add(cls)
 
 
-def _looking_up_ours(canonicalize: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _with_registered(canonicalize: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def canonicalize_value_dtype(value: Any) -> Any:
         if _registered.isdisjoint(type(value).__mro__):
             return canonicalize(value)
@@ -39,4 +39,4 @@ def _looking_up_ours(canonicalize: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 
 if hasattr(_core, "canonicalize_value_dtype"):  # JAX 0.10.0
-    _core.canonicalize_value_dtype = _looking_up_ours(_core.canonicalize_value_dtype)
+    _core.canonicalize_value_dtype = _with_registered(_core.canonicalize_value_dtype)

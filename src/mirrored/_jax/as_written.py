@@ -1,17 +1,17 @@
-"""Programs compiled as they are written: no computation merged with another that looks the same.
+"""Compiles programs as written: XLA does not merge equal computations, so results are bit-identical.
 
-How often a value is used decides which of the compiler's rewrites apply to it (`a / broadcast(b)` becomes a product
-with 1 / b if the broadcast has two users), so whatever merges equal computations across the replicas of one device
-makes bits depend on how many replicas a device has. Two things merge: the pass `cse`; and the round trip through
-Shardy, which merges constants and broadcast scalars and is made for several devices only *(seen in the passes' dumps:
-64 broadcasts before Shardy, 50 after)*. So such programs are partitioned by GSPMD, with `cse` left out.
+The number of users of a value determines which compiler rewrites apply to it: `a / broadcast(b)` becomes a product with
+1 / b if the broadcast has two users. If equal computations of the virtual replicas of one device are merged, bits
+therefore depend on the number of replicas per device. Two parts of XLA merge them: the pass `cse`, and the round trip
+through Shardy, which merges constants and broadcast scalars and runs only for several devices *(seen in the passes'
+dumps: 64 broadcasts before Shardy, 50 after)*. Such programs are therefore partitioned by GSPMD, and `cse` is disabled.
 
-On CPUs the pass `small-while-loop-hoisting` makes one function of a small loop without collectives, in which LLVM
-contracts products and sums across operations. The loop over the steps of one call has collectives on several devices
-only: its bits would depend on the layout. The pass is left out, too.
+On CPUs, the pass `small-while-loop-hoisting` turns a small loop without collectives into one function, in which LLVM
+contracts products and sums across operations. The loop over the steps of one call has collectives only on several
+devices, so its bits would depend on the device assignment. This pass is disabled as well.
 
-Serves JAX 0.10 to 0.12, where GSPMD is deprecated: XLA warns of it with every program, which is silenced around the
-call. A JAX without it needs another way; the probe test will tell.
+Supports JAX 0.10 to 0.12, where GSPMD is deprecated. XLA logs a warning for every such program, which is silenced
+around the call. A JAX version without GSPMD needs another method; the probe test will fail there.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ _ONLY_ERRORS = 2
 
 
 class AsWritten:
-    """`jax.jit` of a function, compiled as it is written.
+    """`jax.jit` of a function, compiled as written.
 
     Args:
-        function: Traced at the first call, as `jax.jit` does.
-        options: What `jax.jit` takes.
+        function: The function. As with `jax.jit`, it is traced at the first call.
+        options: Options of `jax.jit`.
 
     Attributes:
-        jitted: What `jax.jit` returned.
+        jitted: The result of `jax.jit`.
     """
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
         self.jitted = jax.jit(function, compiler_options=_WITHOUT_MERGING, **options)
 
     def __call__(self, *args: Any) -> Any:
-        """Runs it, compiling it first if need be."""
+        """Runs the function. Compiles it first if necessary."""
         with _partitioned_unmerged():
             return self.jitted(*args)
 
     def lower(self, *args: Any) -> Any:
-        """JAX's lowering for these arguments."""
+        """Returns JAX's lowering for these arguments."""
         with _partitioned_unmerged():
             return _Lowered(self.jitted.lower(*args))
 
 
 class _Lowered:
-    """A lowering that is compiled as the call would compile it; all else is the lowering's."""
+    """A lowering whose `compile` uses the same compiler settings as the call. Other attributes are forwarded."""
 
     def __init__(self, lowered: Any) -> None:
         self._lowered = lowered
@@ -72,14 +72,14 @@ class _Lowered:
 
 
 def jit(function: Callable[..., Any], *, as_written: bool, **options: Any) -> Any:
-    """`jax.jit` of `function`, or one that keeps it as written."""
+    """Returns `jax.jit` of `function`, or its `AsWritten` counterpart."""
     return AsWritten(function, **options) if as_written else jax.jit(function, **options)
 
 
 def dispatch_of(jitted: Any) -> Dispatch:
-    """What `jit` returned, to be called so that its results survive exceptions."""
+    """Returns a `Dispatch` of a result of `jit`, whose results survive exceptions in the calling thread."""
     if isinstance(jitted, AsWritten):
-        # JAX's fast path knows nothing of the partitioner: only a cache miss asks for it.
+        # The partitioner setting matters only on a cache miss, which compiles; JAX's fast path does not check it.
         return Dispatch(jitted.jitted, _partitioned_unmerged)
     return Dispatch(jitted)
 
@@ -95,9 +95,9 @@ def _partitioned_unmerged() -> Iterator[None]:
 
 
 def _level() -> int:
-    """The lowest level that XLA logs, as JAX's configuration or else the environment says."""
+    """Returns XLA's minimum log level, from JAX's configuration or else from the environment."""
     level = getattr(jax.config, "jax_logging_level", None)
     if level in _LEVELS:
         return _LEVELS[level]
-    told = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")
-    return int(told) if told.isdigit() else 1
+    value = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")
+    return int(value) if value.isdigit() else 1

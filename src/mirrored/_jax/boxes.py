@@ -1,20 +1,22 @@
 """Boxes: arrays that an eager tape tracks.
 
-A box is a `jax.Array` with a payload (the concrete array) and the key under which its tape knows it. It is not a
-tracer: JAX asks us, through its table of value handlers, what stands for it wherever a primitive meets it:
+A box is a `jax.Array` with a payload (the concrete array) and the key under which its tape tracks it. It is not a
+tracer. When a primitive is applied to a box, JAX looks up a value handler, which replaces the box as follows:
 
-- under its own tape (or another one): the box itself, which the tape's trace unwraps and records;
-- under a nested transform inside the tape: a `BoxTracer`, a constant of no running trace, which JAX hoists through
-  `jit`, `scan`, `cond`, `checkpoint` and hands back to the tape (a bare array would be baked in and its gradient lost);
-- anywhere else: the payload.
+- under its own tape (or another one): by the box itself, which the tape's trace unwraps and records;
+- under a nested transform inside the tape: by a `BoxTracer`, which belongs to no running trace. JAX hoists it as a
+  constant through `jit`, `scan`, `cond` and `checkpoint`, and returns it to the tape. (A bare array would be embedded
+  in the jaxpr, and its gradient would be lost.)
+- anywhere else: by the payload.
 
-So whatever treats arrays specially (`device_put`, ahead-of-time compiled calls, pickle, dlpack, `jax.device_get`,
-NumPy, ...) sees an array.
+Code that treats arrays specially (`device_put`, ahead-of-time compiled calls, pickle, dlpack, `jax.device_get`, NumPy,
+...) therefore handles a box as an array.
 
-A `ReadTracer` stands for "the variable's value when this runs": what a variable read gives inside a nested transform
-under an eager tape. JAX may keep the traced helper for good; each call of it reads the variable anew.
+A `ReadTracer` stands for the value of a variable at the time of execution. A variable read inside a nested transform
+under an eager tape returns it. JAX may keep the traced helper permanently; each call of it reads the variable again.
 
-Serves JAX 0.10 to 0.12: a subclass of `jax.Array`, with the attributes of `ArrayImpl` and JAX's table of array methods.
+Supports JAX 0.10 to 0.12: a subclass of `jax.Array` with the attributes of `ArrayImpl` and JAX's table of array
+methods.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _trace_now = _core.trace_ctx
 
 
 class _StandInTrace(jax.core.Trace):  # type: ignore[misc]
-    """Owns stand-in tracers and runs nothing."""
+    """The trace to which stand-in tracers belong. It never executes a primitive."""
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
         raise AssertionError("the stand-ins' trace is never current")
@@ -56,7 +58,7 @@ class Box(jax.Array):
     Attributes:
         payload: The concrete array.
         owner: The tape's trace.
-        key: What the owner knows it by.
+        key: The key under which the owner tracks it.
     """
 
     __slots__ = ("_stand_in", "key", "owner", "payload")
@@ -72,7 +74,7 @@ class Box(jax.Array):
         self.payload = payload
         self.key = key
 
-    # What JAX looks at
+    # Attributes that JAX reads
 
     @property
     def aval(self) -> Any:
@@ -80,10 +82,10 @@ class Box(jax.Array):
 
     @property
     def dimension_as_value(self) -> Callable[[], Any]:
-        """Asked for by a trace that takes the box for a constant of its own, without asking the handlers."""
+        """A hook that a trace calls if it makes the box a constant directly, without the value handlers."""
         return lambda: stand_in(self) if self.owner.recorder is not None else self.payload
 
-    # What the box does by itself
+    # Methods that do not go through JAX's table
 
     def block_until_ready(self) -> Box:
         self.payload.block_until_ready()
@@ -125,7 +127,7 @@ class Box(jax.Array):
 
 
 def contents_of_stand_in(tracer: Any) -> list[tuple[str, Any]]:
-    """What `jax.closure_convert` is to see of a tracer that stands for a value; it turns it into an argument."""
+    """Returns the contents of a stand-in tracer that make `jax.closure_convert` turn it into an argument."""
     if not _dtypes.issubdtype(tracer.aval.dtype, np.inexact):
         return []
     differentiated: Any = object.__new__(_ad.JVPTracer)
@@ -134,7 +136,10 @@ def contents_of_stand_in(tracer: Any) -> list[tuple[str, Any]]:
 
 
 def connected(part: Any, whole: Any) -> Any:
-    """`whole[index]`; where that has no elements JAX makes it without `whole`, and it would have no gradient."""
+    """Returns `part = whole[index]`, connected to `whole` in the computation even if it has no elements.
+
+    JAX creates an empty result without using `whole`, so it would have no gradient.
+    """
     if part.size or not whole.size or not _dtypes.issubdtype(whole.dtype, np.inexact):
         return part
     nothing = _lax.slice(_lax.reshape(whole, (whole.size,)), (0,), (0,))
@@ -142,7 +147,7 @@ def connected(part: Any, whole: Any) -> Any:
 
 
 class _ConnectedRef(_array_methods._IndexUpdateRef):
-    """What `array.at[index]` is, whose `get` stays connected where it has no elements."""
+    """The result of `array.at[index]`. Its `get` stays connected to the array if it has no elements."""
 
     __slots__ = ()
 
@@ -151,7 +156,7 @@ class _ConnectedRef(_array_methods._IndexUpdateRef):
 
 
 class _ConnectedAt(_array_methods._IndexUpdateHelper):
-    """What `array.at` is, for an array that a tape tracks."""
+    """The `at` property of an array that a tape tracks."""
 
     __slots__ = ()
 
@@ -163,7 +168,7 @@ connected_at: Any = property(_ConnectedAt, doc="`jax.Array.at`.")
 
 
 class _StandIn(jax.core.Tracer):  # type: ignore[misc,type-arg]
-    """What JAX hoists out of a function that closes over it."""
+    """Base of tracers that JAX hoists as constants out of a function that closes over them."""
 
     __slots__ = ()
 
@@ -186,7 +191,7 @@ class BoxTracer(_StandIn):
         self.box = box
 
     def resolved(self) -> Any:
-        """What it stands for."""
+        """Returns the box."""
         return self.box
 
     def full_lower(self) -> Any:
@@ -209,7 +214,7 @@ class ReadTracer(_StandIn):
         self.variable = variable
 
     def resolved(self) -> Any:
-        """The variable's value now, announced to whoever listens."""
+        """Returns the variable's current value and announces the read to the listeners."""
         return self.variable.read_value()
 
     def full_lower(self) -> Any:
@@ -223,7 +228,11 @@ STAND_INS = frozenset({BoxTracer, ReadTracer})
 
 
 def stand_in(box: Box) -> BoxTracer:
-    """The tracer that stands for `box` inside the transform that is current."""
+    """Returns the tracer that stands for `box` inside the current transform.
+
+    The owner records which functions JAX is tracing, so that their traces, which contain the box as a constant, can be
+    evicted from JAX's caches.
+    """
     box.owner.captured(evicting.functions_being_traced())
     try:
         return box._stand_in
@@ -242,14 +251,14 @@ def _value_for_jax(box: Box) -> Any:
 
 
 def _shard(boxes: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hands boxes to an executable. While their tape records, only one that was compiled ahead of time gets them."""
+    """Passes boxes to an executable. While their tape records, this happens only for ahead-of-time compiled ones."""
     if any(box.owner.recorder is not None and box.owner is _trace_now.trace for box in boxes):
         warnings.warn(
-            "A function that was compiled ahead of time (jax.jit(f).lower(...).compile()) got an array that a "
-            "GradientTape tracks.\n"
-            "  rule:   an executable has no derivative, so the tape records nothing, and the gradient lacks this part\n"
-            "  remedy: call jax.jit(f), which is compiled once, too; or pass jax.lax.stop_gradient(x) if no gradient "
-            "is wanted",
+            "A function that was compiled ahead of time (jax.jit(f).lower(...).compile()) was called with an array "
+            "that a GradientTape tracks.\n"
+            "  rule:   an executable has no derivative, so the tape does not record it; the gradient lacks its part\n"
+            "  remedy: call jax.jit(f), which is also compiled only once; or pass jax.lax.stop_gradient(x) if no "
+            "gradient is needed",
             stacklevel=user_stacklevel(),
         )
     return _pxla.shard_arg_handlers[ArrayImpl]([box.payload for box in boxes], *args, **kwargs)
@@ -311,7 +320,7 @@ _DIRECT = frozenset({Box, ArrayImpl, float, int})
 
 
 def _operator(name: str, otherwise: Callable[[Any, Any], Any]) -> Callable[[Box, Any], Any]:
-    """An operator that goes straight to the tape where JAX's own way there would be the longer part of the work."""
+    """Returns an operator that calls the tape directly, because JAX's dispatch would dominate the cost."""
 
     def method(self: Box, other: Any) -> Any:
         owner = self.owner
@@ -334,17 +343,17 @@ def _shorten(names: Iterable[str]) -> None:
 
 
 def has_payload(value: Any) -> bool:
-    """Whether `value` is a box."""
+    """Returns whether `value` is a box."""
     return type(value) is Box
 
 
 def is_live_box(value: Any) -> bool:
-    """Whether `value` is a box whose tape is still recording."""
+    """Returns whether `value` is a box whose tape is still recording."""
     return type(value) is Box and value.owner.recorder is not None
 
 
 def payload_of(value: Any) -> Any:
-    """`value` as a concrete array, if a tape has boxed it."""
+    """Returns the concrete array of a box or of its stand-in; any other value unchanged."""
     if type(value) is Box:
         return value.payload
     if type(value) is BoxTracer:
@@ -353,7 +362,7 @@ def payload_of(value: Any) -> Any:
 
 
 def another_object(array: Any) -> Any:
-    """The same concrete array on one device as another object over the same buffer; anything else as it is."""
+    """Returns a new array object over the same buffer, for a concrete array on one device; other values unchanged."""
     if type(array) is Box:
         return Box(array.owner, array.payload, array.key)
     if type(array) is ArrayImpl and len(array.sharding.device_set) == 1:
@@ -362,7 +371,7 @@ def another_object(array: Any) -> Any:
 
 
 def is_eval_trace(trace: Any) -> bool:
-    """Whether `trace` runs primitives at once."""
+    """Returns whether `trace` executes primitives immediately."""
     return trace is None or trace is _core.eval_trace
 
 

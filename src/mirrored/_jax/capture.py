@@ -1,8 +1,8 @@
-"""Capture tracers: stand-ins for values that a trace closes over.
+"""Capture tracers: stand for values that a traced function closes over, and later become its arguments.
 
-Serves JAX 0.10 to 0.12. A tracer that belongs to no running trace is a constant to every trace that meets it: JAX
-hoists it through nested `jit`, `scan`, `cond` and `checkpoint` and hands it back among the constants of the outermost
-jaxpr, where it is found by identity and becomes an argument.
+Supports JAX 0.10 to 0.12. A tracer that belongs to no running trace is a constant for every trace. JAX hoists it
+through nested `jit`, `scan`, `cond` and `checkpoint`, and returns it among the constants of the outermost jaxpr. There
+it is found by identity and replaced by an argument.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ShapedArray = jax.core.ShapedArray
 
 
 class _CaptureTrace(jax.core.Trace):  # type: ignore[misc,unused-ignore]
-    """Owns capture tracers and runs nothing: primitives go to the trace that is current."""
+    """The trace to which capture tracers belong. It never executes a primitive: the current trace does."""
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
         raise AssertionError("the capture trace is never current")
@@ -28,10 +28,11 @@ _capture_trace = _CaptureTrace()  # type: ignore[no-untyped-call,unused-ignore]
 
 
 class CaptureTracer(jax.core.Tracer):  # type: ignore[misc,type-arg,unused-ignore]
-    """Stands for `source`'s value inside a trace.
+    """Stands for the value of `source` inside a trace.
 
     Attributes:
-        source: What the captured value is, to be turned into an argument later.
+        source: The origin of the captured value, such as a variable. It determines the argument that replaces the
+            tracer.
     """
 
     __slots__ = ("source",)

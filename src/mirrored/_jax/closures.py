@@ -1,10 +1,10 @@
-"""What functions with derivatives of their own (`jax.custom_jvp`, `jax.custom_vjp`) close over, inside traced programs.
+"""Finds the values over which functions with custom derivatives (`jax.custom_jvp`, `jax.custom_vjp`) close in programs.
 
-Inside a traced program the closed-over values are leading operands of the call, and its rule says nothing of them. JAX
-refuses to differentiate a `custom_vjp` call with respect to them; for `custom_jvp` it drops their tangents. The rules
-themselves are traced later, by a program that is derived from this one; what they close over is embedded there.
+In a traced program, the closed-over values are leading operands of the call, and the derivative rule does not cover
+them. JAX refuses to differentiate a `custom_vjp` call with respect to them; for `custom_jvp` it drops their tangents.
+The rules themselves are traced later, by a program that is derived from this one, and embed what they close over there.
 
-Serves JAX 0.10 to 0.12 (`num_consts` of the two primitives).
+Supports JAX 0.10 to 0.12 (`num_consts` of the two primitives).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SAME_OPERANDS = (primitives.jit_p, primitives.remat_p, primitives.scan_p, primi
 
 
 class CustomCalls(enum.IntEnum):
-    """Which functions with derivatives of their own a program holds."""
+    """The kinds of functions with custom derivatives that a program contains."""
 
     NONE = 0
     PLAIN = 1
@@ -39,7 +39,7 @@ _found: weakref.WeakKeyDictionary[Any, CustomCalls] = weakref.WeakKeyDictionary(
 
 
 def custom_calls(params: Mapping[str, Any]) -> CustomCalls:
-    """Which such functions the jaxprs among a primitive's parameters hold, however deep."""
+    """Returns the kind of custom-derivative functions in the jaxprs among a primitive's parameters, at any depth."""
     return max((_custom_calls_in(jaxpr) for jaxpr in _jaxprs_in(params)), default=CustomCalls.NONE)
 
 
@@ -58,14 +58,14 @@ def _custom_calls_of(equation: Any) -> CustomCalls:
 
 
 def closed_over_inputs(program: JaxprProgram) -> list[int]:
-    """The inputs of `program` on which the closed-over operands of such calls depend."""
+    """Returns the inputs of `program` on which the closed-over operands of custom-derivative calls depend."""
     jaxpr = program.jaxpr
     _, lost = _flow(jaxpr, [1 << position for position in range(len(jaxpr.invars))])
     return [position for position in range(len(jaxpr.invars)) if lost >> position & 1]
 
 
 def used_constants(program: JaxprProgram) -> list[Any]:
-    """The constants of `program` on which its results depend by other ways than `stop_gradient`."""
+    """Returns the constants of `program` on which its results depend by paths without `stop_gradient`."""
     jaxpr = program.jaxpr
     bits = [1 << position for position in range(len(jaxpr.constvars))]
     results, lost = _flow(jaxpr, [0] * len(jaxpr.invars), bits)
@@ -74,7 +74,7 @@ def used_constants(program: JaxprProgram) -> list[Any]:
 
 
 def embedded_tracers(program: JaxprProgram) -> list[Any]:
-    """What stands for values of the moment inside `program`, however deep, besides its own constants."""
+    """Returns the tracers embedded in the inner jaxprs of `program`, at any depth, except its own constants."""
     return list(_tracers_in(program.jaxpr.eqns))
 
 
@@ -97,12 +97,12 @@ def _opened(jaxpr: Any) -> Any:
 
 
 def _flow(jaxpr: Any, masks: Sequence[int], of_constants: Sequence[int] = ()) -> tuple[list[int], int]:
-    """Which inputs each result depends on, and which ones the closed-over operands do, as bits.
+    """Returns bit masks of the inputs on which each result, and the closed-over operands, depend.
 
     Args:
-        jaxpr: Open or closed.
-        masks: For each input of `jaxpr`, the inputs of the whole program that it depends on.
-        of_constants: The same for its constants; left out: none.
+        jaxpr: An open or closed jaxpr.
+        masks: For each input of `jaxpr`, the mask of the program inputs on which it depends.
+        of_constants: The same for its constants. Default: no dependency.
     """
     jaxpr = _opened(jaxpr)
     known: dict[Any, int] = dict(zip(jaxpr.invars, masks, strict=True))
@@ -121,7 +121,7 @@ def _flow(jaxpr: Any, masks: Sequence[int], of_constants: Sequence[int] = ()) ->
 
 
 def _through(equation: Any, masks: Sequence[int]) -> tuple[list[int], int]:
-    """`_flow` of one equation."""
+    """Computes `_flow` for one equation."""
     everything = functools.reduce(operator.or_, masks, 0)
     results = [0 if equation.primitive is stop_gradient_p else everything] * len(equation.outvars)
     lost = 0
@@ -143,7 +143,7 @@ def _lost_inside(equation: Any, jaxpr: Any, masks: Sequence[int], everything: in
 
 
 def _lost_in_scan(params: Mapping[str, Any], jaxpr: Any, masks: Sequence[int]) -> int:
-    """What is carried depends, after some steps, on all that one step makes of it."""
+    """Computes the mask for a `scan`: iterates until the dependencies of the carry reach a fixed point."""
     start, count = scan_split(params)
     before: list[int] = []
     after = list(masks)

@@ -1,6 +1,6 @@
-"""JAX's detection of the cluster that a process was started in: Open MPI, Slurm, Kubernetes, Cloud TPU.
+"""JAX's detection of the cluster in which a process was started: Open MPI, Slurm, Kubernetes, Cloud TPU.
 
-Serves JAX 0.10 to 0.12: `jax._src.clusters.ClusterEnv` is what `jax.distributed.initialize()` asks.
+Supports JAX 0.10 to 0.12: `jax._src.clusters.ClusterEnv` is the class that `jax.distributed.initialize()` uses.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from jax._src import clusters as _clusters
 
 @dataclasses.dataclass(frozen=True)
 class Detected:
-    """A cluster as JAX has detected it.
+    """A cluster that JAX has detected.
 
     Attributes:
-        name: JAX's name of the detection method, the empty string where JAX gives none.
+        name: JAX's name of the detection method; the empty string if it has none.
         coordinator: ``host:port`` of process 0.
         num_processes: Number of processes, at least 2.
         process_id: Index of this process.
-        restricts_devices: Whether the method gives each process of a host one of its accelerators.
+        restricts_devices: Whether the method assigns each process of a host one of its accelerators.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Detected:
 
 
 class DetectionError(Exception):
-    """The environment is that of a cluster, but JAX cannot read its description."""
+    """The environment belongs to a cluster, but JAX cannot read its description."""
 
 
 def detect(timeout_seconds: int) -> Detected | None:
@@ -59,15 +59,15 @@ def detect(timeout_seconds: int) -> Detected | None:
         )
         restricts = environment.get_local_process_id() is not None
         return Detected(environment.name, coordinator, count, int(environment.get_process_id()), restricts)
-    except Exception as error:  # each method reads another description, by means of its own
+    except Exception as error:  # the methods raise exceptions of many types
         raise DetectionError(f"{name or 'JAX'}: {type(error).__name__}: {error}"[:500]) from error
 
 
 def _methods() -> list[Any]:
-    """The methods that JAX tries by itself.
+    """Returns the detection methods that JAX tries by default.
 
-    Outside of an indexed job Kubernetes says nothing of other processes, and without its Python package JAX's method
-    only warns: both are left out.
+    Kubernetes is omitted outside an indexed job, where it does not describe the other processes, and without its Python
+    package, where JAX's method only warns.
     """
     methods = [one for one in _clusters.ClusterEnv._cluster_types if not one.opt_in_only_method]
     if "JOB_COMPLETION_INDEX" in os.environ and importlib.util.find_spec("kubernetes") is not None:

@@ -1,7 +1,7 @@
-"""JAX's persistent compilation cache, written by every process.
+"""Makes every process write JAX's persistent compilation cache.
 
-Serves JAX 0.10 to 0.12. JAX lets only process 0 write, and on CPU the key holds the topology as one process sees it, so
-that processes > 0 never hit: 3.1 s of every start of a small model. Here each writes its own entries.
+Supports JAX 0.10 to 0.12. In JAX, only process 0 writes entries. On CPU, a key contains the topology as one process
+sees it, so other processes never hit: 3.1 s of every start of a small model. Here every process writes its own entries.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jax._src import distributed as _distributed
 
 
 class _AsFirst:
-    """Stands for the distributed state in JAX's check of who writes; everything else is the real one's."""
+    """Replaces the distributed state in JAX's check of the writing process. All other attributes are forwarded."""
 
     process_id = 0
 
@@ -29,10 +29,10 @@ class _Module:
 
 
 def write_on_every_process() -> bool:
-    """Has every process of a cluster write what it compiles into the cache.
+    """Makes every process of a cluster write the programs that it compiles to the cache.
 
     Returns:
-        Whether this JAX has the check that is taken out.
+        Whether this version of JAX has the check that is removed.
     """
     write: Any = getattr(_compiler, "_cache_write", None)
     if write is None or "distributed" not in write.__code__.co_names:

@@ -1,6 +1,6 @@
-"""The concrete value of a tracer that depends on constants only.
+"""Computes the concrete value of a tracer that depends only on constants.
 
-Serves JAX 0.10 to 0.12: a `DynamicJaxprTracer` knows the equation that made it (`parent`), which knows its inputs.
+Supports JAX 0.10 to 0.12: a `DynamicJaxprTracer` knows the equation that made it (`parent`), which knows its inputs.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ class NotConstant(Exception):
 
 
 def evaluate(value: Any, value_of_source: Callable[[Any], Any] | None = None) -> Any:
-    """Computes `value` now, from the constants that it was made of; on the first replica where replicas differ.
+    """Computes `value` during tracing from the constants on which it depends; for the first replica if replicas differ.
 
     Args:
-        value: Any value; what is no tracer is returned as it is.
-        value_of_source: The present value of what a capture tracer stands for. Default: captured values are not known.
+        value: Any value. A value that is not a tracer is returned unchanged.
+        value_of_source: Returns the current value of the source of a capture tracer. Default: captured values are
+            unknown.
 
     Raises:
-        NotConstant: It depends on something that is not known while tracing.
+        NotConstant: It depends on a value that is unknown during tracing.
     """
     if not isinstance(value, _core.Tracer):
         return value

@@ -1,7 +1,7 @@
-"""The key-value store of a job of several processes: small messages between hosts, by way of the coordinator.
+"""The key-value store of JAX's coordination service: small messages between the processes of a job.
 
-Serves JAX 0.10 to 0.12: the client is found at `jax._src.distributed.global_state`, where JAX's own
-`multihost_utils` finds it. It may be used in any thread, and does not wait for devices.
+Supports JAX 0.10 to 0.12. The client is `jax._src.distributed.global_state.client`, which JAX's `multihost_utils` uses
+too. It can be used in any thread and does not wait for devices.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ class NoAnswer(Exception):
 
 
 def has_devices() -> bool:
-    """Whether JAX has made its devices, so that this process can no longer join a job."""
+    """Returns whether JAX has initialised its devices, after which this process cannot join a job."""
     return bool(_xla_bridge.backends_are_initialized())
 
 
 def disconnect_child() -> None:
-    """In a forked child: leaves the job to the parent.
+    """Disconnects a forked child from the job, which only the parent belongs to.
 
-    JAX would tell the coordinator at the child's exit that this process has ended. The objects are never destroyed:
-    their destructors would shut down the connections, which are the parent's, and wait for threads that the child
-    does not have.
+    Otherwise, at the child's exit, JAX would report to the coordinator that this process has ended. The inherited
+    objects are never destroyed: their destructors would shut down the parent's connections, and would wait for threads
+    that the child does not have.
     """
     state = _distributed.global_state
     for inherited in (state.client, state.service, state.preemption_sync_manager):
@@ -38,22 +38,22 @@ def disconnect_child() -> None:
 
 
 def is_connected() -> bool:
-    """Whether this process has joined a job of several."""
+    """Returns whether this process has joined a job of several processes."""
     return _distributed.global_state.client is not None and (_distributed.global_state.num_processes or 1) > 1
 
 
 def this_process() -> int:
-    """The index of this process, without starting JAX's devices."""
+    """Returns the index of this process without initialising JAX's devices."""
     return int(_distributed.global_state.process_id or 0)
 
 
 def num_processes() -> int:
-    """How many processes the job has, without starting JAX's devices."""
+    """Returns the number of processes of the job without initialising JAX's devices."""
     return int(_distributed.global_state.num_processes or 1)
 
 
 def address() -> str:
-    """``host:port`` of the coordinator."""
+    """Returns ``host:port`` of the coordinator."""
     return str(_distributed.global_state.coordinator_address)
 
 
@@ -65,17 +65,17 @@ def put(key: str, value: str) -> None:
     """Sets a key.
 
     Raises:
-        RuntimeError: It is set already, or the coordinator is gone.
+        RuntimeError: The key is already set, or the coordinator is unreachable.
     """
     _client().key_value_set(key, value)
 
 
 def get(key: str, timeout_seconds: float) -> str:
-    """The value of a key, as soon as it is set.
+    """Waits until a key is set and returns its value.
 
     Raises:
-        NoAnswer: It was not set in time.
-        RuntimeError: The coordinator is gone.
+        NoAnswer: The key was not set in time.
+        RuntimeError: The coordinator is unreachable.
     """
     try:
         return str(_client().blocking_key_value_get(key, max(1, int(timeout_seconds * 1000))))
@@ -86,7 +86,7 @@ def get(key: str, timeout_seconds: float) -> str:
 
 
 def look(key: str) -> str | None:
-    """The value of a key, None if it is not set."""
+    """Returns the value of a key, or None if it is not set."""
     try:
         return str(_client().key_value_try_get(key))
     except jax.errors.JaxRuntimeError as error:
@@ -96,20 +96,20 @@ def look(key: str) -> str | None:
 
 
 def below(prefix: str) -> dict[str, str]:
-    """All keys that begin with ``prefix/`` and are set, without it."""
+    """Returns the values of all keys that begin with ``prefix/``, by the last part of the key."""
     found = _client().key_value_dir_get(prefix)
     return {str(key).rpartition("/")[2]: str(value) for key, value in found}
 
 
 def forget(key: str) -> None:
-    """Removes a key, if it is there."""
+    """Removes a key if it is set."""
     _client().key_value_delete(key)
 
 
 def post(key: str, value: str) -> None:
-    """Sets a key, also one that is set already.
+    """Sets a key, and overwrites an existing value.
 
     Raises:
-        RuntimeError: The coordinator is gone.
+        RuntimeError: The coordinator is unreachable.
     """
     _client().key_value_set(key, value, allow_overwrite=True)

@@ -1,6 +1,6 @@
-"""Functions with derivatives of their own (`jax.custom_jvp`, `jax.custom_vjp`), as JAX hands them to a trace.
+"""Handles functions with custom derivatives (`jax.custom_jvp`, `jax.custom_vjp`) in the form that a trace receives.
 
-Serves JAX 0.10 to 0.12: `linear_util.WrappedFun` with its debug info and stores.
+Supports JAX 0.10 to 0.12: `linear_util.WrappedFun` with its debug info and stores.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 
 
 def is_from_jax(function: Any) -> bool:
-    """Whether the wrapped function is JAX's own, and so depends on nothing but its arguments."""
+    """Returns whether the wrapped function is part of JAX, and therefore depends only on its arguments."""
     return str(function.debug_info.func_filename or "").startswith(_JAX)
 
 
 def with_stores_filled(function: Any, by: Any) -> None:
-    """Tells the caller of `function` what running it would have told, as an earlier run of its equal `by` did."""
+    """Fills the stores of `function`, as running it would, from those of the equal function `by` that has run."""
     for store, earlier in zip(function.stores, by.stores, strict=True):
         if store is not None and not store:
             store.store(earlier.val)
 
 
 def reset_stores(function: Any) -> None:
-    """Makes the wrapped function forget what it learned from running."""
+    """Empties the stores that the wrapped function filled when it ran."""
     for store in getattr(function, "stores", ()):
         if store:
             store.reset()
@@ -39,7 +39,7 @@ def reset_stores(function: Any) -> None:
 
 @contextmanager
 def stores_kept(function: Any) -> Iterator[None]:
-    """Runs the block with the stores of the wrapped function empty, and puts back what they held."""
+    """Runs the block with empty stores of the wrapped function, and restores their contents afterwards."""
     stores = [store for store in getattr(function, "stores", ()) if store is not None]
     held = [(store, store.val) for store in stores if store]
     reset_stores(function)
@@ -52,7 +52,7 @@ def stores_kept(function: Any) -> Iterator[None]:
 
 
 def binder(primitive: Any, functions: Sequence[Any], params: dict[str, Any]) -> Callable[..., list[Any]]:
-    """The call as a function of its arrays, which may be called again."""
+    """Returns the call as a function of its arrays, which can be called repeatedly."""
 
     def bind(*args: Any) -> list[Any]:
         for function in functions:
@@ -65,8 +65,8 @@ def binder(primitive: Any, functions: Sequence[Any], params: dict[str, Any]) -> 
 def bind_again(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
     """Applies an equation's primitive under the current trace.
 
-    The values that a `custom_jvp` function closes over stay closed over: as ordinary arguments their tangents would be
-    dropped silently.
+    Values over which a `custom_jvp` function closes stay closed over. If they became ordinary arguments, JAX would drop
+    their tangents silently.
     """
     if primitive is primitives.custom_jvp_call_p and params["num_consts"]:
         return _with_closed_over(params, args)

@@ -7,10 +7,10 @@ mechanisms close that gap:
 - On JAX's fast path the call is pure C++. `consume` runs it and stores its results from within one C call, where Python
   makes no such check.
 - On a cache miss (the first call, another sharding, another setting) JAX traces, compiles and executes in Python. That
-  part runs in a thread of its own, which receives neither signals nor exceptions that are injected into the caller. The
-  caller waits for it, and keeps what interrupts the wait for afterwards.
+  part runs in a separate thread, which receives neither signals nor exceptions that are injected into the caller. The
+  caller waits for it, and defers an exception that interrupts the wait.
 
-Serves JAX 0.10 to 0.12: `PjitFunction.__getstate__` and `__setstate__`, with the entry ``cache_miss``.
+Supports JAX 0.10 to 0.12: `PjitFunction.__getstate__` and `__setstate__`, with the entry ``cache_miss``.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def consume(iterator: Iterable[Any]) -> None:
 
 
 class DispatchJob:
-    """A call that runs in a thread of its own.
+    """A call that runs in a separate thread.
 
     Attributes:
-        result: What the call returned, once it is done.
-        error: What it raised.
+        result: The result of the call, once it is done.
+        error: The exception that it raised.
         interruption: The first exception that interrupted the wait for it.
     """
 
@@ -44,7 +44,7 @@ class DispatchJob:
         self.error: BaseException | None = None
         self.interruption: BaseException | None = None
         self._call: Any = (function, args, kwargs)
-        self._claimed = threading.Lock()  # taken by its thread, or by whoever finds that the thread never began
+        self._claimed = threading.Lock()  # acquired by its thread when it begins, or by `settle` to cancel the call
         self._done = threading.Event()
         self._state = capture_thread_state()
         run = contextvars.copy_context().run
@@ -53,7 +53,7 @@ class DispatchJob:
         self._thread = threading.Thread(target=run, args=(self._main,), name="mirrored-dispatch", daemon=True)
 
     def run(self) -> None:
-        """Starts it and waits until it is done, whatever interrupts the wait."""
+        """Starts the call and waits until it is done, even if exceptions interrupt the wait."""
         try:
             self._thread.start()
         except RuntimeError:  # the interpreter shuts down and starts no more threads
@@ -67,7 +67,7 @@ class DispatchJob:
                 self.interruption = self.interruption or error
 
     def settle(self) -> None:
-        """Waits until it is done; a call whose thread has never begun is cancelled."""
+        """Waits until the call is done. Cancels a call whose thread was never started."""
         if self._thread.ident is None and self._claimed.acquire(blocking=False):
             self.error = self.interruption
             self._done.set()
@@ -88,14 +88,15 @@ class DispatchJob:
 
 
 class Dispatch:
-    """A jitted function that is called by `calling`.
+    """A jitted function whose cache misses run in a separate thread.
 
     Args:
-        jitted: What `jax.jit` returned. It returns a list.
-        compiling: Makes the context in which it is traced and compiled.
+        jitted: The result of `jax.jit`, for a function that returns a list.
+        compiling: Returns the context manager in which the function is traced and compiled.
 
     Attributes:
-        job: The cache miss of the newest call, None if it had none.
+        job: The cache miss of the newest call; None if it had none.
+        function: The jitted function to call.
     """
 
     def __init__(self, jitted: Any, compiling: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
@@ -104,12 +105,12 @@ class Dispatch:
         state = dict(jitted.__getstate__())
         self._missed = state["cache_miss"]
         state["cache_miss"] = self._miss
-        kind: Any = type(jitted)  # a class of C++ without a public name
+        kind: Any = type(jitted)  # a C++ class without a public name
         self.function: Any = kind.__new__(kind)
         self.function.__setstate__(state)
 
     def forget(self) -> None:
-        """Makes JAX look for a fast path again: it gives up permanently when a cache miss raises."""
+        """Re-enables JAX's fast path, which JAX disables permanently when a cache miss raises."""
         self.function._clear_cache()
 
     def _miss(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Arrays embedded in a primitive's parameters, and calling the primitive with other arrays in their place.
+"""Finds arrays embedded in a primitive's parameters, and applies the primitive with other arrays in their place.
 
-A function given to `jit` (or `scan`, `cond`, ...) may close over an array that the user watches. The object itself sits
-in the traced jaxpr: among the constants of a closed jaxpr, or, if it has no dimensions, as a literal. To differentiate
-with respect to it, it has to become an input.
+A function passed to `jit` (or `scan`, `cond`, ...) may close over an array that a tape watches. The traced jaxpr
+contains the array object: among the constants of a closed jaxpr or, if it is a scalar, as a literal. To differentiate
+with respect to it, the array has to become an input.
 
-Serves JAX 0.10 to 0.12.
+Supports JAX 0.10 to 0.12.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _found: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDiction
 
 
 def embedded_arrays(params: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The concrete arrays inside the jaxprs among `params`, however deep."""
+    """Returns the concrete arrays inside the jaxprs among `params`, at any depth."""
     arrays: tuple[Any, ...] = ()
     for value in params.values():
         for one in value if isinstance(value, (tuple, list)) else (value,):
@@ -34,7 +34,7 @@ def embedded_arrays(params: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def opaque_arrays(params: Mapping[str, Any]) -> list[Any]:
-    """The concrete arrays that functions with derivatives of their own close over, inside the jaxprs of `params`."""
+    """Returns the concrete arrays over which functions with custom derivatives close, inside the jaxprs of `params`."""
     found: list[Any] = []
     for value in params.values():
         for one in value if isinstance(value, (tuple, list)) else (value,):
@@ -45,7 +45,7 @@ def opaque_arrays(params: Mapping[str, Any]) -> list[Any]:
 
 
 def _arrays_of(jaxpr: Any) -> tuple[Any, ...]:
-    """Of a jaxpr, open or closed."""
+    """Returns the concrete arrays inside an open or closed jaxpr, cached per jaxpr."""
     arrays = _found.get(jaxpr)
     if arrays is None:
         arrays = tuple({id(array): array for array in _search(jaxpr)}.values())
@@ -68,11 +68,11 @@ def _literals(atoms: Sequence[Any]) -> list[Any]:
 
 
 class Lifted:
-    """A primitive whose embedded arrays have become leading arguments.
+    """A primitive whose embedded arrays are leading arguments.
 
     Args:
         primitive: The primitive.
-        params: Its parameters.
+        params: The primitive's parameters.
         arrays: The embedded arrays to replace.
     """
 
@@ -83,7 +83,7 @@ class Lifted:
         self._arrays = tuple(arrays)
 
     def __call__(self, *args: Any) -> list[Any]:
-        """Applies the primitive to values for `arrays`, followed by its arguments."""
+        """Applies the primitive. The arguments are values for `arrays`, followed by the primitive's operands."""
         count = len(self._ids)
         return _bind(self._primitive, self._params, args[count:], dict(zip(self._ids, args[:count], strict=True)))
 
@@ -96,15 +96,15 @@ def _bind(primitive: Any, params: dict[str, Any], args: Sequence[Any], instead: 
     if rebuild is None:
         raise TapeError(
             "GradientTape",
-            found=f"a function given to {primitive} closes over an array that is watched",
-            rule="such an array can become an input of jit, scan, cond, while_loop and checkpoint only",
-            remedy="close over its value, float(array) or numpy.asarray(array), or pass it as an argument",
+            found=f"a function passed to {primitive} closes over a watched array",
+            rule="a watched array can be closed over only in jit, scan, cond, while_loop and checkpoint",
+            remedy="pass it as an argument, or close over its value: float(array) or numpy.asarray(array)",
         )
     return list(rebuild(params, args, instead))
 
 
 def _evaluate(jaxpr: Any, args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
-    """Runs a closed (or constant-free) jaxpr with embedded arrays replaced."""
+    """Evaluates a closed (or constant-free) jaxpr with embedded arrays replaced."""
     open_jaxpr, constants = getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
     environment: dict[Any, Any] = dict(zip(open_jaxpr.invars, args, strict=True))
     for variable, constant in zip(open_jaxpr.constvars, constants, strict=True):
@@ -125,7 +125,7 @@ def _jit(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -
 
 
 def scan_split(params: Mapping[str, Any]) -> tuple[int, int]:
-    """How many operands of a `scan` are constants, and how many are carried."""
+    """Returns the number of constants and the number of carries among the operands of a `scan`."""
     if "ft_in" in params:  # from JAX 0.12
         of_constants, of_carry, _ = params["ft_in"].unpack()
         return len(of_constants), len(of_carry)
@@ -181,5 +181,5 @@ _REBUILD = {
     primitives.while_p: _while,
     primitives.remat_p: _checkpoint,
 }
-# What a function with a derivative of its own closes over has no derivative, as in JAX.
+# As in JAX, values over which functions with custom derivatives close have no derivative.
 _OPAQUE = (primitives.custom_jvp_call_p, primitives.custom_vjp_call_p)

@@ -1,7 +1,8 @@
-"""A primitive that says: this value is the same on every device of an axis, by construction.
+"""A primitive that asserts that a value is replicated: equal on every device of an axis, by construction.
 
-Serves JAX 0.10 to 0.12 (`jax.extend.core.Primitive`, `jax.interpreters`). It computes nothing. The replication check
-believes it, so only collectives whose result is equal by their algorithm, though by no single operation, may use it.
+Supports JAX 0.10 to 0.12 (`jax.extend.core.Primitive`, `jax.interpreters`). The primitive is the identity. The
+replication check trusts it, so only collectives may use it whose algorithm, rather than a single operation, guarantees
+equal results.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _primitive: Final = _extend.Primitive(NAME)
 
 
 def equal_on_all_devices(array: Any, axis: str) -> Any:
-    """`array`, with the claim that it is the same on every device of `axis`."""
+    """Returns `array`, marked as equal on every device of `axis`."""
     return _primitive.bind(array, axis_name=axis)
 
 

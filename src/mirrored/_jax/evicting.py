@@ -1,11 +1,12 @@
-"""Making JAX forget how it traced a function.
+"""Evicts traces of functions from JAX's tracing caches.
 
-A persistent jitted helper that closed over a box (through a mutable object: a model's attribute, a list) was traced
-with that box as a constant. Once the call is over the trace must not be reused. JAX's tracing caches are keyed by the
-function and can drop one function's entries (`evict_weakref`); which functions are being traced is read off the Python
-stack.
+If a persistent jitted helper closes over a box (through a mutable object: a model's attribute, a list), its trace
+contains that box as a constant. The trace must not be reused after the call. JAX's tracing caches are keyed by the
+function and can drop the entries of one function (`evict_weakref`). The Python stack shows which functions are being
+traced.
 
-Serves JAX 0.10 to 0.12: the frames of `jax._src` that trace hold the function in a local variable `fun`, `f` or `fun_`.
+Supports JAX 0.10 to 0.12: the stack frames of `jax._src` that trace hold the function in a local variable such as
+`fun`, `f` or `fun_`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NAMES = ("fun", "f", "fun_", "f_", "body_fun", "cond_fun", "branches", "true_fu
 
 
 def functions_being_traced() -> list[Any]:
-    """The functions that JAX is tracing in this thread, innermost first; a library's own helpers may be among them."""
+    """Returns the functions that JAX is tracing in this thread, innermost first, possibly with helpers of libraries."""
     found: dict[int, Any] = {}
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -44,7 +45,7 @@ def _collect(frame: FrameType, found: dict[int, Any]) -> None:
 
 
 def forget_traces(functions: Iterable[Any]) -> None:
-    """Drops every trace of `functions` from this thread's caches."""
+    """Evicts every trace of `functions` from this thread's caches."""
     caches = [cache for cache in list(_util._caches) if hasattr(cache, "evict_weakref")]
     for function in functions:
         for cache in caches:
@@ -54,9 +55,9 @@ def forget_traces(functions: Iterable[Any]) -> None:
 
 
 def forget_tokens(tokens: Set[Hashable]) -> None:
-    """Drops every trace that was made under one of `tokens` (see `jit_key`).
+    """Evicts every trace that was made under one of `tokens` (see `jit_key`).
 
-    A cache of JAX drops all traces of a function or none, so a function's other traces are made again where needed.
+    A JAX cache can evict only all traces of a function, so a function's other traces are traced again when needed.
     """
     for cache in list(_util._caches):
         if hasattr(cache, "evict_weakref"):
@@ -65,7 +66,10 @@ def forget_tokens(tokens: Set[Hashable]) -> None:
 
 
 def _functions_under(keys: Iterable[Any], tokens: Set[Hashable]) -> Iterator[Any]:
-    """The functions whose keys contain a token. A key is a weak reference, JAX's trace context, and the rest."""
+    """Yields the functions whose cache keys contain a token.
+
+    A key consists of a weak reference to the function, JAX's trace context, and further parts.
+    """
     for key in keys:
         reference, context = key[0], key[1]
         if isinstance(reference, weakref.ref) and isinstance(context, tuple):

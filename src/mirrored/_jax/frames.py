@@ -1,6 +1,6 @@
-"""The lines of user code that a call came from.
+"""Finds the lines of user code from which a call came.
 
-Serves any JAX: plain Python frames; JAX's and this package's own files are passed over.
+Supports any JAX version: it reads Python stack frames and skips files of JAX and of this package.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _described: dict[tuple[tuple[str, int, int], ...], str] = {}
 
 
 def user_line() -> str:
-    """``file.py:12 in step`` of the innermost caller outside JAX and this package."""
+    """Returns ``file.py:12 in step`` for the innermost caller outside JAX and this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
@@ -33,7 +33,7 @@ def user_line() -> str:
 
 
 def user_stacklevel() -> int:
-    """The `stacklevel` by which `warnings.warn`, called by the caller of this, names the innermost line of the user."""
+    """Returns the `stacklevel` with which `warnings.warn`, called by the caller, names the innermost user line."""
     frame: FrameType | None = sys._getframe(1)
     level = 1
     while frame is not None:
@@ -44,9 +44,9 @@ def user_stacklevel() -> int:
 
 
 def user_lines() -> str:
-    """``file.py:12 in step, called at train.py:40 in main``: the innermost lines outside of everything installed.
+    """Returns ``file.py:12 in step, called at train.py:40 in main``: the innermost lines outside installed packages.
 
-    It is asked for at each step of a job of several workers (about a microsecond), so what it finds is kept.
+    Jobs of several workers call it at each step, so results are cached (about a microsecond per call).
     """
     frame: FrameType | None = sys._getframe(1)
     found: list[tuple[FrameType, tuple[str, int, int]]] = []

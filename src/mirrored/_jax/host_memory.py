@@ -3,7 +3,7 @@
 On CPU, `jax.device_put` and compiled calls alias an aligned NumPy buffer instead of copying it, and they read any other
 buffer asynchronously, after the call has returned. Both are safe only if no one writes to the buffer afterwards. A
 read-only flag does not prove that: a read-only view may have a writable base, and an owner may set the flag back. Hence
-the one proof used here is that `mirrored` allocated the buffer itself and never gave user code a writable view of it.
+the only proof used here is that `mirrored` allocated the buffer itself and never gave user code a writable view of it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HostBuffer(np.ndarray[Any, Any]):
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """An uninitialised array, owned by `mirrored`, whose data begins at a multiple of 64 bytes."""
+    """Returns an uninitialised array, owned by `mirrored`, whose data begins at a multiple of 64 bytes."""
     kind = np.dtype(dtype)
     if kind.hasobject:
         return np.empty(shape, kind)
@@ -39,12 +39,12 @@ def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
 
 
 def is_aligned(array: np.ndarray) -> bool:
-    """Whether the array is contiguous and begins at a multiple of 64 bytes."""
+    """Returns whether the array is contiguous and begins at a multiple of 64 bytes."""
     return bool(array.flags.c_contiguous) and array.ctypes.data % ALIGNMENT_BYTES == 0
 
 
 def is_owned(array: np.ndarray) -> bool:
-    """Whether only `mirrored` can write to the array's memory."""
+    """Returns whether only `mirrored` can write to the array's memory."""
     buffer = _buffer_of(array)
     return buffer is not None and not buffer.exposed
 
@@ -53,7 +53,7 @@ def owned(value: Any) -> Any:
     """Returns an array that no other code can write to: the array itself if that is proven, else an aligned copy.
 
     Args:
-        value: Anything; what is not a NumPy array is returned as it is.
+        value: Any value. A value that is not a NumPy array is returned unchanged.
     """
     if not isinstance(value, np.ndarray) or is_owned(value):
         return value
@@ -63,7 +63,7 @@ def owned(value: Any) -> Any:
 
 
 def frozen(value: Any) -> Any:
-    """`owned`, and read-only: for arrays that are kept and handed out more than once."""
+    """Returns a read-only `owned` array, for arrays that are kept and returned more than once."""
     array = owned(value)
     if isinstance(array, np.ndarray):
         # Its bases too: a view of a writable base can be made writable again.
@@ -75,7 +75,7 @@ def frozen(value: Any) -> Any:
 
 
 def expose(value: Any) -> None:
-    """Notes that user code gets `value`: if it can write to it, the memory is no longer provably unshared."""
+    """Records that user code receives `value`. If it is writable, its memory no longer counts as owned."""
     if isinstance(value, np.ndarray) and value.flags.writeable:
         buffer = _buffer_of(value)
         if buffer is not None:

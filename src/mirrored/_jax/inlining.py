@@ -1,11 +1,11 @@
-"""Applying a jaxpr under the current trace; where that writes down a program, by writing down its equations.
+"""Applies a jaxpr under the current trace. Under a staging trace, copies its equations instead of binding them again.
 
-`jax.core.eval_jaxpr` binds each equation anew: abstract values, rules and inner jaxprs are worked out once more (a
-`shard_map` is traced once more), which is a third of the tracing of a training step *(measured: W4 of the benchmarks)*.
-Copied equations come to the same program.
+`jax.core.eval_jaxpr` binds each equation again: it recomputes abstract values, rules and inner jaxprs (and traces each
+`shard_map` again), which takes a third of the tracing time of a training step *(measured: W4 of the benchmarks)*.
+Copied equations give the same program.
 
-Serves JAX 0.10 to 0.12: what `jit(inline=True)` does by `partial_eval.inline_jaxpr_into_trace`, which gives all
-equations one line of source, where each keeps its own here. Where it is not known to do, `eval_jaxpr` is used.
+Supports JAX 0.10 to 0.12. `jit(inline=True)` does the same with `partial_eval.inline_jaxpr_into_trace`, but gives all
+equations one source line; here each equation keeps its own. If this JAX version lacks the API, `eval_jaxpr` is used.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ _CAN: Final = hasattr(_partial_eval.DynamicJaxprTrace, "emit_eqn") and hasattr(_
 
 
 def apply_jaxpr(jaxpr: Any, constants: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """The results of an open jaxpr for these values, under the current trace.
+    """Applies an open jaxpr to these values under the current trace, and returns its results.
 
-    Context: any. The jaxpr was traced with the settings of JAX that are in force now (x64, matmul precision, ...).
+    Context: any. JAX's settings (x64, matmul precision, ...) must be those under which the jaxpr was traced.
 
     Args:
-        jaxpr: Open; what it closed over are its constvars.
-        constants: One for each constvar.
-        args: One for each input.
+        jaxpr: An open jaxpr, whose constvars are the values over which it closes.
+        constants: The value of each constvar.
+        args: The value of each input.
     """
     trace = current_trace()
     if _CAN and is_staging(trace) and not _config.enable_checks.value and _is_plain(jaxpr):
-        return _written_down(trace, jaxpr, (*constants, *args))
+        return _copied(trace, jaxpr, (*constants, *args))
     return list(jax.core.eval_jaxpr(jaxpr, constants, *args))
 
 
 def _is_plain(jaxpr: Any) -> bool:
-    """Whether equations mean the same elsewhere: none is of high level or has an effect on one of its operands."""
+    """Returns whether equations can be copied: none is high-level or has an effect on one of its operands."""
     if jaxpr.is_high:
         return False
     return not any(hasattr(e, "input") or hasattr(e, "input_index") for eqn in jaxpr.eqns for e in eqn.effects)
 
 
-def _written_down(trace: Any, jaxpr: Any, values: Sequence[Any]) -> list[Any]:
+def _copied(trace: Any, jaxpr: Any, values: Sequence[Any]) -> list[Any]:
     here = _source_info.current()
     given = dict(zip((*jaxpr.constvars, *jaxpr.invars), values, strict=True))
     known = {variable: value for variable, value in given.items() if belongs_to(value, trace)}
@@ -68,12 +68,12 @@ def _written_down(trace: Any, jaxpr: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def _as_bound(value: Any) -> Any:
-    """What a primitive that is bound with `value` makes of it."""
+    """Canonicalizes `value` as binding a primitive would."""
     return value if is_tracer(value) else _dtypes.canonicalize_value(value)
 
 
 def _added(trace: Any, eqn: Any, operands: Sequence[Any], name_stack: Any) -> Sequence[Any]:
-    """Writes an equation into the program of `trace`, or its results if they are known by now."""
+    """Adds an equation to the program of `trace` and returns its results; constants if JAX can fold it."""
     source = eqn.source_info.replace(name_stack=name_stack + eqn.source_info.name_stack)
     avals = [variable.aval for variable in eqn.outvars]
     folded = _partial_eval.try_constant_folding(eqn.primitive, operands, eqn.params, avals)
@@ -84,7 +84,7 @@ def _added(trace: Any, eqn: Any, operands: Sequence[Any], name_stack: Any) -> Se
 
 
 def _result(atom: Any, given: dict[Any, Any], known: dict[Any, Any]) -> Any:
-    """What is passed through stays the object that it was."""
+    """Returns a result. An input that is passed through stays the same object."""
     if isinstance(atom, Literal):
         return atom.val
     return given[atom] if atom in given else known[atom]

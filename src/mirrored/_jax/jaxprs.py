@@ -1,8 +1,8 @@
-"""Reading jaxprs: what kind an equation is, and where in the user's code it comes from.
+"""Classifies the equations of jaxprs.
 
-Serves JAX 0.10 to 0.12. Names of primitives and of their parameters differ between versions (`scan` has `num_consts`
-and `num_carry` up to 0.11, `ft_in` from 0.12; `ClosedJaxpr` and `Jaxpr` are one class from 0.12), so whoever walks a
-jaxpr asks here.
+Supports JAX 0.10 to 0.12. Names of primitives and of their parameters differ between versions: `scan` has `num_consts`
+and `num_carry` up to 0.11, and `ft_in` from 0.12; `ClosedJaxpr` and `Jaxpr` are one class from 0.12. All code that
+walks jaxprs therefore uses this module.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ class While:
 
 @dataclasses.dataclass(frozen=True)
 class Branch:
-    """A `cond` or `switch`: the first operand chooses which branch gets the others."""
+    """A `cond` or `switch`: the first operand selects the branch that receives the others."""
 
     branches: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Equalising:
-    """A collective whose result is the same on every device of the axis."""
+    """A collective whose result is equal on every device of the axis."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ValueSource:
-    """An equation whose result differs between devices whatever its operands are.
+    """An equation whose result differs between devices, whatever its operands are.
 
     Attributes:
-        label: What to call it in a message.
-        repeatable: Whether the same operands give the same result again on the same device.
+        label: Its name in messages.
+        repeatable: Whether equal operands always give the same result on the same device.
     """
 
     label: str
@@ -83,7 +83,7 @@ class Plain:
     """Any other equation: every output may depend on every operand.
 
     Attributes:
-        jaxprs: The jaxprs among its parameters, of which nothing is known.
+        jaxprs: The jaxprs among its parameters, whose use is unknown.
     """
 
     jaxprs: tuple[Any, ...] = ()
@@ -111,7 +111,7 @@ _PLAIN: Final = Plain()
 
 
 def kind_of(eqn: Any, axis: str | None) -> Kind:
-    """What kind of equation `eqn` is, seen from the mesh axis `axis` (None: there is none)."""
+    """Returns the kind of `eqn` with respect to the mesh axis `axis` (None: without an axis)."""
     name = eqn.primitive.name
     if name in _CALLS:
         inner = eqn.params.get(_CALLS[name]) or eqn.params.get("call_jaxpr")
@@ -126,7 +126,7 @@ def kind_of(eqn: Any, axis: str | None) -> Kind:
 
 
 def jaxprs_in(value: Any) -> Iterator[Any]:
-    """The jaxprs in a parameter of an equation, at any depth of tuples, lists and dicts."""
+    """Yields the jaxprs in a parameter of an equation, at any depth of tuples, lists and dicts."""
     if isinstance(value, _JAXPRS):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -138,7 +138,7 @@ def jaxprs_in(value: Any) -> Iterator[Any]:
 
 
 def constants_of(jaxpr: Any) -> Sequence[Any]:
-    """The values of `jaxpr.constvars`, where `jaxpr` has them (an open jaxpr of 0.10 has none)."""
+    """Returns the values of `jaxpr.constvars`, if `jaxpr` has them (an open jaxpr of 0.10 does not)."""
     return tuple(getattr(jaxpr, "consts", ()))
 
 
@@ -167,7 +167,7 @@ def _collective(eqn: Any, axis: str | None) -> Kind | None:
 
 
 def is_collective(eqn: Any, axis: str | None) -> bool:
-    """Whether the devices of `axis` wait for each other at this equation."""
+    """Returns whether this equation is a collective at which the devices of `axis` wait for each other."""
     name = eqn.primitive.name
     silent = name in _IDENTITY or name in ("axis_index", EQUAL)
     return axis is not None and not silent and _mentions(eqn.params, axis)
@@ -184,7 +184,7 @@ def _mentions(params: dict[str, Any], axis: str) -> bool:
 def _host(eqn: Any) -> ValueSource | None:
     name = eqn.primitive.name
     if name in _HOST:
-        return ValueSource(f"{name}, of which nothing is known", repeatable=False)
+        return ValueSource(f"{name}, whose result is unknown", repeatable=False)
     if any(not isinstance(effect, (_NamedAxisEffect, _DebugEffect)) for effect in eqn.effects):
         return ValueSource(f"{name} with a side effect", repeatable=False)
     if any(isinstance(operand.aval, _AbstractRef) for operand in (*eqn.invars, *eqn.outvars)):

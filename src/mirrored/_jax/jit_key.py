@@ -1,23 +1,23 @@
-"""A token in JAX's tracing caches, so that a jitted helper traced in one context is not reused in another.
+"""Tokens in the keys of JAX's tracing caches: a jitted helper that was traced in one context is not reused in another.
 
-JAX traces a persistent `@jax.jit` helper once per argument shapes and keeps the jaxpr, with whatever tracers the helper
-closed over: under another tape or another trace those would be stale. Every JAX cache that matters has the *user
-context* in its key (`jax.make_user_context`); this module owns two such contexts. The first tells tapes and traces
-apart:
+JAX traces a persistent `@jax.jit` helper once per argument shapes and keeps the jaxpr, including the tracers over which
+the helper closed. Under another tape or trace, those would be stale. The keys of all relevant JAX caches contain the
+*user contexts* (`jax.make_user_context`). This module owns two of them. The first distinguishes tapes and traces:
 
-- An eager tape uses the fixed token `TAPE`. Inside a tape a variable read is hoisted as a reference that is resolved at
-  each call, and a helper that captured a box is evicted (`mirrored._jax.evicting`), so one token serves all tapes and
-  nothing is traced again for the next one.
-- The trace of a compiled function closes over values that live for that trace only: it takes `fresh()`, a token of its
-  own, and calls `renew()` whenever a captured variable gets another value. What a read of a variable gives belongs to
-  the tapes and the replica that were current: once a helper has read one (`note_read`), whatever changes them (`moved`)
-  takes a new token. Before, all tapes and replicas of the trace share its token: most helpers read no variable.
+- An eager tape uses the fixed token `TAPE`. Inside a tape, a variable read is hoisted as a reference that is resolved
+  at each call, and a helper that captured a box is evicted (`mirrored._jax.evicting`). So one token serves all tapes,
+  and the next tape traces nothing again.
+- The trace of a compiled function closes over values that live only for that trace. It uses a new token (`fresh`), and
+  takes another one (`renew`) whenever a captured variable is assigned. The value of a variable read also belongs to the
+  current tapes and replica. Once a helper has read a variable (`note_read`), each change of tape or replica (`moved`)
+  takes a new token. Until then, all tapes and replicas of the trace share one token, because most helpers read no
+  variable.
 
-The second tells replicas apart. A helper that asks for `replica_id_in_sync_group` or `num_replicas_in_sync` is traced
-with the answer as a constant. From the first such question on, each replica has traces of its own; before, all replicas
-share theirs, apart from code outside `run`.
+The second distinguishes replicas. The trace of a helper that reads `replica_id_in_sync_group` or `num_replicas_in_sync`
+contains the value as a constant. From the first such read on, each replica has its own traces. Until then, all replicas
+share traces, which are separate from those outside `run`.
 
-Serves JAX 0.10 to 0.12 (`UserConfig._obj` is the `Config` behind a user context, for setting it without a `with`
+Supports JAX 0.10 to 0.12 (`UserConfig._obj` is the `Config` behind a user context, for setting it without a `with`
 block).
 """
 
@@ -44,13 +44,13 @@ _replica_holder = _replica_context._obj
 
 
 def current() -> Hashable:
-    """The token in force in this thread, None by default."""
+    """Returns the current token of this thread, None by default."""
     token: Hashable = _holder.value
     return token
 
 
 def swap(token: Hashable) -> Hashable:
-    """Puts `token` in force in this thread; returns what was."""
+    """Makes `token` current in this thread and returns the previous one."""
     previous: Hashable = _holder.value
     _holder.set_local(token)
     return previous
@@ -61,7 +61,7 @@ put: Callable[[Hashable], None] = _holder.set_local
 
 @contextmanager
 def using(token: Hashable) -> Iterator[None]:
-    """Puts `token` in force for the block."""
+    """Makes `token` current for the block."""
     previous = swap(token)
     try:
         yield
@@ -70,10 +70,10 @@ def using(token: Hashable) -> Iterator[None]:
 
 
 class _Sharing:
-    """What one trace of a compiled function knows of its tokens.
+    """The tokens of one trace of a compiled function.
 
     Attributes:
-        apart: Whether tapes and replicas use traces of their own of every helper.
+        apart: Whether each tape and replica has its own token, and hence its own traces of helpers.
         tokens: All tokens of the trace. No other trace uses them.
     """
 
@@ -82,19 +82,19 @@ class _Sharing:
         self.tokens: set[Hashable] = set()
 
     def new_token(self) -> Hashable:
-        """A token that no trace has used."""
+        """Returns a token that no trace has used."""
         token = (_TRACE, next(_serial))
         self.tokens.add(token)
         return token
 
 
-# Replica threads inherit it: `LockStep` starts them in a copy of the context.
+# Replica threads inherit the value, because `LockStep` starts them in a copy of the context.
 _sharing: ContextVar[_Sharing | None] = ContextVar("mirrored.sharing", default=None)
 
 
 @contextmanager
 def fresh() -> Iterator[None]:
-    """Puts a token of its own in force for the block: no trace is taken over from elsewhere or left to others."""
+    """Makes a new token current for the block: no helper trace is reused from outside or left for others."""
     sharing = _Sharing()
     outer = _sharing.set(sharing)
     try:
@@ -102,14 +102,15 @@ def fresh() -> Iterator[None]:
             yield
     finally:
         _sharing.reset(outer)
-        # JAX's caches would keep the helpers' jaxprs under tokens that are never looked up again: 0.75 MB per model.
+        # Otherwise JAX's caches would keep the helpers' jaxprs under tokens that are never looked up again: 0.75 MB per
+        # model.
         evicting.forget_tokens(sharing.tokens)
 
 
 def renew() -> None:
-    """Replaces the token in force by another one of its own, if it came from `fresh()`.
+    """Replaces the current token by a new one, if it came from `fresh()`.
 
-    Call it when a value that helpers may have captured has changed within the block.
+    Call it when a value that helpers may have captured changes within the block.
     """
     if isinstance(current(), tuple):
         sharing = _sharing.get()
@@ -117,10 +118,10 @@ def renew() -> None:
 
 
 def note_read() -> None:
-    """A helper that is being traced has read a variable: only the tapes and the replica of the moment may reuse it.
+    """Records that a helper that is being traced has read a variable: only the current tapes and replica may reuse it.
 
-    The trace under way is kept under the token in force so far, which no thread uses again: each takes a new one when
-    it opens or closes a tape, or when its replica goes on.
+    JAX caches the trace in progress under the token from its start. No thread uses that token again: each takes a new
+    one when it opens or closes a tape, or when its replica continues.
     """
     sharing = _sharing.get()
     if sharing is not None and not sharing.apart:
@@ -129,18 +130,18 @@ def note_read() -> None:
 
 
 def moved() -> None:
-    """Other tapes or another replica are current from here on: helpers that have read variables are traced again."""
+    """Records a change of tape or replica, after which helpers that have read variables are traced again."""
     sharing = _sharing.get()
     if sharing is not None and sharing.apart:
         renew()
 
 
 def leave_tape(outer: Hashable) -> None:
-    """Puts the token in force that follows a tape's block.
+    """Makes the token current that follows a tape's block.
 
     Args:
-        outer: The token before the block. That of a compiled function's trace is not put back: the block may have
-            renewed it.
+        outer: The token before the block. The token of a compiled function's trace is not restored, because the block
+            may have renewed it.
     """
     if isinstance(outer, tuple) and isinstance(current(), tuple):
         moved()
@@ -149,14 +150,14 @@ def leave_tape(outer: Hashable) -> None:
 
 
 class _Replicas:
-    """Whether each replica uses traces of its own."""
+    """Whether each replica has its own traces of helpers."""
 
     apart = False
 
 
 @contextmanager
 def for_replica(own: Hashable) -> Iterator[None]:
-    """Runs a replica: apart from code outside `run`, and, where some helper knows its replica, from other replicas.
+    """Separates a replica's helper traces from those outside `run`, and from other replicas' if a helper reads its id.
 
     Args:
         own: The replica's token.
@@ -170,16 +171,16 @@ def for_replica(own: Hashable) -> Iterator[None]:
 
 
 def resume_replica(own: Hashable) -> None:
-    """Puts the replica's token in force, after other replicas have run; they may have asked to be told apart."""
+    """Makes the replica's token current again after other replicas have run. They may have separated the traces."""
     _replica_holder.set_local(own if _Replicas.apart else RUN)
     moved()
 
 
 def tell_replicas_apart(own: Hashable) -> None:
-    """Gives each replica traces of its own from now on: the trace under way has the replica in it as a constant.
+    """Gives each replica its own helper traces from now on: the trace in progress contains the replica as a constant.
 
-    One trace for all replicas is the rule, since a helper is compiled for each trace. The trace under way is kept under
-    the shared token, which is never used again.
+    By default all replicas share one trace, because each trace of a helper is compiled. JAX caches the trace in
+    progress under the shared token, which is never used again.
     """
     _Replicas.apart = True
     resume_replica(own)

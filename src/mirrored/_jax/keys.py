@@ -1,4 +1,4 @@
-"""Typed PRNG keys, which NumPy cannot hold, and their data, which it can."""
+"""Converts typed PRNG keys, which NumPy cannot represent, to their data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 
 def is_key(value: Any) -> bool:
-    """Whether a value is an array of typed PRNG keys."""
+    """Returns whether a value is an array of typed PRNG keys."""
     return isinstance(value, jax.Array) and bool(jnp.issubdtype(value.dtype, jax.dtypes.prng_key))
 
 
@@ -19,13 +19,13 @@ def is_key_dtype(dtype: Any) -> bool:
 
 
 def implementation_of(dtype: Any) -> str:
-    """The name of the implementation of typed PRNG keys, by which they can be made of their data: ``threefry2x32``.
+    """Returns the name of the implementation of typed PRNG keys, such as ``threefry2x32``, to restore them from data.
 
-    `jax.random.key_impl` wants the keys themselves, which a variable may have lost to a step that failed.
+    `jax.random.key_impl` needs the keys themselves, which a variable may have lost in a failed step.
     """
     return str(dtype._impl.name)
 
 
 def key_data(value: Any) -> Any:
-    """The data of typed PRNG keys; anything else as it is."""
+    """Returns the data of typed PRNG keys; other values unchanged."""
     return jax.random.key_data(value) if is_key(value) else value

@@ -1,11 +1,11 @@
 """Collectives of one local replica under a JAX transform, to be fused with those of the device's other replicas.
 
-Several replicas of one device are traced one after the other, and cannot wait for each other inside `scan`, `cond` or
-`jax.grad`. There each writes down its own half of the collective: `replica_sum` and `replica_gather`, which
-differentiate and batch as `psum` and `all_gather` do. `mirrored.strategies.fusing` puts the halves together once the
-body is traced.
+The virtual replicas of one device are traced one after another, and cannot wait for each other inside `scan`, `cond` or
+`jax.grad`. There each replica records only its own part of a collective: `replica_sum` or `replica_gather`, with the
+same differentiation and batching rules as `psum` and `all_gather`. `mirrored.strategies.fusing` replaces the parts of
+all local replicas by one collective after the body is traced.
 
-Serves JAX 0.10 to 0.12 (`jax.extend.core.Primitive`, `jax.interpreters`).
+Supports JAX 0.10 to 0.12 (`jax.extend.core.Primitive`, `jax.interpreters`).
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _sum.multiple_results = _gather.multiple_results = True
 
 
 def replica_sum(arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """The sums of arrays over all replicas, from local replica `local` of this device."""
+    """Sums arrays over all replicas, as local replica `local` of this device."""
     return list(_sum.bind(*arrays, local=local, replicas=replicas))
 
 
 def replica_gather(arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """Arrays of all replicas, ``[replicas, ...]``, from local replica `local` of this device."""
+    """Gathers arrays of all replicas, ``[replicas, ...]``, as local replica `local` of this device."""
     return list(_gather.bind(*arrays, local=local, replicas=replicas))
 
 
 def same_on_local_replicas(values: Sequence[Any]) -> Any:
-    """The one value of all local replicas; the replication check refuses the program if they may differ."""
+    """Returns the common value of all local replicas. The replication check rejects the program if they may differ."""
     return values[0] if len(values) == 1 else _same.bind(*values)
 
 
 def local_replica_of(eqn: Any) -> int | None:
-    """The local replica whose collective an equation is or contains; None if it has no collective."""
+    """Returns the local replica whose collective an equation is or contains; None if it has no collective."""
     if eqn.primitive in (_sum, _gather):
         return int(eqn.params["local"])
     for value in eqn.params.values():
@@ -65,16 +65,16 @@ def local_replica_of(eqn: Any) -> int | None:
 
 @contextlib.contextmanager
 def at_source_of(eqn: Any) -> Iterator[None]:
-    """Gives the equations that are traced in the block the line of `eqn`."""
+    """Assigns the source line of `eqn` to the equations that are traced in the block."""
     source = eqn.source_info
     with _source_info.user_context(source.traceback, name_stack=source.name_stack):
         yield
 
 
 def bind_again(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    """The results of an equation for these operands, under the current trace."""
+    """Applies an equation to these operands under the current trace, and returns its results."""
     params = eqn.primitive.get_bind_params(eqn.params)
-    # Up to 0.11 the functions among the parameters come first, apart from the others.
+    # Up to 0.11, `get_bind_params` returns the functions separately from the other parameters.
     functions, params = params if isinstance(params, tuple) else ((), params)
     with at_source_of(eqn), eqn.ctx.manager:
         results = eqn.primitive.bind(*functions, *operands, **params)
@@ -86,7 +86,7 @@ def _out_of_reach(*arrays: Any, **params: Any) -> Any:
         "ReplicaContext.all_reduce",
         found="a reduction over replicas in a jitted function, loop or branch, in an eager run",
         rule="a jitted function, scan, cond or while_loop of an eager run is a program of one replica, which cannot "
-        "wait for others while it runs",
+        "wait for other replicas",
         remedy="compile the step (mirrored.function), where such programs are fused, or run the step under "
         "jax.disable_jit(), or reduce outside the transform",
     )
@@ -114,13 +114,13 @@ def _transpose_sum(cotangents: Sequence[Any], *arrays: Any, **params: Any) -> An
 
 
 def _transpose_gather(cotangents: Sequence[Any], *arrays: Any, local: int, replicas: int) -> Any:
-    """Each replica's part of the sum of all cotangents."""
+    """Returns this replica's slice of the sum of all cotangents."""
     sums = _sum.bind(*_zeros_made(cotangents), local=local, replicas=replicas)
-    mine = _impls[NUMBER](local)
-    if mine is None:
+    replica = _impls[NUMBER](local)
+    if replica is None:
         device = jax.lax.axis_index("replica")
-        mine = device * (replicas // jax.lax.axis_size("replica")) + local
-    return [jax.lax.dynamic_index_in_dim(total, mine, keepdims=False) for total in sums]
+        replica = device * (replicas // jax.lax.axis_size("replica")) + local
+    return [jax.lax.dynamic_index_in_dim(total, replica, keepdims=False) for total in sums]
 
 
 def _batch_sum(arrays: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
@@ -154,12 +154,13 @@ _impls: dict[str, Any] = {}
 
 
 def run_eagerly(sums: Any, gathers: Any, number: Callable[[int], int | None]) -> None:
-    """Says how the collectives run where they are bound on values, in an eager run.
+    """Registers the implementations of the collectives on concrete values, for eager runs.
 
     Args:
-        sums: From a replica's arrays to their sums.
-        gathers: From a replica's arrays to those of all replicas.
-        number: From the number of a local replica to its number among all; None in a compiled program.
+        sums: A function from a replica's arrays to their sums.
+        gathers: A function from a replica's arrays to those of all replicas.
+        number: A function from the local index of a replica to its index among all replicas; None in a compiled
+            program.
     """
     _impls.update({SUM: sums, GATHER: gathers, NUMBER: number})
 

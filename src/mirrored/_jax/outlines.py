@@ -1,7 +1,7 @@
-"""A digest of a traced program that is the same in every process that has traced the same program.
+"""Digests of traced programs, equal in all processes that have traced the same program.
 
-Serves JAX 0.10 to 0.12. Printed jaxprs hold addresses and are slow to make (50 us an equation); here an equation costs
-about 10.
+Supports JAX 0.10 to 0.12. Printed jaxprs contain addresses and are slow to create (50 us per equation); a digest takes
+about 10 us per equation.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _LARGEST_BYTES = 1 << 20
 
 
 def digest_of(jaxpr: Any, constants: Sequence[Any] = ()) -> str:
-    """A short text that differs for programs that compute different things.
+    """Returns a short digest that differs between programs with different computations.
 
     Args:
-        jaxpr: What is computed: operations, types, parameters of plain types, literals, and how they hang together.
-        constants: The values that it has captured; of small NumPy arrays the bits count.
+        jaxpr: The program. The digest covers operations, types, parameters of plain types, literals and dataflow.
+        constants: The captured values. The digest covers their shapes and dtypes, and the bits of small NumPy arrays.
     """
     made = hashlib.blake2b(digest_size=12)
     _add(made, jaxpr, constants)
@@ -32,11 +32,11 @@ def digest_of(jaxpr: Any, constants: Sequence[Any] = ()) -> str:
 
 
 def captured_arrays(jaxpr: Any, constants: Sequence[Any] = ()) -> list[Any]:
-    """The arrays of this process that a program has captured and whose bits `digest_of` does not count, in its order.
+    """Returns the captured arrays of this process whose bits `digest_of` does not cover, in program order.
 
     Args:
-        jaxpr: The program. Programs inside it (`jax.jit`, `jax.lax.scan`) have constants of their own.
-        constants: Its own constants.
+        jaxpr: The program. Inner programs (`jax.jit`, `jax.lax.scan`) have their own constants.
+        constants: The constants of the outermost program.
     """
     found = [one for one in constants if not _is_small(one) and _is_own_array(one)]
     for equation in jaxpr.eqns:
@@ -90,7 +90,7 @@ def _atom(atom: Any, numbers: dict[Any, int]) -> str:
 
 
 def _add_parameter(made: Any, value: Any) -> None:
-    """Adds what is plain, programs inside, and of everything else only its kind: it may print its address."""
+    """Adds plain values and inner programs. For other values, adds only the type: their text may contain an address."""
     if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
         _add(made, value)
     elif isinstance(value, (tuple, list)):

@@ -1,10 +1,10 @@
-"""Puts host arrays on devices, faster than `jax.device_put`, and without aliasing memory that somebody else owns.
+"""Puts host arrays on devices, faster than `jax.device_put`, and without aliasing memory that user code owns.
 
-Serves JAX 0.10 to 0.12: `jaxlib.xla_client.batched_device_put`, which `jax.device_put` ends in. Going there directly
-saves what `device_put` looks up anew for every batch (``f32[512, 784]`` on 4 devices: 11 us against 44 us). It also
-lets the caller choose what XLA may do with the buffer: alias it, or be done with it when the call returns.
-`jax.device_put` always chooses the former, with `may_alias=False` too, and reads a buffer that it cannot alias after it
-has returned.
+Supports JAX 0.10 to 0.12: `jaxlib.xla_client.batched_device_put`, which `jax.device_put` calls. Calling it directly
+avoids the lookups of `device_put` for every batch (``f32[512, 784]`` on 4 devices: 11 us against 44 us). It also lets
+the caller choose what XLA does with the buffer: alias it, or finish reading it before the call returns.
+`jax.device_put` always chooses the former, even with `may_alias=False`, and reads a buffer that it cannot alias after
+it has returned.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
 
 
 def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequence[jax.Device]) -> jax.Array:
-    """An array whose dim 0 is spread evenly over `devices` of this process, in their order.
+    """Returns an array whose dimension 0 is sharded evenly over `devices` of this process, in their order.
 
-    Like `jax.device_put(rows, sharding)`, where `sharding` spreads dim 0 that way. CPU devices alias an aligned buffer
-    that `mirrored` owns; any other buffer has been read when the call returns.
+    Equivalent to `jax.device_put(rows, sharding)` for a `sharding` of dimension 0. CPU devices alias an aligned buffer
+    that `mirrored` owns. Any other buffer has been read when the call returns.
 
     Args:
         rows: ``[n * len(devices), ...]``.
@@ -51,10 +51,10 @@ def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequenc
 
 
 def put(value: Any, device: jax.Device | None) -> jax.Array:
-    """`jax.device_put(value, device)`, done with the memory of `value` when it returns unless `mirrored` owns it.
+    """Puts a value on a device. When it returns, it has read the memory of `value`, unless `mirrored` owns the memory.
 
     Args:
-        value: A NumPy array, or anything else that `jax.device_put` takes.
+        value: A NumPy array, or another value that `jax.device_put` accepts.
         device: A device of this process, or None for the default one.
     """
     if device is None or not isinstance(value, np.ndarray):
@@ -67,18 +67,18 @@ def put(value: Any, device: jax.Device | None) -> jax.Array:
 
 
 def as_array(value: Any, dtype: Any = None) -> jax.Array:
-    """`jnp.asarray` that owns its memory: NumPy arrays are copied unless `mirrored` allocated them.
+    """Converts a value like `jnp.asarray`, without sharing memory: copies NumPy arrays that `mirrored` does not own.
 
     Args:
-        value: Whatever `jnp.asarray` takes.
-        dtype: Of the result.
+        value: A value that `jnp.asarray` accepts.
+        dtype: The dtype of the result. Default: that of `value`.
     """
     array: jax.Array = jnp.asarray(owned(value), dtype)
     return array
 
 
 def _put(aval: Any, sharding: Any, parts: Sequence[Any], devices: Sequence[jax.Device], aliases: bool) -> jax.Array:
-    # XLA fails with "bad_function_call" where it is to copy an empty buffer.
+    # XLA fails with "bad_function_call" when it copies an empty buffer, so empty buffers are aliased.
     semantics = _ALIAS if aliases or not aval.size else _COPY
     placed: jax.Array = _xla_client.batched_device_put(
         aval, sharding, parts, list(devices), True, host_buffer_semantics=semantics

@@ -1,6 +1,6 @@
-"""Part of a jaxpr: which inputs an output depends on, and evaluating some outputs alone.
+"""Analyzes which inputs an output of a jaxpr depends on, and evaluates selected outputs.
 
-Serves JAX 0.10 to 0.12: `ClosedJaxpr` has `consts` in all of them; an equation is applied with `get_bind_params`.
+Supports JAX 0.10 to 0.12: `ClosedJaxpr` has `consts` in all of them; an equation is applied with `get_bind_params`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from mirrored._jax.jaxprs import Literal
 
 
 def dependencies(closed: Any) -> list[frozenset[int]]:
-    """For each output of a closed jaxpr, the inputs it depends on (an equation's outputs on all its inputs)."""
+    """Returns, for each output of a closed jaxpr, the inputs on which it depends.
+
+    All outputs of an equation count as dependent on all of its inputs.
+    """
     jaxpr = closed.jaxpr
     sources: dict[Any, frozenset[int]] = {one: frozenset([i]) for i, one in enumerate(jaxpr.invars)}
     for equation in jaxpr.eqns:
@@ -29,10 +32,10 @@ def _of(atom: Any, sources: Mapping[Any, frozenset[int]]) -> frozenset[int]:
 
 
 def evaluate_outputs(closed: Any, inputs: Mapping[int, Any], wanted: Sequence[int]) -> list[Any]:
-    """Computes some outputs of a closed jaxpr now, from the inputs they depend on.
+    """Computes selected outputs of a closed jaxpr, given the inputs on which they depend.
 
     Raises:
-        NotConstant: An output depends on a closed-over value that is not known while tracing.
+        NotConstant: An output depends on a closed-over value that is unknown during tracing.
     """
     jaxpr = closed.jaxpr
     needed = {jaxpr.outvars[i] for i in wanted if not isinstance(jaxpr.outvars[i], Literal)}

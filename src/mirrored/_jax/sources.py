@@ -1,6 +1,6 @@
-"""The line of user code that an equation came from.
+"""Finds the line of user code from which an equation was traced.
 
-Serves JAX 0.10 to 0.12: `jax._src.source_info_util.user_frames`, which passes over JAX's own files.
+Supports JAX 0.10 to 0.12: `jax._src.source_info_util.user_frames`, which skips JAX's own files.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _LIBRARIES: Final = tuple(sysconfig.get_path(name) + os.sep for name in ("pureli
 
 
 def source_line(eqn: Any) -> str | None:
-    """``file.py:12`` of the innermost user frame of `eqn`, None if it is not known.
+    """Returns ``file.py:12`` for the innermost user frame of `eqn`, or None if it is unknown.
 
-    This package's files are passed over; those of other libraries and of Python too, unless there is nothing else.
+    Files of this package are skipped, and also those of Python and other libraries if there are others.
     """
     traceback = eqn.source_info.traceback
     if traceback is None:

@@ -1,6 +1,6 @@
-"""Tracing a function once into a jaxpr, and running a jaxpr inside another trace.
+"""Traces a function once into a jaxpr, and applies it inside another trace.
 
-Serves JAX 0.10 to 0.12 (`jax.make_jaxpr`).
+Supports JAX 0.10 to 0.12 (`jax.make_jaxpr`).
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from mirrored._jax.inlining import apply_jaxpr
 
 @dataclasses.dataclass(frozen=True)
 class Staged:
-    """A traced function: constants (captured values) first, then its inputs."""
+    """A traced function: its open jaxpr, and its constants, which are the captured values."""
 
     jaxpr: Jaxpr
     constants: tuple[Any, ...]
 
     @property
     def num_inputs(self) -> int:
-        """How many inputs it has besides the constants."""
+        """The number of inputs, without the constants."""
         return len(self.jaxpr.invars)
 
     @property
     def closed(self) -> ClosedJaxpr:
-        """The program together with its constants."""
+        """The closed jaxpr: the program with its constants."""
         return ClosedJaxpr(self.jaxpr, list(self.constants))
 
     def giving(self, positions: Sequence[int]) -> Staged:
-        """The same program with these of its results, in this order."""
+        """Returns the same program with a selection of its results, in this order."""
         outvars = [self.jaxpr.outvars[position] for position in positions]
         return dataclasses.replace(self, jaxpr=self.jaxpr.replace(outvars=outvars))
 
     def __call__(self, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        """Applies every equation to these values, under the current trace."""
+        """Applies the program to these values under the current trace."""
         return apply_jaxpr(self.jaxpr, constants, inputs)
 
 
@@ -51,16 +51,16 @@ def stage(
     """Traces `flat_function(*arrays) -> list of arrays` once.
 
     Args:
-        flat_function: Takes and gives flat arrays.
-        shapes: Its inputs' shapes and dtypes.
-        axes: Mesh axes that it may reduce over, with their sizes.
+        flat_function: A function from arrays to a flat list of arrays.
+        shapes: The shapes and dtypes of its inputs.
+        axes: The names and sizes of mesh axes over which it may reduce.
     """
     closed: ClosedJaxpr = jax.make_jaxpr(flat_function, axis_env=list(axes))(*shapes)
     return Staged(closed.jaxpr, tuple(closed.consts))
 
 
 def has_callbacks(jaxpr: Any) -> bool:
-    """Whether Python is called back while it runs (so that it may fail half-way)."""
+    """Returns whether a program calls back into Python while it runs, so that it may fail midway."""
     for equation in jaxpr.eqns:
         if "callback" in equation.primitive.name:
             return True

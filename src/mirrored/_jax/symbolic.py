@@ -1,6 +1,6 @@
-"""What JAX raises when a program asks of a size that is not known more than it can tell.
+"""The error that JAX raises for an operation that is undecidable for a symbolic dimension.
 
-Serves JAX 0.10 to 0.12; `jax.errors` has the class since 0.10.1.
+Supports JAX 0.10 to 0.12; `jax.errors` has the class since 0.10.1.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Carrying all of JAX's thread-local state into another thread.
+"""Copies all of JAX's thread-local state to another thread.
 
-Serves JAX 0.10 to 0.12. JAX keeps the current trace, the axis environment, the mesh, the default device, x64, matmul
-precision and a hundred more in `config_ext.Config` objects with one value per thread; a few older pieces are plain
-`threading.local`s. A replica thread that lacked one of them would compute other numbers than its neighbours.
+Supports JAX 0.10 to 0.12. JAX keeps the current trace, the axis environment, the mesh, the default device, x64, matmul
+precision and a hundred other settings in `config_ext.Config` objects with one value per thread; a few older ones are
+plain `threading.local`s. A replica thread that lacked one of them would compute different values than other replicas.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _states_in(module: Any) -> Iterator[Any]:
 
 
 class _States:
-    """All thread-local states, found again whenever JAX has loaded more modules."""
+    """All thread-local states. They are searched again whenever more modules have been imported."""
 
     def __init__(self) -> None:
         self._modules_seen = 0
@@ -50,7 +50,7 @@ _states = _States()
 
 @dataclasses.dataclass(frozen=True)
 class ThreadState:
-    """A picture of one thread's JAX state."""
+    """A snapshot of one thread's JAX state."""
 
     values: tuple[tuple[Any, Any], ...]
     legacy_mesh: tuple[Any, Any]
@@ -58,14 +58,14 @@ class ThreadState:
 
 
 def capture_thread_state() -> ThreadState:
-    """Takes the picture of this thread."""
+    """Returns a snapshot of this thread's JAX state."""
     values = tuple((state, local) for state in _states.all() if (local := state.get_local()) is not _ext.unset)
     resources = _mesh.thread_resources
     return ThreadState(values, (list(resources.stack), resources.env), _source_info._source_info_context.context)
 
 
 def adopt_thread_state(state: ThreadState) -> None:
-    """Makes a fresh thread's JAX state that of the picture."""
+    """Sets the JAX state of a new thread to that of the snapshot."""
     for holder, value in state.values:
         holder.set_local(value)
     resources = _mesh.thread_resources

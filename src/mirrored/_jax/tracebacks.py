@@ -1,10 +1,9 @@
-"""Errors that reach the user: interrupts stay interrupts; tracebacks without internal frames, by JAX's own filter.
+"""Filters the errors that reach the user: removes internal stack frames, and preserves KeyboardInterrupt.
 
-The filter leaves out this package's frames like JAX's.
+JAX's own traceback filter removes this package's frames along with those of JAX. The setting `jax_traceback_filtering`
+(JAX_TRACEBACK_FILTERING) controls it: ``off`` shows all frames.
 
-`jax_traceback_filtering` (JAX_TRACEBACK_FILTERING) decides: ``off`` shows all frames.
-
-Serves JAX 0.10 to 0.12: `jax._src.traceback_util.api_boundary` and `register_exclusion`.
+Supports JAX 0.10 to 0.12: `jax._src.traceback_util.api_boundary` and `register_exclusion`.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _traceback_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-# jaxlib compares the keys of its caches in C++ and turns any exception of `__eq__`, Ctrl-C included, into a ValueError,
-# with the traceback as its text or the exception as its cause.
+# jaxlib compares the keys of its caches in C++ and converts any exception of `__eq__`, including Ctrl-C, to a
+# ValueError that has the traceback as its text or the exception as its cause.
 _COMPARING = re.compile(r"comparable using __eq__|checking equality of metadata fields")
 _INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
 
 
 def interruptible(function: F) -> F:
-    """`function`, with KeyboardInterrupt in place of the ValueError that JAX's caches make of it."""
+    """Wraps `function` to raise KeyboardInterrupt instead of the ValueError to which JAX's caches convert it."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -54,6 +53,6 @@ def _is_interrupt(error: ValueError) -> bool:
 
 
 def boundary(function: F) -> F:
-    """`function` as a boundary: errors show the user's frames below it only; interrupts stay interrupts."""
+    """Wraps `function` as an API boundary: tracebacks show only user frames below it, and interrupts are preserved."""
     bounded: F = _traceback_util.api_boundary(interruptible(function))
     return bounded

@@ -1,7 +1,7 @@
-"""The current JAX trace, and making another one current.
+"""Reads, classifies and replaces the current JAX trace.
 
-Serves JAX 0.10 to 0.12: `jax.extend.core.take_current_trace`/`set_current_trace`, and `jax._src.core.trace_ctx` for a
-cheap look that takes nothing; tracers of `jax.grad` have a `primal`.
+Supports JAX 0.10 to 0.12: `jax.extend.core.take_current_trace`/`set_current_trace`, and `jax._src.core.trace_ctx` to
+read the current trace without taking it; tracers of `jax.grad` have a `primal`.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ Tracer = jax.core.Tracer
 
 
 def current_trace() -> Any:
-    """The trace to which primitives go now in this thread."""
+    """Returns the trace that processes primitives in this thread."""
     return _core.trace_ctx.trace
 
 
 def is_eager() -> bool:
-    """Whether primitives run at once in this thread (no jit, grad, vmap or tape around)."""
+    """Returns whether primitives execute immediately in this thread, without an enclosing jit, grad, vmap or tape."""
     return _core.trace_ctx.is_top_level()
 
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Runs the block at once, whatever is being traced or taped around it."""
+    """Executes the primitives of the block immediately, even inside a trace or tape."""
     with _core.eval_context():
         yield
 
 
 def belongs_to(value: Any, trace: Any) -> bool:
-    """Whether `value` is a tracer of `trace`."""
+    """Returns whether `value` is a tracer of `trace`."""
     return isinstance(value, Tracer) and value._trace is trace
 
 
 def is_tracer(value: Any) -> bool:
-    """Whether `value` stands for something that is not known yet (or is boxed by a tape)."""
+    """Returns whether `value` is a tracer, whose value is not known yet."""
     return isinstance(value, Tracer)
 
 
 def is_differentiated(value: Any) -> bool:
-    """Whether `value` is a tracer of `jax.grad` and the like over a concrete array."""
+    """Returns whether `value` is a tracer of `jax.grad`, `vjp` or `jvp` over a concrete array."""
     if not isinstance(value, Tracer) or not hasattr(value, "primal"):
         return False
     while isinstance(value, Tracer) and hasattr(value, "primal"):
@@ -60,34 +60,34 @@ def is_differentiated(value: Any) -> bool:
 
 
 def is_eval(trace: Any) -> bool:
-    """Whether primitives run at once under `trace`."""
+    """Returns whether primitives execute immediately under `trace`."""
     return trace is None or isinstance(trace, _core.EvalTrace)
 
 
 def recording_parent(trace: Any) -> Any:
-    """`trace`, or what lies under it if it is a tape's (or several)."""
+    """Returns the innermost trace at or below `trace` that is not the trace of a tape."""
     while hasattr(trace, "process_merge"):
         trace = trace.parent
     return trace
 
 
 def unboxed(value: Any) -> Any:
-    """`value` without the box that an eager tape put around it."""
+    """Returns the payload of a box of an eager tape; other values unchanged."""
     return payload_of(value)
 
 
 def trace_settings() -> Any:
-    """All of JAX's settings that a trace depends on (x64, matmul precision, mesh, ...), as one hashable value."""
+    """Returns all JAX settings on which a trace depends (x64, matmul precision, mesh, ...), as one hashable value."""
     return _config.config_ext.trace_context()
 
 
 def canonical_dtype(dtype: Any) -> Any:
-    """The dtype that JAX gives an array made from NumPy data of `dtype`."""
+    """Returns the dtype of a JAX array that is created from NumPy data of `dtype`."""
     return jax.dtypes.canonicalize_dtype(dtype)
 
 
 def swap_trace(trace: Any) -> Any:
-    """Makes `trace` current in this thread; returns what was."""
+    """Makes `trace` current in this thread and returns the previous trace."""
     previous = _core.trace_ctx.trace
     _core.trace_ctx.set_trace(trace)
     return previous
@@ -96,34 +96,34 @@ def swap_trace(trace: Any) -> Any:
 put_trace: Callable[[Any], None] = _core.trace_ctx.set_trace
 
 
-class _Nobody(Trace):  # type: ignore[misc]
-    """Whom the traces that share an identity are to JAX."""
+class _SharedIdentity(Trace):  # type: ignore[misc]
+    """The trace as which JAX's caches see all traces that share an identity."""
 
 
-_nobody = _Nobody()  # type: ignore[no-untyped-call]
+_shared_identity = _SharedIdentity()  # type: ignore[no-untyped-call]
 
 
 def share_identity(trace: Any) -> None:
-    """Makes `trace` the same as others of its kind to the caches of compiled functions, which key by the current trace.
+    """Makes the caches of compiled functions, which key by the current trace, treat `trace` like others of its kind.
 
-    Otherwise each trace of a kind would leave an entry for every function called under it, 8,192 of them. Nothing is
-    ever kept under such a key but that the function has to be traced.
+    Otherwise each trace would leave an entry for every function called under it, up to 8,192 of them. Sharing is safe:
+    the only information in such an entry is that the function has to be traced.
     """
-    trace._weakref = _nobody._weakref
+    trace._weakref = _shared_identity._weakref
 
 
 def parent_of(trace: Any) -> Any:
-    """The trace under `trace`, None if there is none or it is not known."""
+    """Returns the trace below `trace`, or None if there is none or it is unknown."""
     return trace.parent if hasattr(trace, "process_merge") else getattr(trace, "parent_trace", None)
 
 
 def is_staging(trace: Any) -> bool:
-    """Whether `trace` writes down a program instead of computing values."""
+    """Returns whether `trace` stages a program instead of computing values."""
     return isinstance(trace, _partial_eval.DynamicJaxprTrace)
 
 
 def is_eval_below(trace: Any) -> bool:
-    """Whether `trace` rests on evaluation: no trace from here down writes down a program."""
+    """Returns whether no trace from `trace` down to evaluation stages a program."""
     while not is_eval(trace):
         if is_staging(trace):
             return False
@@ -132,9 +132,9 @@ def is_eval_below(trace: Any) -> bool:
 
 
 def is_cut_off(trace: Any) -> bool:
-    """Whether `trace` writes down a program and rests, as far as can be seen, on nothing but evaluation.
+    """Returns whether the visible chain of parents ends with a staging trace directly above evaluation.
 
-    So it is where JAX had put the current trace aside while it made `trace`.
+    That is the case if JAX has set aside the current trace while it created `trace`.
     """
     staging = False
     while not is_eval(trace):
@@ -144,7 +144,7 @@ def is_cut_off(trace: Any) -> bool:
 
 
 def is_staging_above(trace: Any, base: Any) -> bool | None:
-    """Whether a program is being written down on top of `base`; None if `trace` does not rest on `base`."""
+    """Returns whether a trace from `trace` down to `base` stages a program; None if `base` is not below `trace`."""
     staging = False
     while trace is not base:
         if trace is None:

@@ -133,7 +133,8 @@ class ConcreteFunction:
         return ArgumentTypeError(
             self._name,
             found=f"{found}, for {self!r}",
-            rule="a concrete function takes arrays of the shapes and dtypes it was created for; its other arguments are fixed",
+            rule="a concrete function takes arrays of the shapes and dtypes that it was created for; its other "
+            "arguments are fixed",
             remedy="pass arrays of these shapes and dtypes, or call the function itself",
         )
 

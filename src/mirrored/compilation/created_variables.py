@@ -35,7 +35,7 @@ def refuse_forgotten(created: Sequence[Any], called: str) -> None:
         if referrer is not asked and not isinstance(referrer, (Bookkeeping, CaptureTracer, Held)):
             kept.update(map(id, gc.get_referents(referrer)))
     for variable in created:
-        # Referents of referrers are compared, not referrers: the dictionary of inline attributes is not an object.
+        # The referrer of an inline attribute is the object itself, because such an object has no attribute dictionary.
         if id(variable) not in kept:
             raise VariableError(
                 called,

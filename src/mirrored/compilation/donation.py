@@ -78,7 +78,7 @@ class DonatingSteps:
         return True
 
     def _copy_shared(self, args: list[Any]) -> None:
-        """Replaces buffers that user code holds, or that another thread reads, by copies: a donated buffer is deleted."""
+        """Replaces buffers that user code holds or another thread reads by copies, since donation deletes buffers."""
         reading = {id(variable) for variable in list(state.reading.values())}
         for place, variable in enumerate(self.donated):
             if variable._shared or id(variable) in reading:

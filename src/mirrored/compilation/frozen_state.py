@@ -81,8 +81,8 @@ class PythonState:
             return ArgumentError(
                 self._name,
                 found=f"elements removed from {taken[0]} (pop, popleft, del, ...) inside a compiled function",
-                rule="a function is traced once, so an element would be a constant, the same at every call, and later calls "
-                "would remove none",
+                rule="a function is traced once, so an element would be a constant, the same at every call, and later "
+                "calls would remove none",
                 remedy="remove the element outside and pass it as an argument, or iterate over a Dataset "
                 "(Dataset.from_generator), whose iterators return new elements at every call",
             )
@@ -111,8 +111,8 @@ class PythonState:
                 raise ArgumentError(
                     self._name,
                     found=f"{where}: a Python generator ({value.__qualname__}) that iterates over a dataset",
-                    rule="iteration over a dataset ends the trace of the function, which closes the generator, and a closed "
-                    "generator yields no more elements",
+                    rule="iteration over a dataset ends the trace of the function, which closes the generator, and a "
+                    "closed generator yields no more elements",
                     remedy="call next() outside and pass the element, or use iter(dataset) instead of the generator",
                 )
 

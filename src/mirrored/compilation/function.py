@@ -25,16 +25,16 @@ from mirrored.runtime.driving import Driver, EndOfElements, IteratedWhileTracing
 from mirrored.variables.state_lock import tracing, without_turns
 
 _DECISIONS = (
-    "mirrored.function: Python decided by a value that is known only when the compiled program runs "
+    "mirrored.function: Python code used a value that is known only when the compiled program runs "
     "(an `if`, `while`, `float()` or `int()` on an array or on replica_id_in_sync_group).\n"
-    "  rule:   a function is traced once; its Python runs while tracing, with stand-ins for values\n"
+    "  rule:   a function is traced once; its Python code runs only during tracing, on tracers\n"
     "  remedy: jnp.where or jax.lax.cond for `if`, jax.lax.while_loop for `while`; or run eagerly "
-    "(mirrored.run_functions_eagerly(True), or without the function)"
+    "(mirrored.run_functions_eagerly(True), or without mirrored.function)"
 )
 _MANY_RETRACES: Final = 5
 _MANY = (
-    " (retrace {}: each one compiles the function anew. Pass what changes as an array of one shape and dtype: a number "
-    "as jnp.asarray(x), batches with last_batch='pad'; make objects and strategies once, outside of the loop)"
+    " (retrace {}: each one compiles the function again. Pass values that change as arrays of one shape and dtype: a "
+    "number as jnp.asarray(x), batches with last_batch='pad'. Create objects and strategies once, outside the loop)"
 )
 _log = logging.getLogger("mirrored")
 
@@ -44,7 +44,7 @@ class _Mode:
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:
-    """Makes every `function` run as plain Python, for debugging (True), or compile again (False).
+    """Sets whether every `function` runs as plain Python, for debugging, instead of compiled.
 
     Context: any. TensorFlow: `tf.config.run_functions_eagerly`.
     """
@@ -52,17 +52,17 @@ def run_functions_eagerly(run_eagerly: bool) -> None:
 
 
 def functions_run_eagerly() -> bool:
-    """Whether functions run as plain Python."""
+    """Returns whether functions run as plain Python."""
     return _Mode.eager
 
 
 class Function(Code):
-    """A compiled function. Made by `function`.
+    """A compiled function. Created by `function`.
 
     Attributes:
         python_function: The function that it compiles.
-        trace_count: How often it has been traced.
-        retrace_reason: In one line, why it was traced the last time; None before the second trace.
+        trace_count: The number of times it has been traced.
+        retrace_reason: The reason for the last retrace, in one line; None before the second trace.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class Function(Code):
 
     @property
     def trace_count(self) -> int:
-        """How often it has been traced, by itself and inside runs."""
+        """The number of times it has been traced, by itself and inside runs."""
         driven = 0 if self._driver is None else self._driver.trace_count
         return self._traces + driven + sum(made.trace_count for made in self._by_strategy.values())
 
     @boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program for these arguments, tracing and compiling it first if there is none."""
+        """Runs the program for these arguments. Traces and compiles it first if it does not exist."""
         here = ambient()
         if here.store is not None or here.runner is not None or _Mode.eager:
             return self._inline(here, args, kwargs) if self._steps is None else self._steps_eagerly(*args)
@@ -121,7 +121,10 @@ class Function(Code):
     def _call_by_key(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], strategies: tuple[Any, ...], quick: Hashable
     ) -> Any:
-        """Finds the program, or makes it; notes it under the quick key, if there is one."""
+        """Runs the program for the full key of the arguments; traces it if necessary.
+
+        Also stores the program under the quick key, which later calls compute without flattening the arguments.
+        """
         if self._input_signature is not None:
             args, kwargs = check_signature(self.python_function, self._input_signature, args, kwargs)
         try:
@@ -139,22 +142,22 @@ class Function(Code):
         return program(arguments.arrays)
 
     def _inline(self, here: Ambient, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs it as ordinary code of the caller: converted if the caller is being traced."""
+        """Runs it as ordinary code of the caller: after the conversion if the caller is being traced."""
         traced = here.store is not None and here.store.captures and not _Mode.eager
         return (self._to_trace if traced else self.python_function)(*args, **kwargs)
 
     @property
     def traced_function(self) -> Callable[..., Any]:
-        """The Python function as it is traced: `python_function`, after the conversion if there is one."""
+        """The Python function that is traced: `python_function`, after the conversion if there is one."""
         return self._to_trace
 
     @functools.cached_property
     def _to_trace(self) -> Callable[..., Any]:
-        """The Python that is traced."""
+        """The Python function that is traced, converted once."""
         return self.python_function if self._conversion is None else self._conversion(self.python_function)
 
     def _call_steps(self, batches: Sequence[Any]) -> Any:
-        """Makes `steps_per_call` steps in one dispatch."""
+        """Runs `steps_per_call` steps in one dispatch."""
         strategies = ambient().strategies
         device_assignment = strategies[-1].device_assignment if strategies else None
         try:
@@ -162,15 +165,15 @@ class Function(Code):
         except Ragged:
             raise ArgumentError(
                 self._name,
-                found="a batch whose replicas have batches of different shapes",
-                rule="the steps of one call are one program, in which all replicas have one shape",
+                found="a batch whose per-replica batches differ in shape",
+                rule="the steps of one call are one program, in which all per-replica batches have the same shape",
                 remedy="distribute the dataset with last_batch='pad', or choose a multiple of the number of replicas",
             ) from None
         if any(step.key != steps[0].key for step in steps):
             raise ArgumentError(
                 self._name,
                 found="batches of different structure, shapes, dtypes or static values",
-                rule="the steps of one call are one program, run over and over",
+                rule="the steps of one call are repetitions of one program, so they need batches of one signature",
                 remedy="distribute the dataset with last_batch='pad' or 'drop', and pass numbers as arrays",
             )
         return self._undriven(steps[0], strategies)([array for step in steps for array in step.arrays])
@@ -184,17 +187,17 @@ class Function(Code):
             raise ArgumentError(
                 self._name,
                 found=f"{len(batches)} batches",
-                rule=f"with steps_per_call={self._steps} a call takes so many, one tuple of arguments per step",
-                remedy="group the batches, and run the rest through a function with steps_per_call=1",
+                rule=f"with steps_per_call={self._steps}, a call takes {self._steps} batches, one argument tuple each",
+                remedy="group the batches, and pass the remainder to a function with steps_per_call=1",
             )
         return [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
 
     def _alike(self, function: Callable[..., Any]) -> Function:
-        """Another function, compiled as this one is."""
+        """Returns a compiled version of `function` with the same options as this one."""
         return Function(function, donate=self._donate, conversion=self._conversion)
 
     def _driven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs it as Python, each `run` in it compiled: it takes elements from a dataset."""
+        """Runs it as Python with every `run` in it compiled, because it takes elements from a dataset."""
         try:
             with within(driver=self._driver):
                 return self.python_function(*args, **kwargs)
@@ -204,7 +207,8 @@ class Function(Code):
             raise exhausted(self._name) from end
 
     def _program(self, arguments: Arguments, strategies: tuple[Any, ...]) -> Program:
-        # The strategies themselves: a later one may have the identity of one that is gone.
+        # The key holds the strategies themselves, not their ids, because a new object can have the id of a deleted one.
+        # The trace settings are those on which JAX's own caches depend: x64, matmul precision, mesh, ...
         key = (arguments.key, strategies, ambient().replica is None, trace_settings())
         program = self._programs.get(key)
         if program is None:
@@ -215,15 +219,15 @@ class Function(Code):
         return program
 
     def _undriven(self, arguments: Arguments, strategies: tuple[Any, ...]) -> Program:
-        """The program where there must be one."""
+        """Returns the program, or raises an error for a function that runs as Python and therefore has none."""
         try:
             return self._program(arguments, strategies)
         except IteratedWhileTracing:
             raise ArgumentError(
                 self._name,
                 found="the function takes elements from a dataset or its iterator",
-                rule="such a function runs as Python: it has no program to lower, to save or to call for several steps",
-                remedy="take the elements outside, and pass them as arguments",
+                rule="such a function runs as Python, so it has no program to lower, save or run for several steps",
+                remedy="take the elements outside the function and pass them as arguments",
             ) from None
 
     def _traced(self, arguments: Arguments) -> Program:
@@ -233,8 +237,8 @@ class Function(Code):
             level = logging.WARNING if self._retraces >= _MANY_RETRACES else logging.INFO
             _log.log(level, "%s%s", self.retrace_reason, _MANY.format(self._retraces) if level > logging.INFO else "")
         program, frozen = self._traced_once(arguments)
-        # Python that asks whether state exists has taken the branch that creates it. Every later call takes the other
-        # one, which is what a second trace records.
+        # Python code such as `if self.w is None` has taken the branch that creates state. Every later call takes the
+        # other branch, which the second trace records.
         if any(not variable.internal for variable in program.created) or (frozen is not None and program.created):
             program, frozen = self._traced_once(arguments)
             refuse_created_again(program.created, self._name)
@@ -245,9 +249,10 @@ class Function(Code):
         return program
 
     def _traced_once(self, arguments: Arguments) -> tuple[Program, ArgumentError | None]:
-        """One trace, and the error for Python state that it has frozen, if any.
+        """Traces once, and returns the program and the error for Python state that the trace has frozen, if any.
 
-        A trace that creates variables draws their initial values, which no later call does.
+        The error is returned, not raised: a trace that creates variables draws their initial values, which later calls
+        do not.
         """
         python_state = PythonState(self.python_function, arguments.leaves, self._name)
         here, trace = ambient(), current_trace()
@@ -263,7 +268,7 @@ class Function(Code):
         except StopIteration as end:
             raise exhausted(self._name) from end
         finally:
-            # An exception that a signal handler raises may leave context managers open.
+            # An exception that a signal handler raises may skip the exits of context managers.
             thread.current = here
             put_trace(trace)
         self._traces += 1
@@ -274,29 +279,32 @@ class Function(Code):
         @functools.cache
         def notice() -> None:
             _log.warning(
-                "%s got a batch whose shares differ in shape, so this step runs eagerly, replica by replica; "
-                "distribute the dataset with last_batch='pad' (or 'drop') to keep every step compiled",
+                "%s got a batch whose per-replica batches differ in shape, so this step runs eagerly, one replica "
+                "after another; distribute the dataset with last_batch='pad' (or 'drop') to keep every step compiled",
                 self._name,
             )
 
         return notice
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """JAX's lowering of the program for these arguments (`.compile().as_text()` is its HLO). Nothing is run."""
+        """Returns JAX's lowering of the program for these arguments, without running it.
+
+        Its HLO is `.compile().as_text()`.
+        """
         strategies = ambient().strategies
         arguments = flatten_arguments(args, kwargs, strategies[-1].device_assignment if strategies else None)
         return self._undriven(arguments, strategies).lower(arguments.arrays)
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
-        """This function for arrays of certain shapes and dtypes, with all other arguments fixed. Traced now.
+        """Returns this function for arrays of fixed shapes and dtypes, with all other arguments fixed, and traces it.
 
         Args:
             *args: Arrays, descriptions of arrays (objects with `shape` and `dtype`), and static arguments. Default:
-                what `input_signature` says.
+                `input_signature`.
             **kwargs: The same, by name.
 
-        TensorFlow: `tf.function(f).get_concrete_function`; the result has no graph. Unknown sizes are traced when it
-        is called.
+        TensorFlow: `tf.function(f).get_concrete_function`. The result has no graph. With unknown sizes, it is traced
+        when it is called.
         """
         if not args and not kwargs and self._input_signature is not None:
             args = tuple(self._input_signature)
@@ -310,18 +318,18 @@ class Function(Code):
         return concrete
 
     def experimental_get_tracing_count(self) -> int:
-        """How often it has been traced (`trace_count` under TensorFlow's name)."""
+        """Returns `trace_count`, under TensorFlow's name."""
         return self.trace_count
 
     @property
     def input_signature(self) -> Sequence[Any] | None:
-        """The shapes and dtypes that arguments must have, as given."""
+        """The shapes and dtypes that arguments must have, as passed to `function`."""
         return self._input_signature
 
     def traced_inputs(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """The arguments that it has been traced for, with ``jax.ShapeDtypeStruct`` for arrays.
+        """Returns the arguments for which it has been traced, with ``jax.ShapeDtypeStruct`` for arrays.
 
-        Of a run of it on replicas they are those of one replica.
+        If it was run on replicas, these are the arguments of one replica.
         """
         found = [arguments.rebuilt(arguments.arrays) for arguments in self._arguments]
         for made in self._by_strategy.values():
@@ -332,12 +340,12 @@ class Function(Code):
     def around(
         self, strategy: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]], key: Hashable = None
     ) -> Function:
-        """This function inside a run of `strategy`, compiled as a whole; made once.
+        """Returns the compiled function for a run of this function by `strategy`, created once per strategy and key.
 
         Args:
-            strategy: Whose run.
-            make: From the Python function to one that runs it on the strategy's replicas.
-            key: What else it depends on.
+            strategy: The strategy of the run.
+            make: A function from the Python function to one that runs it on the strategy's replicas.
+            key: Everything else that the run depends on.
         """
         made = self._by_strategy.get((strategy, key))
         if made is None:
@@ -351,13 +359,13 @@ class Function(Code):
         return made
 
     def __get__(self, instance: Any, owner: type | None = None) -> Function:
-        """As a method: one compiled function per instance."""
+        """Binds it as a method, with one compiled function per instance."""
         if instance is None:
             return self
         return self._by_instance.find(instance, lambda: self._bound(instance))
 
     def _bound(self, instance: Any) -> Function:
-        to_trace = bind(self._to_trace, instance)  # converted as a function of the instance
+        to_trace = bind(self._to_trace, instance)  # the conversion is shared by all instances
         return Function(
             bind(self.python_function, instance),
             donate=self._donate,
@@ -390,41 +398,46 @@ def function(
     conversion: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     **options: Any,
 ) -> Any:
-    """Compiles a function that reads and assigns variables; a decorator, with or without arguments.
+    """Compiles a function that reads and assigns variables. Can be used as a decorator, with or without arguments.
 
-    It is traced once for each combination of structure, shapes, dtypes and static values (Python numbers, strings,
-    other objects) of its arguments; Python side effects happen while tracing only. Variables that it reads and assigns
-    are found in that trace. If the first trace creates variables (other than the slots of an optimizer) the function is
-    traced a second time, and only that program runs, from the first call on: Python that asks whether the variables
-    exist (``if self.w is None``) then takes the branch of every later call. What it takes from globals, closures and
-    attributes is a constant of that trace, whatever becomes of them later. A static argument that has been mutated is
-    another one, unless it is hashed by identity.
+    Tracing: the function is traced once for each combination of the structure, shapes, dtypes and static values (Python
+    numbers, strings, other objects) of its arguments. Python side effects happen only during tracing. The trace finds
+    the variables that the function reads and assigns. Values from globals, closures and attributes become constants of
+    the trace; later changes to them have no effect. A static argument that has been mutated causes a new trace, unless
+    it is hashed by identity.
 
-    A function that reads a variable after assigning it is traced once more when it is called under a tape: such a read
-    has the derivative of the variable. `trace_count` leaves that trace out.
+    Creating variables: if the first trace creates variables (other than the slots of an optimizer), the function is
+    traced a second time, and only the second program runs, from the first call on. Python code such as
+    ``if self.w is None`` then takes the branch of every later call.
 
-    Errors while tracing leave every variable as it was; an exception at any later moment, as by Ctrl-C, leaves all of
-    them as they are before or after the call. Several threads may call it: one at a time runs.
+    Tapes: a function that reads a variable after assigning it is traced again when it is called under a tape, because
+    such a read has the derivative of the variable. `trace_count` does not count that trace.
 
-    Context: cross-replica, or none. Inside a replica, or another function, it is ordinary code of the caller.
+    Errors: an error during tracing leaves all variables unchanged. After a later exception, such as Ctrl-C, all
+    variables have their values from before or all have those from after the call. Several threads can call the
+    function; one runs at a time.
+
+    Context: cross-replica, or none. Inside a replica or another function, it runs as ordinary code of the caller.
 
     Args:
         func: The function. Inside it, `strategy.run` runs on all replicas in one program.
-        donate: Reuse the memory of assigned variables for their new values. An error while the program runs then loses
-            them; False keeps them, at the cost of their memory.
-        input_signature: Shapes and dtypes that arguments must have (objects with `shape`, None for any size, and
+        donate: Whether to reuse the memory of assigned variables for their new values. An error while the program runs
+            then loses the values. False keeps them, at the cost of their memory.
+        input_signature: The shapes and dtypes that arguments must have (objects with `shape`, None for any size, and
             `dtype`).
-        steps_per_call: Make so many steps in one dispatch, as one compiled scan. The function is then called with a
-            sequence of so many argument tuples, and each array that it returns gets a leading dimension of steps.
-        conversion: From the Python function to the one that is traced in its place, called when it is first traced:
-            how the facade's `tf.function` applies AutoGraph. Default: the function itself is traced.
-        **options: `reduce_retracing`, `autograph`, `jit_compile`, `experimental_...`: accepted for TensorFlow's sake.
+        steps_per_call: The number of steps per execution: one dispatch runs them as one compiled scan. The function is
+            then called with a sequence of that many argument tuples, and each array that it returns has a leading
+            dimension of steps.
+        conversion: A function from the Python function to the one that is traced in its place, called at the first
+            trace. The facade's `tf.function` applies AutoGraph with it. Default: the function itself is traced.
+        **options: `reduce_retracing`, `autograph`, `jit_compile` and `experimental_...`, which are accepted for
+            compatibility with TensorFlow and ignored.
 
     Returns:
         A `Function`.
 
     Raises:
-        ArgumentError: Arguments do not fit `input_signature`.
+        ArgumentError: The arguments do not match `input_signature`.
         VariableError: The function creates a variable and does not keep it, or creates one on every call.
 
     Example:
@@ -436,8 +449,8 @@ def function(
         >>> float(double()), float(double()), double.trace_count
         (2.0, 4.0, 1)
 
-    TensorFlow: `tf.function`. Python `if` on a traced value is an error that names `lax.cond` (the facade's
-    `tf.function` can convert it).
+    TensorFlow: `tf.function`. A Python `if` on a traced value raises an error that recommends `lax.cond`. The facade's
+    `tf.function` can convert it.
     """
     known = {"reduce_retracing", "autograph", "jit_compile", "name"}
     unknown = [option for option in options if option not in known and not option.startswith("experimental_")]

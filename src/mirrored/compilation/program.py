@@ -1,4 +1,4 @@
-"""One compiled program of a function: traced once, the variables that it reads and assigns arguments and results."""
+"""`Program`: one traced and compiled program, whose variables are operands and results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from mirrored.variables.state_lock import (
 
 @dataclasses.dataclass(frozen=True)
 class _Result(Bookkeeping):
-    """One leaf of the result: a static object, or an array and what to wrap it in."""
+    """One leaf of the result: a static object, or an array and its wrapper."""
 
     is_array: bool = False
     is_per_replica: bool = False
@@ -61,14 +61,15 @@ class Program:
 
     Args:
         function: The Python function.
-        arguments: The call that it is traced for.
-        donate: Whether the variables' old buffers are reused.
-        steps: How many steps one call makes, as one scan; None is one step, without a leading dimension of results.
-        owner: The `Function` that it is a program of, which has its Python function as `traced_function`.
-        under_tape: Whether it is made for calls under a tape (see `FunctionStore`).
+        arguments: The arguments of the call for which it is traced.
+        donate: Whether the assigned variables' buffers are donated and reused for the new values.
+        steps: The number of steps per execution, run as one scan. None: one step, and results have no dimension of
+            steps.
+        owner: The `Function` to which the program belongs. Its `traced_function` is the Python function.
+        under_tape: Whether the program is for calls under a tape (see `FunctionStore`).
 
     Attributes:
-        created: The variables made while tracing.
+        created: The variables created during tracing.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Program:
         owner: Any = None,
         under_tape: bool = False,
     ) -> None:
-        # JAX's caches keep programs for longer than the user keeps the function.
+        # A weak reference, because JAX's caches keep programs alive for longer than the user keeps the function.
         self._owner = None if owner is None else weakref.ref(owner)
         self._recorded: Program | None = None
         self._arguments = arguments
@@ -95,7 +96,7 @@ class Program:
         refuse_forgotten(self._store.new, self._name)
         self.created = self._store.new
         self._compile(staged)
-        # The commonest result, one array, needs no wrapping.
+        # Fast path for the most common result: one array, which needs no wrapper.
         self._one_array = jax.tree_util.treedef_is_leaf(self._out_treedef) and self._results == [_Result(True)]
 
     def _stage(self, function: Callable[..., Any]) -> Staged:
@@ -116,7 +117,7 @@ class Program:
             return stage(flat, shapes)
 
     def _take_result(self, leaf: Any) -> Any:
-        """Notes what a leaf of the result is; its array, or None if it is static."""
+        """Records the kind of a result leaf and returns its array, or None if the leaf is static."""
         if isinstance(leaf, PerReplica) and leaf.device_assignment is not None:
             device_assignment, made_by = leaf.device_assignment, leaf.made_by
             self._results.append(
@@ -137,11 +138,12 @@ class Program:
         read = [variable for variable, _ in self._store.captured.values()]
         staged, assigned = self._in_order_of_reading(staged, read)
         assigned_ids = {id(variable) for variable in assigned}
-        # A scan carries every assigned variable; a single step need not be told the old value of one that it only
+        # A scan carries every assigned variable. A single step does not need the old value of a variable that it only
         # assigns.
         carried = assigned if self._steps is not None else [v for v in read if id(v) in assigned_ids]
         self._synchronous = has_callbacks(staged.jaxpr)
-        # A callback may fail when the program is half through, and may read the variables: they keep their values.
+        # A callback may fail in the middle of the program, and may read variables. Their buffers must survive, so a
+        # program with callbacks donates none.
         self._donated = carried if self._donate and not self._synchronous else []
         donated_ids = {id(variable) for variable in self._donated}
         needed = {id(v): v for v in (*read, *carried)}
@@ -187,10 +189,10 @@ class Program:
         self._donating = DonatingSteps(dispatch_of(self._jitted), len(donated), assigned) if donated else None
 
     def _in_order_of_reading(self, staged: Staged, read: Sequence[Any]) -> tuple[Staged, list[Any]]:
-        """The program with the assigned variables' new values in the order of their old ones, and those variables.
+        """Returns the program with the new values in the order of the variables' operands, and the assigned variables.
 
-        JAX gives each donated buffer to the first result of its shape. Were that another variable's, XLA would copy
-        every one of them in every step.
+        JAX aliases each donated buffer with the first result of the same shape. If that result belonged to another
+        variable, XLA would have to copy the buffers in every step.
         """
         assigned = [variable for variable, _ in self._store.staged.values()]
         when = {id(variable): place for place, variable in enumerate(read)}
@@ -206,7 +208,10 @@ class Program:
         outer: Sequence[Any],
         inputs: Sequence[Any],
     ) -> list[Any]:
-        """All steps of one call; the results get a leading dimension, per-replica ones behind the replicas'."""
+        """Runs all steps of one call as a scan.
+
+        Results have a leading dimension of steps; for per-replica results, it follows the dimension of replicas.
+        """
         assert self._steps is not None
         count = len(inputs) // self._steps
         per_step = [jnp.stack(inputs[i::count]) for i in range(count)]
@@ -228,17 +233,17 @@ class Program:
         return [*last, *moved]
 
     def lower(self, arrays: Sequence[Any]) -> Any:
-        """JAX's lowering of the program for these arrays, for looking at its HLO."""
+        """Returns JAX's lowering of the program for these arrays, for inspecting its HLO."""
         settle_all((*self._donated, *self._kept))
         with lock:
             values = [variable.borrowed() for variable in (*self._donated, *self._kept)]
             return self._jitted.lower(*values, *self._outer, *arrays)
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
-        """Runs it on the variables as they are now, and assigns what it assigns: all of it, or nothing.
+        """Runs the program on the current values of the variables, and assigns all of the new values or none.
 
         Args:
-            arrays: The arguments' arrays, of all steps one after another.
+            arrays: The arguments' arrays, concatenated over all steps.
         """
         if not is_eval(current_trace()):
             return self._call_recorded(arrays)
@@ -258,8 +263,9 @@ class Program:
         return self._wrapped(results)
 
     def _dispatched(self, arrays: Sequence[Any]) -> list[Any]:
-        """Runs it and stores the new values; all results."""
-        # A program that only reads takes its values with the lock held, and waits for no eager run of another thread.
+        """Runs the program, stores the new values of variables, and returns all results."""
+        # A program that only reads variables takes their values under the lock. It does not wait for an eager run of
+        # another thread.
         with turn() if self._assigned else lock, lock:
             if state.step is not None:
                 state.step.finish()
@@ -280,7 +286,7 @@ class Program:
         return step.results
 
     def _run(self, operands: Sequence[Any]) -> list[Any]:
-        """Runs it without donating anything."""
+        """Runs the program without donating buffers."""
         if self._synchronous:
             state.calls_back = threading.get_ident()
         try:
@@ -293,7 +299,10 @@ class Program:
         return outs
 
     def _call_recorded(self, arrays: Sequence[Any]) -> Any:
-        """Under a tape (or a bare transform): nothing is donated, reads are announced, results recorded."""
+        """Runs the program under a tape or a JAX transform: no buffer is donated, because residuals may refer to it.
+
+        Reads are announced to the tape, which records the call.
+        """
         if self._assigned and not self._store.under_tape and (self._store.rereads or self._steps is not None):
             return self._under_tape()._call_recorded(arrays)
         with turn() if self._assigned else nullcontext():
@@ -301,7 +310,7 @@ class Program:
             for variable in self._assigned:
                 variable.check_assignable("function")
             payloads = [payload_of(array) for array in arrays]
-            # What a bare transform traces has no value to compare.
+            # Tracers of a JAX transform have no values that workers could compare.
             together = self._several is not None and not any(map(is_tracer, payloads))
             if together:
                 self._met.arrive(payloads, self._digest)
@@ -312,7 +321,7 @@ class Program:
         return self._wrapped(outs[len(self._assigned) :])
 
     def _under_tape(self) -> Program:
-        """The same function, traced once more, for calls under a tape."""
+        """Returns the program for calls under a tape, which traces the function once more."""
         owner = None if self._owner is None else self._owner()
         assert owner is not None, "a program is called by its function"
         function = owner.traced_function
@@ -337,9 +346,9 @@ class Program:
 
 
 def _is_outer(constant: Any) -> bool:
-    """Whether a constant is to be passed as an operand.
+    """Returns whether a constant has to be passed as an operand.
 
-    It is a value of a trace around the call (a bare `jax.jit`), or lies on devices of several processes.
+    That is a tracer of an enclosing trace (a `jax.jit` around the call), or an array on devices of several processes.
     """
     if is_tracer(constant):
         return not isinstance(constant, CaptureTracer)
@@ -347,10 +356,10 @@ def _is_outer(constant: Any) -> bool:
 
 
 def _check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) -> None:
-    """Refuses a program over different sets of devices.
+    """Checks that all runs and variables of a program use the same devices.
 
     Raises:
-        ContextError: Its runs and variables belong to strategies on different devices.
+        ContextError: The runs and variables belong to strategies on different devices.
     """
     owners = {
         tuple(one.device_assignment.devices): f"variable {one.name!r} of {one.strategy!r}"
@@ -363,25 +372,25 @@ def _check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) 
         raise ContextError(
             called,
             found=f"one function uses {' and '.join(owners.values())}, which are on different devices",
-            rule="a compiled function is one program, over the devices of one strategy",
+            rule="a compiled function is one program on the devices of one strategy",
             remedy="write one function for each strategy, and pass values between them as arrays on the host",
         )
 
 
 def _explained(called: str, error: ValueError) -> DeviceError | None:
-    """JAX's error about arguments that lie on other devices, in the user's terms."""
+    """Converts JAX's error for an argument on other devices to a `DeviceError`; None for other errors."""
     if "incompatible devices" not in str(error):
         return None
     return DeviceError(
         called,
-        found=f"an argument lies on other devices than the variables: {first_line(error)}",
-        rule="the arguments of a compiled function lie on the devices of its strategy, or on none in particular",
+        found=f"an argument is on other devices than the variables: {first_line(error)}",
+        rule="the arguments of a compiled function are on the devices of its strategy, or not committed to a device",
         remedy="pass a NumPy array, or the batches of a distributed dataset; or move it: jax.device_put(x, device)",
     )
 
 
 def _several_processes(store: FunctionStore, variables: Sequence[Any]) -> Any:
-    """The layout over several processes that the program uses, None if it uses none."""
+    """Returns the device assignment over several processes that the program uses, or None."""
     device_assignments = [store.device_assignment, *(variable.device_assignment for variable in variables)]
     return next(
         (
@@ -394,7 +403,7 @@ def _several_processes(store: FunctionStore, variables: Sequence[Any]) -> Any:
 
 
 def _result_sharding(result: _Result, device_assignment: Any) -> Any:
-    """Of several processes each has its own components, and all of everything else."""
+    """Returns the sharding of a result over several processes: sharded if per replica, else replicated."""
     if device_assignment is None:
         return None
     return device_assignment.sharded if result.is_per_replica else device_assignment.replicated

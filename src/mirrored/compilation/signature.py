@@ -1,4 +1,4 @@
-"""What a compiled function's arguments are, as far as the program depends on it: the key of its cache."""
+"""Flattens the arguments of a compiled function and computes their cache key: everything the program depends on."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _PLAIN = frozenset({bool, int, str, type(None)})
 
 
 class Ragged(Exception):
-    """A per-replica argument's components have different shapes: there is no one program for all replicas."""
+    """A per-replica argument has components of different shapes, so no single program serves all replicas."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """A call's arguments, taken apart.
+    """A call's flattened arguments.
 
     Attributes:
-        treedef: Their structure.
-        leaves: Their leaves.
-        dynamic: Which leaves are arrays.
-        arrays: These leaves as arrays; of per-replica values, the stacked one.
-        key: What a program is traced for: structure, shapes and dtypes, static values.
+        treedef: The structure.
+        leaves: The leaves.
+        dynamic: The positions of the leaves that are arrays.
+        arrays: These leaves as arrays. A per-replica value is one stacked array.
+        key: The cache key of the program: the structure, shapes and dtypes, and static values.
     """
 
     treedef: Any
@@ -42,7 +42,7 @@ class Arguments:
     key: tuple[Hashable, ...]
 
     def rebuilt(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with these arrays in place of their own."""
+        """Unflattens the arguments with these arrays in place of their own."""
         leaves = list(self.leaves)
         for place, array in zip(self.dynamic, arrays, strict=True):
             old = leaves[place]
@@ -56,7 +56,7 @@ class Arguments:
         return structures.unflatten(self.treedef, leaves)  # type: ignore[no-any-return]
 
     def of_one_replica(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """As one replica gets them, with ``jax.ShapeDtypeStruct`` for arrays."""
+        """Returns the arguments that one replica receives, with ``jax.ShapeDtypeStruct`` for arrays."""
         leaves = list(self.leaves)
         for place, array in zip(self.dynamic, self.arrays, strict=True):
             shape = array.shape[1:] if isinstance(leaves[place], PerReplica) else array.shape
@@ -64,7 +64,7 @@ class Arguments:
         return structures.unflatten(self.treedef, leaves)  # type: ignore[no-any-return]
 
     def described(self) -> Arguments:
-        """The same without the arrays' memory."""
+        """Returns the same arguments with descriptions in place of arrays, which frees their memory."""
         arrays = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in self.arrays]
         leaves = list(self.leaves)
         for place in self.dynamic:
@@ -74,7 +74,7 @@ class Arguments:
 
 
 def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assignment: Any) -> Arguments:
-    """Takes a call's arguments apart.
+    """Flattens a call's arguments.
 
     Raises:
         Ragged: A per-replica argument has components of different shapes.
@@ -95,13 +95,13 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
 
 
 def quick_key(value: Any, arrays: list[Any]) -> Hashable:
-    """A key of plain tuples, lists and dicts of arrays and constants that is quick to make, None for anything else.
+    """Returns a cheap key for tuples, lists and dicts of arrays and constants; None for any other structure.
 
-    Two values with equal keys have equal `Arguments.key`.
+    It avoids flattening in the calls of a warm training loop. Values with equal quick keys have equal `Arguments.key`.
 
     Args:
         value: A structure.
-        arrays: Its arrays are appended here, in the order of `Arguments.arrays`.
+        arrays: The list to which its arrays are appended, in the order of `Arguments.arrays`.
     """
     kind = type(value)
     if kind is Array:
@@ -136,11 +136,11 @@ def _quick_keys(kind: type, values: Sequence[Any], arrays: list[Any]) -> Hashabl
 
 
 def _array_of(leaf: Any, device_assignment: Any) -> Any:
-    """The leaf as an array, None if it is static."""
+    """Returns the leaf as an array, or None if it is static."""
     if isinstance(leaf, jax.Array):
         return leaf
     if isinstance(leaf, (np.ndarray, np.generic)):
-        # JAX would read the caller's buffer after the call has returned.
+        # A copy: JAX dispatches asynchronously and may read the buffer after the caller has refilled it.
         return owned(np.asarray(leaf, canonical_dtype(leaf.dtype)))
     if isinstance(leaf, PerReplica):
         where = leaf.device_assignment or device_assignment
@@ -169,7 +169,7 @@ def _static_key(leaf: Any) -> Hashable:
 
 
 def difference(old: Arguments, new: Arguments) -> str:
-    """In one line, what in the arguments made another program necessary."""
+    """Returns, in one line, the change of the arguments that made another program necessary."""
     if old.treedef != new.treedef:
         return f"the structure of the arguments changed from {old.treedef} to {new.treedef}"
     paths = jax.tree_util.tree_flatten_with_path(
@@ -184,8 +184,8 @@ def difference(old: Arguments, new: Arguments) -> str:
                     if isinstance(leaf, str)
                     else f"; a Python number is part of the program: pass jnp.asarray({leaf!r})"
                 )
-                return f"{name} changed from {_told(before)} to {_told(after)}{hint}"
-            return f"{name} changed from {_told(before)} to {_told(after)}"
+                return f"{name} changed from {_described_key(before)} to {_described_key(after)}{hint}"
+            return f"{name} changed from {_described_key(before)} to {_described_key(after)}"
     return "the surrounding strategy or JAX configuration changed"
 
 
@@ -194,7 +194,7 @@ def _argument_name(path: Sequence[Any]) -> str:
     return f"argument {inside}"
 
 
-def _told(key: Any) -> str:
+def _described_key(key: Any) -> str:
     if isinstance(key, tuple) and len(key) == 4:
         return f"{key[2]}{list(key[1])}{' per replica' if key[0] else ''}"
     return repr(key[1]) if isinstance(key, tuple) and len(key) == 2 else repr(key)

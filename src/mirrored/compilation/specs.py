@@ -1,4 +1,4 @@
-"""Checking arguments against an `input_signature`."""
+"""Checks arguments against an `input_signature`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mirrored.values.distributed_values import PerReplica
 def check_signature(
     function: Callable[..., Any], signature: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as positional arrays that fit the signature.
+    """Converts the arguments to positional arrays that match the signature.
 
     Raises:
-        SignatureError: Their number, a structure, a shape or a dtype does not fit.
+        SignatureError: The number of arguments, a structure, a shape or a dtype does not match.
     """
     name = getattr(function, "__name__", "function")
     if kwargs:
@@ -64,7 +64,7 @@ def _dtype_of(spec: Any) -> Any:
 
 
 def _sizes(spec: Any) -> tuple[int | None, ...] | None:
-    """The sizes that a spec asks for; None for an unknown number of dimensions, as in TensorFlow's shapes, too."""
+    """Returns the sizes that a spec requires; None for an unknown rank, also that of a TensorFlow shape."""
     unknown = spec.shape is None or getattr(spec.shape, "rank", 0) is None
     return None if unknown else tuple(spec.shape)
 
@@ -81,6 +81,6 @@ def _misfit(name: str, found: str, wanted: str) -> SignatureError:
     return SignatureError(
         name,
         found=found,
-        rule=f"its input_signature asks for {wanted}",
-        remedy="cast or reshape the argument, or leave input_signature away (a new shape is then a new trace)",
+        rule=f"its input_signature requires {wanted}",
+        remedy="cast or reshape the argument, or omit input_signature (a new shape then causes a new trace)",
     )

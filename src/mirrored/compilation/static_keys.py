@@ -1,4 +1,4 @@
-"""Cache keys of static arguments: what a program depends on when an argument is not an array."""
+"""Cache keys of static arguments, which are constants of a program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mirrored.values.operators import ArrayOperators
 
 
 class Identity:
-    """An object as a key: equal to itself only. Holds on to the object, so that no later one takes its identity."""
+    """A key by identity, equal only for the same object. It keeps the object alive, so that its id is not reused."""
 
     __slots__ = ("_object",)
 
@@ -32,7 +32,7 @@ class Identity:
 
 
 class _Content:
-    """An object that cannot be hashed as a key: a copy of it as it is now, compared by ``==``."""
+    """A key for an unhashable object: a deep copy of its current state, compared by ``==``."""
 
     __slots__ = ("_copy",)
 
@@ -44,7 +44,7 @@ class _Content:
             return False
         try:
             return bool(self._copy == other._copy)
-        except Exception:  # an `==` that gives no answer: the function is traced again, which is always right
+        except Exception:  # `==` fails: treat as unequal, so that the function is traced again, which is always correct
             return False
 
     def __hash__(self) -> int:
@@ -55,10 +55,10 @@ class _Content:
 
 
 def static_key(value: Any) -> tuple[Any, ...]:
-    """The key of a static argument: equal for equal content, also of what can be mutated.
+    """Returns the key of a static argument. Keys of equal content are equal, also for mutable objects.
 
-    Numbers are compared by their bits, so that 0.0 and -0.0 differ and a NaN equals another one. An object with a hash
-    is compared by its own ``==``: one that hashes by identity is taken to stay as it is.
+    Numbers are compared by their bits, so 0.0 and -0.0 differ, and all NaNs are equal. A hashable object is compared by
+    its own ``==``. An object that hashes by identity is assumed not to change.
     """
     kind = type(value)
     if isinstance(value, (float, complex)):
@@ -78,7 +78,7 @@ def static_key(value: Any) -> tuple[Any, ...]:
 
 
 def _opaque(value: Any) -> Hashable:
-    # A variable or an array is what it is, whatever `==` makes of its value.
+    # Variables and arrays are keyed by identity, because their `==` compares values elementwise.
     if isinstance(value, (ArrayOperators, jax.Array)) or type(value).__eq__ is object.__eq__:  # type: ignore[comparison-overlap]
         return Identity(value)
     try:
@@ -91,7 +91,7 @@ def _opaque(value: Any) -> Hashable:
 def _copied(value: Any) -> Hashable:
     try:
         return _Content(value)
-    except Exception:  # whatever a copy may raise: such an object is taken to stay as it is
+    except Exception:  # an object that cannot be copied is assumed not to change
         return Identity(value)
 
 

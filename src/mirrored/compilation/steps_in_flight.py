@@ -1,8 +1,8 @@
-"""Bounding the steps in flight.
+"""Bounds the number of steps in flight.
 
-JAX dispatches asynchronously. Several simulated devices share one pool of threads, and with dozens of steps in flight
-their collectives can wait for each other for ever (64 in flight: 0 of 5 runs finished; 1 to 16: 29 of 29). So a step
-waits for the one `LIMIT` steps before it.
+JAX dispatches asynchronously. Simulated devices share one thread pool, and with dozens of steps in flight their
+collectives can deadlock (64 in flight: 0 of 5 runs finished; 1 to 16: 29 of 29). Each step therefore waits for the
+step `LIMIT` steps before it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, Final
 import jax
 
 LIMIT: Final = 8
-"""How many steps may be in flight."""
+"""The maximum number of steps in flight."""
 
 _pending: collections.deque[Any] = collections.deque()
 
 
 def launched(token: jax.Array) -> None:
-    """Notes a step that was just dispatched by one of its outputs; waits for the oldest if there are too many.
+    """Registers a dispatched step by one of its outputs, and waits for the oldest step if there are too many.
 
-    Context: any thread; the steps of all threads are counted together.
+    Context: any thread. The steps of all threads are counted together.
     """
     _pending.append(token)
     while len(_pending) > LIMIT:
@@ -37,11 +37,11 @@ def drain() -> None:
 def _wait_for_oldest() -> None:
     try:
         oldest = _pending.popleft()
-    except IndexError:  # another thread has taken it meanwhile
+    except IndexError:  # another thread has removed it meanwhile
         return
     try:
         oldest.block_until_ready()
     except RuntimeError:
-        # Its owner may have donated it, even after a look at it here.
+        # The owner of the output may donate its buffer at any time, so it is checked after the error, not before.
         if not oldest.is_deleted():
             raise

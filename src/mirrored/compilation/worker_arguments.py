@@ -1,4 +1,4 @@
-"""A compiled program that several workers run together: their arguments, compared and brought to all devices."""
+"""Compares the arguments of a compiled program between workers, and places them on the devices of all workers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _MOST_BETWEEN: Final = 1024
 
 
 class WorkerArguments:
-    """What the workers make sure of before they run a program together.
+    """Checks that all workers call the same program with consistent arguments.
 
-    At the first call all of them must have come, with arguments of the same shapes, and with the same values where an
-    argument, a captured array or a plain variable is one for all replicas. Arguments are compared again at the calls 2,
-    4, 8, ..., 1024, and at every 1024th: comparing costs a millisecond.
+    At the first call, all workers must call the same program with arguments of the same shapes. Arguments, captured
+    arrays and plain variables that have one value for all replicas must be equal. Arguments are compared again at calls
+    2, 4, 8, ..., 1024, and at every 1024th call: a comparison costs a millisecond.
 
     Args:
-        name: The function's.
+        name: The name of the function.
         captured: The arrays of this worker that the program has captured.
-        variables: Those that it reads.
+        variables: The variables that the program reads.
     """
 
     def __init__(self, name: str, captured: Sequence[Any] = (), variables: Sequence[Any] = ()) -> None:
@@ -37,19 +37,19 @@ class WorkerArguments:
         self._place = f"call {name}"
 
     def passed(self, token: Any) -> None:
-        """Notes that the program was handed to the devices; `token` is one of its results."""
+        """Records in the collective log that the program was dispatched; `token` is one of its results."""
         collective_log.depart(token)
 
     def arguments(self, arrays: Sequence[Any], device_assignment: Any, program: str) -> list[Any]:
-        """The arguments as a program over all devices takes them.
+        """Returns the arguments, placed on the devices of all workers.
 
         Args:
-            arrays: As this worker has them.
-            device_assignment: Of the replicas.
-            program: A digest of what is computed.
+            arrays: The arguments' arrays on this worker.
+            device_assignment: The devices of the replicas.
+            program: A digest of the program.
 
         Raises:
-            DisagreementError: They are of other shapes on other workers, or not equal; or another worker is elsewhere.
+            DisagreementError: Shapes or values differ between workers, or another worker calls something else.
         """
         own = self.arrive(arrays, program)
         return [
@@ -58,7 +58,11 @@ class WorkerArguments:
         ]
 
     def arrive(self, arrays: Sequence[Any], program: str) -> dict[int, Any]:
-        """Compares arguments, if it is time; those that lie in this worker's memory only, by place. See `arguments`."""
+        """Compares arguments if a comparison is due (see `arguments`), and records the call in the collective log.
+
+        Returns:
+            The arguments that are only in this worker's memory, by position.
+        """
         own = {place: array for place, array in enumerate(arrays) if _is_own(array)}
         self._calls += 1
         if self._calls == 1:
@@ -71,18 +75,18 @@ class WorkerArguments:
 
     def _compare_all(self, arrays: Sequence[Any], own: dict[int, Any], program: str) -> None:
         shapes = [f"{array.dtype}{list(array.shape)}" for array in arrays]
-        told = host_allgather(self._name, f"call {self._name} for the first time", [shapes, program])
-        everyone = [theirs for theirs, _ in told]
+        gathered = host_allgather(self._name, f"call {self._name} for the first time", [shapes, program])
+        everyone = [theirs for theirs, _ in gathered]
         for worker, theirs in enumerate(everyone):
             if theirs != everyone[0]:
                 raise DisagreementError(
                     self._name,
                     found=f"arrays {', '.join(everyone[0])} on worker 0, {', '.join(theirs)} on worker {worker}",
-                    rule="all workers run one program, for arguments of the same shapes",
+                    rule="all workers run one program, with arguments of the same shapes",
                     remedy="distribute the dataset with last_batch='pad' (or 'drop'), and take the same number of "
                     "batches on all workers",
                 )
-        self._compare_programs([theirs for _, theirs in told])
+        self._compare_programs([theirs for _, theirs in gathered])
         self._compare(own)
         self._compare_captured()
 
@@ -90,8 +94,8 @@ class WorkerArguments:
         check_equal(
             self._name,
             {f"array {place} of its arguments": array for place, array in own.items()},
-            rule="an argument that is no per-replica value is one value for all replicas of all workers",
-            remedy="what differs between workers goes through strategy.distribute_values_from_function or a "
+            rule="an argument that is not a per-replica value has one value for all replicas of all workers",
+            remedy="pass values that differ between workers by strategy.distribute_values_from_function or a "
             "distributed dataset",
         )
 
@@ -103,9 +107,9 @@ class WorkerArguments:
         check_equal(
             self._name,
             values,
-            rule="an array that a function captures, and a variable made out of scope, is one value for all workers",
-            remedy="make the variable in strategy.scope(); compute the array from the same data on all workers; what "
-            "differs between workers goes through strategy.distribute_values_from_function",
+            rule="a captured array, or a variable created outside a scope, has one value for all workers",
+            remedy="create the variable in strategy.scope(), and compute the array from the same data on all workers; "
+            "pass values that differ between workers by strategy.distribute_values_from_function",
         )
 
     def _compare_programs(self, programs: Sequence[str]) -> None:
@@ -113,14 +117,13 @@ class WorkerArguments:
             if theirs != programs[0]:
                 raise DisagreementError(
                     self._name,
-                    found=f"what it computes on worker {worker} ({theirs}) is not what it computes on worker 0 "
-                    f"({programs[0]})",
+                    found=f"the program on worker {worker} ({theirs}) is not the program on worker 0 ({programs[0]})",
                     rule="all workers run the same program: the same operations, shapes and constants",
-                    remedy=f"look at the version of the program on worker {worker}, and for Python branches and "
+                    remedy=f"check the version of the code on worker {worker}, and look for Python branches and "
                     "constants that depend on the worker",
                 )
 
 
 def _is_own(array: Any) -> bool:
-    """Whether it lies in this worker's memory only."""
+    """Returns whether `array` is only in this worker's memory."""
     return not isinstance(array, jax.Array) or array.is_fully_addressable

@@ -64,5 +64,5 @@ _PLAIN = (
     "variable (made outside of strategy.scope())",
     "a variable that was made outside of strategy.scope() has one value for all replicas, which all of them assign",
     f"{_REDUCE}, or make the variable (or the metric, layer or optimizer that it belongs to) inside "
-    "`with strategy.scope():`, as sync-on-read if each replica is to count for itself",
+    "`with strategy.scope():`, as sync-on-read if each replica should have its own value",
 )

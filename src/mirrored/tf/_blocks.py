@@ -81,6 +81,8 @@ class BlockStore(VariableStore):
         if key in self.staged:
             return self.staged[key].value
         if key not in self.entries:
+            # A placeholder for the value at the start of the block: the loop or branch binds it as an operand, so that
+            # a later iteration reads the assignments of the previous one.
             shape = variable.stored_shape() if replica is None else variable.shape
             self.entries[key] = CaptureTracer(shape, variable.dtype, _Entry(key, variable))
         return self.entries[key]

@@ -75,7 +75,7 @@ class MirroredStrategy(_MirroredStrategy):
             batch_size: Rows per replica.
             num_epochs: Number of epochs; None repeats indefinitely.
             shuffle: Size of the shuffle buffer; None or 0 keeps the order.
-            session: Accepted for TensorFlow's sake.
+            session: Accepted for compatibility and ignored.
         """
         dataset = Dataset.from_tensor_slices(numpy_input)
         shuffled = dataset.shuffle(shuffle) if shuffle else dataset

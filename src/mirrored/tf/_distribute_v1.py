@@ -21,7 +21,7 @@ class _Version1:
 
         Args:
             numpy_input: A structure of arrays with the same first dimension.
-            session: Accepted for TensorFlow's sake.
+            session: Accepted for compatibility and ignored.
         """
         return Dataset.from_tensor_slices(numpy_input)
 

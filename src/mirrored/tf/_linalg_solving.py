@@ -1,4 +1,4 @@
-"""`tf.linalg`: general eigenvalues, roots, and systems solved from factors and bands."""
+"""`tf.linalg`: general eigenvalues, matrix square roots, and solvers for factored and banded systems."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ rows(
 
 @op("linalg.lu_reconstruct")
 def lu_reconstruct(lower_upper: Any, perm: Any, validate_args: bool = False, name: str | None = None) -> jax.Array:
-    """The matrices [..., n, n] that `tf.linalg.lu` has factored."""
+    """Reconstructs the matrices [..., n, n] from the factors of `tf.linalg.lu`."""
     del validate_args, name
     packed, order = as_tensor(lower_upper), as_tensor(perm)
     lower = jnp.tril(packed, -1) + jnp.eye(packed.shape[-1], dtype=packed.dtype)
@@ -39,7 +39,7 @@ def lu_reconstruct(lower_upper: Any, perm: Any, validate_args: bool = False, nam
 
 @op("linalg.lu_solve")
 def lu_solve(lower_upper: Any, perm: Any, rhs: Any, validate_args: bool = False, name: str | None = None) -> jax.Array:
-    """Solves for [..., n, right-hand sides], given the factors of `tf.linalg.lu`."""
+    """Solves systems with [..., n, right-hand sides], given the factors of `tf.linalg.lu`."""
     del validate_args, name
     packed, sides = tensors(lower_upper, rhs)
     order = jnp.broadcast_to(
@@ -53,7 +53,7 @@ def lu_solve(lower_upper: Any, perm: Any, rhs: Any, validate_args: bool = False,
 
 @op("linalg.lu_matrix_inverse")
 def lu_matrix_inverse(lower_upper: Any, perm: Any, validate_args: bool = False, name: str | None = None) -> jax.Array:
-    """The inverses of what `tf.linalg.lu` has factored."""
+    """Computes the inverses of matrices from the factors of `tf.linalg.lu`."""
     packed = as_tensor(lower_upper)
     return lu_solve(packed, perm, jnp.eye(packed.shape[-1], dtype=packed.dtype), validate_args, name)
 
@@ -76,11 +76,11 @@ def tridiagonal_solve(
     """Solves tridiagonal systems.
 
     Args:
-        diagonals: "compact": [..., 3, n], the diagonal above (its last entry ignored), the main one, the one below (its
-            first entry ignored). "sequence": a list of the three, the outer ones of n or n - 1 entries. "matrix":
+        diagonals: "compact": [..., 3, n]: the superdiagonal (last entry ignored), the main diagonal, the subdiagonal
+            (first entry ignored). "sequence": a list of the three; the outer ones have n or n - 1 entries. "matrix":
             [..., n, n].
         rhs: [..., n] or [..., n, right-hand sides].
-        diagonals_format: One of these.
+        diagonals_format: "compact", "sequence" or "matrix".
         transpose_rhs: Whether the last two axes of `rhs` are swapped.
         conjugate_rhs: Whether `rhs` is conjugated.
         name: Ignored.
@@ -88,14 +88,14 @@ def tridiagonal_solve(
         perturb_singular: Must be False.
 
     Raises:
-        InvalidArgumentError: Another format, or `perturb_singular`.
+        InvalidArgumentError: The format is unknown, or `perturb_singular` is set.
     """
     del name, partial_pivoting
     if perturb_singular:
         raise InvalidArgumentError.of(
             "tf.linalg.tridiagonal_solve",
             found="perturb_singular=True",
-            rule="singular systems are not changed",
+            rule="singular systems are not perturbed",
             remedy="add a small number to the main diagonal",
         )
     above, main, below = _three(diagonals, diagonals_format)
@@ -108,7 +108,7 @@ def tridiagonal_solve(
 
 
 def _three(diagonals: Any, form: str) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The diagonals above, on and below the main one, n entries each; zeros where there is none."""
+    """Returns the superdiagonal, main diagonal and subdiagonal with n entries each; missing entries are zero."""
     if form == "compact":
         packed = as_tensor(diagonals)
         above, main, below = packed[..., 0, :], packed[..., 1, :], packed[..., 2, :]
@@ -121,8 +121,8 @@ def _three(diagonals: Any, form: str) -> tuple[jax.Array, jax.Array, jax.Array]:
         raise InvalidArgumentError.of(
             "tf.linalg.tridiagonal_solve",
             found=f"diagonals_format={form!r}",
-            rule='diagonals come as "compact", "sequence" or "matrix"',
-            remedy="give one of them",
+            rule='diagonals_format is "compact", "sequence" or "matrix"',
+            remedy="pass one of them",
         )
     size = main.shape[-1]
     above = _lengthened(above[..., : size - 1], after=1)
@@ -144,29 +144,29 @@ def eigh_tridiagonal(
     tol: Any = None,
     name: str | None = None,
 ) -> Any:
-    """The eigenvalues of a Hermitian tridiagonal matrix, ascending, and its eigenvectors if they are asked for.
+    """Computes the eigenvalues of a Hermitian tridiagonal matrix, ascending, and on request its eigenvectors.
 
     Args:
         alpha: [n]: the main diagonal.
-        beta: [n - 1]: the one above it.
-        eigvals_only: Whether eigenvectors are left out.
+        beta: [n - 1]: the superdiagonal.
+        eigvals_only: Whether to return only eigenvalues.
         select: "a" for all, "i" for those with indices in `select_range`, ends included.
         select_range: Two indices.
-        tol: Ignored: they are as exact as the dtype allows.
+        tol: Ignored: the result is as exact as the dtype allows.
         name: Ignored.
 
     Raises:
-        InvalidArgumentError: `select` is neither.
+        InvalidArgumentError: `select` is neither "a" nor "i".
 
-    TensorFlow: "v", a range of values, gives a result of open size there; select from all of them here.
+    TensorFlow: "v", a range of values, returns a result of unknown size; here, compute all and select from them.
     """
     del tol, name
     if select not in ("a", "i"):
         raise InvalidArgumentError.of(
             "tf.linalg.eigh_tridiagonal",
             found=f"select={select!r}",
-            rule='"a" takes all eigenvalues, "i" those with indices in select_range',
-            remedy="take all and keep those wanted: e = tf.linalg.eigh_tridiagonal(a, b); e[(e > low) & (e <= high)]",
+            rule='select is "a" for all eigenvalues or "i" for those with indices in select_range',
+            remedy="compute all and filter them: e = tf.linalg.eigh_tridiagonal(a, b); e[(e > low) & (e <= high)]",
         )
     main, above = tensors(alpha, beta)
     matrix = jnp.diag(main) + jnp.diag(above, 1) + jnp.diag(jnp.conj(above), -1)
@@ -181,15 +181,15 @@ def eigh_tridiagonal(
 def banded_triangular_solve(
     bands: Any, rhs: Any, lower: bool = True, adjoint: bool = False, name: str | None = None
 ) -> jax.Array:
-    """Solves triangular systems of few diagonals.
+    """Solves triangular systems with few diagonals.
 
     Args:
-        bands: [..., k, n]. For a lower triangle the main diagonal comes first, then those below it, of which the first
-            entries are ignored; for an upper one the main diagonal comes last, before it those above, of which the last
-            entries are ignored.
+        bands: [..., k, n]. For a lower triangle, the main diagonal comes first, followed by the subdiagonals, whose
+            first entries are ignored. For an upper triangle, the main diagonal comes last, after the superdiagonals,
+            whose last entries are ignored.
         rhs: [..., n, right-hand sides].
-        lower: Which triangle.
-        adjoint: Whether to solve for its adjoint.
+        lower: Whether the triangle is the lower one.
+        adjoint: Whether to solve with the adjoint.
         name: Ignored.
     """
     del name

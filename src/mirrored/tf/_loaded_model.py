@@ -1,4 +1,4 @@
-"""`tf.saved_model.load`: what was saved, without the code that made it."""
+"""`tf.saved_model.load`: loads a saved model without the code that created it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VARIABLES: Final = "variables"
 
 @dataclasses.dataclass(frozen=True)
 class LoadOptions:
-    """Options of `load`, accepted for TensorFlow's sake."""
+    """Options of `load`, accepted for compatibility and ignored."""
 
     allow_partial_checkpoint: bool = False
     experimental_io_device: str | None = None
@@ -39,18 +39,18 @@ class LoadOptions:
 
 
 def load(export_dir: Any, tags: Any = None, options: Any = None) -> LoadedModel:
-    """Loads what `save` saved; the code that made it is not needed.
+    """Loads a model that `save` wrote; the code that created it is not needed.
 
     Context: cross-replica. In a strategy's scope the variables are mirrored.
 
     Args:
         export_dir: The folder.
-        tags: Accepted for TensorFlow's sake.
-        options: Accepted for TensorFlow's sake.
+        tags: Accepted for compatibility and ignored.
+        options: Accepted for compatibility and ignored.
 
     Raises:
-        NotFoundError: There is none.
-        DamagedCheckpointError: Its variables are not as they were written.
+        NotFoundError: The folder has no saved model.
+        DamagedCheckpointError: The variables are not as they were written.
     """
     del tags, options
     directory = Path(os.fspath(export_dir))
@@ -59,7 +59,7 @@ def load(export_dir: Any, tags: Any = None, options: Any = None) -> LoadedModel:
             "tf.saved_model.load",
             found=f"{directory} has no {FILE}",
             rule="the folder was written by tf.saved_model.save",
-            remedy="give the folder that was given to save",
+            remedy="pass the folder that was passed to save",
         )
     about = json.loads((directory / FILE).read_text(encoding="utf-8"))
     reader = CheckpointReader(directory / VARIABLES) if about["variables"] else None
@@ -78,7 +78,7 @@ def load(export_dir: Any, tags: Any = None, options: Any = None) -> LoadedModel:
 
 
 def contains_saved_model(export_dir: Any) -> bool:
-    """Whether there is a saved model in a folder."""
+    """Returns whether a folder contains a saved model."""
     return (Path(os.fspath(export_dir)) / FILE).is_file()
 
 
@@ -119,7 +119,7 @@ def _from_json(value: Mapping[str, Any]) -> Any:
 
 
 class LoadedFunction:
-    """A function that was loaded: one program for each signature that was saved."""
+    """A loaded function, with one program per saved signature."""
 
     def __init__(self, name: str, programs: Sequence[_LoadedProgram]) -> None:
         self.__name__ = name
@@ -127,19 +127,19 @@ class LoadedFunction:
 
     @property
     def structured_input_signature(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and keyword arguments of its first signature."""
+        """The positional and keyword arguments of the first signature."""
         return tuple(self._loaded[0].inputs), {}
 
     @property
     def structured_outputs(self) -> Any:
-        """The result of its first signature."""
+        """The result of the first signature."""
         return self._loaded[0].output
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program whose signature fits the arguments.
+        """Runs the program whose signature matches the arguments.
 
         Raises:
-            ArgumentError: None does.
+            ArgumentError: No signature matches.
         """
         for program in self._loaded:
             arrays = _fitted(program, args, kwargs)
@@ -149,7 +149,7 @@ class LoadedFunction:
         raise ArgumentError(
             self.__name__,
             found=f"arguments {_shown(args)}{_shown(kwargs) if kwargs else ''}",
-            rule=f"it was saved for {known}",
+            rule=f"arguments match a saved signature: {known}",
             remedy="pass arrays of these shapes and dtypes",
         )
 
@@ -166,8 +166,8 @@ def _run(program: _LoadedProgram, arrays: Sequence[Any]) -> Any:
         raise ArgumentError(
             "a loaded function",
             found=f"arrays {_shown(list(arrays))}",
-            rule=f"it was saved for {program.inputs}, open sizes d0, d1, ... with {', '.join(program.conditions)}",
-            remedy="pass arrays whose sizes keep this",
+            rule=f"the arguments match {program.inputs}; sizes d0, d1, ... satisfy {', '.join(program.conditions)}",
+            remedy="pass arrays whose sizes satisfy this",
         ) from error
     for variable, value in zip(program.assigns, outs, strict=False):
         variable.assign(value, read_value=False)
@@ -178,7 +178,7 @@ def _run(program: _LoadedProgram, arrays: Sequence[Any]) -> Any:
 
 
 def _fitted(program: _LoadedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-    """The arrays among the arguments, None if they do not fit."""
+    """Returns the arrays among the arguments; None if they do not match."""
     places = {name: place for place, name in enumerate(program.names)}
     values = list(args) + [None] * (len(program.inputs) - len(args))
     if len(args) > len(program.inputs) or any(places.get(name, -1) < len(args) for name in kwargs):
@@ -230,7 +230,7 @@ def _shown(value: Any) -> str:
 
 
 class LoadedModel(Module):
-    """What `load` returns: the functions as attributes, `variables`, and `signatures`."""
+    """A loaded model: its functions as attributes, `variables`, and `signatures`."""
 
     def __init__(
         self, variables: list[Variable], functions: dict[str, LoadedFunction], signatures: dict[str, LoadedFunction]
@@ -243,16 +243,16 @@ class LoadedModel(Module):
             setattr(self, name, one)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls what was saved as `__call__`.
+        """Calls the saved `__call__`.
 
         Raises:
-            ArgumentError: Nothing was.
+            ArgumentError: The saved object had no `__call__`.
         """
         if self._call is None:
             raise ArgumentError(
                 "the loaded model",
                 found="a call",
-                rule="the object that was saved had no tf.function __call__",
+                rule="a loaded model is callable if the saved object had a tf.function __call__",
                 remedy=f"call one of its functions, or model.signatures[...] ({', '.join(self.signatures) or 'none'})",
             )
         return self._call(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Loops while tracing: scans where the number of iterations is known, so that they have gradients, else while loops."""
+"""Traced loops: scans, which have gradients, if the number of iterations is known; while loops otherwise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mirrored._jax.concrete import NotConstant, evaluate
 from mirrored._jax.slicing import dependencies, evaluate_outputs
 from mirrored.tf._blocks import Block, assigned_by, commit, outer_values, trace_block
 
-_MOST_COUNTED: Final = 10_000  # iterations run through on the host, about a second
+_MOST_COUNTED: Final = 10_000  # iterations counted on the host, about a second
 
 Test = Callable[[Sequence[Any]], Any]
 Body = Callable[..., Sequence[Any]]
@@ -22,12 +22,12 @@ Body = Callable[..., Sequence[Any]]
 
 @dataclasses.dataclass
 class LoopMismatch(Exception):
-    """The body returned another number, shape or dtype of loop variables than it was given.
+    """The body returned loop variables of another number, shape or dtype than it received.
 
     Attributes:
-        place: Which loop variable.
-        before: Its shape and dtype before.
-        after: What the body made of it.
+        place: Index of the loop variable.
+        before: Its shape and dtype before the body.
+        after: Its shape and dtype after the body.
     """
 
     place: int
@@ -40,9 +40,9 @@ class Loop:
     """A loop whose body and test are traced.
 
     Attributes:
-        start: The loop variables.
-        body: From loop variables (and a row of `rows`) to new ones.
-        test: From loop variables to whether there is another iteration; None for one that `rows` alone ends.
+        start: The initial loop variables.
+        body: Maps loop variables (and a row of `rows`) to new ones.
+        test: Maps loop variables to whether to continue; None if `rows` alone ends the loop.
     """
 
     start: Sequence[Any]
@@ -57,7 +57,7 @@ class Loop:
             start: Arrays.
             body: Called with a list of arrays, and a row if `row` is given.
             test: Called with a list of arrays.
-            row: The shape and dtype of what each iteration is given besides.
+            row: The shape and dtype of the additional input of each iteration.
 
         Raises:
             LoopMismatch: The body changes the shape or dtype of a loop variable.
@@ -72,15 +72,15 @@ class Loop:
         return cls(start, traced, tested)
 
     def run(self, *, count: int | None = None, limit: int | None = None, rows: Any = None) -> list[Any]:
-        """Runs it; variables that it assigns are assigned.
+        """Runs the loop, and commits its assignments to variables.
 
         Args:
-            count: The number of iterations, if it is known and the test does not matter.
-            limit: At most so many iterations; None for no limit.
-            rows: What the iterations are given, along axis 0.
+            count: The number of iterations, if it is known and the test can be skipped.
+            limit: Maximum number of iterations; None for no limit.
+            rows: The inputs of the iterations, along axis 0.
 
         Returns:
-            The loop variables at the end.
+            The final loop variables.
         """
         carry = _Carry(self)
         if rows is not None:
@@ -108,7 +108,7 @@ class Loop:
         return outs
 
     def known_count(self, limit: int | None) -> int | None:
-        """The number of iterations, if only counters decide it and it is not too large: it is counted on the host."""
+        """Returns the number of iterations if it depends on counters only and is not too large; counts on the host."""
         assert self.test is not None
         test, body = self.test.staged.closed, self.body.staged.closed
         moved = dependencies(body)[: len(self.start)]
@@ -127,7 +127,7 @@ class Loop:
 
 
 class _Carry:
-    """What one iteration hands to the next: the loop variables, and the variables that the loop assigns."""
+    """The loop carry: the loop variables, and the variables that the loop assigns."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -162,7 +162,7 @@ def _scalar(value: Any) -> jax.Array:
 
 
 def _deciding(test: frozenset[int], body: Sequence[frozenset[int]]) -> frozenset[int]:
-    """The loop variables on which the condition depends, directly or through the body."""
+    """Returns the loop variables on which the condition depends, directly or through the body."""
     while True:
         more = test.union(*(body[i] for i in test))
         if more == test:

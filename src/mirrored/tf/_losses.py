@@ -1,4 +1,4 @@
-"""`tf.nn`: losses from logits."""
+"""`tf.nn`: losses computed from logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirrored.tf._tensors import as_tensor
 
 @op("nn.softmax_cross_entropy_with_logits")
 def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1, name: str | None = None) -> jax.Array:
-    """Cross entropy between label distributions and the softmax of logits, along `axis`."""
+    """Computes softmax cross entropy between label distributions and logits along `axis`."""
     del name
     true, scores = tensors(labels, logits)
     with reported("tf.nn.softmax_cross_entropy_with_logits", [true, scores]):
@@ -24,10 +24,10 @@ def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1, 
 
 @op("nn.sparse_softmax_cross_entropy_with_logits")
 def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None = None) -> jax.Array:
-    """Cross entropy between class numbers and the softmax of logits. Class numbers outside give NaN.
+    """Computes sparse softmax cross entropy between class indices and logits. Invalid class indices give NaN.
 
     Raises:
-        InvalidArgumentError: The shapes of labels and logits do not go together.
+        InvalidArgumentError: The shapes of labels and logits do not match.
     """
     del name
     true, scores = as_tensor(labels), as_tensor(logits)
@@ -44,7 +44,7 @@ def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any, name: str
 
 @op("nn.sigmoid_cross_entropy_with_logits")
 def sigmoid_cross_entropy_with_logits(labels: Any = None, logits: Any = None, name: str | None = None) -> jax.Array:
-    """Cross entropy of independent yes/no labels, in a form that does not overflow.
+    """Computes sigmoid cross entropy for independent binary labels, in a form that does not overflow.
 
     Source: the documentation of `tf.nn.sigmoid_cross_entropy_with_logits`: max(x, 0) - x z + log(1 + exp(-|x|)).
     """
@@ -56,7 +56,7 @@ def sigmoid_cross_entropy_with_logits(labels: Any = None, logits: Any = None, na
 
 @op("nn.weighted_cross_entropy_with_logits")
 def weighted_cross_entropy_with_logits(labels: Any, logits: Any, pos_weight: Any, name: str | None = None) -> jax.Array:
-    """As `sigmoid_cross_entropy_with_logits`, with positives weighted.
+    """Computes `sigmoid_cross_entropy_with_logits` with a weight on positives.
 
     Source: the documentation of `tf.nn.weighted_cross_entropy_with_logits`.
     """
@@ -70,7 +70,7 @@ def weighted_cross_entropy_with_logits(labels: Any, logits: Any, pos_weight: Any
 def log_poisson_loss(
     targets: Any, log_input: Any, compute_full_loss: bool = False, name: str | None = None
 ) -> jax.Array:
-    """exp(c) - z c, plus Stirling's approximation of ln z! if the full loss is asked for."""
+    """Computes ``exp(c) - z * c``; with `compute_full_loss`, adds Stirling's approximation of ``ln z!``."""
     del name
     true, scores = tensors(targets, log_input)
     loss = jnp.exp(scores) - scores * true

@@ -1,4 +1,4 @@
-"""`tf.math`: elementwise operations, and the reductions and scans that `_reductions` holds."""
+"""`tf.math`: elementwise operations; `_reductions` has the reductions and scans."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ rows(
 
 @op("math.add_n add_n math.accumulate_n")
 def add_n(inputs: Any, name: str | None = None) -> jax.Array:
-    """The sum of a list of tensors of one shape.
+    """Returns the sum of a list of tensors of one shape.
 
     Raises:
         ValueError: The list is empty.
@@ -122,14 +122,14 @@ def add_n(inputs: Any, name: str | None = None) -> jax.Array:
 
 @op("math.reciprocal")
 def reciprocal(x: Any, name: str | None = None) -> jax.Array:
-    """1 / x."""
+    """Computes ``1 / x``."""
     del name
     return jnp.reciprocal(as_tensor(x))
 
 
 @op("math.divide_no_nan")
 def divide_no_nan(x: Any, y: Any, name: str | None = None) -> jax.Array:
-    """X / y, and 0 where y is 0; gradients are 0 there too."""
+    """Computes ``x / y``, and 0 where y is 0; gradients are 0 there too."""
     del name
     top, bottom = tensors(x, y)
     zero = bottom == 0
@@ -138,7 +138,7 @@ def divide_no_nan(x: Any, y: Any, name: str | None = None) -> jax.Array:
 
 @op("math.multiply_no_nan")
 def multiply_no_nan(x: Any, y: Any, name: str | None = None) -> jax.Array:
-    """X * y, and 0 where y is 0 even if x is not finite."""
+    """Computes ``x * y``, and 0 where y is 0 even if x is not finite."""
     del name
     left, right = tensors(x, y)
     zero = right == 0
@@ -147,14 +147,14 @@ def multiply_no_nan(x: Any, y: Any, name: str | None = None) -> jax.Array:
 
 @op("math.reciprocal_no_nan")
 def reciprocal_no_nan(x: Any, name: str | None = None) -> jax.Array:
-    """1 / x, and 0 where x is 0."""
+    """Computes ``1 / x``, and 0 where x is 0."""
     del name
     return divide_no_nan(1.0, x)
 
 
 @op("math.xdivy")
 def xdivy(x: Any, y: Any, name: str | None = None) -> jax.Array:
-    """X / y, and 0 where x is 0 (even if y is)."""
+    """Computes ``x / y``, and 0 where x is 0 (even if y is)."""
     del name
     top, bottom = tensors(x, y)
     zero = top == 0
@@ -163,7 +163,7 @@ def xdivy(x: Any, y: Any, name: str | None = None) -> jax.Array:
 
 @op("math.squared_difference")
 def squared_difference(x: Any, y: Any, name: str | None = None) -> jax.Array:
-    """(x - y)²."""
+    """Computes ``(x - y)²``."""
     del name
     left, right = tensors(x, y)
     with reported("tf.math.squared_difference", [left, right]):
@@ -172,7 +172,7 @@ def squared_difference(x: Any, y: Any, name: str | None = None) -> jax.Array:
 
 @op("truncatediv")
 def truncatediv(x: Any, y: Any, name: str | None = None) -> jax.Array:
-    """X / y rounded towards zero, for integers."""
+    """Computes ``x / y`` for integers, rounded towards zero."""
     del name
     left, right = tensors(x, y)
     return lax.div(*jnp.broadcast_arrays(left, right))
@@ -180,7 +180,7 @@ def truncatediv(x: Any, y: Any, name: str | None = None) -> jax.Array:
 
 @op("truncatemod")
 def truncatemod(x: Any, y: Any, name: str | None = None) -> jax.Array:
-    """The remainder of `truncatediv`: its sign is that of x."""
+    """Computes the remainder of `truncatediv`, which has the sign of x."""
     del name
     left, right = tensors(x, y)
     return lax.rem(*jnp.broadcast_arrays(left, right))
@@ -188,21 +188,21 @@ def truncatemod(x: Any, y: Any, name: str | None = None) -> jax.Array:
 
 @op("math.erfcinv")
 def erfcinv(x: Any, name: str | None = None) -> jax.Array:
-    """The inverse of `erfc`."""
+    """Computes the inverse of `erfc`."""
     del name
     return -special.ndtri(as_tensor(x) * 0.5) * jnp.sqrt(0.5).astype(as_tensor(x).dtype)
 
 
 @op("math.polygamma")
 def polygamma(a: Any, x: Any, name: str | None = None) -> jax.Array:
-    """The derivatives of `digamma`: order a, at x."""
+    """Computes the polygamma function: the derivative of order a of `digamma`, at x."""
     del name
     return special.polygamma(as_tensor(a).astype(jnp.int32), as_tensor(x))
 
 
 @op("math.lbeta")
 def lbeta(x: Any, name: str | None = None) -> jax.Array:
-    """Ln |Beta(x)| over the last axis."""
+    """Computes ``ln |Beta(x)|`` over the last axis."""
     del name
     value = as_tensor(x)
     return jnp.sum(special.gammaln(value), axis=-1) - special.gammaln(jnp.sum(value, axis=-1))
@@ -210,7 +210,7 @@ def lbeta(x: Any, name: str | None = None) -> jax.Array:
 
 @op("math.polyval")
 def polyval(coeffs: Any, x: Any, name: str | None = None) -> jax.Array:
-    """A polynomial at x, coefficients from the highest power on, by Horner's rule."""
+    """Evaluates a polynomial at x by Horner's rule; coefficients start from the highest power."""
     del name
     point = as_tensor(x)
     total = jnp.zeros_like(point)
@@ -221,7 +221,7 @@ def polyval(coeffs: Any, x: Any, name: str | None = None) -> jax.Array:
 
 @op("complex dtypes.complex")
 def complex_(real: Any, imag: Any, name: str | None = None) -> jax.Array:
-    """The complex tensor of a real and an imaginary part."""
+    """Converts a real and an imaginary part to a complex tensor."""
     del name
     return lax.complex(*jnp.broadcast_arrays(*tensors(real, imag)))
 
@@ -229,7 +229,7 @@ def complex_(real: Any, imag: Any, name: str | None = None) -> jax.Array:
 @op("cast dtypes.cast")
 @hosted
 def cast(x: Any, dtype: Any, name: str | None = None) -> jax.Array:
-    """The same values in another dtype: towards zero from float to integer, the real part from complex."""
+    """Casts to another dtype: floats truncate to integers, complex numbers keep the real part."""
     del name
     value, wanted = as_tensor(x), array_dtype(dtype)
     if value.dtype.kind == "c" and wanted.kind != "c":
@@ -239,14 +239,14 @@ def cast(x: Any, dtype: Any, name: str | None = None) -> jax.Array:
 
 @op("dtypes.saturate_cast saturate_cast")
 def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> jax.Array:
-    """As `cast`, with values outside the new dtype's range set to its ends."""
+    """Casts like `cast`, and clips values to the range of the new dtype."""
     del name
     tensor, wanted = as_tensor(value), as_dtype(dtype)
     source = as_dtype(tensor.dtype)
     low, high = max(float(source.min), float(wanted.min)), min(float(source.max), float(wanted.max))
     if source.is_integer:
         return jnp.clip(tensor, int(low), int(high)).astype(array_dtype(wanted))
-    if wanted.is_integer:  # the largest float below the limit: int32's largest value has none of its own
+    if wanted.is_integer:  # the largest float below the limit: no float32 equals int32's maximum
         high = float(np.nextafter(np.asarray(high, tensor.dtype), np.asarray(0, tensor.dtype)))
     return jnp.where(
         tensor > high,
@@ -257,21 +257,21 @@ def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> jax.Array:
 
 @op("bitcast")
 def bitcast(input: Any, type: Any, name: str | None = None) -> jax.Array:
-    """The same bits read as another dtype."""
+    """Reinterprets the bits of a tensor as another dtype."""
     del name
     return lax.bitcast_convert_type(as_tensor(input), array_dtype(type))
 
 
 @op("math.invert_permutation")
 def invert_permutation(x: Any, name: str | None = None) -> jax.Array:
-    """The permutation that undoes this one."""
+    """Computes the inverse of a permutation."""
     del name
     return jnp.argsort(as_tensor(x)).astype(as_tensor(x).dtype)
 
 
 @op("math.is_non_decreasing")
 def is_non_decreasing(x: Any, name: str | None = None) -> jax.Array:
-    """Whether no element is less than the one before."""
+    """Returns whether no element is less than its predecessor."""
     del name
     flat = as_tensor(x).reshape(-1)
     return jnp.all(flat[1:] >= flat[:-1])
@@ -279,7 +279,7 @@ def is_non_decreasing(x: Any, name: str | None = None) -> jax.Array:
 
 @op("math.is_strictly_increasing")
 def is_strictly_increasing(x: Any, name: str | None = None) -> jax.Array:
-    """Whether every element is greater than the one before."""
+    """Returns whether every element is greater than its predecessor."""
     del name
     flat = as_tensor(x).reshape(-1)
     return jnp.all(flat[1:] > flat[:-1])

@@ -1,7 +1,7 @@
-"""The protocol-buffer messages of TensorFlow's data files: `tf.train.Example` and its parts, and `TensorProto`.
+"""The protocol buffer messages of TensorFlow's data files: `tf.train.Example` and its parts, and `TensorProto`.
 
-They are described here field by field, in a pool of their own, so that nothing collides with TensorFlow's generated
-classes in the same process. The bytes are the same.
+The fields are described here, in a separate descriptor pool, so that they do not collide with TensorFlow's generated
+classes in the same process. The encoded bytes are identical.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mirrored.extras import load
 _OPTIONAL, _REPEATED = 1, 3
 _DOUBLE, _FLOAT, _INT64, _INT32, _BOOL, _STRING, _MESSAGE, _BYTES = 1, 2, 3, 5, 8, 9, 11, 12
 
-# message -> (field, number, label, type, message type); packed where a repeated number is.
+# message -> (field, number, label, type, message type). A repeated number field is packed.
 _FIELDS: Final[dict[str, tuple[tuple[str, int, int, int, str], ...]]] = {
     "BytesList": (("value", 1, _REPEATED, _BYTES, ""),),
     "FloatList": (("value", 1, _REPEATED, _FLOAT, ""),),
@@ -52,7 +52,7 @@ _PACKAGE: Final = "tensorflow"
 
 @functools.cache
 def message(name: str) -> Any:
-    """The class of a message: ``message("Example")``.
+    """Returns the class of a message: ``message("Example")``.
 
     Raises:
         MissingExtraError: protobuf is not installed.
@@ -62,10 +62,10 @@ def message(name: str) -> Any:
 
 
 def parsed(name: str, text: bytes) -> Any:
-    """A message out of its bytes.
+    """Parses a message from its bytes.
 
     Raises:
-        ValueError: They are no such message.
+        ValueError: The bytes are not such a message.
     """
     found = message(name)()
     messages = load("google.protobuf.message", called=f"tf.train.{name}", extra="data", package="protobuf")

@@ -1,4 +1,4 @@
-"""`tf.Module`: a container of variables that finds them by itself, and `tf.name_scope`."""
+"""`tf.Module`: a container that finds its variables, and `tf.name_scope`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _scopes = _Scopes()
 
 
 class name_scope:
-    """Puts a name before those of the variables made in the block, and of the operations in profiles.
+    """Adds a prefix to the names of variables created in the block, and of operations in profiles.
 
-    Context: any. May be entered again, also while it is open.
+    Context: any. A scope is reentrant.
 
     Args:
-        name: One or more parts separated by slashes; "" leaves all scopes that are open.
-        default_name: Accepted for TensorFlow's sake.
+        name: One or more parts separated by slashes; "" closes all open scopes in the block.
+        default_name: Accepted for compatibility and ignored.
 
     Example:
         >>> import mirrored.tf as tf
@@ -51,11 +51,11 @@ class name_scope:
 
     @property
     def name(self) -> str:
-        """The name as given."""
+        """The name as passed."""
         return self._name
 
     def __enter__(self) -> str:
-        """Opens the scope and returns its full name, with a slash at the end."""
+        """Opens the scope and returns its full name with a trailing slash."""
         before = _scopes.names
         mine = (*before, self._name.strip("/")) if self._name else ()
         stack = contextlib.ExitStack()
@@ -68,7 +68,7 @@ class name_scope:
         return "/".join(mine) + "/" if mine else ""
 
     def __exit__(self, *error: object) -> None:
-        """Closes it."""
+        """Closes the scope."""
         self._open.pop().close()
 
 
@@ -77,7 +77,7 @@ def _set_names(names: tuple[str, ...]) -> None:
 
 
 def current_name_scope() -> str:
-    """The path of the name scopes that are open: "outer/inner", "" outside of all.
+    """Returns the path of the open name scopes: "outer/inner", or "" outside any scope.
 
     TensorFlow: `tf.get_current_name_scope`.
     """
@@ -85,7 +85,7 @@ def current_name_scope() -> str:
 
 
 def _prefixed(scope: tuple[str, ...], make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if _scopes.names is scope:  # the innermost scope knows the whole path
+    if _scopes.names is scope:  # the innermost scope holds the complete path
         kwargs["name"] = "/".join([*scope, kwargs.get("name") or "Variable"])
     return make(*args, **kwargs)
 
@@ -96,7 +96,7 @@ class Module:
     Context: any. Variables are found in attributes, lists, tuples and dictionaries, at any depth.
 
     Args:
-        name: A Python identifier; the class's name in snake case by default.
+        name: A Python identifier; by default the class name in snake case.
 
     Example:
         >>> import mirrored.tf as tf
@@ -118,18 +118,18 @@ class Module:
         self._name_scope = name_scope(chosen)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets an attribute; a checkpoint that was restored before its variables were made restores them now."""
+        """Sets an attribute, and completes a restore that waited for its variables to be created."""
         super().__setattr__(name, value)
         state_came(value)
 
     @property
     def name(self) -> str:
-        """The name."""
+        """The name of the module."""
         return self._name
 
     @property
     def name_scope(self) -> name_scope:
-        """The scope in which its variables are named."""
+        """The scope that prefixes the names of its variables."""
         return self._name_scope
 
     @property
@@ -139,17 +139,17 @@ class Module:
 
     @property
     def trainable_variables(self) -> tuple[Variable, ...]:
-        """Those that tapes watch by themselves."""
+        """The variables that tapes watch automatically."""
         return tuple(one for one in self.variables if one.trainable)
 
     @property
     def non_trainable_variables(self) -> tuple[Variable, ...]:
-        """The others."""
+        """The variables that tapes do not watch automatically."""
         return tuple(one for one in self.variables if not one.trainable)
 
     @property
     def submodules(self) -> tuple[Module, ...]:
-        """All modules below this one."""
+        """All modules nested in this one."""
         return tuple(self._flatten(predicate=_is_module))
 
     def _flatten(
@@ -160,14 +160,14 @@ class Module:
         with_path: bool = False,
         expand_composites: bool = False,
     ) -> Iterator[Any]:
-        """Every part for which the predicate holds, each once."""
+        """Yields every part for which the predicate is true, each once."""
         del expand_composites
         walk = _walk(self, (), {id(self)}, recursive, predicate or (lambda _: True), attribute_traversal_key)
         return walk if with_path else (part for _, part in walk)
 
     @classmethod
     def with_name_scope(cls, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorates a method: variables made in it are named below the module."""
+        """Decorates a method so that variables created in it have the module's name as a prefix."""
 
         @functools.wraps(method)
         def run(self: Self, *args: Any, **kwargs: Any) -> Any:

@@ -11,16 +11,16 @@ from mirrored.variables import Variable, VariableAggregation
 
 
 class ExponentialMovingAverage:
-    """Keeps averages of variables: ``average = decay * average + (1 - decay) * variable``, at every `apply`.
+    """Maintains moving averages: each `apply` sets ``average = decay * average + (1 - decay) * variable``.
 
-    Context: any. In replicas each `apply` counts once, with the mean over replicas where values differ.
+    Context: any. In replica context each `apply` counts once; values that vary over replicas are averaged first.
 
     Args:
-        decay: How much of the average stays, in [0, 1].
-        num_updates: A number, or a variable of steps: early averages then follow quicker, by a decay of at most
-            ``(1 + num_updates) / (10 + num_updates)``.
-        zero_debias: Start averages at zero, and correct for it: the first one is the value itself.
-        name: Of the averages' variables.
+        decay: The weight of the old average, in [0, 1].
+        num_updates: A number, or a variable with the step count: limits the decay to
+            ``(1 + num_updates) / (10 + num_updates)``, so that early averages move faster.
+        zero_debias: Starts averages at zero and corrects the bias: the first average is the value itself.
+        name: Prefix of the names of the averages' variables.
 
     Example:
         >>> import mirrored.tf as tf
@@ -31,7 +31,7 @@ class ExponentialMovingAverage:
         >>> float(average.average(w))
         2.0
 
-    TensorFlow: `tf.train.ExponentialMovingAverage`. `zero_debias` corrects all averages, not those of tensors only.
+    TensorFlow: `tf.train.ExponentialMovingAverage`. `zero_debias` corrects all averages, not only those of tensors.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class ExponentialMovingAverage:
 
     @property
     def name(self) -> str:
-        """The name given."""
+        """The name of the object."""
         return self._name
 
     def apply(self, var_list: Sequence[Variable] | None = None) -> None:
-        """Moves the averages of `var_list` towards the variables' present values.
+        """Updates the averages of the variables.
 
         Args:
-            var_list: Variables of floating dtype; those of the last call if None.
+            var_list: Variables of floating dtype; None uses those of the last call.
 
         Raises:
-            TypeError: A variable is not of floating dtype.
+            TypeError: A variable does not have a floating dtype.
         """
         for variable in [kept[0] for kept in self._averages.values()] if var_list is None else var_list:
             if not jnp.issubdtype(variable.dtype, jnp.floating):
@@ -74,7 +74,7 @@ class ExponentialMovingAverage:
     def _started(self, variable: Variable) -> tuple[Variable, Variable, Variable | None]:
         name = f"{variable.name.partition(':')[0]}/{self._name}"
         start = jnp.zeros(variable.shape, variable.dtype) if self._zero_debias else variable.read_value()
-        # Sync-on-read variables differ between replicas, and so do tensors made of them: their mean counts.
+        # Sync-on-read variables and tensors computed from them vary over replicas: the mean is used.
         mean = VariableAggregation.MEAN
         average = Variable(start, trainable=False, name=name, aggregation=mean)
         weight = Variable(0.0, trainable=False, name=f"{name}/weight", aggregation=mean) if self._zero_debias else None
@@ -88,7 +88,7 @@ class ExponentialMovingAverage:
         return jnp.minimum(self._decay, (1 + steps) / (10 + steps))
 
     def average(self, var: Variable) -> Any:
-        """The average of a variable: its variable, or with `zero_debias` the corrected value; None before `apply`."""
+        """Returns a variable's average: a variable, or the corrected value with `zero_debias`; None before `apply`."""
         kept = self._averages.get(id(var))
         if kept is None:
             return None
@@ -96,6 +96,6 @@ class ExponentialMovingAverage:
         return average if weight is None else average.read_value() / weight.read_value()
 
     def average_name(self, var: Variable) -> str:
-        """The name of the variable's average."""
+        """Returns the name of the variable's average."""
         kept = self._averages.get(id(var))
         return f"{var.name.partition(':')[0]}/{self._name}" if kept is None else kept[1].name

@@ -1,4 +1,4 @@
-"""The tree of names below `tf`: modules made of the tables."""
+"""The namespaces below `tf`: modules built from the tables of names."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ ROOT: Final = "mirrored.tf"
 
 
 class Namespace(types.ModuleType):
-    """A module of the facade, such as `tf.math`: filled from the tables, helpful about names that it lacks."""
+    """A module of the facade, such as `tf.math`: built from the tables; errors suggest names that it lacks."""
 
     def __init__(self, path: str, find: Callable[[str], Any]) -> None:
-        super().__init__(f"{ROOT}.{path}", f"TensorFlow's `tf.{path}` over JAX.")
+        super().__init__(f"{ROOT}.{path}", f"TensorFlow's `tf.{path}` on JAX.")
         self._path = path
         self._find = find
 
     def __getattr__(self, name: str) -> Any:
-        """Only called for names that are not there yet."""
+        """Loads or reports a name: called only for names that are not in the module yet."""
         value = self._find(f"{self._path}.{name}")
         setattr(self, name, value)
         return value
 
     def __repr__(self) -> str:
-        """Says what it is."""
+        """Shows the path of the module."""
         return f"<module 'mirrored.tf.{self._path}'>"
 
 
 def finder(names: Mapping[str, Any], lazy: Mapping[str, Callable[[], Any]]) -> Callable[[str], Any]:
-    """What answers for names that no module has yet: loads what is loaded on first use, else says what is missing."""
+    """Returns a function that resolves names no module has yet: loads lazy names, and raises for missing ones."""
 
     def find(path: str) -> Any:
         if path in lazy:
@@ -45,12 +45,12 @@ def finder(names: Mapping[str, Any], lazy: Mapping[str, Callable[[], Any]]) -> C
 
 
 def build(names: Mapping[str, Any], lazy: Iterable[str], find: Callable[[str], Any]) -> dict[str, Any]:
-    """Makes modules of dotted names, enters them in `sys.modules`, and returns what belongs at the top.
+    """Creates modules for dotted names, enters them in `sys.modules`, and returns the top-level names.
 
     Args:
         names: ``{"math.abs": function, "abs": function, ...}``.
-        lazy: Names that `find` loads later; their modules are made now.
-        find: Answers for names that a module does not have.
+        lazy: Names that `find` loads later; their modules are created now.
+        find: Resolves names that a module does not have.
     """
     top: dict[str, Any] = {}
     spaces: dict[str, Namespace] = {}

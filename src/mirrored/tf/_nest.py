@@ -1,7 +1,7 @@
 """`tf.nest`: nested structures with TensorFlow's rules.
 
-Lists, tuples, named tuples and mappings are structures (mappings in the order of their sorted keys); everything else
-is a leaf, None included. JAX's trees differ: there None is an empty structure.
+Lists, tuples, named tuples and mappings (in sorted key order) are structures. Everything else is a leaf, None included.
+In JAX's pytrees, None is instead an empty structure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mirrored.values.indexed_slices import IndexedSlices
 
 
 def is_nested(structure: Any) -> bool:
-    """Whether it has parts: a sequence or mapping that is no string."""
+    """Returns whether the value is a structure: a sequence or mapping, but not a string."""
     return isinstance(structure, (list, tuple, Mapping)) and not isinstance(structure, IndexedSlices)
 
 
@@ -31,21 +31,21 @@ def _keys(mapping: Mapping[Any, Any]) -> list[Any]:
 
 
 def children(structure: Any) -> list[tuple[Any, Any]]:
-    """The (key, part) pairs of one level, in order."""
+    """Returns the (key, part) pairs of one level, in order."""
     if isinstance(structure, Mapping):
         return [(key, structure[key]) for key in _keys(structure)]
     return list(enumerate(structure.values if isinstance(structure, PerReplica) else structure))
 
 
 def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
-    """All leaves, in order; a leaf gives a list of itself."""
+    """Returns all leaves in order; for a leaf, a list of the leaf."""
     return [leaf for _, leaf in with_paths(structure, composites=expand_composites)]
 
 
 def with_paths(
     structure: Any, path: tuple[Any, ...] = (), *, composites: bool = False
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Pairs of (keys on the way, leaf)."""
+    """Returns pairs of (path of keys, leaf)."""
     if not _has_parts(structure, composites):
         yield path, structure
         return
@@ -54,10 +54,10 @@ def with_paths(
 
 
 def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any], expand_composites: bool = False) -> Any:
-    """Puts leaves into a structure like the given one.
+    """Unflattens leaves into the given structure.
 
     Raises:
-        ValueError: Another number of leaves.
+        ValueError: The number of leaves differs.
     """
     leaves = list(flat_sequence)
     count = len(flatten(structure, expand_composites))
@@ -77,7 +77,7 @@ def _refilled(structure: Any, leaves: Iterator[Any], composites: bool) -> Any:
 
 
 def remade(structure: Any, parts: Sequence[Any]) -> Any:
-    """One level of a structure with other parts, of the same type."""
+    """Rebuilds one level of a structure with other parts and the same type."""
     if isinstance(structure, Mapping):
         by_key = dict(zip(_keys(structure), parts, strict=True))
         in_order = {key: by_key[key] for key in structure}
@@ -116,11 +116,11 @@ def map_structure(func: Callable[..., Any], *structure: Any, **kwargs: Any) -> A
 
 
 def assert_same_structure(nest1: Any, nest2: Any, check_types: bool = True, expand_composites: bool = False) -> None:
-    """Does nothing if two structures are alike.
+    """Checks that two structures are the same.
 
     Raises:
-        ValueError: Another number or other names of parts.
-        TypeError: Other types of sequences or other keys, unless `check_types` is False.
+        ValueError: The number or the names of parts differ.
+        TypeError: Unless `check_types` is False: the types of sequences or the keys differ.
     """
     del expand_composites
     both = f"\n\nFirst structure: {nest1}\n\nSecond structure: {nest2}"

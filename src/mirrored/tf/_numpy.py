@@ -1,4 +1,4 @@
-"""`tf.experimental.numpy`: NumPy's functions over tensors, which are JAX's own (`jax.numpy`)."""
+"""`tf.experimental.numpy`: NumPy functions over tensors, from `jax.numpy`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirrored.tf._tensors import as_tensor
 
 
 class _NumPy(types.ModuleType):
-    """`jax.numpy` under TensorFlow's name, with the parts that only TensorFlow has."""
+    """`jax.numpy` under TensorFlow's name, with the functions that only TensorFlow has."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(jnp, name)
@@ -25,39 +25,39 @@ class _NumPy(types.ModuleType):
 
 
 def experimental_enable_numpy_behavior(prefer_float32: bool = False, dtype_conversion_mode: str = "legacy") -> None:
-    """Nothing to do: tensors have NumPy's methods, and types are promoted as JAX does, always with float32 first."""
+    """Does nothing: tensors have NumPy methods, and dtypes promote as in JAX, which always prefers float32."""
 
 
 def _randn(*shape: int) -> jax.Array:
-    """Normally distributed numbers."""
+    """Returns samples from the standard normal distribution."""
     return normal(shape)
 
 
 def _rand(*shape: int) -> jax.Array:
-    """Numbers in [0, 1)."""
+    """Returns uniform samples in [0, 1)."""
     return uniform(shape)
 
 
 def _randint(low: int, high: int | None = None, size: Any = None, dtype: Any = np.int32) -> jax.Array:
-    """Integers in [low, high), or in [0, low)."""
+    """Returns uniform integers in [low, high), or in [0, low)."""
     first, last = (0, low) if high is None else (low, high)
     shape = () if size is None else tuple(np.atleast_1d(size).tolist())
     return jnp.asarray(uniform(shape, first, last, dtype="int32"), dtype)
 
 
 def _between(low: Any = 0.0, high: Any = 1.0, size: Any = None) -> jax.Array:
-    """Numbers in [low, high)."""
+    """Returns uniform samples in [low, high)."""
     shape = jnp.broadcast_shapes(np.shape(low), np.shape(high)) if size is None else tuple(np.atleast_1d(size).tolist())
     return as_tensor(low) + (as_tensor(high) - as_tensor(low)) * uniform(shape)
 
 
 def _standard_normal(size: Any = None) -> jax.Array:
-    """Normally distributed numbers."""
+    """Returns samples from the standard normal distribution."""
     return normal(() if size is None else tuple(np.atleast_1d(size).tolist()))
 
 
 def _made(name: str, kind: type[types.ModuleType], members: dict[str, Any]) -> types.ModuleType:
-    module = kind(name, "TensorFlow's `tf.experimental.numpy` over `jax.numpy`.")
+    module = kind(name, "TensorFlow's `tf.experimental.numpy` on `jax.numpy`.")
     vars(module).update(members)
     return module
 

@@ -1,10 +1,9 @@
-"""Programs for arrays of which a size, or the number of dimensions, is not known yet.
+"""Traces programs for arrays with unknown sizes or an unknown number of dimensions.
 
-JAX traces a function for sizes that are letters, as long as it can decide all that the function asks about them. Where
-it cannot, something is settled that TensorFlow would find out when the program runs. In this order: a condition that
-the sizes must keep (what is reshaped to rows of 784 has a multiple of 784 elements), letters that are the same for
-several arrays (of one batch), the sizes with which the function has been called, but for the first dimension, numbers
-that the weights ask for, and the whole shapes with which it has been called.
+JAX traces a function with symbolic dimensions as long as it can decide every condition on them. Where it cannot,
+something is fixed that TensorFlow would check at run time. In this order: a condition that the sizes must satisfy (the
+number of elements reshaped to rows of 784 is a multiple of 784); the same symbol for several arrays (of one batch); the
+sizes of earlier calls, except the first dimension; numbers that the weights imply; the full shapes of earlier calls.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ import jax.numpy as jnp
 from mirrored._jax.symbolic import InconclusiveDimensionOperation
 
 T = TypeVar("T")
-_MOST_ADDED: Final = 8  # columns that a program may add to its input before it meets weights
+_MOST_ADDED: Final = 8  # columns that a program may add to its input before the first weights
 _MOST_CONDITIONS: Final = 8
-_RANKS: Final = range(7)  # a batch of videos, and one more
+_RANKS: Final = range(7)  # up to a batch of videos (5), and one more
 _UNDECIDED: Final = (TypeError, ValueError, NotImplementedError, InconclusiveDimensionOperation)
 _REMAINDER: Final = re.compile(r"The remainder (.+?) should be 0")
 _COMPARISON: Final = re.compile(r"Symbolic dimension comparison '(.+?)' (>=|<=) '(.+?)' is inconclusive")
@@ -32,11 +31,11 @@ _COMPARISON: Final = re.compile(r"Symbolic dimension comparison '(.+?)' (>=|<=) 
 
 @dataclasses.dataclass(frozen=True)
 class Open:
-    """An array of which not everything is known.
+    """An array with an unknown size or rank.
 
     Attributes:
-        shape: None for a size that is not known; None for all of it if the number of dimensions is not known.
-        dtype: JAX's.
+        shape: The shape, with None for an unknown size; None if the number of dimensions is unknown.
+        dtype: The JAX dtype.
     """
 
     shape: tuple[int | None, ...] | None
@@ -45,12 +44,12 @@ class Open:
 
 @dataclasses.dataclass(frozen=True)
 class Traced(Generic[T]):
-    """What became of a function.
+    """The result of tracing a function.
 
     Attributes:
-        program: What `trace` has made.
-        inputs: The arguments that it is for, with ``jax.ShapeDtypeStruct`` for arrays.
-        conditions: What their sizes must keep.
+        program: The program that `trace` returned.
+        inputs: The arguments of the program, with ``jax.ShapeDtypeStruct`` for arrays.
+        conditions: The conditions that their sizes must satisfy.
     """
 
     program: T
@@ -59,7 +58,7 @@ class Traced(Generic[T]):
 
 
 def opened(value: Any) -> Any:
-    """A structure of specs (objects with `shape` and `dtype`) and static values, with `Open` for each spec."""
+    """Replaces each spec (an object with `shape` and `dtype`) in a structure of specs and values by an `Open`."""
     return jax.tree.map(_opened, value, is_leaf=_is_spec)
 
 
@@ -76,19 +75,19 @@ def _opened(leaf: Any) -> Any:
 
 
 def traced_for(inputs: Any, seen: Sequence[Any], trace: Callable[[Any], T]) -> list[Traced[T]]:
-    """Traces a function for what is known of its arguments.
+    """Traces a function for arguments that are partly unknown.
 
     Args:
         inputs: The arguments, with `Open` for arrays.
         seen: Arguments of earlier calls, in the same form.
-        trace: From arguments with ``jax.ShapeDtypeStruct`` for arrays to a program.
+        trace: Maps arguments, with ``jax.ShapeDtypeStruct`` for arrays, to a program.
 
     Returns:
-        One program; for an unknown number of dimensions one for each number of dimensions (0 to 6, the same for all
-        arrays in question) that the function takes.
+        One program; for an unknown number of dimensions, one program per number of dimensions (0 to 6, the same for all
+        such arrays) that the function accepts.
 
     Raises:
-        Exception: What tracing for the unchanged arguments has raised, if nothing that may be settled helps.
+        Exception: The error of tracing the unchanged arguments, if nothing that may be fixed helps.
     """
     if all(one.shape is not None for one in _arrays(inputs)):
         return [_settled(inputs, seen, trace)]
@@ -96,7 +95,7 @@ def traced_for(inputs: Any, seen: Sequence[Any], trace: Callable[[Any], T]) -> l
     for rank in _RANKS:
         try:
             found.append(_settled(_map(functools.partial(_with_rank, rank=rank), inputs), (), trace))
-        except Exception as error:  # the user's code, with a number of dimensions that it may not be for
+        except Exception as error:  # user code, which may not support this number of dimensions
             refused = refused or error
     if not found and refused is not None:
         raise refused
@@ -105,9 +104,9 @@ def traced_for(inputs: Any, seen: Sequence[Any], trace: Callable[[Any], T]) -> l
 
 def _settled(inputs: Any, seen: Sequence[Any], trace: Callable[[Any], T]) -> Traced[T]:
     refused: list[Exception] = []
-    for letters in _lettered(inputs):
+    for symbolic in _symbolic(inputs):
         try:
-            return _on_conditions(letters, trace)
+            return _on_conditions(symbolic, trace)
         except _UNDECIDED as error:
             refused.append(error)
     batches = [_batch_of(inputs, one) for one in seen]
@@ -120,7 +119,7 @@ def _settled(inputs: Any, seen: Sequence[Any], trace: Callable[[Any], T]) -> Tra
 
 
 def _on_conditions(inputs: Any, trace: Callable[[Any], T]) -> Traced[T]:
-    """Traces with letters for sizes, and with the conditions on which JAX can decide what it is asked."""
+    """Traces with symbolic sizes, and adds the conditions that JAX needs to decide comparisons."""
     conditions: tuple[str, ...] = ()
     while True:
         described = _described(inputs, conditions)
@@ -134,7 +133,7 @@ def _on_conditions(inputs: Any, trace: Callable[[Any], T]) -> Traced[T]:
 
 
 def _complaint(error: BaseException) -> str:
-    """The message of an error, with those of the errors that led to it."""
+    """Returns the message of an error, with the messages of its causes."""
     messages: list[str] = []
     following: BaseException | None = error
     while following is not None and len(messages) < _MOST_CONDITIONS:
@@ -144,7 +143,7 @@ def _complaint(error: BaseException) -> str:
 
 
 def _condition(complaint: str) -> str | None:
-    """What would have to be known of the sizes."""
+    """Returns the condition on the sizes that an error message asks for; None if it asks for none."""
     remainder = _REMAINDER.search(complaint)
     if remainder is not None:
         return f"{_written(remainder[1])} == 0"
@@ -156,19 +155,19 @@ def _written(expression: str) -> str:
     return re.sub(r"- (?=\d)", "-", expression)  # JAX prints "- 784", and reads "-784"
 
 
-# Sizes as letters
+# Symbolic sizes
 
 
-def _lettered(inputs: Any) -> Iterator[Any]:
-    """The arguments with a letter for each open size: all different, one for all batches, one for each axis."""
+def _symbolic(inputs: Any) -> Iterator[Any]:
+    """Yields the arguments with a symbol per unknown size: all distinct, then one per batch, then one per axis."""
     tried: list[list[Any]] = []
     for name in (_by_place, _by_batch, _by_axis):
         places = iter(range(1000))
-        letters = _map(functools.partial(_with_letters, name=name, places=places), inputs)
-        shapes = [one.shape for one in _arrays(letters)]
+        symbolic = _map(functools.partial(_with_symbols, name=name, places=places), inputs)
+        shapes = [one.shape for one in _arrays(symbolic)]
         if shapes not in tried:
             tried.append(shapes)
-            yield letters
+            yield symbolic
 
 
 def _by_place(axis: int, place: int) -> str:
@@ -183,7 +182,7 @@ def _by_axis(axis: int, place: int) -> str:
     return f"axis{axis}"
 
 
-def _with_letters(one: Open, *, name: Callable[[int, int], str], places: Iterator[int]) -> Open:
+def _with_symbols(one: Open, *, name: Callable[[int, int], str], places: Iterator[int]) -> Open:
     sizes: Any = [name(axis, next(places)) if size is None else size for axis, size in enumerate(one.shape or ())]
     return Open(tuple(sizes), one.dtype)
 
@@ -198,14 +197,14 @@ def _described(inputs: Any, conditions: Sequence[str]) -> Any:
     return _map(describe, inputs)
 
 
-# Sizes as numbers
+# Known sizes
 
 
 def _narrowed(inputs: Any, complaints: Sequence[str]) -> Iterator[Any]:
-    """The arguments with numbers for their one open size (behind the first dimension, if there are several).
+    """Yields the arguments with a number for the one unknown size (after the first dimension, if there are several).
 
-    ``(x - mean) / deviation`` with 30 means is for 30 columns. The numbers are those that a complaint names, and a
-    little less, for programs that add columns of their own.
+    ``(x - mean) / deviation`` with 30 means requires 30 columns. The numbers tried are those in the error messages, and
+    slightly smaller ones, for programs that add columns.
     """
     axes = [axis for one in _arrays(inputs) for axis, size in enumerate(one.shape) if size is None]
     first = 0 if len(axes) == 1 else 1
@@ -214,7 +213,7 @@ def _narrowed(inputs: Any, complaints: Sequence[str]) -> Iterator[Any]:
     named = sorted({int(one) for text in complaints for one in re.findall(r"(?<![\w.])\d+", text)}, reverse=True)
     for number in dict.fromkeys(one - less for one in named for less in range(_MOST_ADDED) if one - less > 1):
         numbered = _map(functools.partial(_with_number, number=number, first=first), inputs)
-        yield next(_lettered(numbered))
+        yield next(_symbolic(numbered))
 
 
 def _with_number(one: Open, *, number: int, first: int) -> Open:
@@ -223,7 +222,7 @@ def _with_number(one: Open, *, number: int, first: int) -> Open:
 
 
 def _batch_of(inputs: Any, seen: Any) -> Any:
-    """Arguments of an earlier call, for a batch of any size where the batch's size is open."""
+    """Returns the arguments of an earlier call, with an open batch size where the batch size is open."""
     wanted = iter(_arrays(inputs))
 
     def open_batch(one: Open) -> Open:

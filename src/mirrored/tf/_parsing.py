@@ -1,4 +1,4 @@
-"""`tf.io.parse_example` and its kin: bytes of data files to arrays, on the host."""
+"""`tf.io.parse_example` and similar: convert bytes of data files to arrays, on the host."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class FixedLenFeature(NamedTuple):
     """A feature with the same number of values in every example.
 
     Attributes:
-        shape: Of its values.
+        shape: The shape of its values.
         dtype: float32, int64 or string.
-        default_value: For examples without it; None: every example has it.
+        default_value: The value for examples without the feature; None makes it required.
     """
 
     shape: Sequence[int]
@@ -33,13 +33,13 @@ class FixedLenFeature(NamedTuple):
 
 
 class FixedLenSequenceFeature(NamedTuple):
-    """A feature with rows of one shape, as many as the example has; a batch is padded to the longest.
+    """A feature with any number of rows of one shape per example; a batch is padded to the longest.
 
     Attributes:
-        shape: Of a row.
+        shape: The shape of a row.
         dtype: float32, int64 or string.
-        allow_missing: True: an example without it has no rows.
-        default_value: For padding; zeros and empty texts by default.
+        allow_missing: Must be True: an example without the feature has no rows.
+        default_value: The padding; by default zeros or empty strings.
     """
 
     shape: Sequence[int]
@@ -51,21 +51,21 @@ class FixedLenSequenceFeature(NamedTuple):
 def parse_single_example(
     serialized: Any, features: Mapping[str, Any], example_names: Any = None, name: str | None = None
 ) -> dict[str, Any]:
-    """The features of one serialized `tf.train.Example`.
+    """Parses one serialized `tf.train.Example` into its features.
 
     Context: any; on the host, so not inside tf.function.
 
     Args:
-        serialized: Bytes.
+        serialized: The bytes.
         features: A `FixedLenFeature` or `FixedLenSequenceFeature` for each name.
         example_names: Accepted and ignored.
         name: Accepted and ignored.
 
     Returns:
-        NumPy arrays by name; texts are bytes.
+        NumPy arrays by name; strings are bytes.
 
     Raises:
-        InvalidArgumentError: The bytes are no example, or a feature is missing or of another type or size.
+        InvalidArgumentError: The bytes are not an example, or a feature is missing or has another type or size.
 
     TensorFlow: `tf.io.parse_single_example`.
     """
@@ -78,16 +78,16 @@ def parse_single_example(
 def parse_example(
     serialized: Any, features: Mapping[str, Any], example_names: Any = None, name: str | None = None
 ) -> dict[str, Any]:
-    """The features of serialized `tf.train.Example`s, stacked.
+    """Parses serialized `tf.train.Example`s and stacks their features.
 
     Args:
-        serialized: A vector of bytes, or one, which is `parse_single_example`.
+        serialized: A vector of bytes; a single one is parsed like `parse_single_example`.
         features: A `FixedLenFeature` or `FixedLenSequenceFeature` for each name.
         example_names: Accepted and ignored.
         name: Accepted and ignored.
 
     Raises:
-        InvalidArgumentError: As `parse_single_example`.
+        InvalidArgumentError: As for `parse_single_example`.
 
     TensorFlow: `tf.io.parse_example`.
     """
@@ -109,8 +109,8 @@ def _scalar(serialized: Any, called: str) -> bytes:
         raise InvalidArgumentError.of(
             called,
             found=f"serialized of shape {list(texts.shape)}",
-            rule="it is one text",
-            remedy="use tf.io.parse_example for a batch of examples, or give one at a time",
+            rule="serialized is a single string",
+            remedy="use tf.io.parse_example for a batch of examples, or pass one at a time",
         )
     return bytes(texts[()])
 
@@ -141,9 +141,9 @@ def _features_of(text: bytes, called: str) -> Any:
     except ValueError as error:
         raise InvalidArgumentError.of(
             called,
-            found=f"bytes that are no example: {text[:40]!r} ({error})",
-            rule="serialized is what tf.train.Example.SerializeToString() gave",
-            remedy="check what was written, and the compression_type of the dataset",
+            found=f"bytes that are not an example: {text[:40]!r} ({error})",
+            rule="serialized is the result of tf.train.Example.SerializeToString()",
+            remedy="check the written data, and the compression_type of the dataset",
         ) from error
     return example.features.feature
 
@@ -184,8 +184,8 @@ def _wrong(key: str, found: str) -> InvalidArgumentError:
     return InvalidArgumentError.of(
         "tf.io.parse_example",
         found=f"the feature {key!r} {found}",
-        rule="every example has the features that are asked for, with their types and shapes",
-        remedy="give the feature's own type and shape, a default_value, or a FixedLenSequenceFeature",
+        rule="every example has the requested features, with their types and shapes",
+        remedy="request the feature's own type and shape, add a default_value, or use a FixedLenSequenceFeature",
     )
 
 
@@ -206,9 +206,9 @@ def _stacked(values: list[Any], feature: Any) -> Any:
 
 
 def serialize_tensor(tensor: Any, name: str | None = None) -> Any:
-    """A tensor as bytes, which `parse_tensor` reads.
+    """Serializes a tensor to bytes, which `parse_tensor` reads.
 
-    TensorFlow: `tf.io.serialize_tensor`; the same bytes.
+    TensorFlow: `tf.io.serialize_tensor`; the bytes are identical.
     """
     del name
     array = np.asarray(tensor)
@@ -225,10 +225,10 @@ def serialize_tensor(tensor: Any, name: str | None = None) -> Any:
 
 
 def parse_tensor(serialized: Any, out_type: Any, name: str | None = None) -> Any:
-    """The tensor that `serialize_tensor` made bytes of, as a NumPy array.
+    """Parses a tensor that `serialize_tensor` serialized, as a NumPy array.
 
     Raises:
-        InvalidArgumentError: The bytes are no tensor, or one of another dtype.
+        InvalidArgumentError: The bytes are not a tensor, or the tensor has another dtype.
 
     TensorFlow: `tf.io.parse_tensor`.
     """
@@ -238,7 +238,7 @@ def parse_tensor(serialized: Any, out_type: Any, name: str | None = None) -> Any
     try:
         proto = parsed("TensorProto", text)
     except ValueError as error:
-        raise _no_tensor(f"bytes that are no tensor ({error})") from error
+        raise _no_tensor(f"bytes that are not a tensor ({error})") from error
     code = {one.as_datatype_enum: one for one in _dtypes.NAMES.values()}.get(proto.dtype)
     if code != wanted:
         raise _no_tensor(f"a tensor of {code}, not of {wanted}")
@@ -250,7 +250,7 @@ def parse_tensor(serialized: Any, out_type: Any, name: str | None = None) -> Any
     if not values and count:
         values = [b"" if wanted is _dtypes.string else 0]
     array = np.empty(count, wanted.dtype)
-    # TensorFlow leaves out the repetitions of the last value.
+    # TensorFlow omits repetitions of the last value.
     array[:] = (values + values[-1:] * count)[:count]
     return on_host(array.reshape(shape))
 
@@ -259,16 +259,16 @@ def _no_tensor(found: str) -> InvalidArgumentError:
     return InvalidArgumentError.of(
         "tf.io.parse_tensor",
         found=found,
-        rule="serialized is what tf.io.serialize_tensor gave for a tensor of out_type",
-        remedy="give the out_type with which it was written",
+        rule="serialized is the result of tf.io.serialize_tensor for a tensor of out_type",
+        remedy="pass the out_type with which it was written",
     )
 
 
 def decode_raw(input_bytes: Any, out_type: Any, little_endian: bool = True, name: str | None = None) -> Any:
-    """Bytes as numbers, along a new last dim.
+    """Reinterprets bytes as numbers along a new last dimension.
 
     Raises:
-        InvalidArgumentError: Their number is no multiple of the dtype's, or texts differ in length.
+        InvalidArgumentError: The number of bytes is not a multiple of the dtype's size, or the lengths differ.
 
     TensorFlow: `tf.io.decode_raw`.
     """
@@ -280,8 +280,8 @@ def decode_raw(input_bytes: Any, out_type: Any, little_endian: bool = True, name
         raise InvalidArgumentError.of(
             "tf.io.decode_raw",
             found=f"texts of {sorted(lengths)} bytes",
-            rule=f"all have the same length, a multiple of {dtype.itemsize}, the size of {dtype}",
-            remedy="give the dtype with which they were written",
+            rule=f"all strings have the same length, a multiple of {dtype.itemsize}, the size of {dtype}",
+            remedy="pass the dtype with which they were written",
         )
     data = np.frombuffer(b"".join(texts.ravel()), dtype.newbyteorder("<" if little_endian else ">"))
     return on_host(data.astype(dtype).reshape(*texts.shape, -1))

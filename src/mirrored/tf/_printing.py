@@ -1,4 +1,4 @@
-"""`tf.print`, with TensorFlow's way of writing tensors."""
+"""`tf.print`, with TensorFlow's format for tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mirrored.tf._tensors import is_tensor
 
 
 def tensor_text(array: np.ndarray[Any, Any], summarize: int) -> str:
-    """A tensor as TensorFlow prints it: blanks between elements, the middle of long dimensions left out."""
+    """Formats a tensor like TensorFlow: spaces between elements; long dimensions omit their middle."""
     if array.ndim == 0:
         return _number_text(array[()])
     separator = " " if array.ndim == 1 else "\n" + (array.ndim > 2) * "\n" * (array.ndim - 2)
@@ -66,9 +66,9 @@ def print_(
     end: str = "\n",
     name: str | None = None,
 ) -> None:
-    """Prints to stderr (or another stream, or a file named ``file://...``), compiled code included.
+    """Prints to stderr (or another stream, or a file named ``file://...``), also from compiled code.
 
-    Context: any. In compiled code each replica prints when the program runs, in no fixed order between replicas.
+    Context: any. In compiled code each replica prints at run time, in no fixed order between replicas.
     """
     del name
     leaves, treedef = jax.tree.flatten(inputs, is_leaf=lambda one: one is None or isinstance(one, str))

@@ -1,4 +1,4 @@
-"""`tf.profiler`: traces by `jax.profiler`, for TensorBoard's profile page and Perfetto."""
+"""`tf.profiler`: traces from `jax.profiler`, for TensorBoard's profile page and Perfetto."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mirrored.errors import ContextError
 
 @dataclasses.dataclass(frozen=True)
 class ProfilerOptions:
-    """Accepted for TensorFlow's sake: JAX has its own defaults."""
+    """Accepted for compatibility and ignored: JAX has its own defaults."""
 
     host_tracer_level: int = 2
     python_tracer_level: int = 0
@@ -26,7 +26,7 @@ def start(logdir: Any, options: ProfilerOptions | None = None) -> None:
     """Starts a trace.
 
     Raises:
-        ContextError: One is being made already.
+        ContextError: A trace is already active.
     """
     del options
     with _explained("start"):
@@ -34,10 +34,10 @@ def start(logdir: Any, options: ProfilerOptions | None = None) -> None:
 
 
 def stop(save: bool = True) -> None:
-    """Ends the trace and writes it.
+    """Stops the trace and writes it.
 
     Raises:
-        ContextError: None is being made.
+        ContextError: No trace is active.
     """
     del save
     with _explained("stop"):
@@ -45,11 +45,11 @@ def stop(save: bool = True) -> None:
 
 
 class Profile:
-    """A trace of a block: ``with Profile(directory): ...``.
+    """Traces a block: ``with Profile(directory): ...``.
 
     Args:
         logdir: The folder.
-        options: Accepted for TensorFlow's sake.
+        options: Accepted for compatibility and ignored.
     """
 
     def __init__(self, logdir: Any, options: ProfilerOptions | None = None) -> None:
@@ -63,15 +63,15 @@ class Profile:
 
 
 def trace(name: str, step_num: Any = None, **metadata: Any) -> Any:
-    """Names a block in the trace; with `step_num` as one step of training."""
-    metadata.pop("_r", None)  # TensorFlow's mark of a root event, which JAX sets itself
+    """Names a block in the trace; `step_num` marks it as one training step."""
+    metadata.pop("_r", None)  # TensorFlow's marker of a root event, which JAX sets itself
     if step_num is not None:
         return jax.profiler.StepTraceAnnotation(name, step_num=int(step_num), **metadata)
     return jax.profiler.TraceAnnotation(name, **metadata)
 
 
 def server_start(port: int) -> None:
-    """Starts a server that TensorBoard can ask for traces."""
+    """Starts a server from which TensorBoard can request traces."""
     jax.profiler.start_server(port)
 
 
@@ -83,8 +83,8 @@ def _explained(method: str) -> Iterator[None]:
         raise ContextError(
             f"tf.profiler.experimental.{method}",
             found=str(error),
-            rule="one trace is made at a time",
-            remedy="call start and stop in turns, or use `with tf.profiler.experimental.Profile(directory):`",
+            rule="only one trace is active at a time",
+            remedy="alternate start and stop, or use `with tf.profiler.experimental.Profile(directory):`",
         ) from error
 
 

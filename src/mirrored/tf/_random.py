@@ -30,7 +30,7 @@ op("random.set_global_generator random.experimental.set_global_generator")(set_g
 def normal(
     shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32", seed: Any = None, name: str | None = None
 ) -> jax.Array:
-    """Normal numbers."""
+    """Outputs random values from a normal distribution."""
     del name
     return samplers.normal(next_key(seed), shape, mean, stddev, dtype)
 
@@ -39,7 +39,7 @@ def normal(
 def truncated_normal(
     shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32", seed: Any = None, name: str | None = None
 ) -> jax.Array:
-    """Normal numbers within two standard deviations."""
+    """Outputs random values from a normal distribution truncated at two standard deviations."""
     del name
     return samplers.truncated_normal(next_key(seed), shape, mean, stddev, dtype)
 
@@ -48,14 +48,14 @@ def truncated_normal(
 def uniform(
     shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = "float32", seed: Any = None, name: str | None = None
 ) -> jax.Array:
-    """Uniform numbers in [minval, maxval)."""
+    """Outputs random values from a uniform distribution over [minval, maxval)."""
     del name
     return samplers.uniform(next_key(seed), shape, minval, maxval, dtype)
 
 
 @op("random.shuffle")
 def shuffle(value: Any, seed: Any = None, name: str | None = None) -> jax.Array:
-    """The rows in random order."""
+    """Randomly shuffles the rows of a tensor."""
     del name
     return samplers.shuffle(next_key(seed), value)
 
@@ -64,7 +64,7 @@ def shuffle(value: Any, seed: Any = None, name: str | None = None) -> jax.Array:
 def categorical(
     logits: Any, num_samples: Any, dtype: Any = "int64", seed: Any = None, name: str | None = None
 ) -> jax.Array:
-    """Class numbers drawn from unnormalised log-probabilities: [batch, classes] to [batch, num_samples]."""
+    """Draws class indices from unnormalized log-probabilities: [batch, classes] to [batch, num_samples]."""
     del name
     return samplers.categorical(next_key(seed), logits, num_samples, dtype)
 
@@ -73,7 +73,7 @@ def categorical(
 def gamma(
     shape: Any, alpha: Any, beta: Any = None, dtype: Any = "float32", seed: Any = None, name: str | None = None
 ) -> jax.Array:
-    """Gamma numbers: `shape` draws for every alpha and beta."""
+    """Draws `shape` samples from the Gamma distribution for every alpha and beta."""
     del name
     rate = 1.0 if beta is None else beta
     each = jnp.broadcast_shapes(as_tensor(alpha).shape, as_tensor(rate).shape)
@@ -83,7 +83,7 @@ def gamma(
 
 @op("random.poisson")
 def poisson(shape: Any, lam: Any, dtype: Any = "float32", seed: Any = None, name: str | None = None) -> jax.Array:
-    """Poisson numbers: `shape` draws for every rate."""
+    """Draws `shape` samples from the Poisson distribution for every rate."""
     del name
     size = static_ints(shape, called="tf.random.poisson", argument="shape")
     return samplers.poisson(next_key(seed), (*size, *as_tensor(lam).shape), lam, dtype)
@@ -99,7 +99,7 @@ def stateless_normal(
     name: str | None = None,
     alg: Any = "auto_select",
 ) -> jax.Array:
-    """Normal numbers that depend on the seed alone."""
+    """Outputs values from a normal distribution, as a function of the seed alone."""
     del name, alg
     return samplers.normal(key_from_seed(seed), shape, mean, stddev, dtype)
 
@@ -114,7 +114,7 @@ def stateless_truncated_normal(
     name: str | None = None,
     alg: Any = "auto_select",
 ) -> jax.Array:
-    """Normal numbers within two standard deviations that depend on the seed alone."""
+    """Outputs values from a truncated normal distribution, as a function of the seed alone."""
     del name, alg
     return samplers.truncated_normal(key_from_seed(seed), shape, mean, stddev, dtype)
 
@@ -129,7 +129,7 @@ def stateless_uniform(
     name: str | None = None,
     alg: Any = "auto_select",
 ) -> jax.Array:
-    """Uniform numbers that depend on the seed alone; integers without bounds cover the whole range."""
+    """Outputs uniform values, as a function of the seed alone; integers without bounds cover the whole range."""
     del name, alg
     if minval is None and maxval is None:
         return samplers.full_int(key_from_seed(seed), shape, dtype)
@@ -140,7 +140,7 @@ def stateless_uniform(
 def stateless_categorical(
     logits: Any, num_samples: Any, seed: Any, dtype: Any = "int64", name: str | None = None
 ) -> jax.Array:
-    """Class numbers that depend on the seed alone."""
+    """Draws class indices, as a function of the seed alone."""
     del name
     return samplers.categorical(key_from_seed(seed), logits, num_samples, dtype)
 
@@ -149,14 +149,14 @@ def stateless_categorical(
 def stateless_gamma(
     shape: Any, seed: Any, alpha: Any, beta: Any = None, dtype: Any = "float32", name: str | None = None
 ) -> jax.Array:
-    """Gamma numbers of exactly `shape` that depend on the seed alone."""
+    """Outputs values of exactly `shape` from a Gamma distribution, as a function of the seed alone."""
     del name
     return samplers.gamma(key_from_seed(seed), shape, alpha, beta, dtype)
 
 
 @op("random.stateless_poisson")
 def stateless_poisson(shape: Any, seed: Any, lam: Any, dtype: Any = "int32", name: str | None = None) -> jax.Array:
-    """Poisson numbers of exactly `shape` that depend on the seed alone."""
+    """Outputs values of exactly `shape` from a Poisson distribution, as a function of the seed alone."""
     del name
     return samplers.poisson(key_from_seed(seed), shape, lam, dtype)
 
@@ -165,21 +165,21 @@ def stateless_poisson(shape: Any, seed: Any, lam: Any, dtype: Any = "int32", nam
 def stateless_binomial(
     shape: Any, seed: Any, counts: Any, probs: Any, output_dtype: Any = "int32", name: str | None = None
 ) -> jax.Array:
-    """Binomial numbers of exactly `shape` that depend on the seed alone."""
+    """Outputs values of exactly `shape` from a binomial distribution, as a function of the seed alone."""
     del name
     return samplers.binomial(key_from_seed(seed), shape, counts, probs, output_dtype)
 
 
 @op("random.experimental.stateless_shuffle random.stateless_shuffle")
 def stateless_shuffle(value: Any, seed: Any, alg: Any = "auto_select", name: str | None = None) -> jax.Array:
-    """The rows in an order that depends on the seed alone."""
+    """Shuffles the rows of a tensor, as a function of the seed alone."""
     del name, alg
     return samplers.shuffle(key_from_seed(seed), value)
 
 
 @op("random.split random.experimental.stateless_split")
 def split(seed: Any, num: int = 2, alg: Any = "auto_select", name: str | None = None) -> jax.Array:
-    """`num` seeds out of one: ``int32[num, 2]``."""
+    """Splits a seed into `num` seeds: ``int32[num, 2]``."""
     del name, alg
     words = jax.random.key_data(jax.random.split(key_from_seed(seed), num))
     return words.view(jnp.int32)
@@ -187,7 +187,7 @@ def split(seed: Any, num: int = 2, alg: Any = "auto_select", name: str | None = 
 
 @op("random.fold_in random.experimental.stateless_fold_in")
 def fold_in(seed: Any, data: Any, alg: Any = "auto_select", name: str | None = None) -> jax.Array:
-    """A new seed out of a seed and a number."""
+    """Folds a number into a seed to form a new seed."""
     del name, alg
     words = jax.random.key_data(jax.random.fold_in(key_from_seed(seed), as_tensor(data).astype(jnp.uint32)))
     return words.view(jnp.int32)
@@ -195,7 +195,7 @@ def fold_in(seed: Any, data: Any, alg: Any = "auto_select", name: str | None = N
 
 @op("random.create_rng_state")
 def create_rng_state(seed: int, alg: Any = "auto_select") -> jax.Array:
-    """The state from which `Generator.from_state` starts."""
+    """Creates a state for `Generator.from_state`."""
     del alg
     return jnp.asarray([0, int(seed) & 0xFFFFFFFF, 0], jnp.uint32)
 
@@ -218,7 +218,7 @@ def _checked_rate(rate: Any) -> None:
 
 @op("nn.dropout")
 def dropout(x: Any, rate: Any, noise_shape: Any = None, seed: Any = None, name: str | None = None) -> jax.Array:
-    """Elements set to zero with probability `rate`, the others scaled up by 1 / (1 - rate)."""
+    """Sets elements to zero with probability `rate`, and scales the others by ``1 / (1 - rate)``."""
     del name
     _checked_rate(rate)
     value = as_tensor(x)
@@ -231,7 +231,7 @@ def dropout(x: Any, rate: Any, noise_shape: Any = None, seed: Any = None, name: 
 def stateless_dropout(
     x: Any, rate: Any, seed: Any, rng_alg: str = "auto_select", noise_shape: Any = None, name: str | None = None
 ) -> jax.Array:
-    """As `dropout`, depending on the seed alone."""
+    """Computes dropout like `dropout`, as a function of the seed alone."""
     del name, rng_alg
     _checked_rate(rate)
     value = as_tensor(x)

@@ -23,7 +23,7 @@ def _prod(x: jax.Array, axis: Any, keepdims: bool) -> jax.Array:
 
 
 def _mean(x: jax.Array, axis: Any, keepdims: bool) -> jax.Array:
-    """Integers stay integers and are rounded towards zero, as in TensorFlow."""
+    """Computes the mean; integers stay integers and round towards zero, as in TensorFlow."""
     if x.dtype.kind not in "iu":
         return jnp.mean(x, axis=axis, keepdims=keepdims)
     total = jnp.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
@@ -57,7 +57,7 @@ rows(
 @op("math.argmax argmax")
 @hosted
 def argmax(input: Any, axis: Any = None, output_type: Any = "int64", name: str | None = None) -> jax.Array:
-    """The index of the (first) largest element along `axis`, 0 by default."""
+    """Returns the index of the (first) largest element along `axis`, 0 by default."""
     del name
     where = 0 if axis is None else static_int(axis, called="tf.argmax", argument="axis")
     return jnp.argmax(as_tensor(input), axis=where).astype(array_dtype(output_type))
@@ -66,7 +66,7 @@ def argmax(input: Any, axis: Any = None, output_type: Any = "int64", name: str |
 @op("math.argmin argmin")
 @hosted
 def argmin(input: Any, axis: Any = None, output_type: Any = "int64", name: str | None = None) -> jax.Array:
-    """The index of the (first) smallest element along `axis`, 0 by default."""
+    """Returns the index of the (first) smallest element along `axis`, 0 by default."""
     del name
     where = 0 if axis is None else static_int(axis, called="tf.argmin", argument="axis")
     return jnp.argmin(as_tensor(input), axis=where).astype(array_dtype(output_type))
@@ -76,7 +76,7 @@ def argmin(input: Any, axis: Any = None, output_type: Any = "int64", name: str |
 def count_nonzero(
     input: Any, axis: Any = None, keepdims: bool | None = None, dtype: Any = "int64", name: str | None = None
 ) -> jax.Array:
-    """How many elements are not zero."""
+    """Computes the number of nonzero elements."""
     del name
     where = static_axis(axis, called="tf.math.count_nonzero")
     return jnp.count_nonzero(as_tensor(input), axis=where, keepdims=bool(keepdims)).astype(array_dtype(dtype))
@@ -108,7 +108,7 @@ def _cumulative_logsumexp(value: jax.Array, axis: int) -> jax.Array:
 
 @op("math.cumsum cumsum")
 def cumsum(x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None) -> jax.Array:
-    """Running sums along `axis`."""
+    """Computes the cumulative sum along `axis`."""
     del name
     return _scan("tf.cumsum", _cumulative_sum, 0, x, axis, exclusive, reverse)
 
@@ -117,7 +117,7 @@ def cumsum(x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False
 def cumprod(
     x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
 ) -> jax.Array:
-    """Running products along `axis`."""
+    """Computes the cumulative product along `axis`."""
     del name
     return _scan("tf.math.cumprod", _cumulative_product, 1, x, axis, exclusive, reverse)
 
@@ -126,14 +126,14 @@ def cumprod(
 def cumulative_logsumexp(
     x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
 ) -> jax.Array:
-    """The logarithm of running sums of exponentials along `axis`."""
+    """Computes the cumulative log-sum-exp along `axis`."""
     del name
     return _scan("tf.math.cumulative_logsumexp", _cumulative_logsumexp, -jnp.inf, x, axis, exclusive, reverse)
 
 
 @op("sort")
 def sort(values: Any, axis: Any = -1, direction: str = "ASCENDING", name: str | None = None) -> jax.Array:
-    """Sorted along `axis`."""
+    """Sorts a tensor along `axis`."""
     del name
     where = static_int(axis, called="tf.sort", argument="axis")
     return jnp.sort(as_tensor(values), axis=where, descending=_descends(direction))
@@ -143,7 +143,7 @@ def sort(values: Any, axis: Any = -1, direction: str = "ASCENDING", name: str | 
 def argsort(
     values: Any, axis: Any = -1, direction: str = "ASCENDING", stable: bool = False, name: str | None = None
 ) -> jax.Array:
-    """The indices that sort along `axis` (always stable here)."""
+    """Returns the indices that sort a tensor along `axis` (always stable here)."""
     del name, stable
     where = static_int(axis, called="tf.argsort", argument="axis")
     return jnp.argsort(as_tensor(values), axis=where, descending=_descends(direction)).astype(jnp.int32)
@@ -156,7 +156,7 @@ def _descends(direction: str) -> bool:
 
 
 class TopK(NamedTuple):
-    """What `top_k` returns."""
+    """The result of `top_k`."""
 
     values: jax.Array
     indices: jax.Array
@@ -164,7 +164,7 @@ class TopK(NamedTuple):
 
 @op("math.top_k nn.top_k")
 def top_k(input: Any, k: Any = 1, sorted: bool = True, index_type: Any = "int32", name: str | None = None) -> TopK:
-    """The `k` largest values of the last axis and their indices, largest first."""
+    """Finds the `k` largest values of the last axis and their indices, largest first."""
     del sorted, name
     values, indices = lax.top_k(as_tensor(input), static_int(k, called="tf.math.top_k", argument="k"))
     return TopK(values, indices.astype(array_dtype(index_type)))
@@ -172,7 +172,7 @@ def top_k(input: Any, k: Any = 1, sorted: bool = True, index_type: Any = "int32"
 
 @op("math.in_top_k nn.in_top_k")
 def in_top_k(targets: Any, predictions: Any, k: Any, name: str | None = None) -> jax.Array:
-    """Whether each target class is among the `k` best predictions (ties count as within)."""
+    """Returns whether each target class is among the top `k` predictions (ties count as within)."""
     del name
     scores, wanted = as_tensor(predictions), as_tensor(targets)
     own = jnp.take_along_axis(scores, wanted[:, None], axis=1)
@@ -190,9 +190,9 @@ def bincount(
     binary_output: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """How often each integer occurs (or the sum of its weights).
+    """Counts the occurrences of each integer, or sums their weights.
 
-    Inside `tf.function` give `minlength` and `maxlength` the same value: the length is a shape.
+    Inside `tf.function`, pass the same value as `minlength` and `maxlength`: the length is a shape.
     """
     del name
     values = as_tensor(arr)
@@ -217,7 +217,7 @@ def confusion_matrix(
     dtype: Any = "int32",
     name: str | None = None,
 ) -> jax.Array:
-    """Counts by (label, prediction). Inside `tf.function` give `num_classes`."""
+    """Computes the counts by (label, prediction). Inside `tf.function`, pass `num_classes`."""
     del name
     true, guessed = as_tensor(labels).reshape(-1), as_tensor(predictions).reshape(-1)
     size = int(num_classes) if num_classes is not None else int(jnp.maximum(true.max(), guessed.max())) + 1
@@ -229,7 +229,7 @@ def confusion_matrix(
 
 @op("math.zero_fraction nn.zero_fraction")
 def zero_fraction(value: Any, name: str | None = None) -> jax.Array:
-    """The share of elements that are zero."""
+    """Returns the fraction of elements that are zero."""
     del name
     return jnp.mean(as_tensor(value) == 0, dtype=jnp.float32)
 
@@ -238,7 +238,7 @@ def zero_fraction(value: Any, name: str | None = None) -> jax.Array:
 def histogram_fixed_width(
     values: Any, value_range: Any, nbins: Any = 100, dtype: Any = "int32", name: str | None = None
 ) -> jax.Array:
-    """Counts in `nbins` equal bins of the range; values outside go to the first or last bin."""
+    """Returns the counts in `nbins` equal bins of the range; the first and last bins include values outside."""
     del name
     bins = histogram_fixed_width_bins(values, value_range, nbins).reshape(-1)
     return jnp.zeros(int(nbins), array_dtype(dtype)).at[bins].add(1)
@@ -248,7 +248,7 @@ def histogram_fixed_width(
 def histogram_fixed_width_bins(
     values: Any, value_range: Any, nbins: Any = 100, dtype: Any = "int32", name: str | None = None
 ) -> jax.Array:
-    """The bin of each value."""
+    """Returns the bin index of each value."""
     del name
     tensor, (low, high) = as_tensor(values), as_tensor(value_range)
     scaled = (tensor - low) / (high - low) * nbins
@@ -259,7 +259,7 @@ def histogram_fixed_width_bins(
 def searchsorted(
     sorted_sequence: Any, values: Any, side: str = "left", output_type: Any = "int32", name: str | None = None
 ) -> jax.Array:
-    """Where the values would be inserted, along the last axis."""
+    """Returns the insertion indices of values in a sorted sequence along the last axis."""
     del name
     haystack, needles = as_tensor(sorted_sequence), as_tensor(values)
 

@@ -1,4 +1,4 @@
-"""`tf.nn`: losses over a sample of many classes, and the samplers; the loss of CTC; moments in parts."""
+"""`tf.nn`: sampled losses over many classes, candidate samplers, the CTC loss, and moments from partial sums."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mirrored.tf._tensors import as_tensor
 
 
 class Candidates(NamedTuple):
-    """What a sampler of classes gives.
+    """The result of a candidate sampler.
 
     Attributes:
-        sampled_candidates: i32[num_sampled]: the classes that were drawn.
-        true_expected_count: f32[batch, num_true]: how often each true class is expected among them.
-        sampled_expected_count: f32[num_sampled]: likewise for those that were drawn.
+        sampled_candidates: i32[num_sampled]: the sampled classes.
+        true_expected_count: f32[batch, num_true]: the expected count of each true class among them.
+        sampled_expected_count: f32[num_sampled]: the expected count of each sampled class.
     """
 
     sampled_candidates: jax.Array
@@ -34,19 +34,20 @@ class Candidates(NamedTuple):
 def _drawn(
     called: str, logits: np.ndarray[Any, Any], true_classes: Any, num_sampled: Any, unique: bool, seed: Any
 ) -> Candidates:
-    """Draws classes by their log-probabilities.
+    """Samples classes by their log-probabilities.
 
-    Without replacement: the order of log-probabilities plus Gumbel noise is that of drawing until enough different ones
-    are found. How many draws that would take decides the expected counts, as in TensorFlow; it is drawn afterwards.
-    Source: W. Kool and others, Stochastic beams and where to find them, ICML 2019.
+    Without replacement, it uses the Gumbel top-k trick: ordering log-probabilities plus Gumbel noise is equivalent to
+    drawing until enough distinct classes are found. As in TensorFlow, the expected counts depend on the number of draws
+    that this takes; it is sampled afterwards. Source: W. Kool and others, Stochastic beams and where to find them, ICML
+    2019.
     """
     count = static_int(num_sampled, called=called, argument="num_sampled")
     if unique and count > len(logits):
         raise InvalidArgumentError.of(
             called,
             found=f"num_sampled={count} of {len(logits)} classes",
-            rule="different classes are drawn",
-            remedy="draw fewer, or give unique=False",
+            rule="with unique=True at most all classes can be sampled",
+            remedy="sample fewer classes, or pass unique=False",
         )
     log_p = jnp.asarray(logits, jnp.float32)
     key, for_tries = jax.random.split(next_key(seed))
@@ -64,7 +65,7 @@ def _drawn(
 
 
 def _tries(key: jax.Array, p: jax.Array) -> jax.Array:
-    """How many draws it took until the last of some different classes came, in this order."""
+    """Samples the number of draws until the last of several distinct classes appears, in this order."""
     before = jnp.concatenate([jnp.zeros(1), jnp.cumsum(p)[:-1]])
     fresh = jnp.clip(1 - before, 1e-7, 1.0)
     waits = jnp.where(fresh >= 1, 1.0, jnp.ceil(jnp.log1p(-jax.random.uniform(key, p.shape)) / jnp.log1p(-fresh)))
@@ -81,19 +82,19 @@ def log_uniform_candidate_sampler(
     seed: Any = None,
     name: str | None = None,
 ) -> Candidates:
-    """Classes drawn with probability (log(class + 2) - log(class + 1)) / log(range_max + 1).
+    """Samples classes with probability ``(log(class + 2) - log(class + 1)) / log(range_max + 1)``.
 
     Args:
         true_classes: i32[batch, num_true].
-        num_true: Of each example.
-        num_sampled: How many are drawn.
-        unique: Whether they are different.
-        range_max: How many classes there are, sorted by falling frequency.
-        seed: The operation's own.
+        num_true: Number of true classes per example.
+        num_sampled: Number of classes to sample.
+        unique: Whether all sampled classes are distinct.
+        range_max: Number of classes, sorted by decreasing frequency.
+        seed: The operation's own seed.
         name: Ignored.
 
     Raises:
-        InvalidArgumentError: More different classes are wanted than there are.
+        InvalidArgumentError: `num_sampled` distinct classes exceed the number of classes.
     """
     del name, num_true
     called = "tf.random.log_uniform_candidate_sampler"
@@ -112,7 +113,7 @@ def uniform_candidate_sampler(
     seed: Any = None,
     name: str | None = None,
 ) -> Candidates:
-    """Classes drawn with equal probabilities; arguments as for `log_uniform_candidate_sampler`."""
+    """Samples classes uniformly; arguments as for `log_uniform_candidate_sampler`."""
     del name, num_true
     called = "tf.random.uniform_candidate_sampler"
     size = static_int(range_max, called=called, argument="range_max")
@@ -135,25 +136,25 @@ def fixed_unigram_candidate_sampler(
     seed: Any = None,
     name: str | None = None,
 ) -> Candidates:
-    """Classes drawn in proportion to given counts.
+    """Samples classes in proportion to given counts.
 
     Args:
         true_classes: i32[batch, num_true].
-        num_true: Of each example.
-        num_sampled: How many are drawn.
-        unique: Whether they are different.
-        range_max: How many classes there are.
-        vocab_file: A file with a class in each line, whose last field, after a comma, is its count.
-        distortion: Counts are raised to this power.
-        num_reserved_ids: So many first classes are never drawn.
+        num_true: Number of true classes per example.
+        num_sampled: Number of classes to sample.
+        unique: Whether all sampled classes are distinct.
+        range_max: Number of classes.
+        vocab_file: A file with one class per line; the last comma-separated field is its count.
+        distortion: The power to which counts are raised.
+        num_reserved_ids: Number of first classes that are never sampled.
         num_shards: Must be 1.
         shard: Must be 0.
         unigrams: The counts, instead of a file.
-        seed: The operation's own.
+        seed: The operation's own seed.
         name: Ignored.
 
     Raises:
-        InvalidArgumentError: As many counts as classes are not given, or shards.
+        InvalidArgumentError: The number of counts does not match the number of classes, or shards are requested.
     """
     del name, num_true
     called = "tf.random.fixed_unigram_candidate_sampler"
@@ -163,8 +164,8 @@ def fixed_unigram_candidate_sampler(
         raise InvalidArgumentError.of(
             called,
             found=f"{len(counts)} counts, {num_reserved_ids} reserved, {size} classes, {num_shards} shards",
-            rule="there is one count for each class that is not reserved, and one shard",
-            remedy="give unigrams (or vocab_file) for range_max - num_reserved_ids classes",
+            rule="each class that is not reserved has one count, and there is one shard",
+            remedy="pass unigrams (or vocab_file) for range_max - num_reserved_ids classes",
         )
     weights = np.asarray([0.0] * num_reserved_ids + counts, np.float64) ** distortion
     weights[:num_reserved_ids] = 0
@@ -184,7 +185,7 @@ def _counts(path: str) -> list[float]:
 def all_candidate_sampler(
     true_classes: Any, num_true: int, num_sampled: Any, unique: bool, seed: Any = None, name: str | None = None
 ) -> Candidates:
-    """All classes, each expected once."""
+    """Returns all classes, each with expected count one."""
     del name, num_true, unique, seed
     count = static_int(num_sampled, called="tf.random.all_candidate_sampler", argument="num_sampled")
     true = as_tensor(true_classes)
@@ -205,19 +206,19 @@ def sampled_softmax_loss(
     seed: Any = None,
     name: str | None = None,
 ) -> jax.Array:
-    """The softmax cross entropy over the true classes and a sample of the others: f32[batch].
+    """Computes the softmax cross entropy over the true classes and a sample of the others: f32[batch].
 
     Args:
         weights: [classes, width], or a list of parts of it.
         biases: [classes].
         labels: i32[batch, num_true].
         inputs: [batch, width].
-        num_sampled: Classes drawn for the whole batch.
-        num_classes: All.
-        num_true: True classes of each example.
-        sampled_values: What a sampler gave; None for `log_uniform_candidate_sampler`.
-        remove_accidental_hits: Whether true classes that were drawn are left out.
-        seed: Of the sampler.
+        num_sampled: Number of classes sampled for the whole batch.
+        num_classes: Number of classes.
+        num_true: Number of true classes per example.
+        sampled_values: The result of a sampler; None uses `log_uniform_candidate_sampler`.
+        remove_accidental_hits: Whether to ignore sampled classes that are true classes.
+        seed: The seed of the sampler.
         name: Ignored.
 
     Source: S. Jean and others, On using very large target vocabulary for neural machine translation, ACL 2015.
@@ -251,7 +252,7 @@ def nce_loss(
     remove_accidental_hits: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Noise-contrastive estimation: f32[batch]. Arguments as for `sampled_softmax_loss`.
+    """Computes the noise-contrastive estimation loss: f32[batch]. Arguments as for `sampled_softmax_loss`.
 
     Source: M. Gutmann, A. Hyvärinen, Noise-contrastive estimation, AISTATS 2010.
     """
@@ -275,7 +276,7 @@ def _sampled_logits(
     weights: Any, biases: Any, labels: Any, inputs: Any, num_sampled: Any, num_classes: Any, num_true: int,
     sampled_values: Any, remove_accidental_hits: bool, seed: Any,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """Logits [batch, num_true + num_sampled], less the logarithms of expected counts, and what is true of them."""
+    """Returns the logits [batch, num_true + num_sampled] minus the log expected counts, and their labels."""
     parts = [as_tensor(one) for one in weights] if isinstance(weights, (list, tuple)) else [as_tensor(weights)]
     table, bias = jnp.concatenate(parts), as_tensor(biases)
     true, features = as_tensor(labels).reshape((-1, num_true)), as_tensor(inputs)
@@ -303,7 +304,7 @@ def ctc_loss(
     blank_index: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """The loss of connectionist temporal classification: f32[batch].
+    """Computes the CTC (connectionist temporal classification) loss: f32[batch].
 
     Args:
         labels: i32[batch, longest label].
@@ -312,11 +313,11 @@ def ctc_loss(
         logit_length: i32[batch].
         logits_time_major: Whether frames come first.
         unique: Ignored: it only saves time in TensorFlow.
-        blank_index: The class that stands for no label; negative ones count from the end. Default 0.
+        blank_index: The blank class; negative indices count from the end. Default 0.
         name: Ignored.
 
     Raises:
-        TypeError: Sparse labels, which are not here.
+        TypeError: The labels are sparse, which is not supported here.
 
     Source: A. Graves and others, Connectionist temporal classification, ICML 2006, in optax.
     """
@@ -341,7 +342,7 @@ def _beyond(length: Any, size: int) -> jax.Array:
 def sufficient_statistics(
     x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """How many, their sum, the sum of their squares (both less the shift), and the shift, for `normalize_moments`."""
+    """Returns count, sum and sum of squares (both minus the shift) and the shift, for `normalize_moments`."""
     del name
     value = as_tensor(x)
     axis = static_axis(axes, called="tf.nn.sufficient_statistics", argument="axes")
@@ -357,7 +358,7 @@ def sufficient_statistics(
 def normalize_moments(
     counts: Any, mean_ss: Any, variance_ss: Any, shift: Any, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance from what `sufficient_statistics` gave, or sums of it."""
+    """Computes mean and variance from the results of `sufficient_statistics`, or from their sums."""
     del name
     count, sums, squares = tensors(counts, mean_ss, variance_ss)
     moved = sums / count

@@ -1,6 +1,6 @@
-"""Drawing from distributions, given a key: what `tf.random.*`, `stateless_*` and `Generator` share.
+"""Samplers of distributions from a key, shared by `tf.random.*`, `stateless_*` and `Generator`.
 
-The numbers are JAX's (threefry), not TensorFlow's: the same seed gives another sequence than in TensorFlow.
+The numbers come from JAX (threefry): the same seed gives another sequence than in TensorFlow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _shape(shape: Any, called: str) -> tuple[int, ...]:
 
 
 def normal(key: jax.Array, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32") -> jax.Array:
-    """Normal numbers."""
+    """Samples from a normal distribution."""
     unit = jax.random.normal(key, _shape(shape, "normal"), array_dtype(dtype))
     return _scaled(unit, mean, stddev)
 
@@ -28,7 +28,7 @@ def normal(key: jax.Array, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype
 def truncated_normal(
     key: jax.Array, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32"
 ) -> jax.Array:
-    """Normal numbers within two standard deviations."""
+    """Samples from a normal distribution truncated at two standard deviations."""
     unit = jax.random.truncated_normal(key, -2.0, 2.0, _shape(shape, "truncated_normal"), array_dtype(dtype))
     return _scaled(unit, mean, stddev)
 
@@ -38,7 +38,7 @@ def _scaled(unit: jax.Array, mean: Any, stddev: Any) -> jax.Array:
 
 
 def uniform(key: jax.Array, shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = "float32") -> jax.Array:
-    """Uniform numbers in [minval, maxval); integers want `maxval`."""
+    """Samples uniformly from [minval, maxval); integers require `maxval`."""
     wanted = array_dtype(dtype)
     size = _shape(shape, "uniform")
     if wanted.kind in "iu":
@@ -51,7 +51,7 @@ def uniform(key: jax.Array, shape: Any, minval: Any = 0, maxval: Any = None, dty
 
 
 def full_int(key: jax.Array, shape: Any, dtype: Any = "int32") -> jax.Array:
-    """Integers over the whole range of the dtype."""
+    """Samples uniform integers over the whole range of the dtype."""
     return jax.random.bits(key, _shape(shape, "uniform_full_int"), _unsigned(dtype)).view(array_dtype(dtype))
 
 
@@ -60,7 +60,7 @@ def _unsigned(dtype: Any) -> Any:
 
 
 def categorical(key: jax.Array, logits: Any, num_samples: Any, dtype: Any = "int64") -> jax.Array:
-    """Class numbers: [batch, classes] to [batch, num_samples]."""
+    """Samples class indices: [batch, classes] to [batch, num_samples]."""
     scores = as_tensor(logits)
     (count,) = static_ints(num_samples, called="tf.random.categorical", argument="num_samples")
     drawn = jax.random.categorical(key, scores[:, None, :], axis=-1, shape=(scores.shape[0], count))
@@ -68,23 +68,23 @@ def categorical(key: jax.Array, logits: Any, num_samples: Any, dtype: Any = "int
 
 
 def shuffle(key: jax.Array, value: Any) -> jax.Array:
-    """The rows in random order."""
+    """Shuffles the rows of a tensor."""
     return jax.random.permutation(key, as_tensor(value), axis=0)
 
 
 def gamma(key: jax.Array, shape: Any, alpha: Any, beta: Any = None, dtype: Any = "float32") -> jax.Array:
-    """Gamma numbers of exactly `shape`."""
+    """Samples from a Gamma distribution, with exactly `shape`."""
     wanted = array_dtype(dtype)
     drawn = jax.random.gamma(key, as_tensor(alpha).astype(wanted), _shape(shape, "gamma"), wanted)
     return drawn if beta is None else drawn / as_tensor(beta).astype(wanted)
 
 
 def poisson(key: jax.Array, shape: Any, lam: Any, dtype: Any = "float32") -> jax.Array:
-    """Poisson numbers of exactly `shape`."""
+    """Samples from a Poisson distribution, with exactly `shape`."""
     return jax.random.poisson(key, as_tensor(lam), _shape(shape, "poisson")).astype(array_dtype(dtype))
 
 
 def binomial(key: jax.Array, shape: Any, counts: Any, probs: Any, dtype: Any = "int32") -> jax.Array:
-    """Binomial numbers of exactly `shape`."""
+    """Samples from a binomial distribution, with exactly `shape`."""
     trials, chance = as_tensor(counts).astype(jnp.float32), as_tensor(probs).astype(jnp.float32)
     return jax.random.binomial(key, trials, chance, shape=_shape(shape, "binomial")).astype(array_dtype(dtype))

@@ -1,4 +1,4 @@
-"""The functions of an object that `tf.saved_model.save` saves, and what each is saved for."""
+"""Finds the functions of an object that `tf.saved_model.save` saves, and their signatures."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SAVED: Final = "tf.saved_model.save"
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """A function for certain arguments.
+    """A function with the arguments for which it is saved.
 
     Attributes:
-        function: Takes them by position.
-        names: Of its parameters.
+        function: The function; takes the arguments by position.
+        names: The names of its parameters.
         inputs: The arguments, with `Open` for arrays.
         seen: Arguments of earlier calls.
-        is_declared: Whether the arguments were said, by an ``input_signature``, and not merely seen.
+        is_declared: Whether an ``input_signature`` declares the arguments; False if they come from earlier calls.
     """
 
     function: Callable[..., Any]
@@ -39,7 +39,7 @@ class Signature:
     is_declared: bool = True
 
     def with_named_outputs(self) -> Signature:
-        """As an entry of ``signatures``: the results are a dict."""
+        """Returns the signature as an entry of ``signatures``, whose results are a dict."""
         return dataclasses.replace(self, function=_named_outputs(self.function))
 
 
@@ -55,7 +55,7 @@ def _named_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def functions_of(obj: Any) -> dict[str, Function]:
-    """The compiled functions among an object's methods and attributes; a Keras model's inference."""
+    """Returns the compiled functions among an object's methods and attributes; for a Keras model, its inference."""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(obj, keras.Model):
         return _keras_functions(keras, obj)
@@ -68,10 +68,10 @@ def functions_of(obj: Any) -> dict[str, Function]:
 
 
 def _keras_functions(keras: Any, model: Any) -> dict[str, Function]:
-    """A Keras model's inference; nothing for one that does not know yet what it takes."""
+    """Returns a Keras model's inference function; nothing if its inputs are not known yet."""
     try:
         wanted = keras.src.export.export_utils.get_input_signature(model)
-    except ValueError:  # it was never called
+    except ValueError:  # the model was never called
         return {}
     specs = jax.tree.map(_spec, list(wanted), is_leaf=lambda one: hasattr(one, "shape"))
 
@@ -86,10 +86,10 @@ def _spec(one: Any) -> TensorSpec:
 
 
 def signatures_of(name: str, function: Any) -> list[Signature]:
-    """What a function is saved for: its ``input_signature``, or all that it has been traced for.
+    """Returns the signatures of a function: its ``input_signature``, or all arguments for which it has been traced.
 
     Raises:
-        ArgumentError: It is no compiled function, or was called in a way that cannot be repeated.
+        ArgumentError: It is not a compiled function, or a call of it cannot be expressed by position.
     """
     if isinstance(function, ConcreteFunction):
         return [_concrete(function)]
@@ -109,7 +109,7 @@ def signatures_of(name: str, function: Any) -> list[Signature]:
 
 
 def _concrete(concrete: ConcreteFunction) -> Signature:
-    """A concrete function takes the arrays alone."""
+    """Returns the signature of a concrete function, which takes only the arrays."""
     function = concrete.function.traced_function
 
     def call(*arrays: Any) -> Any:
@@ -120,14 +120,14 @@ def _concrete(concrete: ConcreteFunction) -> Signature:
 
 
 def _positional(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Keyword arguments in their places; one after a default that was left out stays as it is written."""
+    """Converts keyword arguments to positional ones; an argument after an omitted default stays as written."""
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if list(given) != names[: len(given)] and set(given) != set(names[: len(given)]):
         raise ArgumentError(
             SAVED,
             found=f"a call with the keyword arguments {', '.join(kwargs)}, and defaults before them",
-            rule="what is saved is called by position",
-            remedy="call the function once with all arguments up to the last one that is given",
+            rule="saved functions are called by position",
+            remedy="call the function once with all arguments up to the last one that is passed",
         )
     return tuple(given[name] for name in names[: len(given)]) if kwargs else args
 
@@ -141,5 +141,5 @@ def _argument_names(function: Callable[..., Any]) -> list[str]:
 
 
 def _spec_names(names: list[str], specs: Sequence[Any]) -> list[str]:
-    """The names of parameters; where there are none (a Keras model), those of the specs."""
+    """Returns the names of the parameters; if there are none (a Keras model), those of the specs."""
     return names or [getattr(one, "name", None) or f"args_{place}" for place, one in enumerate(specs)]

@@ -58,14 +58,14 @@ def save(obj: Any, export_dir: Any, signatures: Any = None, options: Any = None)
         obj: A `tf.Module`, or any object whose methods and attributes are `tf.function`s with an ``input_signature``,
             or that have been called before; or a Keras model. Variables, modules, lists and dicts among its attributes
             are those of the loaded object, too.
-        export_dir: The folder. A program that is there is replaced; other files stay, as with TensorFlow.
+        export_dir: The folder. An existing saved program is replaced; other files stay, as with TensorFlow.
         signatures: A function, a concrete function, or several by name: entries of `signatures` of what is loaded,
             whose results are dicts. By default the only function of the object that has an ``input_signature``.
-        options: Accepted for TensorFlow's sake.
+        options: Accepted for compatibility and ignored.
 
     Raises:
-        ArgumentError: A function cannot be saved, or none of the object's has a signature; or there is a file at the
-            path, or a folder with ``programs`` or ``variables`` that are not of a saved program.
+        ArgumentError: A function cannot be saved, or no function of the object has a signature; or the path is a file,
+            or a folder with ``programs`` or ``variables`` that do not belong to a saved program.
 
     Example:
         >>> import mirrored.tf as tf, tempfile
@@ -112,7 +112,7 @@ def _entries(functions: Mapping[str, list[Signature]], signatures: Any) -> dict[
 def _write(
     directory: Path, obj: Any, functions: Mapping[str, list[Signature]], entries: Mapping[str, list[Signature]]
 ) -> None:
-    directory = directory.absolute()  # which has a name, and parents, whatever was given
+    directory = directory.absolute()  # an absolute path always has a name and parents
     unfinished = directory.with_name(directory.name + ".unfinished")
     _check_replaceable(directory, set(_ENTRIES) if not (directory / FILE).is_file() else set())
     _check_replaceable(unfinished, set(os.listdir(unfinished)) - set(_ENTRIES) if unfinished.is_dir() else set())
@@ -139,11 +139,11 @@ def _write(
 
 
 def _check_replaceable(folder: Path, not_ours: set[str]) -> None:
-    """Refuses a path where saving would remove something else than a saved program.
+    """Raises an error if saving to a path would remove something other than a saved program.
 
     Args:
         folder: The path.
-        not_ours: Names in it that must not be there.
+        not_ours: Names that the folder must not contain.
     """
     taken = sorted(name for name in not_ours if os.path.lexists(folder / name))
     if taken or (os.path.lexists(folder) and not folder.is_dir()):
@@ -151,14 +151,15 @@ def _check_replaceable(folder: Path, not_ours: set[str]) -> None:
             SAVED,
             found=f"{folder} {f'has {taken[0]}, and is not a saved program' if taken else 'is a file'}",
             rule="a saved program replaces only another saved program",
-            remedy="give another path, or move away what is there",
+            remedy="pass another path, or move the existing files",
         )
 
 
 def _put_in_place(unfinished: Path, directory: Path) -> None:
-    """Moves a whole program to its path, and leaves other files there: folders of models hold more than programs.
+    """Moves a complete program to its path and keeps other files there: model folders hold more than programs.
 
-    The file by which a program is known goes first and comes last, so that a kill leaves none rather than a mixed one.
+    The file that identifies a program is removed first and written last, so that a kill leaves no program rather than
+    a mixed one.
     """
     if not directory.exists():
         unfinished.rename(directory)

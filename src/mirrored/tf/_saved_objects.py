@@ -1,4 +1,4 @@
-"""The tree of objects that `tf.saved_model` keeps: variables, modules, lists and dicts among an object's attributes."""
+"""The object tree of `tf.saved_model`: variables, modules, lists and dicts among an object's attributes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mirrored.variables import Variable
 
 
 class Objects:
-    """Objects as nodes of JSON that refer to each other by number.
+    """Encodes objects as JSON nodes that refer to each other by number.
 
     Args:
-        variables: Those that are saved, by identity, in their order; those of the tree are added.
+        variables: The saved variables by identity, in order; variables of the tree are added.
 
     Attributes:
         nodes: ``{"variable": number}``, ``{"object": {attribute: node}}``, ``{"list": [node, ...]}`` or
@@ -26,7 +26,7 @@ class Objects:
         self._places: dict[int, int] = {}
 
     def add(self, value: Any) -> int | None:
-        """The number of an object's node; None for what is no part of the tree."""
+        """Returns the number of an object's node; None if it is not part of the tree."""
         if id(value) in self._places:
             return self._places[id(value)]
         if self.nodes and not isinstance(value, (Module, list, tuple, dict)) and _variable_of(value) is None:
@@ -54,20 +54,20 @@ class Objects:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """An object's own attributes; a Keras model's are its weights."""
+    """Returns an object's own attributes; for a Keras model, its weights."""
     if not isinstance(value, Module) and hasattr(value, "trainable_weights"):
         return {"weights": list(value.weights)}
     return dict(getattr(value, "__dict__", {}))
 
 
 def _variable_of(value: Any) -> Variable | None:
-    """A variable of ours: the value itself, or what is below a Keras variable."""
+    """Returns the mirrored variable: the value itself, or the one that backs a Keras variable; None otherwise."""
     found = value if isinstance(value, Variable) else getattr(value, "mirrored", None)
     return found if isinstance(found, Variable) else None
 
 
 def rebuilt(nodes: Sequence[Mapping[str, Any]], variables: Sequence[Variable], root: Any) -> None:
-    """Gives `root` the attributes of the first node, with new objects for all others."""
+    """Sets the attributes of the first node on `root`, and creates new objects for all other nodes."""
     made: dict[int, Any] = {0: root}
 
     def make(place: int) -> Any:

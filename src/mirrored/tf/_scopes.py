@@ -1,4 +1,4 @@
-"""`tf.device`, `tf.init_scope` and what else opens a block."""
+"""`tf.device`, `tf.init_scope` and other context managers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _warned: set[str] = set()
 
 @contextlib.contextmanager
 def device(device_name: Any) -> Iterator[None]:
-    """Makes tensors, and runs operations on tensors without a device of their own, on one device.
+    """Creates tensors, and runs operations on uncommitted tensors, on one device.
 
-    Context: eager code. Compiled code is placed as a whole, by its arguments or its strategy.
+    Context: eager code. The arguments or the strategy determine the placement of compiled code as a whole.
 
     Args:
         device_name: ``"GPU:0"``, ``"/cpu:0"``, a full name, a `jax.Device`, a `tf.config.LogicalDevice`, or None for
             no change.
 
     Raises:
-        DeviceError: It is no device, or one that is not there while `tf.config.set_soft_device_placement(False)`.
+        DeviceError: The name is not a device, or the device is missing and soft device placement is off.
 
-    TensorFlow: A device that is not there changes nothing, as in TensorFlow, but is warned of once.
+    TensorFlow: A missing device has no effect, as in TensorFlow; a warning is logged once.
     """
     if device_name is None or device_name == "":
         yield
@@ -55,13 +55,13 @@ def _found(device_name: Any) -> jax.Device | None:
         parse_name(device_name, called=called)
         if device_name not in _warned:
             _warned.add(device_name)
-            _log.warning("%s, so tf.device changes nothing (soft placement)", error.found)
+            _log.warning("%s, so tf.device has no effect (soft placement)", error.found)
         return None
 
 
 @contextlib.contextmanager
 def init_scope() -> Iterator[None]:
-    """Runs the block at once, also while `tf.function` traces: variables are read and assigned as they are now."""
+    """Runs the block eagerly, also while `tf.function` traces: reads and assigns the current values of variables."""
     store = ambient().store
     outside = {"store": None} if store is not None and store.captures else {}
     with eager(), within(**outside):

@@ -1,4 +1,4 @@
-"""`TensorSpec`: shape and dtype, for signatures and specs."""
+"""`TensorSpec`: the shape and dtype of a tensor, for signatures and datasets."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mirrored.values.tensor_shape import TensorShape as TensorShape
 
 
 class TensorSpec:
-    """The shape and dtype that a tensor must have: for `tf.function(input_signature=...)` and datasets.
+    """The required shape and dtype of a tensor: for `tf.function(input_signature=...)` and datasets.
 
     Context: any.
 
     Args:
-        shape: May have None for unknown dimensions.
+        shape: The shape; None stands for an unknown dimension.
         dtype: float32 by default.
-        name: Kept.
+        name: A name; stored only.
 
     TensorFlow: `tf.TensorSpec`.
     """
@@ -32,26 +32,26 @@ class TensorSpec:
 
     @classmethod
     def from_tensor(cls, tensor: Any, name: str | None = None) -> TensorSpec:
-        """The spec that this tensor has."""
+        """Returns the spec of a tensor."""
         return cls(np.shape(tensor), tensor.dtype, name)
 
     @classmethod
     def from_spec(cls, spec: Any, name: str | None = None) -> TensorSpec:
-        """The same spec under another name."""
+        """Returns the same spec with another name."""
         return cls(spec.shape, spec.dtype, name or getattr(spec, "name", None))
 
     def is_compatible_with(self, tensor: Any) -> bool:
-        """Whether a tensor (or spec) fits."""
+        """Returns whether a tensor or spec is compatible."""
         return self.shape.is_compatible_with(tensor.shape) and self.dtype == tensor.dtype
 
     def most_specific_compatible_shape(self, other: TensorSpec) -> TensorShape:
-        """The most specific shape that both fit."""
+        """Returns the most specific shape that is compatible with both."""
         if self.shape.rank is None or self.shape.rank != other.shape.rank:
             return TensorShape(None)
         return TensorShape([a if a == b else None for a, b in zip(self.shape, other.shape, strict=True)])
 
     def __eq__(self, other: object) -> bool:
-        """Equal if shape, dtype and name are."""
+        """Compares shape, dtype and name."""
         return isinstance(other, TensorSpec) and (self.shape, self.dtype, self.name) == (
             other.shape,
             other.dtype,
@@ -59,13 +59,13 @@ class TensorSpec:
         )
 
     def __hash__(self) -> int:
-        """Of shape and dtype."""
+        """Hashes shape and dtype."""
         return hash((self.shape, self.dtype))
 
     def __repr__(self) -> str:
-        """As TensorFlow's."""
+        """Formats the spec like TensorFlow."""
         return f"TensorSpec(shape={self.shape}, dtype={self.dtype!r}, name={self.name!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles by parts."""
+        """Pickles the spec by its parts."""
         return TensorSpec, (self.shape, self.dtype, self.name)

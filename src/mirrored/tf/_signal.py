@@ -1,4 +1,4 @@
-"""`tf.signal`: Fourier transforms, windows, framing."""
+"""`tf.signal`: Fourier and cosine transforms, windows and framing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _real(name: str, transform: Callable[..., jax.Array], rank: int) -> None:
         return transform(as_tensor(input_tensor), s=sizes, axes=tuple(range(-rank, 0)))
 
     run.__name__ = run.__qualname__ = name
-    run.__doc__ = f"`{called}` over the last {rank} axes."
+    run.__doc__ = f"Computes `{called}` over the last {rank} axes."
     op(f"signal.{name}")(run)
 
 
@@ -54,7 +54,7 @@ for _rank, _suffix in {1: "", 2: "2d", 3: "3d"}.items():
     _real(f"irfft{_suffix}", jnp.fft.irfftn, _rank)
 
 
-# Cosine transforms: sums over x[m] of cosines, at m or m + 1/2 (and k or k + 1/2 on the other side).
+# Cosine transforms are sums over x[m] of cosines at m or m + 1/2 (and k or k + 1/2 in the output).
 # Source: N. Ahmed, T. Natarajan, K. R. Rao, Discrete Cosine Transform, IEEE Trans. Computers C-23, 1974; the four types
 # by Fourier transforms as in J. Makhoul, A Fast Cosine Transform in One and Two Dimensions, IEEE Trans. ASSP 28, 1980.
 
@@ -72,7 +72,7 @@ def _type_3(x: jax.Array, orthonormal: bool) -> jax.Array:
 
 
 def _type_4(x: jax.Array, orthonormal: bool) -> jax.Array:
-    """The odd half of type 2 over twice the length."""
+    """Computes type 4 as the odd half of type 2 at twice the length."""
     length = x.shape[-1]
     found = _type_2(_resized(x, 2 * length), False)[..., 1::2]
     return found * (2 * length) ** -0.5 if orthonormal else found
@@ -91,21 +91,21 @@ def _resized(x: jax.Array, length: int) -> jax.Array:
 def dct(
     input: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None, name: str | None = None
 ) -> jax.Array:
-    """The discrete cosine transform of the last axis.
+    """Computes the discrete cosine transform of the last axis.
 
     Args:
         input: f32 or f64[..., samples].
         type: 1, 2, 3 or 4.
-        n: The length of the transform: samples are cut off, or zeros added. Default as many as there are.
+        n: The length of the transform: truncates or zero-pads the samples. Default: the number of samples.
         axis: -1.
         norm: "ortho" for an orthonormal transform, which type 1 does not have.
         name: Ignored.
 
     Raises:
-        InvalidArgumentError: `type`, `n` or `norm` is none of these, or type 1 is asked for with "ortho" or over less
-            than 2 samples.
-        UnimplementedError: Another axis.
-        ArgumentTypeError: Not real numbers of 32 or 64 bits.
+        InvalidArgumentError: `type`, `n` or `norm` is invalid, or type 1 is combined with "ortho" or fewer than 2
+            samples.
+        UnimplementedError: The axis is not the last one.
+        ArgumentTypeError: The input is not a real tensor of 32 or 64 bits.
     """
     del name
     return _cosine("tf.signal.dct", input, type, n, axis, norm, _COSINE_TRANSFORMS.get(type))
@@ -115,7 +115,7 @@ def dct(
 def idct(
     input: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None, name: str | None = None
 ) -> jax.Array:
-    """The inverse of `dct` with norm="ortho"; without it, 2n times the inverse (2n - 2 times for type 1).
+    """Computes the inverse of `dct` with norm="ortho"; otherwise 2n times the inverse (2n - 2 times for type 1).
 
     Arguments and errors are those of `dct`.
     """
@@ -134,14 +134,14 @@ def _cosine(
         raise UnimplementedError.of(
             called,
             found=f"axis={axis}",
-            rule="cosine transforms are taken over the last axis, as in TensorFlow",
-            remedy="move the axis there before, and back afterwards, with tf.transpose",
+            rule="cosine transforms are computed over the last axis, as in TensorFlow",
+            remedy="move the axis to the end with tf.transpose, and back afterwards",
         )
     if value.dtype not in (jnp.float32, jnp.float64):
         raise ArgumentTypeError(
             called,
             found=f"a tensor of {value.dtype}",
-            rule="cosine transforms are of real numbers: float32 or float64",
+            rule="cosine transforms require real numbers: float32 or float64",
             remedy="tf.cast it to float32",
         )
     _check_cosine(called, value.shape, kind, length, norm)
@@ -152,16 +152,16 @@ def _cosine(
 
 def _check_cosine(called: str, shape: tuple[int, ...], kind: Any, n: int | None, norm: Any) -> None:
     wrong = (
-        (not shape, "a tensor without axes", "transforms are taken over the last axis", "give [..., samples]"),
-        (n is not None and n < 1, f"n={n}", "n is a length, 1 or more", "leave n out for as many samples as there are"),
-        (kind not in _INVERSES, f"type={kind!r}", "there are the types 1, 2, 3 and 4", "give one of them"),
-        (norm not in (None, "ortho"), f"norm={norm!r}", 'norm is None or "ortho"', "give one of them"),
-        (kind == 1 and norm == "ortho", 'norm="ortho" with type=1', "type 1 has no normalisation", "leave norm out"),
+        (not shape, "a tensor without axes", "transforms are computed over the last axis", "pass [..., samples]"),
+        (n is not None and n < 1, f"n={n}", "n is a length, 1 or more", "omit n to use all samples"),
+        (kind not in _INVERSES, f"type={kind!r}", "type is 1, 2, 3 or 4", "pass one of them"),
+        (norm not in (None, "ortho"), f"norm={norm!r}", 'norm is None or "ortho"', "pass one of them"),
+        (kind == 1 and norm == "ortho", 'norm="ortho" with type=1', "type 1 has no normalization", "omit norm"),
         (
             kind == 1 and len(shape) > 0 and shape[-1] < 2,
             f"a tensor of shape {list(shape)} with type=1",
-            "type 1 is of 2 samples or more",
-            "give more samples, or take another type",
+            "type 1 requires 2 samples or more",
+            "pass more samples, or use another type",
         ),
     )
     for is_wrong, found, rule, remedy in wrong:
@@ -179,7 +179,7 @@ def _window(name: str, a: float, b: float) -> Callable[..., jax.Array]:
         return as_tensor(values.astype(array_dtype(dtype)))
 
     window.__name__ = window.__qualname__ = name
-    window.__doc__ = f"A window {a} - {b} cos(...), periodic or symmetric."
+    window.__doc__ = f"Generates a window {a} - {b} cos(...), periodic or symmetric."
     return op(f"signal.{name}")(window)
 
 
@@ -197,7 +197,7 @@ def frame(
     axis: Any = -1,
     name: str | None = None,
 ) -> jax.Array:
-    """Overlapping windows of an axis, as a new axis before it."""
+    """Splits an axis into overlapping frames, as a new axis before it."""
     del name
     value = as_tensor(signal)
     where = static_int(axis, called="tf.signal.frame", argument="axis") % value.ndim
@@ -216,7 +216,7 @@ def frame(
 
 @op("signal.overlap_and_add")
 def overlap_and_add(signal: Any, frame_step: Any, name: str | None = None) -> jax.Array:
-    """The sum of overlapping frames: [..., frames, length] to [..., samples]."""
+    """Adds overlapping frames: [..., frames, length] to [..., samples]."""
     del name
     value = as_tensor(signal)
     frames, length = value.shape[-2:]
@@ -236,7 +236,7 @@ def stft(
     pad_end: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """The short-time Fourier transform, with a Hann window by default."""
+    """Computes the short-time Fourier transform, with a Hann window by default."""
     del name
     length = static_int(frame_length, called="tf.signal.stft", argument="frame_length")
     framed = frame(signals, length, frame_step, pad_end=pad_end)

@@ -1,4 +1,4 @@
-"""`tf.signal`: more windows, the way back from spectra, mel scales, and Fourier transforms over any axes."""
+"""`tf.signal`: more windows, inverse transforms, mel scales, and Fourier transforms over any axes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _of_any_axes(name: str, transform: Callable[..., jax.Array]) -> None:
         return transform(value, s=sizes, axes=over, norm=norm)
 
     run.__name__ = run.__qualname__ = name
-    run.__doc__ = f"`{called}` over the given axes, by default all (or the last ones, as many as lengths)."
+    run.__doc__ = f"Computes `{called}` over the given axes; by default all, or the last `len(fft_length)` ones."
     op(f"signal.{name} {name}")(run)
 
 
@@ -44,7 +44,7 @@ for _name, _transform in {
 
 @op("signal.kaiser_window")
 def kaiser_window(window_length: Any, beta: float = 12.0, dtype: Any = "float32", name: str | None = None) -> jax.Array:
-    """Kaiser's window: f32[window_length].
+    """Generates a Kaiser window: f32[window_length].
 
     Source: J. Kaiser, R. Schafer, On the use of the I0-sinh window for spectrum analysis, IEEE Trans. ASSP 28, 1980.
     """
@@ -57,7 +57,7 @@ def kaiser_window(window_length: Any, beta: float = 12.0, dtype: Any = "float32"
 def kaiser_bessel_derived_window(
     window_length: Any, beta: float = 12.0, dtype: Any = "float32", name: str | None = None
 ) -> jax.Array:
-    """The window derived from Kaiser's, of an even length, whose overlapping halves have squares that add up to 1."""
+    """Generates a Kaiser-Bessel derived window of even length; the squares of its overlapping halves add up to 1."""
     del name
     length = static_int(window_length, called="tf.signal.kaiser_bessel_derived_window", argument="window_length")
     sums = np.cumsum(np.kaiser(length // 2 + 1, float(beta)))
@@ -67,7 +67,7 @@ def kaiser_bessel_derived_window(
 
 @op("signal.vorbis_window")
 def vorbis_window(window_length: Any, dtype: Any = "float32", name: str | None = None) -> jax.Array:
-    """The window of the Vorbis codec: f32[window_length]."""
+    """Generates the window of the Vorbis codec: f32[window_length]."""
     del name
     length = static_int(window_length, called="tf.signal.vorbis_window", argument="window_length")
     values = np.sin(np.pi / 2 * np.sin(np.pi / length * (np.arange(length) + 0.5)) ** 2)
@@ -76,7 +76,7 @@ def vorbis_window(window_length: Any, dtype: Any = "float32", name: str | None =
 
 @op("signal.inverse_stft_window_fn")
 def inverse_stft_window_fn(frame_step: Any, forward_window_fn: Window = hann_window, name: str | None = None) -> Window:
-    """The window for `inverse_stft` with which it undoes an `stft` of the given window."""
+    """Returns the window with which `inverse_stft` inverts an `stft` of the given window."""
     del name
     step = static_int(frame_step, called="tf.signal.inverse_stft_window_fn", argument="frame_step")
 
@@ -99,15 +99,15 @@ def inverse_stft(
     window_fn: Window | None = hann_window,
     name: str | None = None,
 ) -> jax.Array:
-    """The samples [..., samples] of short-time spectra c64[..., frames, fft_length // 2 + 1].
+    """Computes the inverse STFT: c64[..., frames, fft_length // 2 + 1] to [..., samples].
 
     Args:
-        stfts: As `stft` gives them.
-        frame_length: Of each window, in samples.
-        frame_step: From window to window.
-        fft_length: Default the next power of two from `frame_length`.
-        window_fn: The window each frame is multiplied by; None for none. `inverse_stft_window_fn` makes the one that
-            undoes an `stft`.
+        stfts: The result of `stft`.
+        frame_length: Window length in samples.
+        frame_step: Samples between the starts of two windows.
+        fft_length: Default: the next power of two from `frame_length`.
+        window_fn: The window that multiplies each frame; None for no window. `inverse_stft_window_fn` returns the one
+            that inverts an `stft`.
         name: Ignored.
     """
     del name
@@ -128,18 +128,18 @@ def mdct(
     norm: str | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """The modified discrete cosine transform: f32[..., samples] to f32[..., frames, frame_length // 2].
+    """Computes the modified discrete cosine transform: f32[..., samples] to f32[..., frames, frame_length // 2].
 
     Args:
-        signals: Samples.
-        frame_length: A multiple of 4; frames begin each half of it.
+        signals: The samples.
+        frame_length: A multiple of 4; frames start every half frame length.
         window_fn: The window; None for a constant one.
-        pad_end: Whether zeros are added for a last whole frame.
+        pad_end: Whether to zero-pad the last frame.
         norm: None or "ortho".
         name: Ignored.
 
     Raises:
-        InvalidArgumentError: `frame_length` is no multiple of 4.
+        InvalidArgumentError: `frame_length` is not a multiple of 4.
 
     Source: J. Princen, A. Bradley, Analysis/synthesis filter bank design based on time domain aliasing cancellation,
     IEEE Trans. ASSP 34, 1986.
@@ -150,8 +150,8 @@ def mdct(
         raise InvalidArgumentError.of(
             "tf.signal.mdct",
             found=f"frame_length={length}",
-            rule="a frame is cut into four equal parts",
-            remedy="give a multiple of 4",
+            rule="frame_length is a multiple of 4: a frame is split into four equal parts",
+            remedy="pass a multiple of 4",
         )
     frames = frame(signals, length, length // 2, pad_end=pad_end)
     frames = frames * _window(window_fn, length, frames.dtype)
@@ -164,7 +164,7 @@ def mdct(
 def inverse_mdct(
     mdcts: Any, window_fn: Window | None = vorbis_window, norm: str | None = None, name: str | None = None
 ) -> jax.Array:
-    """The samples of which `mdct` with the same window gave [..., frames, frame_length // 2]."""
+    """Computes the inverse of `mdct` with the same window, from [..., frames, frame_length // 2]."""
     del name
     value = as_tensor(mdcts)
     half = value.shape[-1]
@@ -188,15 +188,15 @@ def linear_to_mel_weight_matrix(
     dtype: Any = "float32",
     name: str | None = None,
 ) -> jax.Array:
-    """Weights f32[num_spectrogram_bins, num_mel_bins] that take a spectrum to the mel scale, by triangles.
+    """Returns triangular weights f32[num_spectrogram_bins, num_mel_bins] from a spectrum to the mel scale.
 
     Args:
-        num_mel_bins: How many triangles.
-        num_spectrogram_bins: Bins of the spectrum, from 0 Hz to half the sample rate.
-        sample_rate: Samples a second.
-        lower_edge_hertz: Where the first triangle begins.
-        upper_edge_hertz: Where the last one ends.
-        dtype: Of the weights.
+        num_mel_bins: Number of triangles.
+        num_spectrogram_bins: Number of spectrum bins, from 0 Hz to half the sample rate.
+        sample_rate: Samples per second.
+        lower_edge_hertz: Lower edge of the first triangle.
+        upper_edge_hertz: Upper edge of the last triangle.
+        dtype: The dtype of the weights.
         name: Ignored.
 
     Source: the mel scale of HTK, 1127 ln(1 + f / 700 Hz).
@@ -219,7 +219,7 @@ def _mel(hertz: Any) -> Any:
 
 @op("signal.mfccs_from_log_mel_spectrograms")
 def mfccs_from_log_mel_spectrograms(log_mel_spectrograms: Any, name: str | None = None) -> jax.Array:
-    """Mel-frequency cepstral coefficients: f32[..., mel bins] to the same shape."""
+    """Computes mel-frequency cepstral coefficients: f32[..., mel bins] to the same shape."""
     del name
     value = as_tensor(log_mel_spectrograms)
     return dct(value, type=2) * (2 * value.shape[-1]) ** -0.5  # type: ignore[no-any-return]

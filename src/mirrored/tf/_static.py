@@ -1,8 +1,8 @@
-"""Integers that are known while tracing: shapes, sizes, ranks.
+"""Static tensors: integers that are known while tracing, such as shapes, sizes and ranks.
 
-In TensorFlow ``tf.shape(x)`` is a tensor like any other. In JAX a shape is a fact of the trace, and must stay one: an
-array sliced or multiplied under `jit` is traced, and no shape can be made of it. So `tf.shape`, `tf.size` and
-`tf.rank` give host arrays that stay on the host through indexing and arithmetic.
+In TensorFlow, ``tf.shape(x)`` is a tensor like any other. In JAX, a shape is static to the trace: under `jit`, an array
+derived from operations is traced and cannot become a shape. So `tf.shape`, `tf.size` and `tf.rank` return host arrays
+that stay on the host through indexing and arithmetic.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from mirrored.tf._shapes import TensorShape
 
 
 class StaticTensor(np.ndarray[Any, np.dtype[Any]]):
-    """A host array of integers that behaves as a tensor: what `tf.shape` returns.
+    """A host array of integers that behaves like a tensor; the result of `tf.shape`.
 
-    Context: any, also inside `tf.function`, where it may be used as a shape, an axis or a Python index.
+    Context: any, also inside `tf.function`, where it is valid as a shape, an axis or a Python index.
     """
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """Results of NumPy's functions stay static if they are still integers."""
+        """Keeps results of NumPy functions static if they are still integers."""
         return static_tensor(array) if array.dtype.kind in "iub" else array
 
     def __getitem__(self, key: Any) -> Any:
-        """A static tensor also for a single element."""
+        """Returns a static tensor, also for a single element."""
         return static_tensor(np.asarray(super().__getitem__(key)))
 
     def numpy(self) -> Any:
-        """The plain NumPy array, or scalar."""
+        """Returns the plain NumPy array or scalar."""
         return np.array(self)[()]
 
 
 def static_tensor(value: Any) -> StaticTensor:
-    """A `StaticTensor` with int32 for Python's integers."""
+    """Converts a value to a `StaticTensor`; Python integers become int32."""
     array = np.asarray(value)
     return (array.astype(np.int32) if array.dtype == np.int64 else array).view(StaticTensor)
 
 
 def static_int(value: Any, *, called: str, argument: str) -> int:
-    """A Python int out of an int, a host array or a concrete tensor.
+    """Converts an int, a host array or a concrete tensor to a Python int.
 
     Raises:
-        InvalidArgumentError: It is being traced, so that it has no value yet, or is no integer.
+        InvalidArgumentError: The value is traced, so that it has no value yet, or is not an integer.
     """
     try:
         return operator.index(known(value))
@@ -65,10 +65,10 @@ def static_int(value: Any, *, called: str, argument: str) -> int:
 
 
 def known(value: Any) -> Any:
-    """A traced value that was made of constants, as a concrete one; anything else as it is.
+    """Returns a traced value that was computed from constants as a concrete one; anything else unchanged.
 
     Raises:
-        NotConstant: It is being traced and not known yet.
+        NotConstant: The value is traced and not known yet.
     """
     if not isinstance(value, Tracer):
         return value
@@ -77,7 +77,7 @@ def known(value: Any) -> Any:
 
 
 def static_ints(value: Any, *, called: str, argument: str) -> tuple[int, ...]:
-    """A tuple of ints out of a sequence, a vector or a single int."""
+    """Converts a sequence, a vector or a single int to a tuple of ints."""
     if isinstance(value, TensorShape):
         return tuple(value.as_list())
     if isinstance(value, jax.Array) and isinstance(value, Tracer):
@@ -93,7 +93,7 @@ def static_ints(value: Any, *, called: str, argument: str) -> tuple[int, ...]:
 
 
 def static_axis(value: Any, *, called: str, argument: str = "axis") -> int | tuple[int, ...] | None:
-    """An axis argument: None, one int, or a tuple of ints."""
+    """Normalizes an axis argument to None, one int, or a tuple of ints."""
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, (list, tuple)) or np.ndim(value):
@@ -104,7 +104,7 @@ def static_axis(value: Any, *, called: str, argument: str = "axis") -> int | tup
 def _traced(called: str, argument: str) -> InvalidArgumentError:
     return InvalidArgumentError.of(
         called,
-        found=f"`{argument}` depends on a value that is being traced",
-        rule="shapes and axes of compiled code are known while it is traced",
+        found=f"`{argument}` depends on a traced value",
+        rule="shapes and axes in compiled code are known while tracing",
         remedy="compute it from x.shape or tf.shape(x), or pass it as a Python number",
     )

@@ -1,4 +1,4 @@
-"""`tf.summary`: event files for TensorBoard, written by tensorboardX."""
+"""`tf.summary`: writes event files for TensorBoard through tensorboardX."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _defaults = _Defaults()
 
 
 def _carried() -> Callable[[], None]:
-    """Replica threads write where the thread that runs them does."""
+    """Captures the writer settings of this thread, so that replica threads write to the same place."""
     here = dict(vars(_defaults))
     return lambda: vars(_defaults).update(here)
 
@@ -36,7 +36,7 @@ carry(_carried)
 
 
 class SummaryWriter:
-    """Writes event files into a folder. Made by `create_file_writer`.
+    """Writes event files to a folder. `create_file_writer` creates it.
 
     TensorFlow: `tf.summary.SummaryWriter`.
     """
@@ -48,7 +48,7 @@ class SummaryWriter:
 
     @contextlib.contextmanager
     def as_default(self, step: Any = None) -> Iterator[Self]:
-        """Makes it the writer of the block, and `step` its step."""
+        """Makes this the default writer in the block, and `step` its step."""
         before, before_step = _defaults.writers, _defaults.step
         _defaults.writers = (*before, self)
         if step is not None:
@@ -59,20 +59,20 @@ class SummaryWriter:
             _defaults.writers, _defaults.step = before, before_step
 
     def set_as_default(self, step: Any = None) -> None:
-        """Makes it the writer from here on."""
+        """Makes this the default writer from now on."""
         _defaults.writers = (self,)
         if step is not None:
             _defaults.step = step
 
     def init(self) -> None:
-        """Nothing to do."""
+        """Does nothing: the writer needs no initialization."""
 
     def flush(self) -> None:
-        """Writes what is waiting to the disk."""
+        """Flushes pending values to disk."""
         self.events.flush()
 
     def close(self) -> None:
-        """Writes what is waiting to the disk, and closes the file."""
+        """Flushes pending values to disk and closes the file."""
         self.events.close()
 
 
@@ -80,16 +80,16 @@ def create_file_writer(
     logdir: Any, max_queue: int | None = None, flush_millis: int | None = None, filename_suffix: str | None = None,
     name: str | None = None, experimental_trackable: bool = False, experimental_mesh: Any = None,
 ) -> SummaryWriter:  # fmt: skip
-    """A writer of event files.
+    """Creates a writer of event files.
 
     Args:
         logdir: The folder.
-        max_queue: Accepted for TensorFlow's sake.
-        flush_millis: How long values may wait to be written. Default: two minutes.
-        filename_suffix: End of the file's name.
-        name: Accepted for TensorFlow's sake.
-        experimental_trackable: Accepted for TensorFlow's sake.
-        experimental_mesh: Accepted for TensorFlow's sake.
+        max_queue: Accepted for compatibility and ignored.
+        flush_millis: Maximum time before pending values are written. Default: two minutes.
+        filename_suffix: Suffix of the file name.
+        name: Accepted for compatibility and ignored.
+        experimental_trackable: Accepted for compatibility and ignored.
+        experimental_mesh: Accepted for compatibility and ignored.
 
     Raises:
         MissingExtraError: tensorboardX is not installed.
@@ -109,27 +109,27 @@ def _no_writer() -> Iterator[None]:
 
 
 def create_noop_writer() -> Any:
-    """A writer that writes nothing. Use it in a `with`."""
+    """Creates a writer that discards its values; use it in a `with` statement."""
     return _no_writer()
 
 
 def scalar(name: str, data: Any, step: Any = None, description: str | None = None) -> bool:
-    """Writes a number.
+    """Writes a scalar.
 
     Context: eager; in replica context only replica 0 writes.
 
     Args:
-        name: Its name in TensorBoard.
+        name: The name in TensorBoard.
         data: A number or ``f32[]``.
         step: The step. Default: that of the writer, or of `set_step`.
-        description: Accepted for TensorFlow's sake.
+        description: Accepted for compatibility and ignored.
 
     Returns:
-        Whether it was written.
+        Whether the value was written.
 
     Raises:
-        ContextError: `data` is being traced, and has no value yet.
-        ArgumentError: There is no step.
+        ContextError: `data` is traced, and has no value yet.
+        ArgumentError: No step is set.
     """
     del description
     events, at = _target("scalar", data, step)
@@ -139,7 +139,7 @@ def scalar(name: str, data: Any, step: Any = None, description: str | None = Non
 
 
 def image(name: str, data: Any, step: Any = None, max_outputs: int = 3, description: str | None = None) -> bool:
-    """Writes pictures ``[pictures, height, width, channels]``: floats from 0 to 1, or ``u8``. See `scalar`."""
+    """Writes images ``[images, height, width, channels]``: floats from 0 to 1, or ``u8``. See `scalar`."""
     del description
     events, at = _target("image", data, step)
     if events is not None:
@@ -151,7 +151,7 @@ def image(name: str, data: Any, step: Any = None, max_outputs: int = 3, descript
 
 
 def histogram(name: str, data: Any, step: Any = None, buckets: int = 30, description: str | None = None) -> bool:
-    """Writes how the elements of an array are distributed. See `scalar`."""
+    """Writes a histogram of the elements of an array. See `scalar`."""
     del description
     events, at = _target("histogram", data, step)
     if events is not None and np.size(data):
@@ -169,7 +169,7 @@ def text(name: str, data: Any, step: Any = None, description: str | None = None)
 
 
 def _target(kind: str, data: Any, step: Any) -> tuple[Any, int]:
-    """Where to write and at which step; None where nothing is to be written."""
+    """Returns the writer and the step; the writer is None if the value is not to be written."""
     writer = _defaults.writers[-1] if _defaults.writers else None
     replica = ambient().replica
     if writer is None or not should_record_summaries():
@@ -186,8 +186,8 @@ def _target(kind: str, data: Any, step: Any) -> tuple[Any, int]:
         raise ArgumentError(
             f"tf.summary.{kind}",
             found="no step",
-            rule="a value is written for a step",
-            remedy="give step=..., or call tf.summary.experimental.set_step(step) before",
+            rule="every value belongs to a step",
+            remedy="pass step=..., or call tf.summary.experimental.set_step(step) first",
         )
     return writer.events, int(np.asarray(at))
 
@@ -196,20 +196,20 @@ def _traced(kind: str) -> ContextError:
     return ContextError(
         f"tf.summary.{kind}",
         found="it was called inside a compiled function",
-        rule="a compiled program has no Python in it: a value is known when it has run",
+        rule="a compiled program runs no Python: its values are known after it has run",
         remedy="return the value from the function and write it outside",
     )
 
 
 def should_record_summaries() -> bool:
-    """Whether values are written: there is a writer, and `record_if` does not say otherwise."""
+    """Returns whether values are written: there is a writer, and `record_if` allows it."""
     record = _defaults.record
     return bool(_defaults.writers) and bool(record() if callable(record) else record)
 
 
 @contextlib.contextmanager
 def record_if(condition: Any) -> Iterator[None]:
-    """Writes in the block only if `condition` (or what it returns) is true."""
+    """Writes values in the block only if `condition` (or its result, if callable) is true."""
     before, _defaults.record = _defaults.record, condition
     try:
         yield
@@ -218,17 +218,17 @@ def record_if(condition: Any) -> Iterator[None]:
 
 
 def get_step() -> Any:
-    """The step for values that are written without one."""
+    """Returns the default step."""
     return _defaults.step
 
 
 def set_step(step: Any) -> None:
-    """Sets the step for values that are written without one."""
+    """Sets the default step."""
     _defaults.step = step
 
 
 def flush(writer: SummaryWriter | None = None) -> None:
-    """Writes what is waiting to the disk."""
+    """Flushes pending values to disk."""
     target = writer if writer is not None else (_defaults.writers[-1] if _defaults.writers else None)
     if target is not None:
         target.flush()

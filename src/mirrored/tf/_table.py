@@ -216,6 +216,7 @@ def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         if not is_host(args):
             return function(*args, **kwargs)
+        # All operands are host values: evaluate now, because a traced result could not become a shape.
         with jax.ensure_compile_time_eval():
             result = function(*args, **kwargs)
         return jax.tree.map(lambda one: static_tensor(one) if one.dtype.kind in "iub" else one, result)

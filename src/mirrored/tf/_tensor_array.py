@@ -1,4 +1,4 @@
-"""`tf.TensorArray`: rows written one by one, in Python, in loops that are part of a program, and under tapes."""
+"""`tf.TensorArray`: rows written one at a time, in Python, in compiled loops, and under tapes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class _Options:
 
 @jax.tree_util.register_pytree_node_class
 class TensorArray:
-    """An array of rows. `write` gives a new one; the old one stays what it was.
+    """An array of rows. `write` returns a new array; the old one is unchanged.
 
-    Context: any. Rows at places that are known while tracing are kept one by one, and may differ in shape; from the
-    first row at an unknown place on, all rows are one tensor.
+    Context: any. Rows at indices that are known while tracing are stored separately, and may differ in shape. From the
+    first row at a traced index on, all rows are stored in one tensor.
 
     Args:
-        dtype: Of the rows.
-        size: How many rows there are.
-        dynamic_size: Whether rows may be written behind the last one (at places that are known).
-        clear_after_read: Accepted and ignored, as are the other options: nothing is cleared.
-        element_shape: The shape of a row; by default that of the first one written.
+        dtype: The dtype of the rows.
+        size: Number of rows.
+        dynamic_size: Whether rows may be written after the last one (at known indices).
+        clear_after_read: Accepted and ignored, like the other options: nothing is cleared.
+        element_shape: The shape of a row; by default that of the first row written.
 
-    TensorFlow: `tf.TensorArray`. Rows that were never written are zeros where another has been, as in TensorFlow.
+    TensorFlow: `tf.TensorArray`. Rows that were never written are zeros if another row was written, as in TensorFlow.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class TensorArray:
         self._rows: dict[int, Any] = {}
         self._buffer: Any = None
 
-    # As a pytree: the rows are children, so that loops carry them.
+    # Pytree methods: the rows are children, so that loops carry them.
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """The rows, and everything else."""
+        """Flattens into the rows and the static data."""
         return (tuple(self._rows.values()), self._buffer), (self._options, tuple(self._rows))
 
     @classmethod
     def tree_unflatten(cls, kept: Any, children: Any) -> TensorArray:
-        """From rows and everything else."""
+        """Unflattens from rows and static data."""
         options, places = kept
         return cls._made(options, dict(zip(places, children[0], strict=True)), children[1])
 
@@ -81,32 +81,32 @@ class TensorArray:
         return array
 
     def __grown__(self, after: TensorArray) -> TensorArray | None:
-        """This one, ready to be carried by a loop whose body gives `after`: as one tensor. None if it cannot be."""
+        """Returns this array as one tensor, which a loop whose body returns `after` can carry; None if impossible."""
         if after._buffer is None or self._buffer is not None:
             return None
         return self._stored(after._buffer.shape[1:])
 
-    # What it is
+    # Properties
 
     @property
     def dtype(self) -> Any:
-        """Of the rows."""
+        """The dtype of the rows."""
         return self._options.dtype
 
     @property
     def dynamic_size(self) -> bool:
-        """Whether rows may be written behind the last one."""
+        """Whether rows may be written after the last one."""
         return self._options.dynamic_size
 
     @property
     def element_shape(self) -> tuple[int, ...] | None:
-        """The shape of a row; None before it is known."""
+        """The shape of a row; None if it is not known yet."""
         if self._buffer is not None:
             return tuple(self._buffer.shape[1:])
         return tuple(next(iter(self._rows.values())).shape) if self._rows else self._options.element_shape
 
     def size(self, name: str | None = None) -> jax.Array:
-        """How many rows there are."""
+        """Returns the number of rows."""
         return jnp.asarray(self._options.size, jnp.int32)
 
     def __len__(self) -> int:
@@ -115,11 +115,11 @@ class TensorArray:
     # Writing
 
     def write(self, index: Any, value: Any, name: str | None = None) -> TensorArray:
-        """One with `value` as row `index`.
+        """Returns an array with `value` as row `index`.
 
         Raises:
-            InvalidArgumentError: The row has another dtype, or another shape than a row at an unknown place.
-            OutOfRangeError: There is no such row.
+            InvalidArgumentError: The row has another dtype, or, with traced indices, another shape than the other rows.
+            OutOfRangeError: The index is out of range.
         """
         row = self._row(value)
         try:
@@ -149,24 +149,24 @@ class TensorArray:
         raise OutOfRangeError.of(
             "TensorArray",
             found=f"row {place} of a TensorArray of size {self._options.size}",
-            rule="rows are numbered from 0 to size - 1",
-            remedy="make it larger, or with dynamic_size=True",
+            rule="row indices are 0 to size - 1",
+            remedy="make it larger, or pass dynamic_size=True",
         )
 
     def _written(self, index: Any, row: jax.Array) -> TensorArray:
-        """With a row at a place that is known when the program runs."""
+        """Returns an array with a row at an index that is known only at run time."""
         stored = self._stored(row.shape)
         if stored._buffer.shape[1:] != row.shape or not self._options.size:
             raise InvalidArgumentError.of(
                 "TensorArray.write",
-                found=f"a row of shape {row.shape} at a place that is being traced, in {stored._buffer.shape}",
-                rule="while tracing, rows at unknown places have one shape, and their number is known",
-                remedy="give `size` (tf.shape(x)[0]), and rows of one shape",
+                found=f"a row of shape {row.shape} at a traced index, in {stored._buffer.shape}",
+                rule="while tracing, rows at traced indices have one shape, and their number is known",
+                remedy="pass `size` (tf.shape(x)[0]), and rows of one shape",
             )
         return self._made(self._options, {}, stored._buffer.at[as_tensor(index)].set(row))
 
     def _stored(self, shape: tuple[int, ...]) -> TensorArray:
-        """As one tensor."""
+        """Returns the array with its rows stored in one tensor."""
         if self._buffer is not None:
             return self
         buffer = jnp.zeros((self._options.size, *shape), self._options.dtype)
@@ -181,11 +181,11 @@ class TensorArray:
     # Reading
 
     def read(self, index: Any, name: str | None = None) -> jax.Array:
-        """Row `index`.
+        """Returns row `index`.
 
         Raises:
-            OutOfRangeError: There is no such row.
-            InvalidArgumentError: It was never written, and no other row says its shape.
+            OutOfRangeError: The index is out of range.
+            InvalidArgumentError: The row was never written, and no other row determines its shape.
         """
         try:
             place = static_int(known(index), called="TensorArray.read", argument="index")
@@ -195,7 +195,7 @@ class TensorArray:
             raise OutOfRangeError.of(
                 "TensorArray.read",
                 found=f"row {place} of a TensorArray of size {self._options.size}",
-                rule="rows are numbered from 0 to size - 1",
+                rule="row indices are 0 to size - 1",
                 remedy="write it first",
             )
         if self._buffer is not None:
@@ -208,13 +208,13 @@ class TensorArray:
             return shape
         raise InvalidArgumentError.of(
             "TensorArray",
-            found="a row that was never written, and no shape for it",
-            rule="the shape of rows is that of the first one written, or `element_shape`",
-            remedy="write the rows, or give `element_shape`",
+            found="a row that was never written and has no known shape",
+            rule="the first written row or `element_shape` determines the shape of the rows",
+            remedy="write the rows, or pass `element_shape`",
         )
 
     def stack(self, name: str | None = None) -> jax.Array:
-        """All rows, ``[size, ...]``."""
+        """Returns all rows, stacked: ``[size, ...]``."""
         if self._buffer is not None:
             return self._buffer  # type: ignore[no-any-return]
         shape = self._shape_or_refuse()
@@ -224,32 +224,32 @@ class TensorArray:
         return jnp.stack([self._rows.get(place, empty) for place in range(self._options.size)])
 
     def concat(self, name: str | None = None) -> jax.Array:
-        """All rows, one behind the other along their first dimension."""
+        """Returns all rows, concatenated along their first dimension."""
         if self._buffer is not None:
             return self._buffer.reshape((-1, *self._buffer.shape[2:]))  # type: ignore[no-any-return]
         return jnp.concatenate([self.read(place) for place in range(self._options.size)])
 
     def gather(self, indices: Any, name: str | None = None) -> jax.Array:
-        """The rows at these places, stacked."""
+        """Returns the rows at these indices, stacked."""
         return self.stack()[as_tensor(indices)]
 
-    # All at once
+    # Reading and writing many rows
 
     def unstack(self, value: Any, name: str | None = None) -> TensorArray:
-        """One with the rows of `value`."""
+        """Returns an array with the rows of `value`."""
         rows = self._row(value)
         options = dataclasses.replace(self._options, size=rows.shape[0])
         return self._made(options, {}, rows)
 
     def scatter(self, indices: Any, value: Any, name: str | None = None) -> TensorArray:
-        """One with the rows of `value` at these places."""
+        """Returns an array with the rows of `value` at these indices."""
         rows, array = self._row(value), self
         for number in range(rows.shape[0]):
             array = array.write(as_tensor(indices)[number], rows[number])
         return array
 
     def split(self, value: Any, lengths: Any, name: str | None = None) -> TensorArray:
-        """One whose rows are parts of `value` of these lengths."""
+        """Returns an array whose rows are parts of `value` with these lengths."""
         array, start, whole = self, 0, self._row(value)
         for number, length in enumerate(jnp.asarray(lengths).tolist()):
             array, start = array.write(number, whole[start : start + length]), start + length
@@ -260,10 +260,10 @@ class TensorArray:
         return self
 
     def close(self, name: str | None = None) -> None:
-        """Nothing to do."""
+        """Does nothing: there is nothing to release."""
 
     def mark_used(self) -> None:
-        """Nothing to do."""
+        """Does nothing: usage is not tracked."""
 
     def __repr__(self) -> str:
         return f"TensorArray(dtype={self._options.dtype}, size={self._options.size}, rows of {self.element_shape})"

@@ -1,7 +1,7 @@
-"""Making tensors: `as_tensor`, `constant`, `convert_to_tensor`, and `numpy()` on arrays.
+"""Tensor creation: `as_tensor`, `constant`, `convert_to_tensor`, and `numpy()` on arrays.
 
-A tensor is a `jax.Array`. Python's floats become float32, its ints int32, whatever JAX's 64-bit mode; NumPy arrays keep
-their type as far as JAX has it.
+A tensor is a `jax.Array`. Python floats become float32 and ints int32, regardless of JAX's 64-bit mode. NumPy arrays
+keep their dtype as far as JAX has it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Tensor = jax.Array
 
 
 def as_tensor(value: Any, dtype: Any = None) -> jax.Array:
-    """A tensor for anything that TensorFlow would take for one.
+    """Converts anything that TensorFlow accepts as a tensor to a tensor.
 
     Args:
         value: A tensor, variable, NumPy array, Python number, or a list of any of them (lists of tensors are stacked).
-        dtype: Wanted for values that are not tensors yet; None keeps or infers it.
+        dtype: The dtype for values that are not tensors yet; None keeps or infers it.
 
     Raises:
-        TypeError: It cannot be made an array (strings, objects, per-replica values in cross-replica context).
-        ValueError: Nested lists of uneven lengths.
+        TypeError: The value cannot become an array (strings, objects, per-replica values in cross-replica context).
+        ValueError: A nested list has uneven lengths.
     """
     if isinstance(value, jax.Array):
         return value
@@ -48,7 +48,7 @@ def as_tensor(value: Any, dtype: Any = None) -> jax.Array:
 
 
 def from_host(array: np.ndarray[Any, Any]) -> jax.Array:
-    """A concrete array on the default device, also while tracing (where `jnp.asarray` would give a traced literal)."""
+    """Creates a concrete array on the default device, also while tracing (`jnp.asarray` gives a traced literal)."""
     if is_eager():
         return as_array(array)
     with jax.ensure_compile_time_eval():
@@ -103,7 +103,7 @@ def _is_number(value: Any) -> TypeGuard[bool | int | float | complex]:
 
 
 def operands(values: Sequence[Any]) -> list[Any]:
-    """The operands of one operation: tensors, with Python numbers left to take the type of the tensors beside them."""
+    """Returns the operands of one operation as tensors; Python numbers stay, to take the tensors' dtype."""
     numbers = [_is_number(one) for one in values]
     if all(numbers) or not any(numbers):
         return [as_tensor(one) for one in values]
@@ -111,33 +111,33 @@ def operands(values: Sequence[Any]) -> list[Any]:
 
 
 def is_host(value: Any) -> bool:
-    """Whether a value, or every member of a list, is known on the host: a static tensor, number, name or dtype."""
+    """Returns whether a value, or each list member, is known on the host: a static tensor, number, name or dtype."""
     if isinstance(value, (list, tuple)):
         return all(is_host(one) for one in value)
     return value is None or isinstance(value, (StaticTensor, np.integer, str, DType)) or _is_number(value)
 
 
 def has_static(value: Any) -> bool:
-    """Whether a value is a static tensor, or a list with one in it."""
+    """Returns whether a value is a static tensor or a list that contains one."""
     if isinstance(value, (list, tuple)):
         return any(has_static(one) for one in value)
     return isinstance(value, StaticTensor)
 
 
 def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None = None) -> jax.Array:
-    """A tensor of a constant value.
+    """Creates a constant tensor.
 
-    Context: any; concrete also while tracing.
+    Context: any; the result is concrete also while tracing.
 
     Args:
         value: A number, list or NumPy array.
-        dtype: float32 for Python floats, int32 for ints, NumPy's own for arrays, unless given.
-        shape: The value is reshaped to it; a single value fills it.
+        dtype: Default: float32 for Python floats, int32 for ints, the array's own dtype for NumPy arrays.
+        shape: The shape to which the value is reshaped; a single value fills it.
         name: Accepted and ignored.
 
     Raises:
-        TypeError: A value that is no number, or a float for an integer type.
-        InvalidArgumentError: The value does not have as many elements as `shape`.
+        TypeError: The value is not a number, or is a float for an integer type.
+        InvalidArgumentError: The number of elements does not match `shape`.
     """
     del name
     tensor = _in_replica(as_tensor(value, dtype))
@@ -150,31 +150,31 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None 
         raise InvalidArgumentError.of(
             "tf.constant",
             found=f"{tensor.size} values for the shape {wanted}",
-            rule="a constant has as many values as its shape, or one",
-            remedy="leave `shape` out, or give all values",
+            rule="a constant has as many values as its shape, or a single value",
+            remedy="omit `shape`, or pass all values",
         )
     return jnp.broadcast_to(tensor.reshape(()), wanted) if tensor.size == 1 else tensor.reshape(wanted)
 
 
 def _in_replica(tensor: jax.Array) -> jax.Array:
-    """A tensor of this replica's own: an array that all replicas share would be returned from `run` as it is."""
+    """Makes the tensor local to this replica: `run` would return an array that all replicas share unchanged."""
     if isinstance(tensor, Tracer) or ambient().replica is None or is_eager():
         return tensor
     return jnp.copy(tensor)
 
 
 def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, name: str | None = None) -> jax.Array:
-    """A tensor for a tensor-like value.
+    """Converts a tensor-like value to a tensor.
 
     Args:
         value: A tensor, variable, NumPy array, Python number, or a (nested) list of any of them.
-        dtype: Required dtype; a tensor of another one is refused, as in TensorFlow.
-        dtype_hint: Preferred dtype for values that are no tensors; ignored where it does not fit.
+        dtype: The required dtype; a tensor of another dtype raises an error, as in TensorFlow.
+        dtype_hint: The preferred dtype for values that are not tensors; ignored if it does not fit.
         name: Accepted and ignored.
 
     Raises:
         InvalidArgumentError: The value is a tensor of another dtype.
-        TypeError: It cannot be made an array.
+        TypeError: The value cannot become an array.
     """
     del name
     if dtype is None and dtype_hint is not None:
@@ -187,30 +187,30 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, nam
         raise InvalidArgumentError.of(
             "tf.convert_to_tensor",
             found=f"Tensor conversion requested dtype {as_dtype(dtype).name} for Tensor with dtype {tensor.dtype}",
-            rule="a conversion does not change the dtype of a tensor",
+            rule="a conversion does not change a tensor's dtype",
             remedy="use tf.cast(value, dtype)",
         )
     return tensor
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether a value is a tensor: an array of JAX's, a static shape, or a variable."""
+    """Returns whether a value is a tensor: a JAX array, a static shape, or a variable."""
     return isinstance(x, (jax.Array, StaticTensor)) or hasattr(type(x), "__jax_array__")
 
 
 def _array_numpy(self: jax.Array) -> Any:
-    """The value as a NumPy array of its own, or a NumPy scalar for a scalar."""
+    """Returns the value as a NumPy array with its own memory, or a NumPy scalar for a scalar."""
     return np.array(self)[()]
 
 
 def _tracer_numpy(self: Any) -> Any:
-    """The value of a concrete traced array; an error for one that has no value yet."""
+    """Returns the value of a concrete traced array; raises an error if it has no value yet."""
     try:
         return np.array(np.asarray(self))[()]
     except jax.errors.TracerArrayConversionError:
         raise TracedValueError(
             "numpy()",
-            found=f"the value of type {self.aval.str_short()} is being traced: it has no numbers yet",
+            found=f"the value of type {self.aval.str_short()} is traced: it has no elements yet",
             rule="numpy() is only available when code runs eagerly",
             remedy="call it on the result outside tf.function, print with tf.print, or switch compilation off with "
             "tf.config.run_functions_eagerly(True)",
@@ -218,22 +218,22 @@ def _tracer_numpy(self: Any) -> Any:
 
 
 def _get_shape(self: jax.Array) -> TensorShape:
-    """The shape, as TensorFlow has it."""
+    """Returns the shape as a TensorFlow `TensorShape`."""
     return TensorShape(self.shape)
 
 
 def _set_shape(self: jax.Array, shape: Any) -> None:
-    """Says what the shape is: it is known here, so that all there is to do is to compare.
+    """Checks the shape: it is always known here, so that setting it only compares.
 
     Raises:
-        ValueError: It is another one.
+        ValueError: The shape differs.
     """
     if not TensorShape(shape).is_compatible_with(self.shape):
         raise ValueError(f"Tensor's shape {self.shape} is not compatible with supplied shape {shape}.")
 
 
 def add_methods() -> None:
-    """Gives `jax.Array`, and what stands for one while tracing, TensorFlow's `numpy`, `get_shape` and `set_shape`."""
+    """Adds TensorFlow's `numpy`, `get_shape` and `set_shape` to `jax.Array` and to tracers."""
     if is_applied("jax"):
         return
     for kind, to_numpy in ((jax.Array, _array_numpy), (Tracer, _tracer_numpy)):

@@ -12,22 +12,22 @@ from mirrored.tf._tensors import as_tensor
 
 
 class TestCase(unittest.TestCase):
-    """`unittest.TestCase` with comparisons of tensors.
+    """`unittest.TestCase` with assertions on tensors.
 
-    TensorFlow: `tf.test.TestCase`, as far as it concerns values and shapes; there are no sessions.
+    TensorFlow: `tf.test.TestCase`, the parts for values and shapes; there are no sessions.
     """
 
     def evaluate(self, tensors: Any) -> Any:
-        """The tensors as NumPy arrays."""
+        """Returns the tensors as NumPy arrays."""
         return jax.tree.map(np.asarray, tensors)
 
     def assertAllEqual(self, a: Any, b: Any, msg: str | None = None) -> None:
-        """All entries, and shapes, are equal."""
+        """Asserts that shapes and all elements are equal."""
         _require_equal(np.shape(a), np.shape(b), msg)
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=msg or "")
 
     def assertAllClose(self, a: Any, b: Any, rtol: float = 1e-6, atol: float = 1e-6, msg: str | None = None) -> None:
-        """All entries of two tensors, or two structures of them, are close, and shapes equal."""
+        """Asserts that shapes are equal and all elements of two tensors, or structures of tensors, are close."""
         left, right = jax.tree.flatten(a), jax.tree.flatten(b)
         _require_equal(left[1], right[1], msg)
         for one, other in zip(left[0], right[0], strict=True):
@@ -35,7 +35,7 @@ class TestCase(unittest.TestCase):
             np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol, atol, err_msg=msg or "")
 
     def assertNotAllClose(self, a: Any, b: Any, rtol: float = 1e-6, atol: float = 1e-6, msg: str | None = None) -> None:
-        """Some entry differs."""
+        """Asserts that some element differs."""
         try:
             self.assertAllClose(a, b, rtol, atol)
         except AssertionError:
@@ -43,18 +43,18 @@ class TestCase(unittest.TestCase):
         raise AssertionError(msg or "The two values are close at all elements.")
 
     def assertAllInRange(self, target: Any, lower_bound: float, upper_bound: float) -> None:
-        """All entries lie between the bounds, or are one of them."""
+        """Asserts that all elements are within the bounds, ends included."""
         values = np.asarray(target)
         outside = (values < lower_bound) | (values > upper_bound)
         if outside.any():
             self.fail(f"{values[outside][:10]} lie outside [{lower_bound}, {upper_bound}]")
 
     def assertShapeEqual(self, input_a: Any, input_b: Any, msg: str | None = None) -> None:
-        """The shapes are equal."""
+        """Asserts that the shapes are equal."""
         _require_equal(tuple(np.shape(input_a)), tuple(np.shape(input_b)), msg)
 
     def assertDTypeEqual(self, target: Any, expected_dtype: Any) -> None:
-        """The dtype is the expected one."""
+        """Asserts that the dtype is the expected one."""
         _require_equal(np.dtype(as_tensor(target).dtype), np.dtype(expected_dtype), None)
 
 

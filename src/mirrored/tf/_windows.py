@@ -1,4 +1,4 @@
-"""`tf.nn`: pooling with indices, dilation and erosion; blocks of space as batch and back."""
+"""`tf.nn`: pooling with indices, dilation and erosion, and space-to-batch rearrangements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mirrored.tf._tensors import as_tensor
 
 
 def _pair(value: Any, called: str, argument: str) -> tuple[int, int]:
-    """Height and width, out of 1, 2 or 4 numbers."""
+    """Returns height and width from 1, 2 or 4 numbers."""
     numbers = static_ints(value, called=called, argument=argument)
     height, width = numbers[1:3] if len(numbers) == 4 else numbers * (2 // len(numbers))
     return height, width
@@ -28,7 +28,7 @@ def _pair(value: Any, called: str, argument: str) -> tuple[int, int]:
 def _slices(
     padded: jax.Array, window: tuple[int, int], steps: tuple[int, int], holes: tuple[int, int], size: tuple[int, ...]
 ) -> Iterator[tuple[int, int, jax.Array]]:
-    """For each place in the window: its row and column, and what all windows have there."""
+    """Yields, for each position in the window: its row and column, and the elements of all windows there."""
     for row, column in itertools.product(range(window[0]), range(window[1])):
         top, left = row * holes[0], column * holes[1]
         bottom, right = top + (size[0] - 1) * steps[0] + 1, left + (size[1] - 1) * steps[1] + 1
@@ -38,7 +38,7 @@ def _slices(
 def _laid_out(
     value: jax.Array, reach: tuple[int, int], steps: tuple[int, int], padding: Any
 ) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
-    """Padding of height and width, and how many windows fit."""
+    """Returns the padding of height and width, and the number of windows."""
     sizes = value.shape[1:3]
     pads = jax.lax.padtype_to_pads(sizes, reach, steps, padding.upper())
     count = [(n + sum(pad) - r) // step + 1 for n, pad, r, step in zip(sizes, pads, reach, steps, strict=True)]
@@ -56,20 +56,20 @@ def max_pool_with_argmax(
     include_batch_in_index: bool = False,
     name: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The largest value of each window, and where in the flattened image it is (the first of equal ones).
+    """Performs max pooling, and returns the maxima's indices in the flattened image (the first of equal ones).
 
     Args:
         input: [batch, height, width, channels].
-        ksize: The window: one number, two, or four.
-        strides: Likewise.
+        ksize: The window size: one number, two, or four.
+        strides: The strides, in the same form.
         padding: "SAME" or "VALID".
         data_format: "NHWC".
-        output_dtype: Of the indices, as far as JAX has it (int32 without x64).
-        include_batch_in_index: Whether the batch is flattened, too.
+        output_dtype: The dtype of the indices, as far as JAX has it (int32 without x64).
+        include_batch_in_index: Whether the index includes the batch dimension.
         name: Ignored.
 
     Raises:
-        InvalidArgumentError: Another `data_format`.
+        InvalidArgumentError: `data_format` is not "NHWC".
     """
     del name
     called = "tf.nn.max_pool_with_argmax"
@@ -105,7 +105,7 @@ def dilation2d(
     dilations: Any,
     name: str | None = None,
 ) -> jax.Array:
-    """Grayscale dilation: the largest sum of pixel and filter in each window.
+    """Computes the grayscale dilation: the largest sum of pixel and filter in each window.
 
     Args:
         input: [batch, height, width, depth].
@@ -138,7 +138,7 @@ def erosion2d(
     dilations: Any,
     name: str | None = None,
 ) -> jax.Array:
-    """Grayscale erosion: the smallest difference of pixel and filter in each window. Arguments as for `dilation2d`."""
+    """Computes the grayscale erosion: the smallest difference of pixel and filter per window. See `dilation2d`."""
     del name
     images, kernel = tensors(value, filters)
     return -dilation2d(-images, kernel[::-1, ::-1], strides, padding, data_format, dilations)
@@ -148,19 +148,19 @@ def erosion2d(
 def atrous_conv2d_transpose(
     value: Any, filters: Any, output_shape: Any, rate: Any, padding: str, name: str | None = None
 ) -> jax.Array:
-    """The transpose of `atrous_conv2d`; filters are [height, width, out, in]."""
+    """Computes the transpose of `atrous_conv2d`; filters are [height, width, out, in]."""
     del name
     return conv2d_transpose(value, filters, output_shape, 1, padding, dilations=rate)
 
 
 @op("space_to_batch_nd")
 def space_to_batch_nd(input: Any, block_shape: Any, paddings: Any, name: str | None = None) -> jax.Array:
-    """Blocks of the dimensions after the first, moved into the batch.
+    """Moves blocks of the dimensions after the batch into the batch.
 
     Args:
         input: [batch, ...].
-        block_shape: A size for each of the first so many dimensions after the batch.
-        paddings: Pairs: zeros before and after each of them, which make it a multiple of its block.
+        block_shape: A block size for each of the first dimensions after the batch.
+        paddings: Pairs of zeros before and after each of them, which make it a multiple of its block size.
         name: Ignored.
     """
     del name
@@ -181,13 +181,13 @@ def space_to_batch_nd(input: Any, block_shape: Any, paddings: Any, name: str | N
 
 @op("space_to_batch nn.space_to_batch")
 def space_to_batch(input: Any, block_shape: Any, paddings: Any, name: str | None = None) -> jax.Array:
-    """As `space_to_batch_nd`."""
+    """Moves blocks into the batch like `space_to_batch_nd`."""
     return space_to_batch_nd(input, block_shape, paddings, name)
 
 
 @op("batch_to_space")
 def batch_to_space(input: Any, block_shape: Any, crops: Any, name: str | None = None) -> jax.Array:
-    """The inverse of `space_to_batch`, with `crops` cut off before and after each dimension."""
+    """Inverts `space_to_batch`, and cuts off `crops` before and after each dimension."""
     del name
     value = as_tensor(input)
     blocks = static_ints(block_shape, called="tf.batch_to_space", argument="block_shape")
@@ -209,7 +209,7 @@ def batch_to_space(input: Any, block_shape: Any, crops: Any, name: str | None = 
 def required_space_to_batch_paddings(
     input_shape: Any, block_shape: Any, base_paddings: Any = None, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Paddings that make each dimension a multiple of its block, and the crops that undo them: i32[dimensions, 2]."""
+    """Computes paddings to multiples of the block sizes, and the crops that undo them: i32[dimensions, 2]."""
     del name
     called = "tf.required_space_to_batch_paddings"
     sizes = np.array(static_ints(input_shape, called=called, argument="input_shape"))
@@ -222,7 +222,7 @@ def required_space_to_batch_paddings(
 
 @op("unravel_index")
 def unravel_index(indices: Any, dims: Any, name: str | None = None) -> jax.Array:
-    """Flat indices as indices of each dimension: [dimensions, ...]."""
+    """Converts flat indices to indices per dimension: [dimensions, ...]."""
     del name
     sizes = static_ints(dims, called="tf.unravel_index", argument="dims")
     return jnp.stack(jnp.unravel_index(as_tensor(indices), sizes))
@@ -248,7 +248,7 @@ def _approximate(name: str, function: Any) -> None:
 
     which = name
     run.__name__ = run.__qualname__ = f"approx_{name}_k"
-    run.__doc__ = f"The {name}ima of an axis and their indices; on TPUs some may be missed."
+    run.__doc__ = f"Returns the approximate {name}ima of an axis and their indices; TPUs may miss some."
     op(f"math.approx_{name}_k nn.approx_{name}_k")(run)
 
 

@@ -1,4 +1,4 @@
-"""The kinds of programs: how each is written as a script, and what it must give."""
+"""The kinds of programs: for each, how to write it as a script, and its expected result."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Kind(NamedTuple):
     """One kind of program.
 
     Attributes:
-        body: The text of a program: it defines `program()`, which returns a JSON-like record.
-        expected: What the record must hold, from the program and (for sources in random order) from the record.
-        refusals: Parts of error messages that are allowed in place of a result.
+        body: Returns the text of a program: it defines `program()`, which returns a JSON-like record.
+        expected: Returns the expected record, from the program and (for sources in random order) from the record.
+        refusals: Returns parts of error messages that are allowed in place of a result.
     """
 
     body: Callable[[Program], str]

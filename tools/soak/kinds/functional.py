@@ -1,4 +1,4 @@
-"""State as plain values: a functional training step given to `run`, whose result is fed back into it."""
+"""Programs with functional state: `run` calls a training step, and its result is the input of the next call."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ return (optax.apply_updates(params, updates), slots), loss
 
 
 def body(program: Program) -> str:
-    """The text of a functional program."""
+    """Returns the text of a functional program."""
     linen = program.variant.startswith("linen")
     averaged = program.variant.endswith("averaged")
     state = "state = (initial, transform.init(initial))"
@@ -82,10 +82,10 @@ def body(program: Program) -> str:
 
 
 def expected(program: Program, record: dict[str, Any]) -> dict[str, Any]:
-    """The training of one device on whole batches."""
+    """Returns the result of training on whole batches on one device."""
     return reference.train(program, reference.orders_of(program))
 
 
 def refusals(program: Program) -> tuple[str, ...]:
-    """Replicas that train alone, and results that vary as far as `run` knows, may be refused or warned of."""
+    """Returns the allowed errors and warnings: replicas that train alone, and results that `run` considers varying."""
     return ("",) if program.replicas > 1 else ()

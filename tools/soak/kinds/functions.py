@@ -1,4 +1,4 @@
-"""What compiled functions may hold on to: strategies, options, buffers, iterators."""
+"""Programs about what compiled functions can retain: strategies, options, buffers, iterators."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ _ITERATES: Final = {
 
 
 def body(program: Program) -> str:
-    """The text of one variant."""
+    """Returns the text of one variant."""
     if program.variant == "recreated":
         main = _RECREATED.format(counts=_counts(program), devices=program.devices)
     elif program.variant == "options":
@@ -158,7 +158,7 @@ def _fills(program: Program) -> list[float]:
 
 
 def expected(program: Program, record: dict[str, Any]) -> dict[str, Any]:
-    """What the same Python gives without a compiler."""
+    """Returns the results of the same Python without a compiler."""
     x = models.data(program.seed, program.examples)[0]
     total = float(x.sum(dtype=np.float64))
     if program.variant == "recreated":
@@ -176,7 +176,7 @@ def expected(program: Program, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusals(program: Program) -> tuple[str, ...]:
-    """An iterator in a compiled function may be refused; so may a mutable option."""
+    """Returns the allowed errors: an iterator or a mutable option in a compiled function may raise."""
     if program.variant.startswith("iterator"):
         return ("iterator", "next(")
     return ("hash", "mutable") if program.variant == "options" else ()

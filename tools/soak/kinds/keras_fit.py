@@ -1,4 +1,4 @@
-"""`Model.fit` and what belongs to it, compared with plain JAX."""
+"""Programs that train with `Model.fit`, compared with plain JAX."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ for _ in range({epochs}):
 
 
 def body(program: Program) -> str:
-    """The text of a program with `fit`."""
+    """Returns the text of a program with `fit`."""
     fit = _ON_BATCH if program.variant == "train_on_batch" else _FIT
     return text.header(
         program,
@@ -65,7 +65,7 @@ def body(program: Program) -> str:
 
 
 def expected(program: Program, record: dict[str, Any]) -> dict[str, Any]:
-    """Weights, predictions and the mean loss after training on one device."""
+    """Returns weights, predictions and the mean loss after training on one device."""
     trained = reference.train(program, reference.orders_of(program))
     x, y, _, _ = models.data(program.seed, program.examples)
     predicted = np.asarray(models.MODELS[program.model](trained["weights"], x))
@@ -78,5 +78,5 @@ def expected(program: Program, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusals(program: Program) -> tuple[str, ...]:
-    """Nothing of this is refused."""
+    """Returns no allowed errors: every program must run."""
     return ()

@@ -1,4 +1,4 @@
-"""Where batches come from: the text of `source()`, a re-iterable of (x, y, weights, ids)."""
+"""Data sources: the text of `source()`, a re-iterable of (x, y, weights, ids)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def batches():
 
 _REFILL: Final = """
 def refilled():
-    # One set of buffers for all batches, as a decoder with a ring of one would have it.
+    # One set of buffers for all batches, like a decoder with a ring of one buffer.
     buffers = [np.empty((BATCH, *array.shape[1:]), array.dtype) for array in (X, Y, WEIGHTS, IDS)]
     for batch in batches():
         for buffer, part in zip(buffers, batch):
@@ -91,5 +91,5 @@ WITH_POSITION: Final = ("batches", "dataset", "mapped", "shuffled", "grain", "ge
 
 
 def text(program: Program) -> str:
-    """The source of a program."""
+    """Returns the text of a program's source."""
     return (_ROWS + _SOURCES[program.source]).format(batch=program.batch, examples=program.examples)

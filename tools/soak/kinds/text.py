@@ -40,12 +40,12 @@ def bits(values):
 
 
 def source_of(one: Any) -> str:
-    """The text of a function."""
+    """Returns the source text of a function."""
     return inspect.getsource(one)
 
 
 def header(program: Program, *parts: str) -> str:
-    """Imports, the model, its data, and `parts`."""
+    """Returns the imports, the model, its data, and `parts`."""
     return "\n".join(
         [
             IMPORTS,
@@ -63,6 +63,6 @@ def header(program: Program, *parts: str) -> str:
 
 
 def indented(text: str, levels: int) -> str:
-    """The text, moved to the right; empty lines are dropped."""
+    """Returns the indented text without empty lines."""
     lines = [line for line in textwrap.dedent(text).splitlines() if line.strip()]
     return textwrap.indent("\n".join(lines), "    " * levels)

@@ -1,4 +1,4 @@
-"""Training: a loop over a source, with an event, compared with plain JAX on one device."""
+"""Programs that train: a loop over a source, with an event, compared with plain JAX on one device."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ seen.append((strategy, ids, None))
 """
 _RESTORE: Final = """
 if number == {at}:
-    # Another program on another layout takes over.
+    # Another program with another device assignment continues.
     import tempfile
     with tempfile.TemporaryDirectory() as folder:
         from mirrored.checkpoint import Checkpoint
@@ -171,7 +171,7 @@ if number == {at}:
 
 
 def body(program: Program) -> str:
-    """The text of a training program."""
+    """Returns the text of a training program."""
     dataset = "source()"
     if program.source != "argument":
         dataset = "strategy.experimental_distribute_dataset(source(), options)"
@@ -212,7 +212,7 @@ def body(program: Program) -> str:
 
 
 def _guarded(main: str, reads: bool) -> str:
-    """The loop inside try/finally, so that a failing program stops its reading thread."""
+    """Puts the loop into try/finally, so that a failing program stops its reading thread."""
     if not reads:
         return main
     before, rest = main.split("    try:\n", 1)
@@ -222,7 +222,7 @@ def _guarded(main: str, reads: bool) -> str:
 
 
 def expected(program: Program, record: dict[str, Any]) -> dict[str, Any]:
-    """Losses, weights and examples of the same training on one device."""
+    """Returns losses, weights and examples of the same training on one device."""
     orders = reference.orders_of(program)
     if program.source == "shuffled":
         epochs = record["order"] or []
@@ -237,7 +237,7 @@ def expected(program: Program, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusals(program: Program) -> tuple[str, ...]:
-    """A closure that cannot be differentiated may be refused, as JAX refuses it."""
+    """Returns the allowed errors: a closure that JAX cannot differentiate may raise."""
     if program.model in ("custom_vjp", "custom_jvp"):
         return ("custom_vjp", "custom_jvp", "closed-over", "close over", "closes over", "closure")
     return ()

@@ -1,4 +1,4 @@
-"""How weights change: the text of `build(strategy)`, which makes parameters, optimizer and `replica_step`."""
+"""Update paths: the text of `build(strategy)`, which creates parameters, optimizer and `replica_step`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KERAS: Final = {
 }
 _VARIABLES: Final = "params = {name: mr.Variable(value, name=name) for name, value in initial.items()}"
 
-# What is made in the scope; then, in a replica, `gradients` of `loss` and how they are applied.
+# What the scope creates; then, in a replica, the `gradients` of `loss` and how they are applied.
 _MADE: Final = {
     "optimizer": _VARIABLES + "\noptimizer = MR",
     "assign": _VARIABLES,
@@ -173,7 +173,7 @@ _STEPS: Final = {
 
 
 def text(program: Program) -> str:
-    """The text of `build`."""
+    """Returns the text of `build`."""
     update, padded = program.update, program.last_batch == "pad"
     made = _MADE[update].replace("MR", _MR[program.optimizer].format(clip=_CLIP[program.clip]))
     made = made.replace("OPTAX", OPTAX[program.optimizer]).replace("KERAS", _KERAS.get(program.optimizer, ""))
