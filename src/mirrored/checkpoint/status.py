@@ -103,8 +103,9 @@ class RestoreStatus:
         return f"<RestoreStatus {self._path}: {self.report}>"
 
     def __del__(self) -> None:
-        if getattr(self, "_partial", None) is not None:
-            _tell(self._path, self._partial)
+        partial = getattr(self, "_partial", None)
+        if partial is not None:
+            _tell(self._path, partial)
 
 
 def _tell(path: str | None, partial: str) -> None:
