@@ -530,3 +530,13 @@ def test_a_link_to_a_checkpoint_is_replaced_and_what_it_leads_to_stays(tmp_path)
     checkpoint.restore(tmp_path / "c").assert_consumed()
     assert v.numpy() == 3.0
     assert visible(tmp_path) == ["c", "first"]
+
+
+def test_every_flipped_byte_of_the_beginning_and_the_end_of_a_manifest_is_noticed(tmp_path):
+    """What stands beside the contents is in no checksum."""
+    path = Path(Checkpoint(v=mr.Variable(1.0)).write(tmp_path / "c")) / "mirrored.json"
+    whole = path.read_bytes()
+    for at in (*range(40), *range(len(whole) - 60, len(whole))):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x11]) + whole[at + 1 :])
+        with pytest.raises(DamagedCheckpointError):
+            CheckpointReader(path.parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -188,22 +189,79 @@ def test_a_backup_of_training_that_began_at_a_later_epoch_goes_on_there(save_fre
     assert fit(False) == ([3, 4, 5] if save_freq == 1 else [4, 5])
 
 
-def test_a_backup_cut_off_leaves_what_keras_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    backup = keras.callbacks.BackupAndRestore(tmp_path, save_freq=1, delete_checkpoint=False)
-    model = compiled_model("dense", 2)
-    model.fit(*data(30), batch_size=8, epochs=1, shuffle=False, verbose=0, callbacks=[backup])
-    path = tmp_path / "training_metadata.json"
-    assert json.loads(path.read_text())["steps"] == 4
+def _killed_in_text(self: Path, text: str, **options: Any) -> int:
+    with self.open("w") as file:
+        file.write(text[:5])
+    raise KeyboardInterrupt
 
-    def killed(self: Path, text: str, **options: Any) -> int:
-        with self.open("w") as file:
-            file.write(text[:5])
-        raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "write_text", killed)
+def _killed_in_weights(self: Any, filepath: str, overwrite: bool) -> None:
+    Path(filepath).write_bytes(b"half")
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("cut", ["weights", "note", "first rename", "second rename"])
+def test_a_backup_cut_off_leaves_a_whole_one(cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def backup() -> Any:
+        return keras.callbacks.BackupAndRestore(tmp_path, save_freq=1, delete_checkpoint=False)
+
+    def contents() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    model, callback = compiled_model("dense", 2), backup()
+    model.fit(*data(30), batch_size=8, epochs=1, shuffle=False, verbose=0, callbacks=[callback])
+    assert json.loads((tmp_path / "training_metadata.json").read_text())["steps"] == 4
+    before = contents()
+    model.set_weights([weights + 1 for weights in model.get_weights()])
+    callback._current_epoch, renames = 7, []
+
+    def replace(source: Any, target: Any, replace: Any = os.replace) -> None:
+        if Path(target).parent == tmp_path and Path(source).name.startswith("new."):
+            renames.append(target)
+            if len(renames) == (1 if cut == "first rename" else 2):
+                raise KeyboardInterrupt
+        replace(source, target)
+
+    if cut == "note":
+        monkeypatch.setattr(Path, "write_text", _killed_in_text)
+    elif cut == "weights":
+        monkeypatch.setattr(keras.Model, "save_weights", _killed_in_weights)
+    else:
+        monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(KeyboardInterrupt):
-        backup._save_model()
-    assert json.loads(path.read_text()) == {"epoch": 1, "batch": 0}
+        callback._save_model()
+    monkeypatch.undo()
+    if cut != "second rename":
+        assert contents() == before
+        return
+    assert contents().keys() == before.keys()
+    other, restored = compiled_model("dense", 2), backup()
+    restored.set_model(other)
+    restored.set_params({"steps": 4})
+    restored.on_train_begin()
+    assert other._initial_epoch == 7
+    for mine, theirs in zip(other.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
+def test_a_model_that_is_saved_is_whole_or_as_it_was(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, path = compiled_model("dense", 2), tmp_path / name
+    save = model.save_weights if "weights" in name else model.save
+    save(path)
+    before = path.read_bytes()
+    other = compiled_model("dense", 2)
+    other.load_weights(path)
+    for mine, theirs in zip(other.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        save(path)
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == [name]
 
 
 def test_tensorboard_gets_its_events(tmp_path: Path) -> None:

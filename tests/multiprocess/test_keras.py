@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import numpy as np
 import pytest
@@ -41,3 +42,18 @@ def test_workers_that_shuffle_differently_are_refused(tmp_path):
         output = started.output(0)
     assert "DisagreementError" in output
     assert "values that differ from those of worker 0: the first batch on worker 1" in output
+
+
+def test_callbacks_write_one_file_and_a_run_that_is_interrupted_goes_on(tmp_path):
+    with job("keras_callbacks", [1, 1], tmp_path, str(tmp_path)) as started:
+        for end in started.ends(140):
+            assert end.result == {
+                "left": ["latest.weights.h5", "training_metadata.json"],
+                "is removed": True,
+                "epochs": 2,
+                "goes on": True,
+                "m.weights.h5": True,
+                "m.keras": True,
+            }
+    assert {"m.keras", "m.weights.h5"} <= set(os.listdir(tmp_path))
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(("-m.keras", "-m.weights.h5"))]

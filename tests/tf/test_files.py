@@ -53,7 +53,7 @@ def test_pictures_in_a_dataset(tmp_path: Path) -> None:
     ("call", "message"),
     [
         (lambda: tf.io.decode_image(b"no picture"), "bytes that cannot be read"),
-        (lambda: tf.io.decode_bmp(tf.io.encode_png(PIXELS)), "a PNG picture"),
+        (lambda: tf.io.decode_bmp(tf.io.encode_png(PIXELS)), "a PNG image"),
         (lambda: tf.io.encode_png(PIXELS.astype(np.float32)), r"an image is uint8\[height, width, channels\]"),
         (lambda: tf.io.encode_png(PIXELS[..., 0]), r"an image uint8\[4, 5\]"),
     ],

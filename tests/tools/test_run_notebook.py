@@ -110,7 +110,7 @@ def test_the_data_have_the_shapes_of_the_originals_and_can_be_learnt():
 def test_what_is_no_notebook_is_refused(tmp_path):
     path = tmp_path / "a.ipynb"
     path.write_text("text")
-    with pytest.raises(ValueError, match=r"a\.ipynb is no notebook"):
+    with pytest.raises(ValueError, match=r"a\.ipynb is not a notebook"):
         read_cells(path)
 
 

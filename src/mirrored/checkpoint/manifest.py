@@ -78,9 +78,11 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         head = json.loads(text)
         body, stated = head["contents"], head["checksum"]
-        version = head["version"]
+        version, form = head["version"], head["format"]
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(directory, f"{FILE} is not a valid manifest: {error}") from None
+    if form != _FORMAT:
+        raise _damaged(directory, f"{FILE} has the format {form!r}, not {_FORMAT!r}")
     if version != _VERSION:
         raise _damaged(directory, f"{FILE} has version {version!r}, but this version of mirrored reads {_VERSION}")
     if _crc(to_json(body).encode()) != stated:

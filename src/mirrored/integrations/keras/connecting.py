@@ -22,6 +22,7 @@ from mirrored.integrations.keras.optimizers import (
 )
 from mirrored.integrations.keras.plain import connect_plain
 from mirrored.integrations.keras.resuming import connect_resuming
+from mirrored.integrations.keras.saving import connect_saving
 from mirrored.integrations.keras.symbolic import wrapped_compute_output_spec
 from mirrored.integrations.keras.tensorboard import connect_tensorboard
 from mirrored.integrations.keras.training import wrap_model
@@ -55,6 +56,7 @@ def connect() -> None:
     connect_noticing()
     connect_plain()
     connect_resuming()
+    connect_saving()
     connect_tensorboard()
 
 

@@ -3,25 +3,37 @@
 Keras records the batch but restarts the epoch, so it trains on the first batches twice. For a model of a strategy, the
 batches before the backup are skipped. The weights then equal those of an uninterrupted run, provided that the data
 arrive in the same order (``shuffle=False``, or a dataset that shuffles with a seed).
+
+A backup is one file that is renamed once it is complete. The file of the weights also records the epoch and the batch,
+so that a kill cannot leave one without the other. Of several workers that name one folder, the first one writes, the
+others wait for it, and all read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from mirrored.errors import InputError
+import h5py  # type: ignore[import-untyped]  # Keras needs it
+
+from mirrored.checkpoint.sharing import settled, writes_here
+from mirrored.errors import CheckpointError, InputError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.belonging import strategy_of
 from mirrored.patches import replace
 
 keras = load()
 _EpochIterator: Any = keras.src.trainers.epoch_iterator.EpochIterator
+_CALLED: Final = "BackupAndRestore"
+_NOTE: Final = "mirrored_training_metadata"
 _skipped_batches: contextvars.ContextVar[int] = contextvars.ContextVar("_skipped_batches", default=0)
 
 
@@ -31,6 +43,7 @@ def connect_resuming() -> None:
     replace("keras", callback, "on_epoch_begin", _noting_number(callback.on_epoch_begin))
     replace("keras", callback, "on_train_batch_end", _noting_batch(callback.on_train_batch_end))
     replace("keras", callback, "on_epoch_end", _noting_epoch(callback.on_epoch_end))
+    replace("keras", callback, "on_train_end", _ending(callback.on_train_end))
     replace("keras", callback, "_save_model", _saving_steps(callback._save_model))
     replace("keras", callback, "_load_model", _loading_steps(callback._load_model))
     replace("keras", _EpochIterator, "_enumerate_iterator", _skipping(_EpochIterator._enumerate_iterator))
@@ -73,29 +86,106 @@ def _noting_epoch(end: Callable[..., None]) -> Callable[..., None]:
 def _saving_steps(save: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(save)
     def saving_steps(self: Any) -> None:
-        save(self)
-        path = Path(self._training_metadata_path)
-        about = json.loads(path.read_text(encoding="utf-8"))
-        _replace(path, json.dumps({**about, "steps": self._steps_done}))
+        if strategy_of(self.model) is None:
+            save(self)
+            return
+        if not _is_shared(self.model):
+            _write(self, save)
+            return
+        writes = writes_here(_CALLED, Path(self.backup_dir).absolute())
+        write = lambda: _write(self, save) if writes else _read_along(self)  # noqa: E731
+        settled(_CALLED, "wait until the backup is written", write)
 
     return saving_steps
 
 
-def _replace(path: Path, text: str) -> None:
-    """Writes a file atomically: a process that is killed leaves either the old or the new content."""
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+def _is_shared(model: Any) -> bool:
+    """Returns whether several workers train the model together."""
+    strategy = strategy_of(model)
+    return strategy is not None and bool(strategy.device_assignment.spans_processes)
+
+
+def _write(callback: Any, save: Callable[..., None]) -> None:
+    """Lets Keras write the backup to temporary names, records the batch in it, and renames it.
+
+    Raises:
+        CheckpointError: It cannot be written. The previous backup is unchanged.
+    """
+    weights, metadata = Path(callback._weights_path), Path(callback._training_metadata_path)
+    beside = [one.with_name(f"new.{one.name}") for one in (weights, metadata)]
+    kept = (callback._prev_weights_path, callback._prev_training_metadata_path) if _keeps_two(callback) else ()
+    try:
+        weights.parent.mkdir(parents=True, exist_ok=True)
+        for one, copy in zip((weights, metadata), kept, strict=False):
+            if one.exists():
+                shutil.copy(one, copy)
+        for one in beside:
+            one.unlink(missing_ok=True)
+        callback._weights_path, callback._training_metadata_path = map(str, beside)
+        save(callback)
+        about = {**json.loads(beside[1].read_text(encoding="utf-8")), "steps": callback._steps_done}
+        beside[1].write_text(json.dumps(about), encoding="utf-8")
+        with h5py.File(beside[0], "a") as file:
+            file.attrs[_NOTE] = json.dumps(about)
+        os.replace(beside[0], weights)
+        os.replace(beside[1], metadata)
+    except OSError as error:
+        raise CheckpointError(
+            _CALLED,
+            found=f"the backup {weights} could not be written: {error}",
+            rule="a backup is written completely or not at all; the previous one is unchanged",
+            remedy="check the folder and its file system, and restart",
+        ) from error
+    finally:
+        callback._weights_path, callback._training_metadata_path = str(weights), str(metadata)
+        for one in beside:
+            with contextlib.suppress(OSError):
+                one.unlink(missing_ok=True)
+
+
+def _keeps_two(callback: Any) -> bool:
+    return bool(getattr(callback, "double_checkpoint", False))
+
+
+def _read_along(callback: Any) -> None:
+    """Takes part in the collective reads of variables whose value is a mean over replicas."""
+    with tempfile.TemporaryDirectory() as folder:
+        callback.model.save_weights(os.path.join(folder, "unused.weights.h5"))
+
+
+def _ending(end: Callable[..., None]) -> Callable[..., None]:
+    """Removes the backup once for all workers. No worker continues before it is removed."""
+
+    @functools.wraps(end)
+    def ending(self: Any, logs: Any = None) -> None:
+        if not _is_shared(self.model):
+            end(self, logs)
+            return
+        writes = writes_here(_CALLED, Path(self.backup_dir).absolute())
+        settled(_CALLED, "wait until the backup is removed", lambda: end(self, logs) if writes else None)
+
+    return ending
+
+
+def _noted(callback: Any) -> dict[str, Any] | None:
+    """Returns the epoch and batch that the backup records, or None if there is no backup."""
+    weights, metadata = Path(callback._weights_path), Path(callback._training_metadata_path)
+    if weights.is_file():
+        with h5py.File(weights) as file:
+            note = file.attrs.get(_NOTE)
+        if note is not None:
+            return dict(json.loads(note))
+    return dict(json.loads(metadata.read_text(encoding="utf-8"))) if metadata.is_file() else None
 
 
 def _loading_steps(restore: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(restore)
     def loading_steps(self: Any) -> None:
         restore(self)
-        path = Path(self._training_metadata_path)
-        if strategy_of(self.model) is None or not path.is_file():
+        about = None if strategy_of(self.model) is None else _noted(self)
+        if about is None:
             return
-        about = json.loads(path.read_text(encoding="utf-8"))
+        self.model._initial_epoch = about["epoch"]
         steps, all_steps = about.get("steps", 0), self.params.get("steps")
         # Otherwise the next backup would record the epoch in which the callback was created.
         self._current_epoch = about["epoch"]
