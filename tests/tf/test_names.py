@@ -22,7 +22,9 @@ from mirrored.tf._names import LAZY, NAMES
     ],
 )
 def test_a_missing_name_names_the_nearest(path: str, nearest: str) -> None:
-    with pytest.raises(AttributeError, match=f"tf.{path}: mirrored.tf has no such name(.|\n)*nearest is {nearest}"):
+    with pytest.raises(
+        AttributeError, match=f"tf.{path}: mirrored.tf has no such name(.|\n)*closest name is {nearest}"
+    ):
         resolve(path)
 
 

@@ -14,7 +14,7 @@ def is_key(value: Any) -> bool:
 
 
 def is_key_dtype(dtype: Any) -> bool:
-    """Whether a dtype is one of typed PRNG keys."""
+    """Returns whether a dtype is one of typed PRNG keys."""
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 

@@ -109,7 +109,7 @@ def remove_leftovers(folder: Path, wanted: Callable[[str], bool]) -> None:
         found = _LEFT.fullmatch(one.name)
         if found is None or not wanted(found[1]) or one in _in_use:
             continue
-        # A name with a token is nobody else's. One without may be a folder of the user's.
+        # A name with a token is ours alone. One without a token may be a folder of the user.
         if found[2] is not None or _content(one) is None:
             shutil.rmtree(one, ignore_errors=True)
 

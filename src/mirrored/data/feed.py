@@ -73,11 +73,11 @@ class Feed:
         self._watch = StallWatch(stats)
 
     def next(self, last: FeedItem | None) -> FeedItem:
-        """The next item; the last one holds an error or StopIteration.
+        """Returns the next item. The last item holds an error or StopIteration.
 
         Args:
-            last: The item that has arrived at the training loop last. If another one was given since, an interrupt
-                came in between (or nobody took it): that one is given again.
+            last: The item that the training loop received last. If another item was returned since, an interrupt came
+                in between, or the loop did not take it: that item is returned again.
         """
         if self._given is not None and self._given is not last:
             return self._given

@@ -1,9 +1,9 @@
-"""`Model.save` and `save_weights` of models of a strategy: the file appears at its path when it is whole.
+"""`Model.save` and `save_weights` of models of a strategy write atomically.
 
-Keras writes to the path itself. A program that is killed meanwhile leaves half a file in place of the one before, and
-of several workers that save to one path, as callbacks of `fit` do, one fails on the lock that HDF5 takes. So the file
-is written beside its place under a name of its own and renamed. What the workers write is the same, so that it does
-not matter who comes last. That takes no communication: a program may save on one worker only.
+Keras writes to the path itself. If the program is killed meanwhile, an incomplete file replaces the previous one. If
+several workers save to one path, as callbacks of `fit` do, one of them fails on the lock that HDF5 takes. The wrappers
+therefore write to a temporary name in the same folder and rename it. All workers write the same content, so their order
+does not matter. The wrappers do not communicate, because a program may save on one worker only.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _whole(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replaceable(filepath: Any, overwrite: bool) -> Path | None:
-    """The path, if one local file may be put there; the rest, questions and errors are Keras' own."""
+    """Returns the path if a local file can be placed there. Keras handles all other paths, questions and errors."""
     if not isinstance(filepath, (str, os.PathLike)) or "://" in os.fspath(filepath):
         return None
     path = Path(filepath)
