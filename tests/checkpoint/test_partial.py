@@ -314,5 +314,5 @@ def test_a_status_that_lives_until_the_program_ends_is_told(saved):
     command = [sys.executable, "-c", textwrap.dedent(program), str(saved)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("was restored in part so far") == 1
+    assert done.stderr.count("was partially restored") == 1
     assert "Exception ignored" not in done.stderr

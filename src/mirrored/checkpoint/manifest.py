@@ -78,13 +78,13 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         head = json.loads(text)
         body, stated = head["contents"], head["checksum"]
-        version, form = head["version"], head["format"]
+        version, form = head["version"], head.get("format")
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(directory, f"{FILE} is not a valid manifest: {error}") from None
-    if form != _FORMAT:
-        raise _damaged(directory, f"{FILE} has the format {form!r}, not {_FORMAT!r}")
     if version != _VERSION:
         raise _damaged(directory, f"{FILE} has version {version!r}, but this version of mirrored reads {_VERSION}")
+    if form != _FORMAT:
+        raise _damaged(directory, f"{FILE} has the format {form!r}, not {_FORMAT!r}")
     if _crc(to_json(body).encode()) != stated:
         raise _damaged(directory, f"the checksum of {FILE} does not match its contents")
     leaves = {name: _leaf_from_json(saved) for name, saved in body.pop("leaves").items()}
