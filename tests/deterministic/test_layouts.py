@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -131,6 +132,26 @@ def contrastive(strategy):
     return step
 
 
+def merged(strategy):
+    with strategy.scope():
+        w = mr.Variable(W)
+        mean = mr.Variable(jnp.zeros(4))
+
+    def replica(x, y):
+        context = mr.get_replica_context()
+        with mr.GradientTape() as tape:
+            h = x @ w
+            center = context.merge_call(lambda strategy, value: strategy.reduce("MEAN", value, axis=None), (h.mean(0),))
+            loss = mr.losses.average_loss(((h - center - y) ** 2).sum(-1))
+        mean.assign(center)
+        return context.all_reduce("SUM", tape.gradient(loss, w))
+
+    def step(x, y):
+        return strategy.local_results(strategy.run(replica, args=(x, y)))[0], mean.read_value()
+
+    return step
+
+
 def median(strategy):
     with strategy.scope():
         w = mr.Variable(W, aggregation=mr.collectives.Median())
@@ -150,6 +171,7 @@ PROGRAMS = [
     around_run_with_components,
     running_mean,
     contrastive,
+    merged,
     median,
 ]
 
@@ -178,6 +200,21 @@ def test_the_gradient_around_a_run_is_that_of_one_device():
     _, gradient = step(x, y)
     expected = 2 * X.astype("d").T @ (X.astype("d") @ W - Y) / len(X)
     np.testing.assert_allclose(gradient, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("devices", "replicas"), [(1, 4), (2, 4), (4, 4)])
+def test_the_gradient_through_a_merge_is_that_of_one_device(devices, replicas):
+    strategy = strategy_of(devices, replicas)
+    step = mr.function(merged(strategy))
+    ((x, y),) = list(strategy.experimental_distribute_dataset([(X, Y)]))
+    gradient, center = step(x, y)
+
+    def loss(w):
+        h = jnp.asarray(X) @ w
+        return (((h - h.mean(0)) - Y) ** 2).sum(-1).mean()
+
+    np.testing.assert_allclose(gradient, jax.grad(loss)(W), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(center, (X @ W).mean(0), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 2), (2, 2), (2, 4)])

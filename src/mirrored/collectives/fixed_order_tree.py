@@ -97,6 +97,29 @@ fan_out.defvjp(_fan_out_forward, _fan_out_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def fan_out_once(group: Group, value: Any) -> list[Any]:
+    """As `fan_out`, for a value of which each device computes a copy: the first device gets the whole cotangent.
+
+    The other devices get zeros, because the backward pass of what has computed the value sums over devices.
+    """
+    return [value] * group.local
+
+
+def _fan_out_once_forward(group: Group, value: Any) -> tuple[list[Any], None]:
+    return fan_out_once(group, value), None
+
+
+def _fan_out_once_backward(group: Group, _: None, cotangents: list[Any]) -> tuple[Any]:
+    (total,) = _fan_out_backward(group, None, cotangents)
+    if group.axis is None:
+        return (total,)
+    return (jnp.where(lax.axis_index(group.axis) == 0, total, jnp.zeros_like(total)),)
+
+
+fan_out_once.defvjp(_fan_out_once_forward, _fan_out_once_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _all_sum(group: Group, arrays: list[list[Any]]) -> list[list[Any]]:
     """Each array's sum, once for each local replica: cotangents arrive one by one and are summed by the same tree."""
     results = [[components[0]] * group.local for components in arrays]

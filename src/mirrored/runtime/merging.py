@@ -127,6 +127,10 @@ class ReplicaRunner(abc.ABC):
     def component(self, value: Any, local: int) -> Any:
         """Returns a local replica's component of a cross-replica value."""
 
+    def components_each(self, value: Any) -> list[Any]:
+        """Returns what each local replica receives of a merge's result, each with its own gradient."""
+        return [self.component(value, local) for local in range(self.num_local)]
+
     @abc.abstractmethod
     def reduced_component(self, value: Any, local: int) -> Any:
         """Returns a local replica's copy of the result of a collective: a per-replica value, equal on all replicas."""

@@ -68,8 +68,9 @@ def _merge_results(runner: ReplicaRunner, result: Any, count: int) -> list[list[
     flat, treedef = structures.flatten(result)
     arrays: list[list[Any]] = []
     runner.side_results = {}
+    columns = [runner.components_each(leaf) for leaf in flat]
     for local in range(count):
-        own = [runner.component(leaf, local) for leaf in flat]
+        own = [column[local] for column in columns]
         arrays.append([leaf for leaf in own if _is_array(leaf)])
         runner.side_results[local] = ([_SLOT if _is_array(leaf) else leaf for leaf in own], treedef)
     return arrays

@@ -12,6 +12,7 @@ from jax import lax
 from mirrored._jax import jit_key
 from mirrored._jax.capture import CaptureTracer
 from mirrored._jax.traces import belongs_to, is_staging_above, is_tracer, recording_parent
+from mirrored.collectives.fixed_order_tree import fan_out_once
 from mirrored.collectives.fusion_boundaries import stack_isolated
 from mirrored.collectives.stacked import group_of
 from mirrored.runtime.ambient import ambient, within
@@ -182,6 +183,14 @@ class TracingRunner(ReplicaRunner):
                 value.stacked(self.device_assignment), lax.axis_index(AXIS) * self.num_local + local, keepdims=False
             )
         return value
+
+    def components_each(self, value: Any) -> list[Any]:
+        values = super().components_each(value)
+        first = values[0]
+        is_one = len(values) > 1 and structures.identical(values) and is_tracer(first)
+        if not is_one or not self.strategy.cross_device_ops.as_written or not jnp.issubdtype(first.dtype, jnp.inexact):
+            return values
+        return fan_out_once(self.group_info, first)
 
     def reduced_component(self, value: Any, local: int) -> Any:
         return value
