@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import itertools
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -381,6 +382,16 @@ def test_the_position_of_an_iterator_that_was_closed_at_once() -> None:
     assert [np.asarray(batch).tolist() for batch in elsewhere] == [[0, 1], [2, 3]]
 
 
+@pytest.fixture
+def without_collection() -> Iterator[None]:
+    """Collects no cycles in the test: an iterator of another test would be interrupted in its `__del__`."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collection")
 @pytest.mark.parametrize("taken", [0, 1, 6])
 def test_an_interrupt_at_any_line_neither_loses_a_batch_nor_gives_one_twice(taken: int) -> None:
     """With 6 slow batches taken a worker reads ahead."""

@@ -7,6 +7,7 @@ step anyway, so a thread would cost more than it saves. Once batches take longer
 from __future__ import annotations
 
 import collections
+import contextlib
 import contextvars
 import dataclasses
 import sys
@@ -68,6 +69,7 @@ class Feed:
         self._given: FeedItem | None = None  # by the latest `next`
         self._changed = threading.Condition()
         self._worker: threading.Thread | None = None
+        self._works = False
         self._stopped = self._ended = False
         self._slow = 0
         self._watch = StallWatch(stats)
@@ -82,7 +84,11 @@ class Feed:
         if self._given is not None and self._given is not last:
             return self._given
         start = time.perf_counter()
-        item = self._from_worker() if self._worker is not None else self._from_caller()
+        if self._worker is not None:
+            self._ensure_started(self._worker)
+            item = self._from_worker()
+        else:
+            item = self._from_caller()
         now = time.perf_counter()
         self._stats.wait_seconds += now - start
         self._watch.after_batch(now)
@@ -121,9 +127,20 @@ class Feed:
         # The thread runs user functions, so it needs the context variables of the training loop.
         context = contextvars.copy_context()
         self._worker = threading.Thread(target=context.run, args=(self._work,), name=_THREAD_NAME, daemon=True)
-        self._worker.start()
+        self._ensure_started(self._worker)
+
+    @staticmethod
+    def _ensure_started(worker: threading.Thread) -> None:
+        """Starts the input thread, unless it runs. An interrupt may have come between its creation and its start."""
+        if worker.ident is None:
+            with contextlib.suppress(RuntimeError):  # it was started, and has not set its identity yet
+                worker.start()
 
     def _work(self) -> None:
+        with self._changed:
+            if self._works:  # the interrupted start and the repeated one have each launched a thread
+                return
+            self._works = True
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopped or len(self._ready) < self._ahead)
@@ -182,7 +199,9 @@ class Feed:
             self._ready.clear()
             self._changed.notify_all()
         worker = self._worker
-        if worker is not None and worker is not threading.current_thread() and not sys.is_finalizing():
+        # A worker that was not started, or is just starting, is not alive: it finds that the feed is stopped.
+        runs = worker is not None and worker.is_alive() and worker is not threading.current_thread()
+        if worker is not None and runs and not sys.is_finalizing():
             worker.join(_JOIN_SECONDS)
             if worker.is_alive():
                 log.warning(
