@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import h5py  # type: ignore[import-untyped]  # Keras needs it
+import h5py  # a requirement of Keras
 
 from mirrored.checkpoint.sharing import settled, writes_here
 from mirrored.errors import CheckpointError, InputError
