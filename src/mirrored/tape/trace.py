@@ -262,7 +262,9 @@ class TapeTrace(Trace):  # type: ignore[misc]
         if kind is Array and id(right) in recorder.known:
             keys = left.key, recorder.known[id(right)][0]
             return self._perform_quickly(operation, (left.payload, right), keys, _BOTH)
-        return self._perform_quickly(operation, (left.payload, _owned(right)), (left.key,), _FIRST)
+        if kind is not Array:
+            right = _owned(right)
+        return self._perform_quickly(operation, (left.payload, right), (left.key,), _FIRST)
 
     def operate_alone(self, operation: Operation, box: Box) -> Any:
         """Applies an operation with one result to one box of this tape."""
@@ -339,6 +341,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         values: list[Any] = []
         keys: list[Key] = []
         watched: list[int] = []
+        has_numpy = False
         for position, value in enumerate(args):
             if type(value) in STAND_INS:
                 value = self._resolved(value)
@@ -353,13 +356,15 @@ class TapeTrace(Trace):  # type: ignore[misc]
                     watched.append(position)
                 if type(value) is Box and self.eager:
                     value = value.payload
+                elif type(value) is not Array and isinstance(value, np.ndarray):
+                    has_numpy = True
             values.append(value)
         if recorder is None:
             return values, [], ()
         if self.touched is not None:
             self.touched.update(dict.fromkeys(keys))
             return values, [], ()
-        if watched:
+        if watched and has_numpy:
             values = [_owned(value) for value in values]
         return values, keys, tuple(watched)
 
