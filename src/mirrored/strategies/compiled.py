@@ -208,7 +208,7 @@ class _Run:
         in_specs = [
             sharded if source.per_replica or is_row else equal for source, is_row in zip(sources, in_rows, strict=True)
         ] + [sharded] * len(self._inputs)
-        unstack = outer_tape.unstack if self._fixed_order else list
+        unstack = outer_tape.unstack if self._fixed_order else outer_tape.rows_of
         out_rows: list[bool] = []
 
         def on_device(*parts: Any) -> tuple[list[Any], list[Any], list[Any]]:

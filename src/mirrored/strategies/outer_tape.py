@@ -149,18 +149,23 @@ def first_row(mesh: Mesh, rows: Any) -> Any:
 first_row.defvjp(lambda mesh, rows: (_to_equal(mesh, rows), None), lambda mesh, _, value: (_to_first_row(mesh, value),))
 
 
+def rows_of(stacked: Any) -> list[Any]:
+    """Returns the components of ``[local, ...]``. Iteration over a tracer would add a jitted helper to the program."""
+    return [stacked[k] for k in range(stacked.shape[0])]
+
+
 def unstack(stacked: Any) -> list[Any]:
     """Returns the components of ``[local, ...]``. The backward pass stacks cotangents behind a fusion boundary."""
-    return _unstack(stacked) if has_gradient(stacked) else list(stacked)
+    return _unstack(stacked) if has_gradient(stacked) else rows_of(stacked)
 
 
 @jax.custom_vjp
 def _unstack(stacked: Any) -> list[Any]:
-    return list(stacked)
+    return rows_of(stacked)
 
 
 _unstack.defvjp(
-    lambda stacked: (list(stacked), None),
+    lambda stacked: (rows_of(stacked), None),
     lambda _, cotangents: (stack_isolated([cotangents])[0],),
 )
 
