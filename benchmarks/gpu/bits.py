@@ -24,7 +24,7 @@ from spec import Workload, workload
 import mirrored as mr
 from gpu.contest import TINY
 from gpu.recording import Recorder
-from mirrored.collectives.pairwise_sum import tree_sum
+from mirrored.collectives.summation import tree_sum
 
 COUNTS = (4, 1) if TINY else (8, 4, 2, 1)
 """Virtual replicas on one device; the first is the number of all replicas."""

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mirrored import settings
-from mirrored.runtime.data_hooks import set_distributors
-from mirrored.runtime.framework_bridges import set_bridges
+from mirrored.runtime.hooks import set_bridges, set_distributors
 
 if TYPE_CHECKING:
     from mirrored import config as config

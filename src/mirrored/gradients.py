@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from mirrored._jax.putting import as_array
+from mirrored._jax.arrays import as_array
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.optimizers.gradient_merge import scope_of, update_with_sums

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.putting import as_array
+from mirrored._jax.arrays import as_array
 from mirrored._jax.traces import is_eval, recording_parent
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, ContextError, StructureError

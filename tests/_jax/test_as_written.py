@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from mirrored._jax.as_written import jit
+from mirrored._jax.dispatch import jit
 
 SOURCE = str(pathlib.Path(__file__).parents[2] / "src")
 
@@ -63,7 +63,7 @@ def test_what_xla_logs_otherwise_is_as_before() -> None:
     code = """
 import jax, numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from mirrored._jax.as_written import jit
+from mirrored._jax.dispatch import jit
 jit(lambda x: x + 1, as_written=True)(1.0)
 mesh = Mesh(np.array(jax.devices()), ("d",), axis_types=(AxisType.Auto,))
 x = jax.device_put(np.ones(2, "f4"), NamedSharding(mesh, PartitionSpec("d")))

@@ -10,7 +10,7 @@ from jax.extend.core import set_current_trace, take_current_trace
 
 from mirrored._jax import boxes
 from mirrored._jax.boxes import Box, BoxTracer, ReadTracer
-from mirrored._jax.programs import aval_of
+from mirrored._jax.jaxprs import aval_of
 
 
 class Owner:

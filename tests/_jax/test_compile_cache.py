@@ -11,7 +11,7 @@ import pytest
 
 from cluster.jobs import PROGRAMS
 from launcher.jobs import Ran, environment, written
-from mirrored._jax.compile_cache import write_on_every_process
+from mirrored._jax.caches import write_on_every_process
 from mirrored.launcher import Job
 
 __all__ = ["environment"]  # a fixture for every test here
@@ -62,7 +62,7 @@ jax.monitoring.register_event_listener(lambda name, **_: events.update([name.rpa
 import jax.numpy as jnp
 import training
 import mirrored as mr
-from mirrored._jax.as_written import jit
+from mirrored._jax.dispatch import jit
 
 def compiled(as_written):
     jax.clear_caches()

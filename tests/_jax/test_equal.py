@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.equal import equal_on_all_devices
+from mirrored._jax.jaxprs import equal_on_all_devices
 from mirrored.analysis.replication_check import Origin, check_replication
 
 

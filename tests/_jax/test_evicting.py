@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mirrored._jax import evicting, jit_key
+from mirrored._jax import caches
 
 USES = {
     "jit": lambda f: jax.make_jaxpr(jax.jit(f))(2.0),
@@ -25,14 +25,14 @@ def test_a_forgotten_function_is_traced_again(use):
 
     def function(x):
         traces.append(x)
-        seen[:] = evicting.functions_being_traced()
+        seen[:] = caches.functions_being_traced()
         return x * 3.0
 
-    with jit_key.using("evicting"):
+    with caches.using("evicting"):
         USES[use](function)
         assert seen
         once = len(traces)
-        evicting.forget_traces(seen)
+        caches.forget_traces(seen)
         USES[use](function)
     assert len(traces) == 2 * once
 
@@ -46,10 +46,10 @@ def test_other_functions_are_kept():
         return x
 
     kept(jnp.ones(2))
-    evicting.forget_traces([lambda x: x])
+    caches.forget_traces([lambda x: x])
     kept(jnp.ones(2))
     assert len(traces) == 1
 
 
 def test_nothing_is_being_traced_outside():
-    assert evicting.functions_being_traced() == []
+    assert caches.functions_being_traced() == []

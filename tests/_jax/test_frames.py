@@ -3,7 +3,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from mirrored._jax.frames import user_line, user_lines
+from mirrored._jax.source_lines import user_line, user_lines
 
 
 def helper() -> str:

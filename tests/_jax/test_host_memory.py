@@ -5,7 +5,7 @@ import mmap
 import numpy as np
 import pytest
 
-from mirrored._jax.host_memory import aligned_empty, expose, frozen, is_aligned, is_owned, owned
+from mirrored._jax.arrays import aligned_empty, expose, frozen, is_aligned, is_owned, owned
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (4, 3)])

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from mirrored._jax.boxes import Box
 from mirrored._jax.inlining import apply_jaxpr
-from mirrored._jax.sources import source_line
+from mirrored._jax.source_lines import source_line
 from mirrored.tape import GradientTape
 
 

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from mirrored._jax.jaxprs import Branch, Call, Equalising, Kind, Plain, Scan, ValueSource, While, constants_of, kind_of
-from mirrored._jax.sources import source_line
+from mirrored._jax.source_lines import source_line
 
 AXIS = "replica"
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax._src import util as _util
 
-from mirrored._jax import jit_key
+from mirrored._jax import caches
 
 
 @pytest.fixture
@@ -23,49 +23,49 @@ def counted():
 
 
 def test_default_is_none():
-    assert jit_key.current() is None
+    assert caches.current() is None
 
 
 def test_another_token_traces_again_and_the_same_does_not(counted):
     function, traces = counted
     for token in (None, "a", "a", None, "b", "a"):
-        with jit_key.using(token):
-            assert jit_key.current() == token
+        with caches.using(token):
+            assert caches.current() == token
             function(1.0)
     assert len(traces) == 3
 
 
 def test_swap_gives_what_was():
-    assert jit_key.swap("a") is None
-    assert jit_key.swap(None) == "a"
+    assert caches.swap("a") is None
+    assert caches.swap(None) == "a"
 
 
 def test_fresh_is_never_the_same(counted):
     function, traces = counted
     for _ in range(3):
-        with jit_key.fresh():
+        with caches.fresh():
             function(1.0)
             function(1.0)
     assert len(traces) == 3
-    assert jit_key.current() is None
+    assert caches.current() is None
 
 
 def test_renew_within_fresh(counted):
     function, traces = counted
-    with jit_key.fresh():
+    with caches.fresh():
         function(1.0)
-        jit_key.renew()
+        caches.renew()
         function(1.0)
     assert len(traces) == 2
-    assert jit_key.current() is None
+    assert caches.current() is None
 
 
 def test_renew_elsewhere_changes_nothing():
-    jit_key.renew()
-    assert jit_key.current() is None
-    with jit_key.using(jit_key.TAPE):
-        jit_key.renew()
-        assert jit_key.current() == jit_key.TAPE
+    caches.renew()
+    assert caches.current() is None
+    with caches.using(caches.TAPE):
+        caches.renew()
+        assert caches.current() == caches.TAPE
 
 
 def test_inner_traces_of_scan_and_checkpoint_obey_it():
@@ -76,23 +76,23 @@ def test_inner_traces_of_scan_and_checkpoint_obey_it():
         return carry * 2.0, None
 
     for token in ("a", "b", "b"):
-        with jit_key.using(token):
+        with caches.using(token):
             jax.lax.scan(body, jnp.ones(2), None, length=2)
     assert len(traces) == 2
 
 
 def test_left_by_an_exception():
-    with pytest.raises(KeyError, match="k"), jit_key.using("a"):
+    with pytest.raises(KeyError, match="k"), caches.using("a"):
         raise KeyError("k")
-    assert jit_key.current() is None
+    assert caches.current() is None
 
 
 def test_the_traces_of_a_fresh_token_are_forgotten_with_it(counted):
     function, traces = counted
     function(1.0)
-    with jit_key.fresh():
+    with caches.fresh():
         jax.make_jaxpr(function)(1.0)
-        jit_key.renew()
+        caches.renew()
         jax.make_jaxpr(function)(1.0)
         tokens = _tokens_in_caches()
         assert len(tokens) >= 2

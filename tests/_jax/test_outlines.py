@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mirrored._jax.outlines import captured_arrays, digest_of
+from mirrored._jax.inlining import captured_arrays, digest_of
 
 
 def digest(function, *args):
@@ -70,7 +70,7 @@ def test_which_value_goes_where_counts():
 @pytest.mark.multiprocess
 def test_another_process_gives_the_same():
     text = (
-        "import jax, jax.numpy as jnp\nfrom mirrored._jax.outlines import digest_of\n"
+        "import jax, jax.numpy as jnp\nfrom mirrored._jax.inlining import digest_of\n"
         "def f(x):\n    return jax.lax.cond(x.sum() > 0, jax.nn.silu, jax.checkpoint(jnp.sin), x)\n"
         "closed = jax.make_jaxpr(jax.grad(lambda x: f(x).sum()))(jnp.ones(3))\n"
         "print(digest_of(closed.jaxpr, closed.consts))"

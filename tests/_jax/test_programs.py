@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.extend.core import primitives
 
-from mirrored._jax.embedded import Lifted, embedded_arrays
-from mirrored._jax.programs import aval_of, context_key, is_inexact, program_of
+from mirrored._jax.closures import Lifted, embedded_arrays
+from mirrored._jax.jaxprs import aval_of, context_key, is_inexact, program_of
 from mirrored.errors import TapeError
 
 X = jnp.arange(3.0)

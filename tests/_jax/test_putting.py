@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from mirrored._jax.putting import put_rows
+from mirrored._jax.arrays import put_rows
 from mirrored.topology.device_assignment import make_device_assignment
 
 

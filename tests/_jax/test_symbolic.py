@@ -5,7 +5,7 @@ import jax.export
 import jax.numpy as jnp
 import pytest
 
-from mirrored._jax.symbolic import InconclusiveDimensionOperation
+from mirrored._jax.boxes import InconclusiveDimensionOperation
 
 
 def test_a_question_about_an_unknown_size_is_refused_by_it():

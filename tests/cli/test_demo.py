@@ -12,9 +12,8 @@ from mirrored.cli import main
 from mirrored.cli.demo.command import _check, _devices_for
 from mirrored.cli.demo.copies import Copies, copies_of, hash_arrays, hash_variables
 from mirrored.cli.demo.digits import Examples, load_digits
-from mirrored.cli.demo.history import History
 from mirrored.cli.demo.report import Findings, write_report
-from mirrored.cli.demo.training import Trainer
+from mirrored.cli.demo.training import History, Trainer
 from mirrored.strategies import MirroredStrategy
 from mirrored.topology.device_assignment import make_device_assignment
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import mirrored as mr
-from mirrored._jax import clusters
+from mirrored._jax import distributed
 from mirrored.cluster.detecting import detected_process, resolver_of
 
 OPEN_MPI = {
@@ -101,5 +101,5 @@ def test_tf_config_counts_before_what_jax_detects(monkeypatch):
 
 def test_a_method_that_fails_says_which(monkeypatch):
     started(monkeypatch, {**SLURM, "SLURM_PROCID": "x"})
-    with pytest.raises(clusters.DetectionError, match="SlurmCluster: ValueError"):
-        clusters.detect(1)
+    with pytest.raises(distributed.DetectionError, match="SlurmCluster: ValueError"):
+        distributed.detect(1)

@@ -5,7 +5,7 @@ import sys
 import jax
 import pytest
 
-from mirrored.cluster.fingerprint import _SETTINGS, check_fingerprints, fingerprint
+from mirrored.cluster.joining import _SETTINGS, check_fingerprints, fingerprint
 from mirrored.errors import DisagreementError
 
 NAMES = ["host0:1", "host1:1", "host2:1"]

@@ -15,7 +15,7 @@ from jax import lax
 import mirrored as mr
 from collectives.spmd import group_of, over_devices, reduction
 from mirrored.collectives import AllReduce, OrderedTree, ReduceOp
-from mirrored.collectives.pairwise_sum import tree_sum
+from mirrored.collectives.summation import tree_sum
 from mirrored.testing import count_work
 
 Layer = Callable[[Any, Any, Any], Any]

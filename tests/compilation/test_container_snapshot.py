@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mirrored.compilation.container_snapshot import ContainerSnapshot, is_container
+from mirrored.compilation.captured_objects import ContainerSnapshot, is_container
 
 
 class Row:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.compilation.static_keys import static_key
+from mirrored.compilation.signature import static_key
 
 
 @dataclasses.dataclass

@@ -11,7 +11,7 @@ import pytest
 import mirrored as mr
 import mirrored.tf as tf
 from mirrored.data import Dataset, InputOptions
-from mirrored.data.batching import is_batched
+from mirrored.data.pipeline.batching import is_batched
 from mirrored.errors import StructureError
 
 X, Y = np.arange(24, dtype=np.float32).reshape(6, 4), np.arange(6)

@@ -11,9 +11,9 @@ import pytest
 
 import mirrored as mr
 from mirrored.data import Dataset, InputOptions
+from mirrored.data.placement import LAST_BATCH_RULES, split
 from mirrored.data.readers import GlobalBatches
 from mirrored.data.sources import as_source
-from mirrored.data.splitting import LAST_BATCH_RULES, split
 
 REPLICAS = (1, 2, 4, 8)
 

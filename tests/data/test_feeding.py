@@ -257,7 +257,7 @@ class TestStalls:
     def test_a_step_that_mostly_waits_is_told_for_what(
         self, strategy: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("mirrored.data.stats._WINDOW_SECONDS", 0.1)
+        monkeypatch.setattr("mirrored.data.feed._WINDOW_SECONDS", 0.1)
         with caplog.at_level(logging.WARNING, "mirrored.data"):
             list(strategy.experimental_distribute_dataset(slow(30, 0.01)))
         (message,) = [record.getMessage() for record in caplog.records if "of the last" in record.getMessage()]

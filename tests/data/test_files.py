@@ -9,8 +9,7 @@ import pytest
 
 from data.readings import assert_resumes_everywhere, read
 from mirrored.data import Dataset
-from mirrored.data.files import masked_crc
-from mirrored.data.records import TFRecordWriter
+from mirrored.data.pipeline.files import TFRecordWriter, masked_crc
 from mirrored.errors import DataFileError
 
 RECORDS = [b"one", b"", b"three\x00\x00", bytes(range(256))]

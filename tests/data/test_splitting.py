@@ -3,14 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mirrored.data import splitting
+from mirrored.data import placement
 from mirrored.errors import ArgumentError, StructureError
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])
 def test_every_example_lands_in_one_share_in_order(replicas: int) -> None:
     for size in range(30):
-        shares = splitting.split({"id": np.arange(size)}, replicas)
+        shares = placement.split({"id": np.arange(size)}, replicas)
         assert len(shares) == replicas
         assert np.concatenate([share["id"] for share in shares]).tolist() == list(range(size))
         assert max(len(share["id"]) for share in shares) == -(-size // replicas)
@@ -19,47 +19,47 @@ def test_every_example_lands_in_one_share_in_order(replicas: int) -> None:
 def test_the_shares_are_those_of_tf_distribute() -> None:
     sizes = {(6, 4): [2, 2, 2, 0], (5, 4): [2, 2, 1, 0], (7, 3): [3, 3, 1], (4, 4): [1, 1, 1, 1], (1, 2): [1, 0]}
     for (size, replicas), expected in sizes.items():
-        assert [high - low for low, high in splitting.share_bounds(size, replicas)] == expected
+        assert [high - low for low, high in placement.share_bounds(size, replicas)] == expected
 
 
 def test_an_empty_share_keeps_the_shape_of_an_example() -> None:
-    assert splitting.split(np.zeros((1, 3, 2)), 2)[1].shape == (0, 3, 2)
+    assert placement.split(np.zeros((1, 3, 2)), 2)[1].shape == (0, 3, 2)
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4, 8])
 @pytest.mark.parametrize("full", [1, 5, 8])
 def test_padding_fills_up_to_one_shape_and_marks_the_real_examples(replicas: int, full: int) -> None:
     for size in range(full + 1):
-        batch, mask = splitting.pad({"id": np.arange(size)}, replicas, full)
+        batch, mask = placement.pad({"id": np.arange(size)}, replicas, full)
         assert len(mask) == len(batch["id"]) == -(-full // replicas) * replicas
         assert batch["id"][mask].tolist() == list(range(size))
 
 
 def test_padding_repeats_the_last_example() -> None:
-    batch, _ = splitting.pad(np.array([1.5, 2.5, 3.5]), 4)
+    batch, _ = placement.pad(np.array([1.5, 2.5, 3.5]), 4)
     assert batch.tolist() == [1.5, 2.5, 3.5, 3.5]
 
 
 def test_an_unbatched_element_is_refused_with_its_leaf_and_the_remedy() -> None:
     with pytest.raises(StructureError, match=r"element\['x'\] is a scalar(.|\n)*\.batch\("):
-        splitting.split({"x": np.int64(1)}, 2)
+        placement.split({"x": np.int64(1)}, 2)
 
 
 def test_leaves_that_disagree_are_refused() -> None:
     with pytest.raises(StructureError, match=r"element\[1\] has 3 examples, the leaves before it 4"):
-        splitting.split((np.zeros(4), np.zeros(3)), 2)
+        placement.split((np.zeros(4), np.zeros(3)), 2)
 
 
 def test_a_batch_without_arrays_is_refused() -> None:
     with pytest.raises(StructureError, match="no array"):
-        splitting.split({}, 2)
+        placement.split({}, 2)
 
 
 def test_no_replicas_are_refused() -> None:
     with pytest.raises(ArgumentError, match="num_replicas=0"):
-        splitting.split(np.zeros(3), 0)
+        placement.split(np.zeros(3), 0)
 
 
 def test_an_unknown_rule_is_refused() -> None:
     with pytest.raises(ArgumentError, match="last_batch='trim'"):
-        splitting.check_last_batch("trim", "distribute")
+        placement.check_last_batch("trim", "distribute")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mirrored.data.stats import InputStats, StallWatch
+from mirrored.data.feed import InputStats, StallWatch
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import mirrored.tf as tf
 from data.readings import assert_resumes_everywhere, read
 from mirrored.data import Dataset
-from mirrored.data.storing import FILE
+from mirrored.data.pipeline.storing import FILE
 from mirrored.errors import ArgumentError, DataFileError, StructureError
 
 
@@ -155,7 +155,7 @@ def test_damaged_files(damage: Any, tmp_path: Path) -> None:
 
 
 def test_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mirrored.data.storing._VERSION", 2)
+    monkeypatch.setattr("mirrored.data.pipeline.storing._VERSION", 2)
     Dataset.range(3).save(tmp_path)
     monkeypatch.undo()
     with pytest.raises(DataFileError, match="it has version 2, but this version of mirrored reads 1"):

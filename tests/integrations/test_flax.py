@@ -15,8 +15,7 @@ import pytest
 from flax import nnx
 
 import mirrored as mr
-from mirrored.integrations.flax.holding import held
-from mirrored.integrations.flax.keys import ReplicaKey
+from mirrored.integrations.flax.holding import ReplicaKey, held
 
 BATCH, STEPS = 8, 4
 both_ways = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 
-from mirrored.launcher.caching import default_directory, tidy
+from mirrored.launcher.environment import default_directory, tidy
 
 
 def test_the_programs_used_longest_ago_go_first(tmp_path):

@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mirrored.errors import RendezvousError
-from mirrored.launcher.job import Job
-from mirrored.launcher.ports import free_ports
+from mirrored.launcher.job import Job, free_ports
 from mirrored.launcher.rendezvous import LauncherRendezvous
 from mirrored.transport import Channel
 from transport.attacks import COUNT, MALFORMED, attack, idle

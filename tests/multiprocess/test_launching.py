@@ -12,7 +12,7 @@ import pytest
 
 from launcher.jobs import Ran, environment, is_alive, wait_until, written
 from mirrored.launcher import Job
-from mirrored.launcher.ports import free_ports
+from mirrored.launcher.job import free_ports
 
 __all__ = ["environment"]  # a fixture for every test here
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from mirrored.errors import StructureError
-from mirrored.optimizers.slot_layout import lay_out
+from mirrored.optimizers.slots import lay_out
 
 
 def _parameters(*names: str) -> dict[str, jax.ShapeDtypeStruct]:

@@ -11,9 +11,9 @@ import optax
 import pytest
 
 from mirrored.optimizers import rules
-from mirrored.optimizers.clipping import Clipping
+from mirrored.optimizers.gradient_merge import Clipping
 from mirrored.optimizers.rules import Decay
-from mirrored.optimizers.update import UpdatePlan, UpdateRule, slot_key
+from mirrored.optimizers.slots import UpdatePlan, UpdateRule, slot_key
 from mirrored.testing.parity import assert_close_by_norm
 
 Arrays = dict[str, jax.Array]

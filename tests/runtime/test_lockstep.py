@@ -13,8 +13,7 @@ import pytest
 
 from mirrored.errors import MergeError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.lockstep import LockStep
-from mirrored.runtime.merging import Merge
+from mirrored.runtime.lockstep import LockStep, Merge
 
 SUM = Merge("sum", lambda payloads: [sum(payloads)] * len(payloads))
 

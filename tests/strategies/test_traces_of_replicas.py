@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import mirrored as mr
-from mirrored._jax import jit_key
+from mirrored._jax import caches
 from strategies.programs import parts
 
 LAYOUTS = ((1, 2), (2, 2), (2, 4))
@@ -67,7 +67,7 @@ HELPERS = {make.__name__: make for make in (in_jit, in_scan, under_a_tape, in_a_
 
 @pytest.fixture(autouse=True)
 def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jit_key._Replicas, "apart", False)
+    monkeypatch.setattr(caches._Replicas, "apart", False)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])

@@ -9,8 +9,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.tape import direct
-from mirrored.tape.operation import Operation
-from mirrored.tape.quick_rules import QuickRules
+from mirrored.tape.operation import Operation, QuickRules
 
 X = jnp.array([0.3, -1.2, 2.5])
 FUNCTIONS = [jnp.sin, jnp.tanh, jnp.exp, jnp.abs, jax.nn.relu, jnp.square, jnp.sum, jax.nn.softplus]

@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 
 import mirrored as mr
-from mirrored._jax import jit_key
+from mirrored._jax import caches
 
 Read = Callable[[], Any]
 Helper = Callable[[Any], Any]
@@ -275,7 +275,7 @@ def test_a_helper_reads_its_own_replicas_component(devices, replicas):
 
 def test_tapes_and_replicas_share_the_trace_of_a_helper_that_reads_nothing(monkeypatch):
     # A helper of another test may have asked for its replica's id: from then on replicas share no traces.
-    monkeypatch.setattr(jit_key._Replicas, "apart", False)
+    monkeypatch.setattr(caches._Replicas, "apart", False)
     strategy = mr.MirroredStrategy(jax.devices()[:1], num_replicas=3)
     with strategy.scope():
         v = mr.Variable(W, name="v")

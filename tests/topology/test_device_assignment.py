@@ -145,8 +145,8 @@ def test_a_single_device_object_is_refused():
 def test_mixed_kinds_say_which_is_which(monkeypatch):
     cpu, gpu = jax.devices()[:2]
     kinds = {cpu: "CPU", gpu: "GPU"}
-    monkeypatch.setattr("mirrored.topology.devices.kind_of", kinds.__getitem__)
-    monkeypatch.setattr("mirrored.topology.devices.name_device", lambda device: f"{kinds[device]}:0")
+    monkeypatch.setattr("mirrored.topology.device_assignment.kind_of", kinds.__getitem__)
+    monkeypatch.setattr("mirrored.topology.device_assignment.name_device", lambda device: f"{kinds[device]}:0")
     with pytest.raises(DeviceError, match=r"1 CPU \(CPU:0\) and 1 GPU \(GPU:0\)[\s\S]*of one kind"):
         make_device_assignment([cpu, gpu])
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.multiprocess
 
 PROGRAM = """
 import ctypes, faulthandler, os, signal, sys, threading, time
-from mirrored.watchdog.delayed_abort import delay_aborts, is_aborting
+from mirrored.watchdog.fail_fast_exit import delay_aborts, is_aborting
 how = sys.argv[1]
 if how == "faulthandler": faulthandler.enable()
 print(delay_aborts(), is_aborting(), flush=True)

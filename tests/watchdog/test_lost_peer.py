@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from mirrored.watchdog.collective_log import CollectiveLog
-from mirrored.watchdog.lost_peer import FOLLOWS, lost_worker
+from mirrored.watchdog.fail_fast_exit import FOLLOWS, lost_worker
 
 
 def test_the_worker_is_named_with_where_and_when_it_was_last_seen():

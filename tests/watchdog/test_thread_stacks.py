@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from mirrored.watchdog.thread_stacks import all_stacks
+from mirrored.watchdog.fail_fast_exit import all_stacks
 
 
 def test_every_thread_is_told_the_main_one_first():

@@ -28,15 +28,33 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax as _lax
+from jax._src import ad_util as _ad_util
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src.array import ArrayImpl
+from jax._src.core import InconclusiveDimensionOperation as InconclusiveDimensionOperation
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import pxla as _pxla
 from jax._src.numpy import array_methods as _array_methods
+from jax.extend.core import primitives
 
-from mirrored._jax import evicting
-from mirrored._jax.frames import user_stacklevel
+from mirrored._jax import caches
+from mirrored._jax.source_lines import user_stacklevel
+
+# The error that JAX raises for an operation that is undecidable for a symbolic dimension.
+#
+# Supports JAX 0.10 to 0.12; `jax.errors` has the class since 0.10.1.
+
+
+# Primitives that tapes handle specially.
+#
+# Supports JAX 0.10 to 0.12: `jax.extend.core.primitives`, and `ad_util.stop_gradient_p`, which it does not export.
+
+while_p = primitives.while_p
+# Inside a compiled program, it transfers nothing.
+device_put_p = primitives.device_put_p
+stop_gradient_p = _ad_util.stop_gradient_p
+
 
 Array = ArrayImpl
 _trace_now = _core.trace_ctx
@@ -233,7 +251,7 @@ def stand_in(box: Box) -> BoxTracer:
     The owner records which functions JAX is tracing, so that their traces, which contain the box as a constant, can be
     evicted from JAX's caches.
     """
-    box.owner.captured(evicting.functions_being_traced())
+    box.owner.captured(caches.functions_being_traced())
     try:
         return box._stand_in
     except AttributeError:

@@ -1,11 +1,4 @@
-"""Finds the values over which functions with custom derivatives (`jax.custom_jvp`, `jax.custom_vjp`) close in programs.
-
-In a traced program, the closed-over values are leading operands of the call, and the derivative rule does not cover
-them. JAX refuses to differentiate a `custom_vjp` call with respect to them; for `custom_jvp` it drops their tangents.
-The rules themselves are traced later, by a program that is derived from this one, and embed what they close over there.
-
-Supports JAX 0.10 to 0.12 (`num_consts` of the two primitives).
-"""
+"""Finds arrays that a program embeds: closed over by custom derivatives, or held in a primitive's parameters."""
 
 from __future__ import annotations
 
@@ -13,15 +6,26 @@ import enum
 import functools
 import operator
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax._src.array import ArrayImpl
 from jax.extend.core import Literal, primitives
 
-from mirrored._jax.embedded import scan_split
-from mirrored._jax.programs import JaxprProgram, is_inexact
-from mirrored._jax.structured import stop_gradient_p
+from mirrored._jax.boxes import stop_gradient_p
+from mirrored._jax.jaxprs import JaxprProgram, is_inexact
+from mirrored._jax.local_collectives import bind_custom_call
+from mirrored.errors import TapeError
+
+# Finds the values over which functions with custom derivatives (`jax.custom_jvp`, `jax.custom_vjp`) close in programs.
+#
+# In a traced program, the closed-over values are leading operands of the call, and the derivative rule does not cover
+# them. JAX refuses to differentiate a `custom_vjp` call with respect to them; for `custom_jvp` it drops their tangents.
+# The rules themselves are traced later, by a program that is derived from this one, and embed what they close over
+# there.
+#
+# Supports JAX 0.10 to 0.12 (`num_consts` of the two primitives).
 
 _CUSTOM = (primitives.custom_jvp_call_p, primitives.custom_vjp_call_p)
 _SAME_OPERANDS = (primitives.jit_p, primitives.remat_p, primitives.scan_p, primitives.cond_p, *_CUSTOM)
@@ -35,7 +39,7 @@ class CustomCalls(enum.IntEnum):
     CLOSING_OVER = 2
 
 
-_found: weakref.WeakKeyDictionary[Any, CustomCalls] = weakref.WeakKeyDictionary()
+_custom_calls: weakref.WeakKeyDictionary[Any, CustomCalls] = weakref.WeakKeyDictionary()
 
 
 def custom_calls(params: Mapping[str, Any]) -> CustomCalls:
@@ -44,9 +48,9 @@ def custom_calls(params: Mapping[str, Any]) -> CustomCalls:
 
 
 def _custom_calls_in(jaxpr: Any) -> CustomCalls:
-    found = _found.get(jaxpr)
+    found = _custom_calls.get(jaxpr)
     if found is None:
-        found = _found[jaxpr] = max(map(_custom_calls_of, _opened(jaxpr).eqns), default=CustomCalls.NONE)
+        found = _custom_calls[jaxpr] = max(map(_custom_calls_of, _opened(jaxpr).eqns), default=CustomCalls.NONE)
     return found
 
 
@@ -153,3 +157,176 @@ def _lost_in_scan(params: Mapping[str, Any], jaxpr: Any, masks: Sequence[int]) -
         carried = [one | other for one, other in zip(before[start : start + count], results, strict=False)]
         after = [*before[:start], *carried, *before[start + count :]]
     return lost
+
+
+# Finds arrays embedded in a primitive's parameters, and applies the primitive with other arrays in their place.
+#
+# A function passed to `jit` (or `scan`, `cond`, ...) may close over an array that a tape watches. The traced jaxpr
+# contains the array object: among the constants of a closed jaxpr or, if it is a scalar, as a literal. To differentiate
+# with respect to it, the array has to become an input.
+#
+# Supports JAX 0.10 to 0.12.
+
+_embedded_arrays: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
+
+
+def embedded_arrays(params: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns the concrete arrays inside the jaxprs among `params`, at any depth."""
+    arrays: tuple[Any, ...] = ()
+    for value in params.values():
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(one, "eqns"):
+                arrays += _arrays_of(one)
+    return arrays
+
+
+def opaque_arrays(params: Mapping[str, Any]) -> list[Any]:
+    """Returns the concrete arrays over which functions with custom derivatives close, inside the jaxprs of `params`."""
+    found: list[Any] = []
+    for value in params.values():
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            for equation in getattr(one, "eqns", ()):
+                inside = embedded_arrays if equation.primitive in _OPAQUE else opaque_arrays
+                found += inside(equation.params)
+    return found
+
+
+def _arrays_of(jaxpr: Any) -> tuple[Any, ...]:
+    """Returns the concrete arrays inside an open or closed jaxpr, cached per jaxpr."""
+    arrays = _embedded_arrays.get(jaxpr)
+    if arrays is None:
+        arrays = tuple({id(array): array for array in _search(jaxpr)}.values())
+        _embedded_arrays[jaxpr] = arrays
+    return arrays
+
+
+def _search(jaxpr: Any) -> list[Any]:
+    found = [one for one in getattr(jaxpr, "consts", ()) if isinstance(one, ArrayImpl)]
+    open_jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    for equation in open_jaxpr.eqns:
+        found += _literals(equation.invars)
+        if equation.primitive not in _OPAQUE:
+            found += embedded_arrays(equation.params)
+    return found + _literals(open_jaxpr.outvars)
+
+
+def _literals(atoms: Sequence[Any]) -> list[Any]:
+    return [atom.val for atom in atoms if isinstance(atom, Literal) and isinstance(atom.val, ArrayImpl)]
+
+
+class Lifted:
+    """A primitive whose embedded arrays are leading arguments.
+
+    Args:
+        primitive: The primitive.
+        params: The primitive's parameters.
+        arrays: The embedded arrays to replace.
+    """
+
+    def __init__(self, primitive: Any, params: Mapping[str, Any], arrays: Sequence[Any]) -> None:
+        self._primitive = primitive
+        self._params = dict(params)
+        self._ids = [id(array) for array in arrays]
+        self._arrays = tuple(arrays)
+
+    def __call__(self, *args: Any) -> list[Any]:
+        """Applies the primitive. The arguments are values for `arrays`, followed by the primitive's operands."""
+        count = len(self._ids)
+        return _bind(self._primitive, self._params, args[count:], dict(zip(self._ids, args[:count], strict=True)))
+
+
+def _bind(primitive: Any, params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+    """Applies a primitive with the embedded arrays in `instead` replaced."""
+    if primitive in _OPAQUE or not any(id(array) in instead for array in embedded_arrays(params)):
+        return bind_custom_call(primitive, params, args)
+    rebuild = _REBUILD.get(primitive)
+    if rebuild is None:
+        raise TapeError(
+            "GradientTape",
+            found=f"a function passed to {primitive} closes over a watched array",
+            rule="a watched array can be closed over only in jit, scan, cond, while_loop and checkpoint",
+            remedy="pass it as an argument, or close over its value: float(array) or numpy.asarray(array)",
+        )
+    return list(rebuild(params, args, instead))
+
+
+def _evaluate(jaxpr: Any, args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+    """Evaluates a closed (or constant-free) jaxpr with embedded arrays replaced."""
+    open_jaxpr, constants = getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+    environment: dict[Any, Any] = dict(zip(open_jaxpr.invars, args, strict=True))
+    for variable, constant in zip(open_jaxpr.constvars, constants, strict=True):
+        environment[variable] = instead.get(id(constant), constant)
+
+    def value_of(atom: Any) -> Any:
+        return instead.get(id(atom.val), atom.val) if isinstance(atom, Literal) else environment[atom]
+
+    for equation in open_jaxpr.eqns:
+        inputs = [value_of(atom) for atom in equation.invars]
+        results = _bind(equation.primitive, equation.params, inputs, instead)
+        environment.update(zip(equation.outvars, results, strict=True))
+    return [value_of(atom) for atom in open_jaxpr.outvars]
+
+
+def _jit(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+    return _evaluate(params["jaxpr"], args, instead)
+
+
+def scan_split(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns the number of constants and the number of carries among the operands of a `scan`."""
+    if "ft_in" in params:  # from JAX 0.12
+        of_constants, of_carry, _ = params["ft_in"].unpack()
+        return len(of_constants), len(of_carry)
+    return params["num_consts"], params["num_carry"]
+
+
+def _scan(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+    split = scan_split(params)
+    constants, carry, xs = args[: split[0]], args[split[0] : sum(split)], args[sum(split) :]
+
+    def body(carry: Any, x: Any) -> Any:
+        results = _evaluate(params["jaxpr"], [*constants, *carry, *x], instead)
+        return results[: split[1]], results[split[1] :]
+
+    last, ys = jax.lax.scan(
+        body, list(carry), list(xs), length=params["length"], reverse=params["reverse"], unroll=params["unroll"]
+    )
+    return [*last, *ys]
+
+
+def _cond(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+    def branch(jaxpr: Any) -> Callable[..., list[Any]]:
+        return lambda *operands: _evaluate(jaxpr, operands, instead)
+
+    return list(jax.lax.switch(args[0], [branch(jaxpr) for jaxpr in params["branches"]], *args[1:]))
+
+
+def _while(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+    in_cond, in_body = params["cond_nconsts"], params["body_nconsts"]
+    for_cond, for_body, carry = args[:in_cond], args[in_cond : in_cond + in_body], args[in_cond + in_body :]
+    return list(
+        jax.lax.while_loop(
+            lambda state: _evaluate(params["cond_jaxpr"], [*for_cond, *state], instead)[0],
+            lambda state: _evaluate(params["body_jaxpr"], [*for_body, *state], instead),
+            list(carry),
+        )
+    )
+
+
+def _checkpoint(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+    wrapped = jax.checkpoint(
+        lambda *inputs: _evaluate(params["jaxpr"], inputs, instead),
+        prevent_cse=params["prevent_cse"],
+        policy=params["policy"],
+    )
+    return list(wrapped(*args))
+
+
+_REBUILD = {
+    primitives.jit_p: _jit,
+    primitives.scan_p: _scan,
+    primitives.cond_p: _cond,
+    primitives.while_p: _while,
+    primitives.remat_p: _checkpoint,
+}
+# As in JAX, values over which functions with custom derivatives close have no derivative.
+_OPAQUE = (primitives.custom_jvp_call_p, primitives.custom_vjp_call_p)

@@ -1,28 +1,36 @@
-"""Dispatching a jitted function so that its results survive an exception in the calling thread.
-
-Python checks for signals and injected exceptions after each call. An exception that arrives between the dispatch of a
-donating program, which deletes its arguments, and the instruction that stores its results would lose both. Two
-mechanisms close that gap:
-
-- On JAX's fast path the call is pure C++. `consume` runs it and stores its results from within one C call, where Python
-  makes no such check.
-- On a cache miss (the first call, another sharding, another setting) JAX traces, compiles and executes in Python. That
-  part runs in a separate thread, which receives neither signals nor exceptions that are injected into the caller. The
-  caller waits for it, and defers an exception that interrupts the wait.
-
-Supports JAX 0.10 to 0.12: `PjitFunction.__getstate__` and `__setstate__`, with the entry ``cache_miss``.
-"""
+"""Compiles and dispatches programs: as written, in any thread, and safe against exceptions."""
 
 from __future__ import annotations
 
 import contextvars
+import dataclasses
+import os
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from mirrored._jax.thread_state import adopt_thread_state, capture_thread_state
+import jax
+from jax._src import config as _config
+from jax._src import mesh as _mesh
+from jax._src import source_info_util as _source_info
+from jax._src.lib import utils as _logging  # type: ignore[attr-defined]
+
+# Dispatching a jitted function so that its results survive an exception in the calling thread.
+#
+# Python checks for signals and injected exceptions after each call. An exception that arrives between the dispatch of a
+# donating program, which deletes its arguments, and the instruction that stores its results would lose both. Two
+# mechanisms close that gap:
+#
+# - On JAX's fast path the call is pure C++. `consume` runs it and stores its results from within one C call, where
+#   Python makes no such check.
+# - On a cache miss (the first call, another sharding, another setting) JAX traces, compiles and executes in Python.
+#   That part runs in a separate thread, which receives neither signals nor exceptions that are injected into the
+#   caller. The caller waits for it, and defers an exception that interrupts the wait.
+#
+# Supports JAX 0.10 to 0.12: `PjitFunction.__getstate__` and `__setstate__`, with the entry ``cache_miss``.
 
 
 def consume(iterator: Iterable[Any]) -> None:
@@ -123,3 +131,159 @@ class Dispatch:
     def _compiled(self, *args: Any, **kwargs: Any) -> Any:
         with self._compiling():
             return self._missed(*args, **kwargs)
+
+
+# Copies all of JAX's thread-local state to another thread.
+#
+# Supports JAX 0.10 to 0.12. JAX keeps the current trace, the axis environment, the mesh, the default device, x64,
+# matmul precision and a hundred other settings in `config_ext.Config` objects with one value per thread; a few older
+# ones are plain `threading.local`s. A replica thread that lacked one of them would compute different values than other
+# replicas.
+
+_ext = _config.config_ext
+
+
+def _states_in(module: Any) -> Iterator[Any]:
+    for value in list(vars(module).values()):
+        if isinstance(value, _ext.Config):
+            yield value
+        elif isinstance(value, _config.UserConfig):
+            yield value._obj
+
+
+class _States:
+    """All thread-local states. They are searched again whenever more modules have been imported."""
+
+    def __init__(self) -> None:
+        self._modules_seen = 0
+        self._states: tuple[Any, ...] = ()
+
+    def all(self) -> tuple[Any, ...]:
+        if len(sys.modules) != self._modules_seen:
+            found: dict[int, Any] = {}
+            for name, module in list(sys.modules.items()):
+                if module is not None and name.startswith(("jax", "mirrored")):
+                    found.update((id(state), state) for state in _states_in(module))
+            self._states = tuple(found.values())
+            self._modules_seen = len(sys.modules)
+        return self._states
+
+
+_states = _States()
+
+
+@dataclasses.dataclass(frozen=True)
+class ThreadState:
+    """A snapshot of one thread's JAX state."""
+
+    values: tuple[tuple[Any, Any], ...]
+    legacy_mesh: tuple[Any, Any]
+    source_context: Any
+
+
+def capture_thread_state() -> ThreadState:
+    """Returns a snapshot of this thread's JAX state."""
+    values = tuple((state, local) for state in _states.all() if (local := state.get_local()) is not _ext.unset)
+    resources = _mesh.thread_resources
+    return ThreadState(values, (list(resources.stack), resources.env), _source_info._source_info_context.context)
+
+
+def adopt_thread_state(state: ThreadState) -> None:
+    """Sets the JAX state of a new thread to that of the snapshot."""
+    for holder, value in state.values:
+        holder.set_local(value)
+    resources = _mesh.thread_resources
+    resources.stack[:], resources.env = state.legacy_mesh
+    _source_info._source_info_context.context = state.source_context
+
+
+# Compiles programs as written: XLA does not merge equal computations, so results are bit-identical.
+#
+# The number of users of a value determines which compiler rewrites apply to it: `a / broadcast(b)` becomes a product
+# with 1 / b if the broadcast has two users. If equal computations of the virtual replicas of one device are merged,
+# bits therefore depend on the number of replicas per device. Two parts of XLA merge them: the pass `cse`, and the round
+# trip through Shardy, which merges constants and broadcast scalars and runs only for several devices *(seen in the
+# passes' dumps: 64 broadcasts before Shardy, 50 after)*. Such programs are therefore partitioned by GSPMD, and `cse` is
+# disabled.
+#
+# On CPUs, the pass `small-while-loop-hoisting` turns a small loop without collectives into one function, in which LLVM
+# contracts products and sums across operations. The loop over the steps of one call has collectives only on several
+# devices, so its bits would depend on the device assignment. This pass is disabled as well.
+#
+# Supports JAX 0.10 to 0.12, where GSPMD is deprecated. XLA logs a warning for every such program, which is silenced
+# around the call. A JAX version without GSPMD needs another method; the probe test will fail there.
+
+_WITHOUT_MERGING = {"xla_disable_hlo_passes": "cse,small-while-loop-hoisting"}
+_LEVELS = {"INFO": 0, "DEBUG": 0, "WARNING": 1, "ERROR": 2, "CRITICAL": 3}
+_ONLY_ERRORS = 2
+
+
+class AsWritten:
+    """`jax.jit` of a function, compiled as written.
+
+    Args:
+        function: The function. As with `jax.jit`, it is traced at the first call.
+        options: Options of `jax.jit`.
+
+    Attributes:
+        jitted: The result of `jax.jit`.
+    """
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        self.jitted = jax.jit(function, compiler_options=_WITHOUT_MERGING, **options)
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the function. Compiles it first if necessary."""
+        with _partitioned_unmerged():
+            return self.jitted(*args)
+
+    def lower(self, *args: Any) -> Any:
+        """Returns JAX's lowering for these arguments."""
+        with _partitioned_unmerged():
+            return _Lowered(self.jitted.lower(*args))
+
+
+class _Lowered:
+    """A lowering whose `compile` uses the same compiler settings as the call. Other attributes are forwarded."""
+
+    def __init__(self, lowered: Any) -> None:
+        self._lowered = lowered
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        with _partitioned_unmerged():
+            return self._lowered.compile(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lowered, name)
+
+
+def jit(function: Callable[..., Any], *, as_written: bool, **options: Any) -> Any:
+    """Returns `jax.jit` of `function`, or its `AsWritten` counterpart."""
+    return AsWritten(function, **options) if as_written else jax.jit(function, **options)
+
+
+def dispatch_of(jitted: Any) -> Dispatch:
+    """Returns a `Dispatch` of a result of `jit`, whose results survive exceptions in the calling thread."""
+    if isinstance(jitted, AsWritten):
+        # The partitioner setting matters only on a cache miss, which compiles; JAX's fast path does not check it.
+        return Dispatch(jitted.jitted, _partitioned_unmerged)
+    return Dispatch(jitted)
+
+
+@contextmanager
+def _partitioned_unmerged() -> Iterator[None]:
+    _logging.absl_set_min_log_level(max(_ONLY_ERRORS, _level()))
+    try:
+        with _config.use_shardy_partitioner(False):
+            yield
+    finally:
+        _logging.absl_set_min_log_level(_level())
+
+
+def _level() -> int:
+    """Returns XLA's minimum log level, from JAX's configuration or else from the environment."""
+    level = getattr(jax.config, "jax_logging_level", None)
+    if level in _LEVELS:
+        return _LEVELS[level]
+    value = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")
+    return int(value) if value.isdigit() else 1

@@ -1,26 +1,31 @@
-"""Applies a jaxpr under the current trace. Under a staging trace, copies its equations instead of binding them again.
-
-`jax.core.eval_jaxpr` binds each equation again: it recomputes abstract values, rules and inner jaxprs (and traces each
-`shard_map` again), which takes a third of the tracing time of a training step *(measured: W4 of the benchmarks)*.
-Copied equations give the same program.
-
-Supports JAX 0.10 to 0.12. `jit(inline=True)` does the same with `partial_eval.inline_jaxpr_into_trace`, but gives all
-equations one source line; here each equation keeps its own. If this JAX version lacks the API, `eval_jaxpr` is used.
-"""
+"""Traces functions into jaxprs, applies jaxprs inside another trace, and computes digests of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import enum
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import jax
+import numpy as np
 from jax._src import config as _config
 from jax._src import dtypes as _dtypes
 from jax._src import source_info_util as _source_info
 from jax._src.interpreters import partial_eval as _partial_eval
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxprs_in_params  # type: ignore[attr-defined]
 
 from mirrored._jax.traces import belongs_to, current_trace, is_staging, is_tracer
+
+# Applies a jaxpr under the current trace. Under a staging trace, copies its equations instead of binding them again.
+#
+# `jax.core.eval_jaxpr` binds each equation again: it recomputes abstract values, rules and inner jaxprs (and traces
+# each `shard_map` again), which takes a third of the tracing time of a training step *(measured: W4 of the
+# benchmarks)*. Copied equations give the same program.
+#
+# Supports JAX 0.10 to 0.12. `jit(inline=True)` does the same with `partial_eval.inline_jaxpr_into_trace`, but gives all
+# equations one source line; here each equation keeps its own. If this JAX version lacks the API, `eval_jaxpr` is used.
 
 _CAN: Final = hasattr(_partial_eval.DynamicJaxprTrace, "emit_eqn") and hasattr(_partial_eval, "try_constant_folding")
 
@@ -88,3 +93,158 @@ def _result(atom: Any, given: dict[Any, Any], known: dict[Any, Any]) -> Any:
     if isinstance(atom, Literal):
         return atom.val
     return given[atom] if atom in given else known[atom]
+
+
+# Traces a function once into a jaxpr, and applies it inside another trace.
+#
+# Supports JAX 0.10 to 0.12 (`jax.make_jaxpr`).
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    """A traced function: its open jaxpr, and its constants, which are the captured values."""
+
+    jaxpr: Jaxpr
+    constants: tuple[Any, ...]
+
+    @property
+    def num_inputs(self) -> int:
+        """The number of inputs, without the constants."""
+        return len(self.jaxpr.invars)
+
+    @property
+    def closed(self) -> ClosedJaxpr:
+        """The closed jaxpr: the program with its constants."""
+        return ClosedJaxpr(self.jaxpr, list(self.constants))
+
+    def giving(self, positions: Sequence[int]) -> Staged:
+        """Returns the same program with a selection of its results, in this order."""
+        outvars = [self.jaxpr.outvars[position] for position in positions]
+        return dataclasses.replace(self, jaxpr=self.jaxpr.replace(outvars=outvars))
+
+    def __call__(self, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        """Applies the program to these values under the current trace."""
+        return apply_jaxpr(self.jaxpr, constants, inputs)
+
+
+def stage(
+    flat_function: Callable[..., Sequence[Any]],
+    shapes: Sequence[jax.ShapeDtypeStruct],
+    *,
+    axes: Sequence[tuple[str, int]] = (),
+) -> Staged:
+    """Traces `flat_function(*arrays) -> list of arrays` once.
+
+    Args:
+        flat_function: A function from arrays to a flat list of arrays.
+        shapes: The shapes and dtypes of its inputs.
+        axes: The names and sizes of mesh axes over which it may reduce.
+    """
+    closed: ClosedJaxpr = jax.make_jaxpr(flat_function, axis_env=list(axes))(*shapes)
+    return Staged(closed.jaxpr, tuple(closed.consts))
+
+
+def has_callbacks(jaxpr: Any) -> bool:
+    """Returns whether a program calls back into Python while it runs, so that it may fail midway."""
+    for equation in jaxpr.eqns:
+        if "callback" in equation.primitive.name:
+            return True
+        if any(has_callbacks(inner) for inner in jaxprs_in_params(equation.params)):
+            return True
+    return False
+
+
+# Digests of traced programs, equal in all processes that have traced the same program.
+#
+# Supports JAX 0.10 to 0.12. Printed jaxprs contain addresses and are slow to create (50 us per equation); a digest
+# takes about 10 us per equation.
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.dtype, np.generic)
+_LARGEST_BYTES = 1 << 20
+
+
+def digest_of(jaxpr: Any, constants: Sequence[Any] = ()) -> str:
+    """Returns a short digest that differs between programs with different computations.
+
+    Args:
+        jaxpr: The program. The digest covers operations, types, parameters of plain types, literals and dataflow.
+        constants: The captured values. The digest covers their shapes and dtypes, and the bits of small NumPy arrays.
+    """
+    made = hashlib.blake2b(digest_size=12)
+    _add(made, jaxpr, constants)
+    return made.hexdigest()
+
+
+def captured_arrays(jaxpr: Any, constants: Sequence[Any] = ()) -> list[Any]:
+    """Returns the captured arrays of this process whose bits `digest_of` does not cover, in program order.
+
+    Args:
+        jaxpr: The program. Inner programs (`jax.jit`, `jax.lax.scan`) have their own constants.
+        constants: The constants of the outermost program.
+    """
+    found = [one for one in constants if not _is_small(one) and _is_own_array(one)]
+    for equation in jaxpr.eqns:
+        for _, value in sorted(equation.params.items()):
+            for inner in _programs_in(value):
+                found += captured_arrays(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()))
+    return found
+
+
+def _is_small(constant: Any) -> bool:
+    return isinstance(constant, (np.ndarray, np.generic)) and constant.nbytes <= _LARGEST_BYTES
+
+
+def _is_own_array(constant: Any) -> bool:
+    if isinstance(constant, jax.Array):
+        return not isinstance(constant, jax.core.Tracer) and constant.is_fully_addressable
+    return isinstance(constant, np.ndarray)
+
+
+def _programs_in(value: Any) -> list[Any]:
+    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [inner for one in value for inner in _programs_in(one)]
+    return []
+
+
+def _add(made: Any, jaxpr: Any, constants: Sequence[Any] = ()) -> None:
+    constants = constants or getattr(jaxpr, "consts", ())
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)  # a closed one
+    for constant in constants:
+        made.update(repr((np.shape(constant), str(getattr(constant, "dtype", "")))).encode())
+        if _is_small(constant):
+            made.update(np.ascontiguousarray(constant).tobytes())
+    numbers: dict[Any, int] = {}
+    for variable in (*jaxpr.constvars, *jaxpr.invars):
+        made.update(f"{_atom(variable, numbers)}:{variable.aval};".encode())
+    for equation in jaxpr.eqns:
+        made.update(f"{equation.primitive.name}({','.join(_atom(atom, numbers) for atom in equation.invars)})".encode())
+        for name, value in sorted(equation.params.items()):
+            made.update(f"{name}=".encode())
+            _add_parameter(made, value)
+        made.update(";".join(f"{_atom(atom, numbers)}:{atom.aval}" for atom in equation.outvars).encode())
+    made.update(",".join(_atom(atom, numbers) for atom in jaxpr.outvars).encode())
+
+
+def _atom(atom: Any, numbers: dict[Any, int]) -> str:
+    if isinstance(atom, Literal):
+        return f"{atom.val!r}:{atom.aval}"
+    return str(numbers.setdefault(atom, len(numbers)))
+
+
+def _add_parameter(made: Any, value: Any) -> None:
+    """Adds plain values and inner programs. For other values, adds only the type: their text may contain an address."""
+    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+        _add(made, value)
+    elif isinstance(value, (tuple, list)):
+        made.update(b"(")
+        for one in value:
+            _add_parameter(made, one)
+        made.update(b")")
+    elif isinstance(value, Mapping):
+        _add_parameter(made, [item for pair in value.items() for item in pair])
+    elif isinstance(value, _PLAIN) or isinstance(value, enum.Enum):
+        made.update(repr(value).encode())
+    else:
+        made.update(type(value).__name__.encode())

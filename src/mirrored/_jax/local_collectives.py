@@ -1,28 +1,34 @@
-"""Collectives of one local replica under a JAX transform, to be fused with those of the device's other replicas.
-
-The virtual replicas of one device are traced one after another, and cannot wait for each other inside `scan`, `cond` or
-`jax.grad`. There each replica records only its own part of a collective: `replica_sum` or `replica_gather`, with the
-same differentiation and batching rules as `psum` and `all_gather`. `mirrored.strategies.fusing` replaces the parts of
-all local replicas by one collective after the body is traced.
-
-Supports JAX 0.10 to 0.12 (`jax.extend.core.Primitive`, `jax.interpreters`).
-"""
+"""Primitives that the library defines, and functions with custom derivatives as a trace receives them."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import jax
 import jax.extend.core as _extend
+from jax._src import custom_derivatives as _custom_derivatives
+from jax._src import linear_util as _linear_util
 from jax._src import source_info_util as _source_info
+from jax.extend.core import primitives
 from jax.interpreters import ad as _ad
 from jax.interpreters import batching as _batching
 from jax.interpreters import mlir as _mlir
 
 from mirrored._jax.jaxprs import jaxprs_in
 from mirrored.errors import MergeError
+
+# Collectives of one local replica under a JAX transform, to be fused with those of the device's other replicas.
+#
+# The virtual replicas of one device are traced one after another, and cannot wait for each other inside `scan`, `cond`
+# or `jax.grad`. There each replica records only its own part of a collective: `replica_sum` or `replica_gather`, with
+# the same differentiation and batching rules as `psum` and `all_gather`. `mirrored.strategies.fusing` replaces the
+# parts of all local replicas by one collective after the body is traced.
+#
+# Supports JAX 0.10 to 0.12 (`jax.extend.core.Primitive`, `jax.interpreters`).
 
 SUM: Final = "replica_sum"
 GATHER: Final = "replica_gather"
@@ -71,7 +77,7 @@ def at_source_of(eqn: Any) -> Iterator[None]:
         yield
 
 
-def bind_again(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+def bind_equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     """Applies an equation to these operands under the current trace, and returns its results."""
     params = eqn.primitive.get_bind_params(eqn.params)
     # Up to 0.11, `get_bind_params` returns the functions separately from the other parameters.
@@ -167,3 +173,81 @@ def run_eagerly(sums: Any, gathers: Any, number: Callable[[int], int | None]) ->
 
 _sum.def_impl(lambda *arrays, local, replicas: _impls[SUM](list(arrays)))
 _gather.def_impl(lambda *arrays, local, replicas: _impls[GATHER](list(arrays)))
+
+
+# Handles functions with custom derivatives (`jax.custom_jvp`, `jax.custom_vjp`) in the form that a trace receives.
+#
+# Supports JAX 0.10 to 0.12: `linear_util.WrappedFun` with its debug info and stores.
+
+_JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
+
+
+def is_from_jax(function: Any) -> bool:
+    """Returns whether the wrapped function is part of JAX, and therefore depends only on its arguments."""
+    return str(function.debug_info.func_filename or "").startswith(_JAX)
+
+
+def with_stores_filled(function: Any, by: Any) -> None:
+    """Fills the stores of `function`, as running it would, from those of the equal function `by` that has run."""
+    for store, earlier in zip(function.stores, by.stores, strict=True):
+        if store is not None and not store:
+            store.store(earlier.val)
+
+
+def reset_stores(function: Any) -> None:
+    """Empties the stores that the wrapped function filled when it ran."""
+    for store in getattr(function, "stores", ()):
+        if store:
+            store.reset()
+
+
+@contextmanager
+def stores_kept(function: Any) -> Iterator[None]:
+    """Runs the block with empty stores of the wrapped function, and restores their contents afterwards."""
+    stores = [store for store in getattr(function, "stores", ()) if store is not None]
+    held = [(store, store.val) for store in stores if store]
+    reset_stores(function)
+    try:
+        yield
+    finally:
+        reset_stores(function)
+        for store, value in held:
+            store.store(value)
+
+
+def binder(primitive: Any, functions: Sequence[Any], params: dict[str, Any]) -> Callable[..., list[Any]]:
+    """Returns the call as a function of its arrays, which can be called repeatedly."""
+
+    def bind(*args: Any) -> list[Any]:
+        for function in functions:
+            reset_stores(function)
+        return list(primitive.bind(*args, subfuns=tuple(functions), **params))
+
+    return bind
+
+
+def bind_custom_call(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
+    """Applies an equation's primitive under the current trace.
+
+    Values over which a `custom_jvp` function closes stay closed over. If they became ordinary arguments, JAX would drop
+    their tangents silently.
+    """
+    if primitive is primitives.custom_jvp_call_p and params["num_consts"]:
+        return _with_closed_over(params, args)
+    results = primitive.bind(*args, **primitive.get_bind_params(params))
+    return list(results) if primitive.multiple_results else [results]
+
+
+def _with_closed_over(params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
+    count, jaxpr = params["num_consts"], params["call_jaxpr"]
+    opened, constants = getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+    def call(*own: Any) -> list[Any]:
+        return list(jax.core.eval_jaxpr(opened, constants, *args[:count], *own))
+
+    function = _linear_util.wrap_init(call, debug_info=opened.debug_info.with_unknown_names())
+    rule = _custom_derivatives.lift_jvp(0, params["jvp_jaxpr_fun"])
+    bound = primitives.custom_jvp_call_p.bind(
+        *args[count:], subfuns=(function, rule), symbolic_zeros=params["symbolic_zeros"]
+    )
+    return list(bound)

@@ -1,8 +1,4 @@
-"""Reads, classifies and replaces the current JAX trace.
-
-Supports JAX 0.10 to 0.12: `jax.extend.core.take_current_trace`/`set_current_trace`, and `jax._src.core.trace_ctx` to
-read the current trace without taking it; tracers of `jax.grad` have a `primal`.
-"""
+"""Reads, classifies and replaces the current JAX trace, and captures values as arguments of a traced function."""
 
 from __future__ import annotations
 
@@ -16,7 +12,12 @@ from jax._src import core as _core
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax.extend.core import set_current_trace as set_current_trace
 
-from mirrored._jax.boxes import payload_of
+from mirrored._jax.boxes import connected, connected_at, contents_of_stand_in, payload_of
+
+# Reads, classifies and replaces the current JAX trace.
+#
+# Supports JAX 0.10 to 0.12: `jax.extend.core.take_current_trace`/`set_current_trace`, and `jax._src.core.trace_ctx` to
+# read the current trace without taking it; tracers of `jax.grad` have a `primal`.
 
 ShapedArray = jax.core.ShapedArray
 Trace = jax.core.Trace
@@ -152,3 +153,52 @@ def is_staging_above(trace: Any, base: Any) -> bool | None:
         staging = staging or is_staging(trace)
         trace = parent_of(trace)
     return staging
+
+
+# Capture tracers: stand for values that a traced function closes over, and later become its arguments.
+#
+# Supports JAX 0.10 to 0.12. A tracer that belongs to no running trace is a constant for every trace. JAX hoists it
+# through nested `jit`, `scan`, `cond` and `checkpoint`, and returns it among the constants of the outermost jaxpr.
+# There it is found by identity and replaced by an argument.
+
+
+class _CaptureTrace(jax.core.Trace):  # type: ignore[misc,unused-ignore]
+    """The trace to which capture tracers belong. It never executes a primitive: the current trace does."""
+
+    def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+        raise AssertionError("the capture trace is never current")
+
+
+_capture_trace = _CaptureTrace()  # type: ignore[no-untyped-call,unused-ignore]
+
+
+class CaptureTracer(jax.core.Tracer):  # type: ignore[misc,type-arg,unused-ignore]
+    """Stands for the value of `source` inside a trace.
+
+    Attributes:
+        source: The origin of the captured value, such as a variable. It determines the argument that replaces the
+            tracer.
+    """
+
+    __slots__ = ("source",)
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, source: Any, *, weak_type: bool = False) -> None:
+        super().__init__(_capture_trace, ShapedArray(shape, dtype, weak_type=weak_type))
+        self.source = source
+
+    at = connected_at
+
+    def __getitem__(self, index: Any) -> Any:
+        return connected(super().__getitem__(index), self)
+
+    def _contents(self) -> Any:
+        return contents_of_stand_in(self)
+
+    def full_lower(self) -> CaptureTracer:
+        return self
+
+    def _short_repr(self) -> str:
+        return f"Captured({self.aval.str_short()} of {self.source})"
+
+
+_core.pytype_aval_mappings[CaptureTracer] = lambda tracer: tracer.aval

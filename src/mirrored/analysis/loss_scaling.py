@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.jaxprs import Call, Literal, constants_of, kind_of
-from mirrored._jax.sources import source_line
+from mirrored._jax.source_lines import source_line
 from mirrored._jax.traces import is_tracer
 
 _TOLERANCE: Final = 1e-4

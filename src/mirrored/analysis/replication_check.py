@@ -1,34 +1,44 @@
-"""Replication check: proves from a jaxpr which values are equal on all replicas.
-
-`shard_map(check_vma=False)` trusts any claim in `out_specs` that a result is replicated. This module proves the claim
-on the jaxpr of the replica body. A value is *replicated* if it is equal on every device, and *varying* if it may
-differ:
-
-- The per-replica batch, the replica ID and per-replica state are varying.
-- Mirrored variables and constants are replicated.
-- `psum`, `all_gather` and the operations built on them return replicated values.
-- Any other operation returns a varying value if one of its operands is varying.
-
-A device may run several virtual replicas, which are traced into one body. Their values must also be equal to each
-other: computed by the same operations from the same inputs (`mirrored.analysis.value_numbering`).
-"""
+"""Replication check: proves from a jaxpr which values are equal on all replicas, and explains which are not."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
 
-from mirrored._jax.jaxprs import Literal, constants_of, jaxprs_in
+from mirrored._jax.jaxprs import Branch, Call, Literal, Plain, Scan, While, constants_of, is_collective, jaxprs_in
 from mirrored._jax.local_collectives import SAME
-from mirrored.analysis.dataflow import DataflowRules
-from mirrored.analysis.divergence import Divergence
-from mirrored.analysis.mismatched_collectives import CollectiveSites, mismatched
+from mirrored._jax.source_lines import source_line
 from mirrored.analysis.value_numbering import ValueNumbering, constant_key
-from mirrored.analysis.varying import PathStep, VaryingAnalysis, shape_of
+from mirrored.analysis.varying import (
+    ALWAYS,
+    DataflowRules,
+    PathStep,
+    VaryingAnalysis,
+    inner_jaxprs,
+    operands_in,
+    path_step_of,
+    shape_of,
+)
+from mirrored.errors import MergeError
 from mirrored.topology.device_assignment import AXIS
+
+# Replication check: proves from a jaxpr which values are equal on all replicas.
+#
+# `shard_map(check_vma=False)` trusts any claim in `out_specs` that a result is replicated. This module proves the claim
+# on the jaxpr of the replica body. A value is *replicated* if it is equal on every device, and *varying* if it may
+# differ:
+#
+# - The per-replica batch, the replica ID and per-replica state are varying.
+# - Mirrored variables and constants are replicated.
+# - `psum`, `all_gather` and the operations built on them return replicated values.
+# - Any other operation returns a varying value if one of its operands is varying.
+#
+# A device may run several virtual replicas, which are traced into one body. Their values must also be equal to each
+# other: computed by the same operations from the same inputs (`mirrored.analysis.value_numbering`).
 
 _LONGEST_PATH: Final = 8
 _NAMES_PER_LINE: Final = 3
@@ -202,3 +212,204 @@ def _join(steps: Sequence[PathStep]) -> PathStep:
     if len(names) > _NAMES_PER_LINE:
         names = [names[0], "...", names[-1]]
     return dataclasses.replace(steps[-1], what=", ".join(names))
+
+
+# Finds collectives that only some replicas would execute, which would deadlock.
+#
+# A collective is a barrier: it completes only when every device executes it. If a branch or loop has a condition that
+# differs between devices, some devices skip the collectives inside, and the others wait forever. This module raises an
+# error for such a body while it is traced.
+
+_Differs = Callable[[Any], bool]
+
+
+class CollectiveSites:
+    """Finds collectives inside branches and loops whose condition varies between devices.
+
+    Args:
+        flows: The dataflow rules of the body's equations.
+    """
+
+    def __init__(self, flows: DataflowRules) -> None:
+        self._flows = flows
+        self._with_collective: dict[int, Any] = {}
+        self._kept: list[Any] = []  # Keeps jaxprs alive: an id identifies an object only during its lifetime.
+
+    def check(self, jaxpr: Any, differing: Sequence[bool]) -> None:
+        """Checks one jaxpr.
+
+        Args:
+            jaxpr: The jaxpr to check.
+            differing: For each input, constants first, whether it varies between devices. It may omit leading inputs;
+                those do not vary.
+
+        Raises:
+            MergeError: A collective is in a branch or loop that some devices may execute more often than others.
+        """
+        if self._collective_in(jaxpr) is None:
+            return
+        inputs = (*jaxpr.constvars, *jaxpr.invars)[-len(differing) :] if differing else ()
+        known = {var for var, differs in zip(inputs, differing, strict=True) if differs}
+
+        def differs(atom: Any) -> bool:
+            return not isinstance(atom, Literal) and atom in known
+
+        for eqn in jaxpr.eqns:
+            self._check_equation(eqn, differs)
+            known.update(self._differing_results(eqn, differs))
+
+    def _check_equation(self, eqn: Any, differs: _Differs) -> None:
+        kind, operands = self._flows.kind(eqn), [differs(atom) for atom in eqn.invars]
+        match kind:
+            case Call(jaxpr):
+                self.check(jaxpr, operands)
+            case Branch(branches):
+                if operands[0]:
+                    self._refuse(eqn, branches, "a branch")
+                for branch in branches:
+                    self.check(branch, operands[1:])
+            case Scan():
+                self._check_scan(eqn, kind, operands, set(self._differing_results(eqn, differs)))
+            case While():
+                self._check_while(eqn, kind, operands, set(self._differing_results(eqn, differs)))
+            case Plain(jaxprs):
+                for jaxpr in jaxprs:
+                    if len(jaxpr.invars) == len(operands):
+                        self.check(jaxpr, operands)
+
+    def _check_scan(self, eqn: Any, scan: Scan, operands: Sequence[bool], differing: set[Any]) -> None:
+        consts, carries = scan.num_consts, scan.num_carries
+        varying_carries = [var in differing for var in eqn.outvars[:carries]]
+        self.check(scan.jaxpr, [*operands[:consts], *varying_carries, *operands[consts + carries :]])
+
+    def _check_while(self, eqn: Any, loop: While, operands: Sequence[bool], differing: set[Any]) -> None:
+        varying_carries = [var in differing for var in eqn.outvars]
+        of_cond = loop.num_cond_consts
+        entering = [*operands[:of_cond], *varying_carries]
+        (continues,) = self._flows.of_jaxpr(loop.cond)
+        if continues.varies & ALWAYS or any(entering[i] for i in operands_in(continues.varies)):
+            self._refuse(eqn, (loop.cond, loop.body), "a loop")
+        self.check(loop.cond, entering)
+        self.check(loop.body, [*operands[of_cond : of_cond + loop.num_body_consts], *varying_carries])
+
+    def _differing_results(self, eqn: Any, differs: _Differs) -> Iterator[Any]:
+        operands = [differs(atom) for atom in eqn.invars]
+        for var, flow in zip(eqn.outvars, self._flows.of(eqn), strict=True):
+            if flow.varies & ALWAYS or any(operands[i] for i in operands_in(flow.varies)):
+                yield var
+
+    def _refuse(self, eqn: Any, jaxprs: Sequence[Any], what: str) -> None:
+        found = next((eqn for jaxpr in jaxprs if (eqn := self._collective_in(jaxpr)) is not None), None)
+        if found is None:
+            return
+        raise mismatched(f"a reduction over replicas ({found.primitive.name}, {source_line(found)})", what, eqn)
+
+    def _collective_in(self, jaxpr: Any) -> Any:
+        """Returns the first collective of a jaxpr, at any depth, or None."""
+        if id(jaxpr) not in self._with_collective:
+            self._with_collective[id(jaxpr)] = next(self._collectives(jaxpr), None)
+            self._kept.append(jaxpr)
+        return self._with_collective[id(jaxpr)]
+
+    def _collectives(self, jaxpr: Any) -> Iterator[Any]:
+        for eqn in jaxpr.eqns:
+            if is_collective(eqn, self._flows.axis):
+                yield eqn
+            for inner in inner_jaxprs(self._flows.kind(eqn)):
+                found = self._collective_in(inner)
+                if found is not None:
+                    yield found
+
+
+def mismatched(collective: str, what: str, eqn: Any) -> MergeError:
+    """Returns the error for a collective that only some replicas would execute.
+
+    Args:
+        collective: The collective, as the message describes it.
+        what: What contains it, such as ``"a branch"``.
+        eqn: The equation of that branch or loop.
+    """
+    return MergeError(
+        "Strategy.run",
+        found=f"{collective} in {what} ({source_line(eqn)}) whose condition differs between replicas",
+        rule="all replicas execute the same collectives in the same order; one that only some replicas execute "
+        "deadlocks",
+        remedy="reduce before the branch or loop and use the result inside it, or reduce both values and select one "
+        "with jnp.where",
+    )
+
+
+# Explains where the values of two virtual replicas of one device diverge.
+#
+# All virtual replicas of a device are traced into one jaxpr, so the same variable of two replicas is two values of it.
+
+_Pair = tuple[Any, Any]
+
+
+class Divergence:
+    """Traces two values with different value numbers back to the origin of their difference.
+
+    Args:
+        jaxpr: The body into which both replicas were traced.
+        numbers: The value numbers of the body.
+        flows: The dataflow rules of its equations.
+        label: Returns the name of an input or literal in messages.
+    """
+
+    def __init__(self, jaxpr: Any, numbers: ValueNumbering, flows: DataflowRules, label: Callable[[Any], str]) -> None:
+        self._numbers = numbers
+        self._flows = flows
+        self._label = label
+        self._producers = {var: (eqn, j) for eqn in jaxpr.eqns for j, var in enumerate(eqn.outvars)}
+
+    def trail(self, one: Any, other: Any) -> list[PathStep]:
+        """Returns the shortest path from the origin of the difference to `one`.
+
+        The search is breadth-first over pairs of corresponding operands. It visits each pair of value numbers once.
+        """
+        came_from: dict[tuple[int, int], tuple[_Pair, PathStep] | None] = {self._key((one, other)): None}
+        queue = deque([(one, other)])
+        while queue:
+            pair = queue.popleft()
+            operands = list(self._differing_operands(pair))
+            if not operands:
+                return [self._origin(pair), *self._steps(pair, came_from)]
+            step = path_step_of(*self._producers[pair[0]])
+            for operand in operands:
+                if self._key(operand) not in came_from:
+                    came_from[self._key(operand)] = (pair, step)
+                    queue.append(operand)
+        raise AssertionError("every value of a jaxpr comes from its inputs")
+
+    def _key(self, pair: _Pair) -> tuple[int, int]:
+        return self._numbers[pair[0]], self._numbers[pair[1]]
+
+    def _steps(
+        self, pair: _Pair, came_from: dict[tuple[int, int], tuple[_Pair, PathStep] | None]
+    ) -> Iterator[PathStep]:
+        while (entry := came_from[self._key(pair)]) is not None:
+            pair, step = entry
+            yield step
+
+    def _differing_operands(self, pair: _Pair) -> Iterator[_Pair]:
+        made = [None if isinstance(atom, Literal) else self._producers.get(atom) for atom in pair]
+        if made[0] is None or made[1] is None:
+            return
+        (one, j), (other, j_other) = made[0], made[1]
+        if j != j_other or self._numbers.operation(one) != self._numbers.operation(other):
+            return
+        for i in operands_in(self._flows.of(one)[j].depends):
+            operands = one.invars[i], other.invars[i]
+            if self._numbers[operands[0]] != self._numbers[operands[1]]:
+                yield operands
+
+    def _origin(self, pair: _Pair) -> PathStep:
+        one, other = map(self._describe, pair)
+        if one == other:
+            return PathStep(f"{one}, of which each replica has its own")
+        return PathStep(f"{one} on one replica, {other} on another replica of the same device")
+
+    def _describe(self, atom: Any) -> str:
+        if not isinstance(atom, Literal) and atom in self._producers:
+            return str(path_step_of(*self._producers[atom]))
+        return self._label(atom)

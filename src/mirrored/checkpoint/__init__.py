@@ -6,8 +6,8 @@ from mirrored.checkpoint.directory import latest_checkpoint as latest_checkpoint
 from mirrored.checkpoint.manager import CheckpointManager as CheckpointManager
 from mirrored.checkpoint.manifest import Manifest as Manifest
 from mirrored.checkpoint.manifest import read_manifest as read_manifest
+from mirrored.checkpoint.matching import RestoreStatus as RestoreStatus
 from mirrored.checkpoint.reader import CheckpointReader as CheckpointReader
-from mirrored.checkpoint.status import RestoreStatus as RestoreStatus
 
 __all__ = [
     "Checkpoint",

@@ -10,24 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from mirrored.checkpoint import deferred
+from mirrored.checkpoint.deferred import NoticingDict, NoticingList, noticing
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import Graph, walk
 from mirrored.checkpoint.leaves import Leaf, VariableLeaf, has_position, is_number, leaf_of
 from mirrored.checkpoint.manifest import Manifest, read_manifest
-from mirrored.checkpoint.matching import COUNTER, Match, match
-from mirrored.checkpoint.noticing import NoticingDict, NoticingList, noticing
+from mirrored.checkpoint.matching import COUNTER, Match, RestoreStatus, match
 from mirrored.checkpoint.objects import Part, can_keep, is_container, is_open, parts_of
 from mirrored.checkpoint.places import Attribute, Place, Root
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
 from mirrored.checkpoint.series_lock import SeriesLock, claim
 from mirrored.checkpoint.sharing import check_same_files, settled, with_all_positions, writes_here
-from mirrored.checkpoint.status import RestoreStatus
 from mirrored.checkpoint.writing import Writer, actual, check_replaceable, write
 from mirrored.errors import ArgumentError, CheckpointError
-from mirrored.runtime import framework_bridges
+from mirrored.runtime import hooks
 from mirrored.runtime.ambient import within
 from mirrored.variables import Variable
-from mirrored.variables.state_lock import lock, refuse_callbacks, tracing, turn
+from mirrored.variables.storage import lock, refuse_callbacks, tracing, turn
 
 PathLike = str | os.PathLike[str]
 
@@ -291,7 +290,7 @@ class Checkpoint:
             self._restoration = restoration
             self._keepers = [one for one in self._look().visited.values() if can_keep(one)]
             deferred.expect(self, self._keepers)
-            framework_bridges.connect()  # so that the frameworks' objects report new attributes
+            hooks.connect()  # so that the frameworks' objects report new attributes
 
         def look() -> Match:
             deferred.settle(checkpoint=self)

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 
-from mirrored.checkpoint.ending import is_ending
+from mirrored.checkpoint.preemption import is_ending
 
 _PLAIN: Final = "arrays.npz"
 # The dtypes that TensorStore supports. Arrays of other dtypes are written as bytes.

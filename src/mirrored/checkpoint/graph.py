@@ -7,16 +7,20 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
-from mirrored.checkpoint.keras_state import KerasLeaf, has_no_value_yet, keras_leaf, keras_parts, keras_slots
 from mirrored.checkpoint.leaves import Leaf, NumberLeaf, VariableLeaf, is_number, leaf_of
 from mirrored.checkpoint.objects import (
     HasSlots,
+    KerasLeaf,
     Part,
+    has_no_value_yet,
     has_slots,
     is_container,
     is_node,
     is_open,
     is_shareable,
+    keras_leaf,
+    keras_parts,
+    keras_slots,
     parts_of,
 )
 from mirrored.errors import ArgumentError

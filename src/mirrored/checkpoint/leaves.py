@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.host_memory import owned
-from mirrored._jax.keys import implementation_of, is_key, is_key_dtype, key_data
+from mirrored._jax.arrays import implementation_of, is_key, is_key_dtype, key_data, owned
 from mirrored.checkpoint.places import Place, defines
 from mirrored.collectives.stacked import whole_stacked
 from mirrored.errors import ArgumentTypeError, LostStateError

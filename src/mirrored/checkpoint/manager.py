@@ -17,10 +17,10 @@ import numpy as np
 from mirrored.checkpoint.checkpoint import Checkpoint, PathLike
 from mirrored.checkpoint.directory import checkpoints_in, number_of, without_manifest
 from mirrored.checkpoint.manifest import Manifest, is_checkpoint, no_manifest, read_manifest
+from mirrored.checkpoint.matching import RestoreStatus
 from mirrored.checkpoint.preemption import preemption
 from mirrored.checkpoint.series_lock import SeriesLock, claim
 from mirrored.checkpoint.sharing import settled, several_workers, writes_here
-from mirrored.checkpoint.status import RestoreStatus
 from mirrored.checkpoint.writing import (
     KEPT,
     Writer,

@@ -1,24 +1,53 @@
-"""Preemption handling: on SIGTERM all workers choose a common step, save a checkpoint after it, and exit.
-
-The signal can reach a single worker, and workers can be several steps apart. The worker that receives it publishes a
-notice in the job's key-value store. On every worker a background thread sees the notice, blocks `poll`, publishes its
-step count, and reads the counts of the others. All workers save after the first step that none of them has completed.
-The threads wait only for each other, never for a device, so a pending collective cannot cause a deadlock.
-
-Source: the preemption sync protocol of TensorFlow's and XLA's coordination service.
-"""
+"""Preemption handling: on SIGTERM all workers save a checkpoint after a common step. Callbacks at program exit."""
 
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
-from mirrored._jax import coordination
+from mirrored._jax import distributed
 from mirrored.errors import ContextError
-from mirrored.watchdog.forked_children import in_forked_children
+from mirrored.watchdog.fail_fast_exit import in_forked_children
+
+# Program exit: runs callbacks early enough to finish the checkpoint that is being written.
+
+
+class _End:
+    has_come = False
+
+
+def is_ending() -> bool:
+    """Returns whether the main thread has finished, after which Python starts no more threads (from 3.12 on)."""
+    return _End.has_come
+
+
+def at_end(finish: Callable[[], None]) -> None:
+    """Registers `finish` to run when the main thread has finished, before executors reject new work.
+
+    This is before `atexit` callbacks and before threads are joined. `concurrent.futures` uses the same hook of CPython
+    (3.9 to 3.14). Hooks run in reverse order of registration, so this module imports `concurrent.futures.thread` first.
+    """
+
+    def end() -> None:
+        _End.has_come = True
+        finish()
+
+    threading._register_atexit(end)  # type: ignore[attr-defined]
+
+
+# Preemption handling: on SIGTERM all workers choose a common step, save a checkpoint after it, and exit.
+#
+# The signal can reach a single worker, and workers can be several steps apart. The worker that receives it publishes a
+# notice in the job's key-value store. On every worker a background thread sees the notice, blocks `poll`, publishes its
+# step count, and reads the counts of the others. All workers save after the first step that none of them has completed.
+# The threads wait only for each other, never for a device, so a pending collective cannot cause a deadlock.
+#
+# Source: the preemption sync protocol of TensorFlow's and XLA's coordination service.
 
 _ROOT: Final = "mirrored/preemption"
 _LOOK_SECONDS: Final = 0.25
@@ -36,7 +65,7 @@ class Preemption:
         self._previous = _install(self._on_signal)
         in_forked_children(self._reset)
         self._thread: threading.Thread | None = None
-        if coordination.is_connected():
+        if distributed.is_connected():
             self._thread = threading.Thread(target=self._watch, name="mirrored-preemption", daemon=True)
             self._thread.start()
             # `atexit` runs this before JAX shuts down the coordination client that the thread uses.
@@ -70,17 +99,17 @@ class Preemption:
             while not self._stopped.is_set():
                 if self._noticed.wait(_LOOK_SECONDS):
                     _publish(f"{_ROOT}/notice", "SIGTERM")
-                if coordination.look(f"{_ROOT}/notice") is not None:
+                if distributed.look(f"{_ROOT}/notice") is not None:
                     self._choose_step()
                     return
-        except (RuntimeError, coordination.NoAnswer):
+        except (RuntimeError, distributed.NoAnswer):
             return  # a worker was lost, so the job ends anyway
 
     def _choose_step(self) -> None:
         with self._lock:  # blocks `poll`, so that this worker's count cannot change
-            _publish(f"{_ROOT}/steps/{coordination.this_process()}", str(self._polls))
-            count = coordination.num_processes()
-            polls = [int(coordination.get(f"{_ROOT}/steps/{worker}", _WAIT_SECONDS)) for worker in range(count)]
+            _publish(f"{_ROOT}/steps/{distributed.this_process()}", str(self._polls))
+            count = distributed.num_processes()
+            polls = [int(distributed.get(f"{_ROOT}/steps/{worker}", _WAIT_SECONDS)) for worker in range(count)]
             self._due = max(polls) + 1
 
     def _stop(self) -> None:
@@ -102,7 +131,7 @@ def _install(handler: Any) -> Any:
 
 def _publish(key: str, value: str) -> None:
     try:
-        coordination.put(key, value)
+        distributed.put(key, value)
     except RuntimeError as error:
         if "ALREADY_EXISTS" not in str(error):
             raise

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mirrored.errors import CheckpointError
-from mirrored.watchdog.forked_children import in_forked_children
+from mirrored.watchdog.fail_fast_exit import in_forked_children
 
 try:
     import fcntl as _fcntl

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from mirrored._jax import coordination
+from mirrored._jax import distributed
 from mirrored.checkpoint.leaves import Saved, to_json
 from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.writing import actual
@@ -23,7 +23,7 @@ _WORKERS: Final = "__workers__"
 
 def several_workers() -> bool:
     """Returns whether this process is one of several workers that save together."""
-    return coordination.is_connected()
+    return distributed.is_connected()
 
 
 def writes_here(called: str, path: Path) -> bool:
@@ -31,7 +31,7 @@ def writes_here(called: str, path: Path) -> bool:
     if not several_workers():
         return True
     paths = host_allgather(called, "save a checkpoint", str(path))
-    return bool(paths.index(str(path)) == coordination.this_process())
+    return bool(paths.index(str(path)) == distributed.this_process())
 
 
 def with_all_positions(manifest: Manifest, called: str) -> Manifest:
@@ -57,9 +57,9 @@ def own_position(saved: Saved, name: str, called: str) -> Saved:
     if saved.kind != "position" or not isinstance(saved.value, dict) or saved.value.keys() != {_WORKERS}:
         return saved
     values = saved.value[_WORKERS]
-    workers = coordination.num_processes() if several_workers() else 1
+    workers = distributed.num_processes() if several_workers() else 1
     if len(values) == workers:
-        return dataclasses.replace(saved, value=values[coordination.this_process() if several_workers() else 0])
+        return dataclasses.replace(saved, value=values[distributed.this_process() if several_workers() else 0])
     raise CheckpointMismatchError(
         called,
         found=f"{name} has a position for each of {len(values)} workers, and this job has {workers}",
@@ -87,7 +87,7 @@ def settled(called: str, question: str, work: Callable[[], Any]) -> Any:
     for worker, theirs in enumerate(errors):
         if theirs is not None:
             # All workers raise the error of the same worker, so that their control flow does not diverge.
-            if error is not None and worker == coordination.this_process():
+            if error is not None and worker == distributed.this_process():
                 raise error
             kind, what, found, rule, remedy = theirs
             raise _KINDS.get(kind, CheckpointError)(

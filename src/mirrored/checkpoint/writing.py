@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from mirrored.checkpoint.ending import at_end
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.manifest import ARRAYS, FILE, MANIFEST_BEGIN, Manifest
+from mirrored.checkpoint.preemption import at_end
 from mirrored.errors import CheckpointError
-from mirrored.watchdog.forked_children import in_forked_children
+from mirrored.watchdog.fail_fast_exit import in_forked_children
 
 UNFINISHED: Final = ".unfinished"
 REPLACED: Final = ".replaced"

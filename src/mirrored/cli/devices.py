@@ -8,8 +8,13 @@ from rich.table import Table
 
 from mirrored.config import set_virtual_devices, virtual_kind
 from mirrored.settings import KINDS
-from mirrored.topology.device_assignment import DeviceAssignment, make_device_assignment
-from mirrored.topology.devices import devices_of_kind, kind_of, name_device
+from mirrored.topology.device_assignment import (
+    DeviceAssignment,
+    devices_of_kind,
+    kind_of,
+    make_device_assignment,
+    name_device,
+)
 
 _GIB = 2**30
 

@@ -14,8 +14,7 @@ from rich.table import Table
 
 from mirrored.errors import ArgumentError
 from mirrored.perf_model import Network, ScalingPlan, detect_step, make_plan
-from mirrored.perf_model.bottleneck import bottleneck, breakdown, explanation
-from mirrored.perf_model.figure import draw
+from mirrored.perf_model.bottleneck import bottleneck, breakdown, draw, explanation
 from mirrored.perf_model.prediction import ASSUMED
 
 _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}

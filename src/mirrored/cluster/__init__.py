@@ -2,7 +2,7 @@
 
 from mirrored.cluster.kubernetes import ExecutableLocation as ExecutableLocation
 from mirrored.cluster.kubernetes import KubernetesClusterResolver as KubernetesClusterResolver
-from mirrored.cluster.reaching import wait_for_coordinator as wait_for_coordinator
+from mirrored.cluster.rendezvous import wait_for_coordinator as wait_for_coordinator
 from mirrored.cluster.resolver import ClusterResolver as ClusterResolver
 from mirrored.cluster.simple import SimpleClusterResolver as SimpleClusterResolver
 from mirrored.cluster.simple import UnionResolver as UnionResolver

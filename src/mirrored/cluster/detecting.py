@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mirrored._jax import clusters, coordination
+from mirrored._jax import distributed
 from mirrored.cluster.simple import SimpleClusterResolver
 from mirrored.cluster.spec import ClusterSpec
 from mirrored.cluster.tasks import WORKER, Process
@@ -28,11 +28,11 @@ def detected_process(called: str, timeout_seconds: int) -> Process | None:
     Raises:
         ClusterError: There are several processes, but no description of how they reach each other.
     """
-    if coordination.is_connected():
-        return _process(coordination.address(), coordination.num_processes(), coordination.this_process(), "jax")
+    if distributed.is_connected():
+        return _process(distributed.address(), distributed.num_processes(), distributed.this_process(), "jax")
     try:
-        found = clusters.detect(timeout_seconds)
-    except clusters.DetectionError as error:
+        found = distributed.detect(timeout_seconds)
+    except distributed.DetectionError as error:
         raise _no_description(called, f"JAX's detection failed ({error})") from error
     if found is not None:
         method = found.name if found.restricts_devices else None

@@ -10,15 +10,14 @@ import jax
 
 from mirrored import config, settings, watchdog
 from mirrored.cluster.detecting import detected_process, resolver_of
-from mirrored.cluster.fingerprint import check_fingerprints, fingerprint
-from mirrored.cluster.joining import heartbeat_seconds, join, rendezvous_seconds
+from mirrored.cluster.joining import check_fingerprints, fingerprint, heartbeat_seconds, join, rendezvous_seconds
 from mirrored.cluster.resolver import ClusterResolver
 from mirrored.cluster.tasks import Process, process_of
 from mirrored.cluster.tf_config import TFConfigClusterResolver
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.errors import DeviceError
 from mirrored.strategies import MirroredStrategy
-from mirrored.topology.devices import kind_of
+from mirrored.topology.device_assignment import kind_of
 from mirrored.topology.independent_processes import job_is_formed
 
 

@@ -14,8 +14,8 @@ from mirrored.collectives.cross_device_ops import HierarchicalCopyAllReduce as H
 from mirrored.collectives.cross_device_ops import NcclAllReduce as NcclAllReduce
 from mirrored.collectives.cross_device_ops import OrderedTree as OrderedTree
 from mirrored.collectives.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
-from mirrored.collectives.custom import Adasum as Adasum
-from mirrored.collectives.custom import Median as Median
-from mirrored.collectives.custom import TrimmedMean as TrimmedMean
-from mirrored.collectives.group import Group as Group
+from mirrored.collectives.reduce_op import Adasum as Adasum
+from mirrored.collectives.reduce_op import Median as Median
 from mirrored.collectives.reduce_op import ReduceOp as ReduceOp
+from mirrored.collectives.reduce_op import TrimmedMean as TrimmedMean
+from mirrored.collectives.summation import Group as Group

@@ -24,12 +24,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from mirrored.collectives.algorithm import SMALL_BYTES, over_buckets, over_small_buckets, stack_all
 from mirrored.collectives.algorithm import CrossDeviceOps as CrossDeviceOps
-from mirrored.collectives.algorithm import stack_all
-from mirrored.collectives.bucketing import SMALL_BYTES, over_buckets, over_small_buckets
 from mirrored.collectives.fixed_order_tree import OrderedTree as OrderedTree
-from mirrored.collectives.group import Group
-from mirrored.collectives.pairwise_sum import tree_sum
+from mirrored.collectives.summation import Group, tree_sum
 from mirrored.errors import ArgumentError
 
 

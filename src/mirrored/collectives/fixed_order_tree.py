@@ -11,13 +11,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mirrored._jax.equal import equal_on_all_devices
-from mirrored.collectives.algorithm import CrossDeviceOps
-from mirrored.collectives.bucketing import over_small_buckets, unpack_buckets
-from mirrored.collectives.fusion_boundaries import isolate, isolate_lists, stack_isolated
-from mirrored.collectives.group import Group
-from mirrored.collectives.pairwise_sum import sum_pairs, tree_sum
-from mirrored.collectives.precision import narrow, widen
+from mirrored._jax.jaxprs import equal_on_all_devices
+from mirrored.collectives.algorithm import CrossDeviceOps, over_small_buckets, unpack_buckets
+from mirrored.collectives.summation import (
+    Group,
+    isolate,
+    isolate_lists,
+    narrow,
+    stack_isolated,
+    sum_pairs,
+    tree_sum,
+    widen,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +41,7 @@ class OrderedTree(CrossDeviceOps):
     The gradient is a sum by the same tree. Custom reductions see the same values on any number of devices; their
     gradients are in no fixed order.
 
-    For equal bits the rest of the program has to be compiled as written too (`mirrored._jax.as_written`).
+    For equal bits the rest of the program has to be compiled as written too (`mirrored._jax.dispatch`).
 
     Source of the pairwise exchange: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
     operations in MPICH", Int. J. High Perf. Comp. Appl. 19 (2005), recursive doubling.

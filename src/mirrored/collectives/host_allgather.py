@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from mirrored._jax import coordination
-from mirrored._jax.frames import user_lines
-from mirrored._jax.keys import key_data
+from mirrored._jax import distributed
+from mirrored._jax.arrays import key_data
+from mirrored._jax.source_lines import user_lines
 from mirrored.errors import AbsentWorkerError, DisagreementError
 from mirrored.settings import AGREEMENT_SECONDS
 from mirrored.watchdog.collective_log import collective_log
@@ -57,14 +57,14 @@ def host_allgather(called: str, question: str, value: Any = None, *, timeout_sec
 
 def _allgather(called: str, question: str, value: Any, timeout_seconds: float | None, line: str) -> list[Any]:
     _Allgathers.count += 1
-    key, here, count = f"{_ROOT}/{_Allgathers.count}", coordination.this_process(), coordination.num_processes()
-    coordination.put(f"{key}/{here}", json.dumps([question, value, line]))
+    key, here, count = f"{_ROOT}/{_Allgathers.count}", distributed.this_process(), distributed.num_processes()
+    distributed.put(f"{key}/{here}", json.dumps([question, value, line]))
     limit = AGREEMENT_SECONDS.read() if timeout_seconds is None else timeout_seconds
     gathered = _wait_for_values(key, count, limit, called, f"{question} (at {line})")
     if _Allgathers.count > 1:
         # A worker that has put its value for this exchange has read all values of the previous one, so this worker's
         # previous value can be deleted.
-        coordination.forget(f"{_ROOT}/{_Allgathers.count - 1}/{here}")
+        distributed.forget(f"{_ROOT}/{_Allgathers.count - 1}/{here}")
     for worker, (other, _, place) in enumerate(gathered):
         if other != question:
             raise _mismatched_exchange(called, here, f"{question} (at {line})", worker, f"{other} (at {place})")
@@ -75,13 +75,13 @@ def _wait_for_values(key: str, count: int, limit: float, called: str, question: 
     start = time.monotonic()
     found: dict[str, str] = {}
     while len(found) < count:
-        found = coordination.below(key)
+        found = distributed.below(key)
         missing = [str(worker) for worker in range(count) if str(worker) not in found]
         if missing:
             try:
-                coordination.get(f"{key}/{missing[0]}", limit - (time.monotonic() - start))
-            except coordination.NoAnswer:
-                present = coordination.below(key)
+                distributed.get(f"{key}/{missing[0]}", limit - (time.monotonic() - start))
+            except distributed.NoAnswer:
+                present = distributed.below(key)
                 raise _absent_worker(called, question, [w for w in missing if w not in present], limit) from None
     return [json.loads(found[str(worker)]) for worker in range(count)]
 
@@ -117,7 +117,7 @@ def check_equal(called: str, values: Mapping[str, Any], *, rule: str, remedy: st
     if unequal:
         differing = "; ".join(f"{name} on {_workers(workers)}" for name, workers in list(unequal.items())[:5])
         shown = ", ".join(f"{name} = {_short(values[name])}" for name in list(unequal)[:3])
-        here = coordination.this_process()
+        here = distributed.this_process()
         raise DisagreementError(
             called,
             found=f"values that differ from those of worker 0: {differing} (on this worker, {here}: {shown})",

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from mirrored._jax.as_written import jit
 from mirrored._jax.boxes import is_live_box
-from mirrored._jax.frames import user_lines
+from mirrored._jax.dispatch import jit
+from mirrored._jax.source_lines import user_lines
 from mirrored._jax.traces import is_tracer
-from mirrored.collectives.group import Group
+from mirrored.collectives.summation import Group
 from mirrored.topology.device_assignment import AXIS, DeviceAssignment
 from mirrored.watchdog.collective_log import collective_log
 

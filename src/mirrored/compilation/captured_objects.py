@@ -1,9 +1,4 @@
-"""Finds objects nested in a function's captured values: iterators, random generators and containers.
-
-The search follows items, attributes, closures, and the objects that iterators iterate over. It does not enter objects
-of libraries. For a user's subclass of a library class (a Keras model, an NNX module), it follows only the attributes
-that the user's methods name.
-"""
+"""Finds and checks the Python objects that a traced function captures, mutates or creates."""
 
 from __future__ import annotations
 
@@ -15,11 +10,113 @@ import gc
 import io
 import itertools
 import operator
+import queue
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
+
+from mirrored._jax.traces import CaptureTracer
+from mirrored.errors import VariableError
+from mirrored.runtime.variable_store import Bookkeeping, Held
+
+# Snapshots of plain Python containers, which detect whether elements were removed and can restore them.
+
+_ORDERED: Final = (list, collections.deque)
+_KEYED: Final = (dict, collections.OrderedDict, collections.defaultdict, set)
+_QUEUES: Final = (queue.Queue, queue.LifoQueue, queue.PriorityQueue)
+_NUMBERS: Final = (bool, int, float, complex, str, bytes, type(None))
+_LONGEST_SHIFT: Final = 4
+
+
+class ContainerSnapshot:
+    """A snapshot of a container's elements.
+
+    Args:
+        container: A container that `is_container` accepts.
+
+    Example:
+        >>> rows = collections.deque([1, 2, 3])
+        >>> before = ContainerSnapshot(rows)
+        >>> rows.append(4)
+        >>> before.are_taken()
+        False
+        >>> rows.popleft()
+        1
+        >>> before.are_taken()
+        True
+    """
+
+    def __init__(self, container: Any) -> None:
+        self._container = container.queue if type(container) in _QUEUES else container
+        keyed = isinstance(self._container, dict)
+        self._before: list[Any] = list(self._container.items() if keyed else self._container)
+
+    def are_taken(self) -> bool:
+        """Returns whether elements have been removed or moved since the snapshot.
+
+        Appending, inserting and replacing items do not count: traced functions legitimately record traces and results
+        that way.
+        """
+        if type(self._container) in _KEYED:
+            names = [one[0] for one in self._before] if isinstance(self._container, dict) else self._before
+            return any(name not in self._container for name in names)
+        after = list(self._container)
+        if _is_subsequence(self._before, after):
+            return False
+        if len(after) != len(self._before):
+            return len(after) < len(self._before)
+        is_permuted = Counter(map(id, after)) == Counter(map(id, self._before))
+        return is_permuted or self._are_shifted(after)
+
+    def _are_shifted(self, after: Sequence[Any]) -> bool:
+        """Returns whether elements were removed at the front and the same number appended.
+
+        Two cases are excluded: a full bounded deque drops elements by itself, and a list of numbers may only look
+        shifted, because equal numbers can be the same object.
+        """
+        if isinstance(self._container, collections.deque):
+            return self._container.maxlen is None and _is_shifted(self._before, after)
+        return any(type(one) not in _NUMBERS for one in after) and _is_shifted(self._before, after)
+
+    def put_back(self) -> None:
+        """Restores the removed elements, if there are any."""
+        if not self.are_taken():
+            return
+        if isinstance(self._container, dict):
+            after = dict(self._container)
+            self._container.clear()
+            self._container.update(self._before)
+            self._container.update(after)
+        elif isinstance(self._container, set):
+            self._container.update(self._before)
+        else:
+            self._container.clear()
+            self._container.extend(self._before)
+
+
+def is_container(value: Any) -> bool:
+    """Returns whether `value` is a plain list, dict, set, deque or queue, from which a function may remove elements."""
+    return type(value) in (*_ORDERED, *_KEYED, *_QUEUES)
+
+
+def _is_subsequence(part: Sequence[Any], whole: Sequence[Any]) -> bool:
+    remaining = iter(whole)
+    return all(any(one is other for other in remaining) for one in part)
+
+
+def _is_shifted(before: Sequence[Any], after: Sequence[Any]) -> bool:
+    longest = min(_LONGEST_SHIFT, len(before) - 1)
+    return any(all(map(operator.is_, before[shift:], after)) for shift in range(1, longest + 1))
+
+
+# Finds objects nested in a function's captured values: iterators, random generators and containers.
+#
+# The search follows items, attributes, closures, and the objects that iterators iterate over. It does not enter objects
+# of libraries. For a user's subclass of a library class (a Keras model, an NNX module), it follows only the attributes
+# that the user's methods name.
 
 _DEEPEST: Final = 5
 _MOST_OBJECTS: Final = 2000
@@ -200,3 +297,60 @@ def _parts_of_function(name: str, function: types.FunctionType) -> Iterator[Name
         except ValueError:  # not assigned yet
             continue
     yield from ((f"a default of {name}", one) for one in function.__defaults__ or ())
+
+
+# Checks the variables that a function creates while it is traced: user code must keep a reference to them.
+#
+# A function can create its variables on the first call and keep them. If it created a variable on *every* call, plain
+# Python would create a new one each time, but a compiled program would reuse the same one. Such a function is an error:
+# every variable that a trace creates must be kept, and a second trace must create none. Python's garbage collector
+# tells whether a variable is kept: an object other than our bookkeeping must refer to it.
+
+
+def refuse_forgotten(created: Sequence[Any], called: str) -> None:
+    """Raises an error for a created variable to which only the trace refers.
+
+    Args:
+        created: The variables created in the trace.
+        called: The name of the function, for the message.
+
+    Raises:
+        VariableError: A variable was not kept.
+    """
+    if not created:
+        return
+    kept: set[int] = set()
+    asked = tuple(created)  # itself a referrer, which Python 3.13 reports and earlier versions do not
+    for referrer in gc.get_referrers(*asked):
+        if referrer is not asked and not isinstance(referrer, (Bookkeeping, CaptureTracer, Held)):
+            kept.update(map(id, gc.get_referents(referrer)))
+    for variable in created:
+        # The referrer of an inline attribute is the object itself, because such an object has no attribute dictionary.
+        if id(variable) not in kept:
+            raise VariableError(
+                called,
+                found=f"it creates variable {variable.name!r} and does not keep it",
+                rule="a compiled function creates its variables once, and reuses them in every call",
+                remedy="store it where the next call finds it (if self.w is None: self.w = Variable(...)), "
+                "or create it outside",
+            )
+
+
+def refuse_created_again(created: Sequence[Any], called: str) -> None:
+    """Raises an error for variables that the second trace of a function creates: every call would create them.
+
+    Args:
+        created: The variables created in the second trace.
+        called: The name of the function, for the message.
+
+    Raises:
+        VariableError: The second trace has created a variable.
+    """
+    if created:
+        raise VariableError(
+            called,
+            found=f"it creates variable {created[0].name!r} again when it is called again",
+            rule="a compiled function creates its variables once, and reuses them in every call",
+            remedy="create it only if it does not exist yet (if self.w is None: self.w = Variable(...)), "
+            "or create it outside",
+        )

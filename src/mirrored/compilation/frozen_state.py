@@ -18,8 +18,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from mirrored.compilation.captured_objects import Progress, attributes_of, is_users, names_in, nested, of_user
-from mirrored.compilation.container_snapshot import ContainerSnapshot, is_container
+from mirrored.compilation.captured_objects import (
+    ContainerSnapshot,
+    Progress,
+    attributes_of,
+    is_container,
+    is_users,
+    names_in,
+    nested,
+    of_user,
+)
 from mirrored.errors import ArgumentError
 
 _MOST_ITEMS: Final = 16

@@ -10,19 +10,18 @@ from typing import Any, Final, overload
 import jax
 import jax.numpy as jnp
 
-from mirrored._jax.tracebacks import boundary
+from mirrored._jax.source_lines import boundary
 from mirrored._jax.traces import current_trace, put_trace, trace_settings
 from mirrored.compilation.binding import Bindings, Code, bind
+from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
-from mirrored.compilation.created_variables import refuse_created_again
 from mirrored.compilation.frozen_state import PythonState, exhausted
 from mirrored.compilation.program import Program
-from mirrored.compilation.signature import Arguments, Ragged, difference, flatten_arguments, quick_key
-from mirrored.compilation.specs import check_signature
+from mirrored.compilation.signature import Arguments, Ragged, check_signature, difference, flatten_arguments, quick_key
 from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import Ambient, ambient, thread, within
-from mirrored.runtime.driving import Driver, EndOfElements, IteratedWhileTracing
-from mirrored.variables.state_lock import tracing, without_turns
+from mirrored.runtime.hooks import Driver, EndOfElements, IteratedWhileTracing
+from mirrored.variables.storage import tracing, without_turns
 
 _DECISIONS = (
     "mirrored.function: Python code used a value that is known only when the compiled program runs "

@@ -14,26 +14,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax import jit_key
-from mirrored._jax.as_written import dispatch_of, jit
+from mirrored._jax import caches
 from mirrored._jax.boxes import payload_of
-from mirrored._jax.capture import CaptureTracer
-from mirrored._jax.outlines import captured_arrays, digest_of
-from mirrored._jax.staging import Staged, has_callbacks, stage
-from mirrored._jax.traces import current_trace, is_eval, is_tracer
-from mirrored.compilation import steps_in_flight
-from mirrored.compilation.created_variables import refuse_forgotten
-from mirrored.compilation.donation import DonatingSteps, first_line
+from mirrored._jax.dispatch import dispatch_of, jit
+from mirrored._jax.inlining import Staged, captured_arrays, digest_of, has_callbacks, stage
+from mirrored._jax.traces import CaptureTracer, current_trace, is_eval, is_tracer
+from mirrored.compilation import dispatch
+from mirrored.compilation.captured_objects import refuse_forgotten
+from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, first_line
 from mirrored.compilation.signature import Arguments
-from mirrored.compilation.worker_arguments import WorkerArguments
 from mirrored.errors import ContextError, DeviceError
-from mirrored.runtime.ambient import within
-from mirrored.runtime.listeners import announce_read
+from mirrored.runtime.ambient import announce_read, within
 from mirrored.runtime.variable_store import Bookkeeping, FunctionStore, announced_components, read_again
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
-from mirrored.variables.awaiting import settle_all, withheld
-from mirrored.variables.state_lock import (
+from mirrored.variables.creation import settle_all, withheld
+from mirrored.variables.storage import (
     lock,
     note_former,
     refuse_callbacks,
@@ -113,7 +109,7 @@ class Program:
             jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=getattr(array, "weak_type", False))
             for array in self._arguments.arrays
         ]
-        with jit_key.fresh():
+        with caches.fresh():
             return stage(flat, shapes)
 
     def _take_result(self, leaf: Any) -> Any:
@@ -255,7 +251,7 @@ class Program:
         try:
             if self._several is not None:
                 self._met.passed(results[-1])
-            steps_in_flight.launched(results[-1])
+            dispatch.launched(results[-1])
         except Exception as error:
             for variable in self._donated:
                 variable.lose(first_line(error))

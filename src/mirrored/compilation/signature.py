@@ -2,19 +2,204 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Hashable, Sequence
+import inspect
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.arrays import owned
 from mirrored._jax.boxes import Array
-from mirrored._jax.host_memory import owned
 from mirrored._jax.traces import canonical_dtype
-from mirrored.compilation.static_keys import Identity, static_key
+from mirrored.errors import SignatureError
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
+from mirrored.values.operators import ArrayOperators
+
+# Cache keys of static arguments, which are constants of a program.
+
+
+class Identity:
+    """A key by identity, equal only for the same object. It keeps the object alive, so that its id is not reused."""
+
+    __slots__ = ("_object",)
+
+    def __init__(self, value: Any) -> None:
+        self._object = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and self._object is other._object
+
+    def __hash__(self) -> int:
+        return id(self._object)
+
+    def __repr__(self) -> str:
+        return repr(self._object)
+
+
+class _Content:
+    """A key for an unhashable object: a deep copy of its current state, compared by ``==``."""
+
+    __slots__ = ("_copy",)
+
+    def __init__(self, value: Any) -> None:
+        self._copy = copy.deepcopy(value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Content):
+            return False
+        try:
+            return bool(self._copy == other._copy)
+        except Exception:  # `==` fails: treat as unequal, so that the function is traced again, which is always correct
+            return False
+
+    def __hash__(self) -> int:
+        return hash(type(self._copy))
+
+    def __repr__(self) -> str:
+        return repr(self._copy)
+
+
+def static_key(value: Any) -> tuple[Any, ...]:
+    """Returns the key of a static argument. Keys of equal content are equal, also for mutable objects.
+
+    Numbers are compared by their bits, so 0.0 and -0.0 differ, and all NaNs are equal. A hashable object is compared by
+    its own ``==``. An object that hashes by identity is assumed not to change.
+    """
+    kind = type(value)
+    if isinstance(value, (float, complex)):
+        return (kind, Number(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and kind.__eq__ is not object.__eq__:  # type: ignore[comparison-overlap]
+        fields = (one.name for one in dataclasses.fields(value) if one.compare)
+        return (kind, tuple((name, static_key(getattr(value, name))) for name in fields))
+    if kind in (list, tuple):
+        return (kind, tuple(static_key(one) for one in value))
+    if isinstance(value, Mapping) and kind is dict:
+        return (kind, tuple((static_key(name), static_key(one)) for name, one in value.items()))
+    if kind in (set, frozenset):
+        return (kind, frozenset(static_key(one) for one in value))
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return (kind, (str(value.dtype), value.shape, value.tobytes()))
+    return (kind, _opaque(value))
+
+
+def _opaque(value: Any) -> Hashable:
+    # Variables and arrays are keyed by identity, because their `==` compares values elementwise.
+    if isinstance(value, (ArrayOperators, jax.Array)) or type(value).__eq__ is object.__eq__:  # type: ignore[comparison-overlap]
+        return Identity(value)
+    try:
+        hash(value)
+    except TypeError:
+        return _copied(value)
+    return value  # type: ignore[no-any-return]
+
+
+def _copied(value: Any) -> Hashable:
+    try:
+        return _Content(value)
+    except Exception:  # an object that cannot be copied is assumed not to change
+        return Identity(value)
+
+
+class Number:
+    """A float or complex number as a key, compared by its bits; all NaNs are equal."""
+
+    __slots__ = ("_bits", "_value")
+
+    def __init__(self, value: complex) -> None:
+        self._value = value
+        parts = (value.real, value.imag) if isinstance(value, complex) else (value,)
+        self._bits = tuple(part.hex() for part in parts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Number) and self._bits == other._bits
+
+    def __hash__(self) -> int:
+        return hash(self._bits)
+
+    def __repr__(self) -> str:
+        return repr(self._value)
+
+
+# Checks arguments against an `input_signature`.
+
+
+def check_signature(
+    function: Callable[..., Any], signature: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Converts the arguments to positional arrays that match the signature.
+
+    Raises:
+        SignatureError: The number of arguments, a structure, a shape or a dtype does not match.
+    """
+    name = getattr(function, "__name__", "function")
+    if kwargs:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        args = bound.args
+    if len(args) != len(signature):
+        raise _misfit(name, f"{len(args)} arguments", f"{len(signature)} arguments")
+    return tuple(_fit(name, i, spec, arg) for i, (spec, arg) in enumerate(zip(signature, args, strict=True))), {}
+
+
+def _fit(name: str, place: int, spec: Any, arg: Any) -> Any:
+    if _is_spec(spec) and isinstance(arg, (list, tuple)):
+        arg = np.asarray(arg, _dtype_of(spec))
+    specs, spec_tree = jax.tree_util.tree_flatten(spec, is_leaf=_is_spec)
+    leaves, treedef = structures.flatten(arg)
+    if treedef != spec_tree:
+        raise _misfit(name, f"argument {place} of structure {treedef}", str(spec_tree))
+    return structures.unflatten(
+        treedef, [_fit_leaf(name, place, one, leaf) for one, leaf in zip(specs, leaves, strict=True)]
+    )
+
+
+def _fit_leaf(name: str, place: int, spec: Any, leaf: Any) -> Any:
+    if isinstance(leaf, PerReplica):
+        return leaf
+    dtype = _dtype_of(spec)
+    array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf).astype(dtype)
+    shape, wanted = tuple(array.shape), _sizes(spec)
+    fits = wanted is None or (
+        len(shape) == len(wanted) and all(w is None or w == s for s, w in zip(shape, wanted, strict=True))
+    )
+    if not fits or jnp.dtype(array.dtype) != dtype:
+        raise _misfit(name, f"argument {place}: {array.dtype}{list(shape)}", f"{dtype}[{_dims(wanted)}]")
+    return array
+
+
+def _dtype_of(spec: Any) -> Any:
+    return jnp.dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
+
+
+def _sizes(spec: Any) -> tuple[int | None, ...] | None:
+    """Returns the sizes that a spec requires; None for an unknown rank, also that of a TensorFlow shape."""
+    unknown = spec.shape is None or getattr(spec.shape, "rank", 0) is None
+    return None if unknown else tuple(spec.shape)
+
+
+def _dims(shape: Any) -> str:
+    return "..." if shape is None else ",".join("any" if size is None else str(size) for size in shape)
+
+
+def _is_spec(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _misfit(name: str, found: str, wanted: str) -> SignatureError:
+    return SignatureError(
+        name,
+        found=found,
+        rule=f"its input_signature requires {wanted}",
+        remedy="cast or reshape the argument, or omit input_signature (a new shape then causes a new trace)",
+    )
+
+
+# Flattens the arguments of a compiled function and computes their cache key: everything the program depends on.
 
 _PLAIN = frozenset({bool, int, str, type(None)})
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from mirrored._jax.host_memory import frozen
+from mirrored._jax.arrays import frozen
 from mirrored.data.elements import Element
-from mirrored.data.pipeline import Cursor
+from mirrored.data.pipeline.nodes import Cursor
 from mirrored.errors import InputError
 
 

@@ -8,17 +8,15 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from mirrored.data.calling import function_seconds
-from mirrored.data.feed import Feed, FeedItem
+from mirrored.data.feed import Feed, FeedItem, InputStats
 from mirrored.data.input_options import InputOptions
-from mirrored.data.iterators import close_at_exit, warn_exhausted
-from mirrored.data.optional import Optional
-from mirrored.data.placing import Placer
-from mirrored.data.readers import Reader
-from mirrored.data.stats import InputStats
-from mirrored.data.worker_steps import WorkerSteps, reader_meeting
+from mirrored.data.pipeline.iterators import close_at_exit, warn_exhausted
+from mirrored.data.pipeline.options import Optional
+from mirrored.data.placement import Placer
+from mirrored.data.readers import Reader, WorkerSteps, reader_meeting
 from mirrored.errors import ArgumentError, EndOfDataError, InputError, TransformationError
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.driving import note_iteration, stop_iteration
+from mirrored.runtime.hooks import note_iteration, stop_iteration
 
 _VERSION: Final = 1
 _TRANSFORMATIONS: Final = frozenset(

@@ -9,14 +9,13 @@ from typing import Any
 import jax
 
 from mirrored.data.distributed import DistributedDataset
-from mirrored.data.file_sharding import files_of_worker
 from mirrored.data.input_options import InputContext, InputOptions, InputReplicationMode
-from mirrored.data.options import UNKNOWN_CARDINALITY, AutoShardPolicy
-from mirrored.data.placing import Placer
+from mirrored.data.pipeline.files import files_of_worker
+from mirrored.data.pipeline.options import UNKNOWN_CARDINALITY, AutoShardPolicy
+from mirrored.data.placement import Placer, batch_size
 from mirrored.data.readers import ElementsInTurn, GlobalBatches
 from mirrored.data.sources import Source, as_source
 from mirrored.data.specs import ArraySpec, map_specs, spec_of
-from mirrored.data.splitting import batch_size
 from mirrored.errors import ArgumentError
 from mirrored.topology.device_assignment import DeviceAssignment
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from mirrored._jax.host_memory import aligned_empty, expose, frozen, owned
+from mirrored._jax.arrays import aligned_empty, expose, frozen, owned
 from mirrored.errors import StructureError
 
 Element: TypeAlias = Any

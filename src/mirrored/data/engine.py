@@ -8,7 +8,7 @@ from typing import Any
 import grain
 from grain import experimental
 
-from mirrored.data.pipeline import Cursor
+from mirrored.data.pipeline.nodes import Cursor
 
 _MAX_THREADS = 16
 _QUIET = experimental.DatasetOptions(filter_warn_threshold_ratio=None)

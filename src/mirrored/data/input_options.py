@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from mirrored.data.splitting import LastBatch, check_last_batch
+from mirrored.data.placement import LastBatch, check_last_batch
 from mirrored.errors import ArgumentError
 
 

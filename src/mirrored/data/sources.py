@@ -14,14 +14,14 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from mirrored.data.batching import is_batched
 from mirrored.data.cursors import IterableCursor, Iterators
-from mirrored.data.dataset import Dataset
 from mirrored.data.elements import Element, as_element
 from mirrored.data.extra import engine
-from mirrored.data.iterators import DatasetIterator
-from mirrored.data.pipeline import Cursor
-from mirrored.data.splitting import BATCH_DATASET, batch_size
+from mirrored.data.pipeline.batching import is_batched
+from mirrored.data.pipeline.dataset import Dataset
+from mirrored.data.pipeline.iterators import DatasetIterator
+from mirrored.data.pipeline.nodes import Cursor
+from mirrored.data.placement import BATCH_DATASET, batch_size
 from mirrored.errors import ArgumentError, EndOfDataError, InputError, StructureError
 
 _BATCH_GRAIN: Final = "call .batch(batch_size=...) on the Grain dataset (a DataLoader: grain.transforms.Batch)"

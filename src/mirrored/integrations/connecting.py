@@ -7,7 +7,7 @@ from typing import Final
 
 from mirrored import patches
 from mirrored.errors import ArgumentError
-from mirrored.runtime import framework_bridges
+from mirrored.runtime import hooks
 
 _MODULES: Final = {"keras": "mirrored.integrations.keras", "flax": "mirrored.integrations.flax"}
 
@@ -30,7 +30,7 @@ def connect(*packages: str) -> None:
         >>> integrations.disconnect("flax")
     """
     if not packages:
-        framework_bridges.connect()
+        hooks.connect()
     for package in packages:
         _check(package, _MODULES)
         importlib.import_module(_MODULES[package]).connect()

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.keys import implementation_of, is_key_dtype
+from mirrored._jax.arrays import implementation_of, is_key_dtype
 from mirrored.errors import ArgumentTypeError, StructureError
 from mirrored.runtime.ambient import ambient
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization

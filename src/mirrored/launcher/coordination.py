@@ -6,7 +6,7 @@ import abc
 import secrets
 from collections.abc import Callable
 
-from mirrored.launcher.ports import free_ports
+from mirrored.launcher.job import free_ports
 
 
 class Coordination(abc.ABC):

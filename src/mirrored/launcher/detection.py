@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from mirrored import settings
-from mirrored._jax import clusters
+from mirrored._jax import distributed
 from mirrored.cluster.slurm import expand_hostlist
 from mirrored.errors import AllocationError
 from mirrored.topology.independent_processes import evidence_of_several
@@ -103,8 +103,8 @@ def _in_mpi(environment: Mapping[str, str]) -> MachinePlace | None:
     if evidence is None or evidence.source in ("Slurm", "Kubernetes"):
         return None
     try:
-        found = clusters.detect(_DETECTION_SECONDS) if evidence.source == "Open MPI" else None
-    except clusters.DetectionError as error:
+        found = distributed.detect(_DETECTION_SECONDS) if evidence.source == "Open MPI" else None
+    except distributed.DetectionError as error:
         raise _unreachable(f"{evidence.text}, and JAX's detection fails ({error})") from error
     if found is None:
         raise _unreachable(evidence.text)

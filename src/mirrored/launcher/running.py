@@ -6,9 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from mirrored.launcher.caching import DIRECTORY_VARIABLE, tidy
 from mirrored.launcher.coordination import Coordination, SingleMachine
-from mirrored.launcher.environment import worker_environment
+from mirrored.launcher.environment import DIRECTORY_VARIABLE, tidy, worker_environment
 from mirrored.launcher.job import Job
 from mirrored.launcher.output import Output
 from mirrored.launcher.rendezvous import LauncherRendezvous

@@ -1,25 +1,30 @@
-"""Sums the replicas' gradients in one merge, and computes the update once for all replicas."""
+"""Sums and clips the replicas' gradients in one merge, and computes the update once for all replicas."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from mirrored._jax import putting
+from mirrored._jax import arrays
 from mirrored._jax.traces import unboxed
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError
 from mirrored.optimizers.pairs import Pair, no_gradients, with_gradients
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.merging import Merge, ReplicaRunner, run_merge
+from mirrored.runtime.lockstep import Merge, ReplicaRunner, run_merge
 from mirrored.strategies import get_replica_context, get_strategy
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.variables import Variable
+
+# Sums the replicas' gradients in one merge, and computes the update once for all replicas.
 
 Update = Callable[[Sequence[Any]], None]
 
@@ -145,7 +150,7 @@ def as_array(gradient: Any) -> jax.Array:
     """Returns a gradient as a plain array."""
     if isinstance(gradient, Mirrored):
         gradient = gradient.value
-    return putting.as_array(gradient.read_value() if isinstance(gradient, Variable) else unboxed(gradient))
+    return arrays.as_array(gradient.read_value() if isinstance(gradient, Variable) else unboxed(gradient))
 
 
 def once(make: Callable[[], None]) -> None:
@@ -167,3 +172,61 @@ def scope_of(variables: Sequence[Variable]) -> AbstractContextManager[Any]:
         return nullcontext()
     scope: AbstractContextManager[Any] = owner.scope()
     return scope
+
+
+# Gradient clipping. In replica context it acts on the all-reduced gradient, not on each replica's own.
+
+Gradients = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Clipping:
+    """At most one kind of gradient clipping. With no bound set, gradients are unchanged.
+
+    Attributes:
+        clipnorm: Upper bound on the norm of each variable's gradient.
+        global_clipnorm: Upper bound on the global norm of all gradients of one `apply_gradients` call.
+        clipvalue: Upper bound on the absolute value of each element.
+    """
+
+    clipnorm: float | None = None
+    global_clipnorm: float | None = None
+    clipvalue: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        for name, value in given.items():
+            if not (math.isfinite(value) and value > 0):
+                raise ArgumentError(
+                    "Optimizer",
+                    found=f"{name}={value!r}",
+                    rule="a clipping bound is a finite number greater than 0",
+                    remedy=f"omit {name}= to disable clipping",
+                )
+        if len(given) > 1:
+            raise ArgumentError(
+                "Optimizer",
+                found=" and ".join(f"{name}={value!r}" for name, value in given.items()),
+                rule="an optimizer applies at most one kind of clipping",
+                remedy="pass one of clipnorm, global_clipnorm, clipvalue; chain optax's transforms to combine them",
+            )
+
+    def apply(self, gradients: Gradients) -> Gradients:
+        """Returns the clipped gradients, with unchanged shapes and dtypes."""
+        if self.clipvalue is not None:
+            return _transformed(optax.clip(self.clipvalue), gradients)
+        if self.global_clipnorm is not None:
+            return _transformed(optax.clip_by_global_norm(self.global_clipnorm), gradients)
+        if self.clipnorm is not None:
+            return {name: _clip_norm(gradient, self.clipnorm) for name, gradient in gradients.items()}
+        return gradients
+
+
+def _transformed(transform: optax.GradientTransformation, gradients: Gradients) -> Gradients:
+    clipped = transform.update(gradients, transform.init(gradients))[0]
+    return {name: clipped[name].astype(gradient.dtype) for name, gradient in gradients.items()}
+
+
+def _clip_norm(gradient: jax.Array, bound: float) -> jax.Array:
+    norm = optax.global_norm(gradient)
+    return jnp.where(norm <= bound, gradient, gradient / norm.astype(gradient.dtype) * bound)

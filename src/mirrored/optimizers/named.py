@@ -7,11 +7,10 @@ from typing import Any, TypedDict, Unpack
 
 from mirrored.errors import ArgumentError
 from mirrored.optimizers import rules
-from mirrored.optimizers.clipping import Clipping
-from mirrored.optimizers.learning_rate import LearningRateLike
+from mirrored.optimizers.gradient_merge import Clipping
 from mirrored.optimizers.optimizer import Optimizer
-from mirrored.optimizers.rules import Decay
-from mirrored.optimizers.update import TransformFactory, UpdateRule
+from mirrored.optimizers.rules import Decay, LearningRateLike
+from mirrored.optimizers.slots import TransformFactory, UpdateRule
 
 
 class OptimizerOptions(TypedDict, total=False):

@@ -11,18 +11,15 @@ import optax
 
 from mirrored.errors import ArgumentError
 from mirrored.optimizers import rules
-from mirrored.optimizers.clipping import Clipping
-from mirrored.optimizers.copying import copied, not_copied
-from mirrored.optimizers.gradient_merge import as_they_are, once, scope_of, update_with_sums_of
-from mirrored.optimizers.learning_rate import LearningRate, LearningRateLike
+from mirrored.optimizers.gradient_merge import Clipping, as_they_are, once, scope_of, update_with_sums_of
 from mirrored.optimizers.pairs import Pair, as_pairs, as_variables, check_gradients, warn_of_missing, with_gradients
-from mirrored.optimizers.slots import Made, Slots
-from mirrored.optimizers.update import UpdatePlan, UpdateRule
+from mirrored.optimizers.rules import LearningRate, LearningRateLike, copied, not_copied
+from mirrored.optimizers.slots import Made, Slots, UpdatePlan, UpdateRule
 from mirrored.runtime.ambient import within
 from mirrored.strategies import get_replica_context
 from mirrored.tape import GradientTape, unrecorded
 from mirrored.variables import Variable
-from mirrored.variables.state_lock import together, turn
+from mirrored.variables.storage import together, turn
 
 
 class Optimizer:

@@ -1,21 +1,125 @@
-"""Update rules of the named optimizers, as functions from a learning rate to an optax transform.
-
-Each is optax's own alias with one change. The learning rate is a value of the step (a variable or a schedule), so it
-can be an array. The product with the update is computed in float32 or wider and rounded to the update's dtype, as if
-the learning rate were a Python number.
-"""
+"""Update rules of the named optimizers, and learning rates: numbers that can change, or schedules over steps."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from mirrored.optimizers.update import TransformFactory
+from mirrored._jax.traces import is_tracer
+from mirrored.errors import ArgumentError, ArgumentTypeError
+from mirrored.optimizers.slots import TransformFactory
+from mirrored.variables import Variable
+
+# The learning rate: a number that can change at any time, or a schedule over steps.
+
+Schedule = Callable[[Any], Any]
+LearningRateLike = float | jax.Array | Variable | Schedule
+
+
+class LearningRate:
+    """The learning rate of one optimizer.
+
+    A number is stored in a variable. A compiled step reads the variable as state, so a change takes effect without
+    retracing. The variable is created together with the optimizer's other state, under the strategy that trains.
+
+    Args:
+        given: A number, a variable, or a function of the step (an optax schedule).
+        name: The variable's name.
+    """
+
+    def __init__(self, given: LearningRateLike, name: str) -> None:
+        self._name = name
+        self._number = 0.0
+        self._variable: Variable | None = None
+        self._schedule: Schedule | None = None
+        if isinstance(given, Variable):
+            self._variable = given
+        elif callable(given):
+            self._schedule = given
+        else:
+            self._number = _checked_number(given)
+
+    @property
+    def is_schedule(self) -> bool:
+        """Whether the learning rate is a function of the step."""
+        return self._schedule is not None
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The variable that holds the number; empty before it is created, and for a schedule."""
+        return [] if self._variable is None else [self._variable]
+
+    def build(self) -> None:
+        """Creates the variable if the learning rate is a number."""
+        if self._variable is None and self._schedule is None:
+            self._variable = Variable(
+                jnp.asarray(self._number, jnp.result_type(float)), trainable=False, name=self._name
+            )
+            self._variable.internal = True
+
+    def at(self, step: Any) -> jax.Array:
+        """Returns the learning rate at a step."""
+        rate = self._schedule(step) if self._schedule is not None else self._held()
+        return jnp.asarray(rate).astype(jnp.result_type(float))
+
+    def _held(self) -> Any:
+        return self._number if self._variable is None else self._variable.read_value()
+
+    def change(self, value: Any) -> None:
+        """Sets the number.
+
+        Raises:
+            ArgumentError: The learning rate is a schedule, or `value` is not a number.
+        """
+        if self._schedule is not None:
+            raise ArgumentError(
+                "Optimizer.learning_rate",
+                found="the optimizer was created with a schedule",
+                rule="a schedule determines the learning rate at every step",
+                remedy="create the optimizer with a number to assign it later, or let the schedule read a Variable",
+            )
+        if isinstance(value, Variable):
+            value = value.read_value()
+        number = None if is_tracer(value) else _checked_number(value)
+        if self._variable is None and number is None:
+            self.build()
+        if self._variable is not None:
+            self._variable.assign(value)
+        else:
+            assert number is not None
+            self._number = number
+
+    def __repr__(self) -> str:
+        if self._schedule is not None:
+            return getattr(self._schedule, "__name__", type(self._schedule).__name__)
+        return repr(self._number) if self._variable is None else f"<{self._variable.name}>"
+
+
+def _checked_number(value: Any) -> float:
+    number = float(value) if np.ndim(value) == 0 else math.nan
+    if not (math.isfinite(number) and number >= 0):
+        raise ArgumentError(
+            "Optimizer.learning_rate",
+            found=f"learning_rate={value!r}",
+            rule="a learning rate is a finite, nonnegative number or a function of the step",
+            remedy="write learning_rate=0.001, or an optax schedule such as optax.cosine_decay_schedule(0.1, 1000)",
+        )
+    return number
+
+
+# Update rules of the named optimizers, as functions from a learning rate to an optax transform.
+#
+# Each is optax's own alias with one change. The learning rate is a value of the step (a variable or a schedule), so it
+# can be an array. The product with the update is computed in float32 or wider and rounded to the update's dtype, as if
+# the learning rate were a Python number.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,3 +211,37 @@ def with_rate(factory: Callable[..., optax.GradientTransformation]) -> Transform
         return optax.GradientTransformationExtraArgs(lambda params: inner(params).init(params), update)
 
     return make
+
+
+# Copies optimizers that have no state yet.
+#
+# Slots belong to variables, which a copy does not have. So an optimizer with state cannot be copied.
+
+# Immutable. Sharing `_compute`, a jitted function, lets copies also share its compilation cache.
+_SHARED: Final = ("_rule", "_compute")
+
+
+def copied(optimizer: Any, memo: dict[int, Any]) -> Any:
+    """Returns an independent optimizer with the same settings.
+
+    Raises:
+        ArgumentTypeError: The optimizer already has state.
+    """
+    if optimizer.made().scalars or optimizer.made().groups:
+        raise not_copied("copy", optimizer)
+    made = object.__new__(type(optimizer))
+    memo[id(optimizer)] = made
+    vars(made).update({name: copy.deepcopy(one, memo) for name, one in vars(optimizer).items() if name not in _SHARED})
+    vars(made).update({name: vars(optimizer)[name] for name in _SHARED})
+    return made
+
+
+def not_copied(called: str, optimizer: Any) -> ArgumentTypeError:
+    """Returns the error for an optimizer that `called` cannot copy."""
+    return ArgumentTypeError(
+        f"{called} of an {type(optimizer).__name__} optimizer".replace("an Optimizer optimizer", "an Optimizer"),
+        found=f"{optimizer!r}",
+        rule="optimizer state belongs to the variables that it trains; a copy would train other variables, or none",
+        remedy="create another optimizer with the same arguments; to transfer this one's state, save a "
+        "mirrored.checkpoint.Checkpoint(model=..., optimizer=...) and restore it into the new objects",
+    )

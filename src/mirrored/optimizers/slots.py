@@ -1,19 +1,250 @@
-"""The slots of an optimizer: optax state in variables, created when an optimizer first sees their variables."""
+"""The slots of an optimizer: optax state in variables, their layout, and the pure update over them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
-from mirrored._jax import jit_key
+from mirrored._jax import caches
 from mirrored._jax.traces import eager, is_tracer
-from mirrored.errors import ArgumentError
-from mirrored.optimizers.slot_layout import SlotLeaf
-from mirrored.optimizers.update import SlotKey, UpdatePlan, UpdateRule, slot_key
+from mirrored.errors import ArgumentError, StructureError
+from mirrored.optimizers.gradient_merge import Clipping
 from mirrored.variables import Variable
+
+# Maps the leaves of an optax state to slots: per variable, or shared by variables that are updated together.
+#
+# optax keeps one state for a whole tree of parameters. Here the tree is a dict from variable name to array, and the
+# state of any list of variables is assembled from slots. A leaf under a variable's name belongs to that variable. Every
+# other leaf (a step counter, a random key) is shared.
+
+Path = tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotLeaf:
+    """One leaf of an optax state.
+
+    Attributes:
+        address: Its path in the state, without the variable's name: ``"[0].mu"``.
+        variable: The name of the variable that it belongs to; None for a shared leaf.
+        shape: Its shape as stored.
+        dtype: Its dtype as stored.
+        random: The implementation of a random key, which is stored as its key data; None for an ordinary array.
+    """
+
+    address: str
+    variable: str | None
+    shape: tuple[int, ...]
+    dtype: Any
+    random: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The last named part of the address, used in variable names: ``"mu"``."""
+        parts = self.address.replace("[", ".").replace("]", "").replace("'", "").split(".")
+        return next((part for part in reversed(parts) if part and not part.isdigit()), "state")
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotLayout:
+    """The leaves of a transform's state for some variables, in optax's order."""
+
+    treedef: jax.tree_util.PyTreeDef
+    leaves: tuple[SlotLeaf, ...]
+
+    def pack(self, arrays: Sequence[jax.Array]) -> Any:
+        """Returns the optax state from the stored array of each leaf."""
+        return self.treedef.unflatten(
+            array if leaf.random is None else jax.random.wrap_key_data(array, impl=leaf.random)
+            for leaf, array in zip(self.leaves, arrays, strict=True)
+        )
+
+    def unpack(self, state: Any) -> list[jax.Array]:
+        """Returns the array to store for each leaf of an optax state, with the shapes and dtypes of `leaves`.
+
+        Raises:
+            StructureError: The state has another structure, or a leaf has another shape.
+        """
+        values, treedef = jax.tree.flatten(state)
+        stored = [_plain(value) for value in values]
+        if treedef != self.treedef or [value.shape for value in stored] != [leaf.shape for leaf in self.leaves]:
+            raise StructureError(
+                "Optimizer.apply_gradients",
+                found=f"the transform's state is\n{treedef}\nof shapes {[value.shape for value in stored]} after an "
+                f"update, and\n{self.treedef}\nof shapes {[leaf.shape for leaf in self.leaves]} before it",
+                rule="an update preserves the structure and the shapes of the state",
+                remedy="return a state with the structure that the transform's init returns",
+            )
+        return [value.astype(leaf.dtype) for value, leaf in zip(stored, self.leaves, strict=True)]
+
+
+def lay_out(transform: optax.GradientTransformation, parameters: Mapping[str, jax.ShapeDtypeStruct]) -> SlotLayout:
+    """Finds the state that `transform` keeps for these parameters by abstract evaluation; computes nothing."""
+    random: list[str | None] = []
+
+    def init(arrays: Any) -> Any:
+        state = transform.init(arrays)
+        random.extend(str(jax.random.key_impl(leaf)) if _is_key(leaf) else None for leaf in jax.tree.leaves(state))
+        return jax.tree.map(_plain, state)
+
+    found, treedef = jax.tree_util.tree_flatten_with_path(jax.eval_shape(init, dict(parameters)))
+    siblings = _siblings([path for path, _ in found])
+    leaves = []
+    for (path, leaf), kind in zip(found, random, strict=True):
+        at = _variable_at(path, parameters, siblings)
+        address = jax.tree_util.keystr(path if at is None else (*path[:at], *path[at + 1 :]))
+        leaves.append(SlotLeaf(address, None if at is None else path[at].key, tuple(leaf.shape), leaf.dtype, kind))
+    return SlotLayout(treedef, tuple(leaves))
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _plain(leaf: Any) -> jax.Array:
+    return jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf)
+
+
+def _siblings(paths: Sequence[Path]) -> dict[Path, set[Any]]:
+    """Returns the keys of each dict in the state, by the dict's path."""
+    keys: dict[Path, set[Any]] = {}
+    for path in paths:
+        for at, entry in enumerate(path):
+            if isinstance(entry, jax.tree_util.DictKey):
+                keys.setdefault(path[:at], set()).add(entry.key)
+    return keys
+
+
+def _variable_at(path: Path, parameters: Mapping[str, Any], siblings: Mapping[Path, set[Any]]) -> int | None:
+    """Returns the position in `path` of a variable's name: a key of the innermost dict with only variables as keys.
+
+    Other dicts (the hyperparameters of `optax.inject_hyperparams`, the labels of `optax.partition`) may also contain a
+    key that is a variable's name (``"b1"``). They have other keys too, or contain the variables deeper inside.
+    """
+    for at in reversed(range(len(path))):
+        entry = path[at]
+        if isinstance(entry, jax.tree_util.DictKey) and siblings[path[:at]] <= parameters.keys():
+            return at
+    return None
+
+
+# The pure part of an update: a function from gradients, parameters and slots to new parameters and slots.
+
+Arrays = dict[str, jax.Array]
+TransformFactory = Callable[[Any], optax.GradientTransformation]
+"""A function from a learning rate (None for a finished transform) to the transform."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class SlotKey:
+    """Identifies a slot.
+
+    Attributes:
+        address: The path in the optax state, without the variable's name.
+        variable: The name of the variable that owns the slot; empty for a slot that a cohort shares.
+        cohort: The cohort that shares the slot; -1 for a variable's slot.
+    """
+
+    address: str
+    variable: str = ""
+    cohort: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdatePlan:
+    """What one `apply_gradients` updates: the variables by name, the cohort of each, and the slots in order.
+
+    A *cohort* is a set of variables that were first updated together. They share the state that optax keeps once (a
+    step counter). Variables that are added later, or updated in separate calls, form another cohort and start at step
+    0, as in a separate optimizer.
+    """
+
+    names: tuple[str, ...]
+    cohorts: tuple[int, ...]
+    slots: tuple[SlotKey, ...]
+
+    def members(self, cohort: int) -> list[str]:
+        """Returns the names of the variables of one cohort."""
+        return [name for name, own in zip(self.names, self.cohorts, strict=True) if own == cohort]
+
+
+def slot_key(address: str, variable: str | None, cohort: int) -> SlotKey:
+    """Returns the key of a leaf's slot."""
+    return SlotKey(address, cohort=cohort) if variable is None else SlotKey(address, variable=variable)
+
+
+def describe(arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes and dtypes of arrays or variables."""
+    return {name: jax.ShapeDtypeStruct(tuple(array.shape), array.dtype) for name, array in arrays.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateRule:
+    """An update rule: gradient clipping, then an optax transform made from the learning rate.
+
+    optax relies on JAX's standard dtype promotion, so the rule always computes under it, regardless of the caller's
+    setting.
+    """
+
+    factory: TransformFactory
+    clipping: Clipping
+
+    def layout(self, parameters: Mapping[str, Any]) -> SlotLayout:
+        """Returns the layout of the state for these parameters (arrays, variables or their descriptions)."""
+        with jax.numpy_dtype_promotion("standard"):
+            return lay_out(self.factory(jnp.zeros(())), describe(parameters))
+
+    def initial_state(self, parameters: Arrays, learning_rate: Any) -> list[jax.Array]:
+        """Returns the initial state for these parameters, one array per leaf in the order of `layout`."""
+        with jax.numpy_dtype_promotion("standard"):
+            return self.layout(parameters).unpack(self.factory(learning_rate).init(parameters))
+
+    def __call__(
+        self,
+        plan: UpdatePlan,
+        learning_rate: jax.Array | None,
+        gradients: Sequence[jax.Array],
+        parameters: Sequence[jax.Array],
+        slots: Sequence[jax.Array],
+        extra: Mapping[str, Any],
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Returns the new parameters and slots, with unchanged shapes and dtypes.
+
+        The transform runs once per cohort, over *all* variables of the call, with that cohort's shared state. Only the
+        cohort's own results are kept from its run. So a norm over all gradients covers all gradients of the call, and
+        the compiler removes the unused results as dead code.
+        """
+        with jax.numpy_dtype_promotion("standard"):
+            old = dict(zip(plan.names, parameters, strict=True))
+            clipped = self.clipping.apply(dict(zip(plan.names, gradients, strict=True)))
+            update = optax.with_extra_args_support(self.factory(learning_rate)).update
+            layout = self.layout(old)
+            before = dict(zip(plan.slots, slots, strict=True))
+            after: dict[SlotKey, jax.Array] = {}
+            new: Arrays = {}
+            for cohort in sorted(set(plan.cohorts)):
+                members = plan.members(cohort)
+                keys = [slot_key(leaf.address, leaf.variable, cohort) for leaf in layout.leaves]
+                state = layout.pack([before[key] for key in keys])
+                updates, state = update(dict(clipped), state, dict(old), **extra)
+                new.update(_applied({name: old[name] for name in members}, updates))
+                for leaf, key, value in zip(layout.leaves, keys, layout.unpack(state), strict=True):
+                    if leaf.variable is None or leaf.variable in members:
+                        after[key] = value
+            return [new[name] for name in plan.names], [after[key] for key in plan.slots]
+
+
+def _applied(parameters: Arrays, updates: Mapping[str, Any]) -> Arrays:
+    applied: Arrays = optax.apply_updates(parameters, {name: updates[name] for name in parameters})
+    return applied
+
+
+# The slots of an optimizer: optax state in variables, created when an optimizer first sees their variables.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +370,7 @@ class Slots:
         values = {name: variable.read_value() for name, variable in named.items()}
         # Under JAX's default cache key. The key of the current trace is unique to that trace, so with it JAX would
         # compile every jitted helper again and keep an entry that is never reused.
-        with eager(), jit_key.using(None):
+        with eager(), caches.using(None):
             stored = {name: named[name].stored() if is_tracer(value) else value for name, value in values.items()}
             rate = 0.0 if is_tracer(learning_rate) else learning_rate
             return self._rule.initial_state(stored, rate)

@@ -8,8 +8,6 @@ from mirrored.perf_model.compute_benchmark import ComputeBenchmark as ComputeBen
 from mirrored.perf_model.compute_benchmark import benchmark_compute as benchmark_compute
 from mirrored.perf_model.exchange import Exchange as Exchange
 from mirrored.perf_model.exchange import Network as Network
-from mirrored.perf_model.machine import Machine as Machine
-from mirrored.perf_model.machine import measure_machine as measure_machine
 from mirrored.perf_model.measurement import Instruments as Instruments
 from mirrored.perf_model.prediction import Prediction as Prediction
 from mirrored.perf_model.prediction import ScalingPlan as ScalingPlan
@@ -18,6 +16,8 @@ from mirrored.perf_model.step_cost import StepCost as StepCost
 from mirrored.perf_model.step_cost import TracedStep as TracedStep
 from mirrored.perf_model.step_detection import DetectedStep as DetectedStep
 from mirrored.perf_model.step_detection import detect_step as detect_step
+from mirrored.perf_model.timing import Machine as Machine
+from mirrored.perf_model.timing import measure_machine as measure_machine
 
 for _public in (
     AllReduceBenchmark,

@@ -10,8 +10,8 @@ import numpy as np
 from mirrored.perf_model.allreduce_benchmark import AllReduceBenchmark, benchmark_allreduce
 from mirrored.perf_model.compute_benchmark import ComputeBenchmark, benchmark_compute
 from mirrored.perf_model.exchange import Exchange, Network
-from mirrored.perf_model.machine import Machine, measure_machine
 from mirrored.perf_model.step_cost import StepCost, TracedStep
+from mirrored.perf_model.timing import Machine, measure_machine
 
 _MOST_BATCH_SIZES = 4
 _NOTHING = Exchange("psum", 1, 0)

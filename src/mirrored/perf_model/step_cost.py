@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
 from mirrored._jax.traces import canonical_dtype
-from mirrored.compilation.export import Pure, as_pure
+from mirrored.compilation.concrete import Pure, as_pure
 from mirrored.errors import ArgumentError
 from mirrored.perf_model.exchange import Exchange, exchanges_in
 from mirrored.perf_model.step_detection import DetectedStep

@@ -1,4 +1,4 @@
-"""Times calls that run on devices."""
+"""Times calls that run on devices, and measures the compute rate and the memory bandwidth of this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+
+# Times calls that run on devices.
 
 _WARM_UP, _FEWEST, _MOST, _ENOUGH_SECONDS = 3, 5, 200, 0.5
 
@@ -47,3 +50,37 @@ def timed(call: Callable[[], Any]) -> Timing:
 def lower_quartile(values: list[float]) -> float:
     """Returns the lower quartile of the values."""
     return sorted(values)[(len(values) - 1) // 4]
+
+
+# Measures the compute rate and the memory bandwidth of this machine.
+
+_SIDE = 1024
+_MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """The rates of one device, used to compare costs of programs that cannot run here.
+
+    Attributes:
+        flops_per_second: The rate of a large matrix product in float32.
+        bytes_per_second: The bytes read and written per second by an elementwise operation on large arrays.
+    """
+
+    flops_per_second: float
+    bytes_per_second: float
+
+    def seconds(self, flops: float, moved_bytes: float) -> float:
+        """Returns the time of this work at full speed, without overlap of compute and memory traffic."""
+        return flops / self.flops_per_second + moved_bytes / self.bytes_per_second
+
+
+def measure_machine() -> Machine:
+    """Measures the rates of the first device. Takes about a second."""
+    a = jnp.ones((_SIDE, _SIDE), jnp.float32)
+    large = jnp.ones((16 * _MIB,), jnp.float32)
+    product, sum_ = jax.jit(lambda x: x @ x), jax.jit(lambda x: x + 1.0)
+    return Machine(
+        flops_per_second=2 * _SIDE**3 / timed(lambda: product(a)).seconds,
+        bytes_per_second=2 * large.nbytes / timed(lambda: sum_(large)).seconds,
+    )

@@ -18,23 +18,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from mirrored._jax.capture import CaptureTracer
-from mirrored._jax.frames import user_stacklevel
-from mirrored._jax.staging import Staged as Body
-from mirrored._jax.staging import stage
-from mirrored._jax.traces import belongs_to, current_trace, is_tracer
+from mirrored._jax.inlining import Staged as Body
+from mirrored._jax.inlining import stage
+from mirrored._jax.source_lines import user_stacklevel
+from mirrored._jax.traces import CaptureTracer, belongs_to, current_trace, is_tracer
 from mirrored.analysis.loss_scaling import LossScaling, Mean
 from mirrored.analysis.replication_check import Origin, check_replication
-from mirrored.collectives.fusion_boundaries import stack_isolated
+from mirrored.collectives.summation import stack_isolated
 from mirrored.errors import LossScaleWarning, StructureError
-from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.listeners import announce_read
+from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.variable_store import FunctionStore, VariableStore, announced_components
 from mirrored.runtime.variable_store import StagedAssignment as Assigned
-from mirrored.strategies import outer_tape
-from mirrored.strategies.differing import warn_of_assignment_in_turn, would_differ
+from mirrored.strategies import tracing_runner
+from mirrored.strategies.checks import (
+    OutSpecs,
+    as_array,
+    label_of,
+    not_replicated,
+    warn_of_assignment_in_turn,
+    would_differ,
+)
 from mirrored.strategies.fusing import fuse
-from mirrored.strategies.out_specs import OutSpecs, as_array, label_of, not_replicated
 from mirrored.strategies.tracing_runner import Captured, Passed, TracingRunner
 from mirrored.topology.device_assignment import AXIS
 from mirrored.values import structures
@@ -100,7 +104,7 @@ class _Run:
         self._outermost.rereads |= self._runner.store.rereads
         body = self._without_gradients(body)
         if self._fixed_order:
-            body = outer_tape.with_fixed_order(body, self._runner, shapes, axes)
+            body = tracing_runner.with_fixed_order(body, self._runner, shapes, axes)
         self._check_replicated(body)
         return self._bind(body)
 
@@ -202,13 +206,13 @@ class _Run:
         mesh = self._device_assignment.mesh
         in_rows = [not one.per_replica and self._in_rows(value) for one, value in zip(sources, operands, strict=False)]
         operands[: len(in_rows)] = [
-            outer_tape.one_row_each(mesh, value) if is_row else value
+            tracing_runner.one_row_each(mesh, value) if is_row else value
             for is_row, value in zip(in_rows, operands, strict=False)
         ]
         in_specs = [
             sharded if source.per_replica or is_row else equal for source, is_row in zip(sources, in_rows, strict=True)
         ] + [sharded] * len(self._inputs)
-        unstack = outer_tape.unstack if self._fixed_order else outer_tape.rows_of
+        unstack = tracing_runner.unstack if self._fixed_order else tracing_runner.rows_of
         out_rows: list[bool] = []
 
         def on_device(*parts: Any) -> tuple[list[Any], list[Any], list[Any]]:
@@ -231,12 +235,14 @@ class _Run:
             check_vma=False,
         )
         stacked, rows, equal_results = map(iter, bound(*operands))
-        mirrored = [outer_tape.first_row(mesh, next(rows)) if is_row else next(equal_results) for is_row in out_rows]
+        mirrored = [
+            tracing_runner.first_row(mesh, next(rows)) if is_row else next(equal_results) for is_row in out_rows
+        ]
         return self._finish(list(stacked), mirrored)
 
     def _in_rows(self, value: Any) -> bool:
         """Returns whether a replicated operand or result enters or leaves the run as one row per device."""
-        return self._fixed_order and outer_tape.has_gradient(value)
+        return self._fixed_order and tracing_runner.has_gradient(value)
 
     def _operands(self, body: Body) -> tuple[list[Any], list[_Source]]:
         """Returns one operand per captured variable or outer value, and the kind of each.
@@ -264,7 +270,7 @@ class _Run:
         assert store is not None
         whole = store.whole(variable)
         if variable.per_replica and _is_under_tape():
-            return (outer_tape.announced_components if self._fixed_order else announced_components)(variable, whole)
+            return (tracing_runner.announced_components if self._fixed_order else announced_components)(variable, whole)
         return announce_read(variable, whole)
 
     def _sorted(self, outs: Sequence[Any]) -> tuple[list[Any], list[Any]]:

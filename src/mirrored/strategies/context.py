@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from mirrored._jax.putting import as_array
+from mirrored._jax.arrays import as_array
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.errors import ArgumentError, ContextError, StructureError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.merging import Merge, ReplicaRunner, run_merge
-from mirrored.strategies.merge_call import call_merged
-from mirrored.strategies.nested import nested_gather, nested_reduce
+from mirrored.runtime.lockstep import Merge, ReplicaRunner, run_merge
+from mirrored.strategies.merge_call import call_merged, nested_gather, nested_reduce
 from mirrored.strategies.reducing import check_alike, check_sums_rows, refuse_rows
 from mirrored.values import structures
 from mirrored.values.indexed_slices import IndexedSlices

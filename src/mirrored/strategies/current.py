@@ -6,7 +6,7 @@ from typing import Any
 
 from mirrored.collectives.cross_device_ops import AllReduce
 from mirrored.errors import ContextError
-from mirrored.runtime import framework_bridges
+from mirrored.runtime import hooks
 from mirrored.runtime.ambient import ambient, replace_current
 from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.strategy import Strategy
@@ -67,20 +67,20 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
             rule="it sets the strategy for code outside any scope, so it must be called there",
             remedy="leave the scope first",
         )
-    framework_bridges.end_watching(_set_globally.finder)
+    hooks.end_watching(_set_globally.finder)
     _set_globally.finder = None
     _set_globally.strategies = () if strategy is None else (strategy,)
     replace_current(here.fork(strategies=_set_globally.strategies))
     if strategy is not None:
-        framework_bridges.connect()
-        _set_globally.finder = framework_bridges.watch_imports()
+        hooks.connect()
+        _set_globally.finder = hooks.watch_imports()
 
 
 class _SetGlobally:
     """The strategy that `experimental_set_strategy` has set, and the import hook that connects other frameworks."""
 
     strategies: tuple[Any, ...] = ()
-    finder: framework_bridges.Finder | None = None
+    finder: hooks.Finder | None = None
 
 
 _set_globally = _SetGlobally()

@@ -12,28 +12,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax import jit_key
+from mirrored._jax import caches
+from mirrored._jax.arrays import key_data
 from mirrored._jax.boxes import has_payload, payload_of
-from mirrored._jax.keys import key_data
 from mirrored._jax.traces import current_trace, is_differentiated, is_tracer, put_trace
-from mirrored.collectives.group import Group
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.collectives.stacked import on_all_devices, reduce_stacked
+from mirrored.collectives.summation import Group
 from mirrored.errors import ContextError, TransformError
-from mirrored.runtime.ambient import ambient, thread, within
-from mirrored.runtime.listeners import is_tracked
-from mirrored.runtime.lockstep import LockStep, carry
-from mirrored.runtime.merging import Merge, ReplicaRunner
+from mirrored.runtime.ambient import ambient, is_tracked, thread, within
+from mirrored.runtime.lockstep import LockStep, Merge, ReplicaRunner, carry
 from mirrored.runtime.variable_store import ReplicaStore, StagedAssignment
+from mirrored.strategies.checks import OutSpecs, as_array, checked_components, label_of, would_differ
 from mirrored.strategies.context import ReplicaContext
-from mirrored.strategies.differing import would_differ
-from mirrored.strategies.gathering import gather_across
-from mirrored.strategies.out_specs import OutSpecs, as_array, checked_components, label_of
-from mirrored.strategies.recorded import all_reduce_recorded, gather_recorded
+from mirrored.strategies.merge_call import all_reduce_recorded, gather_recorded
+from mirrored.strategies.reducing import gather_across
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica, stack_components
-from mirrored.variables.placement import placed, uncommitted
-from mirrored.variables.state_lock import excuse, or_undone, store_all, turn
+from mirrored.variables.storage import excuse, or_undone, placed, store_all, turn, uncommitted
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
@@ -93,7 +89,7 @@ class EagerRunner(ReplicaRunner):
         def body(replica: int) -> Callable[[], Any]:
             def call() -> Any:
                 own = structures.map_leaves(lambda leaf: self.component(leaf, replica), (tuple(args), kwargs))
-                with jax.default_device(self._device_of(replica)), jit_key.for_replica(self.trace_key(replica)):
+                with jax.default_device(self._device_of(replica)), caches.for_replica(self.trace_key(replica)):
                     return fn(*own[0], **own[1])
 
             return call
@@ -169,7 +165,7 @@ class EagerRunner(ReplicaRunner):
 
     def run_merge(self, merge: Merge, payload: Any) -> Any:
         result = self._lockstep.run_merge(merge, payload)
-        jit_key.resume_replica(self.trace_key(ambient().replica.local_index))
+        caches.resume_replica(self.trace_key(ambient().replica.local_index))
         return result
 
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:

@@ -11,7 +11,7 @@ import jax
 from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import reducing
-from mirrored.strategies.refusing import refuse_in_replica
+from mirrored.strategies.checks import refuse_in_replica
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, Mirrored
 from mirrored.values.indexed_slices import IndexedSlices

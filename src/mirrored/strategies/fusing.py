@@ -16,17 +16,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from mirrored._jax.inlining import Staged, stage
 from mirrored._jax.jaxprs import Branch, Call, Literal, Scan, While, constants_of, kind_of
 from mirrored._jax.local_collectives import (
     GATHER,
     SUM,
     at_source_of,
-    bind_again,
+    bind_equation,
     local_replica_of,
     same_on_local_replicas,
 )
-from mirrored._jax.sources import source_line
-from mirrored._jax.staging import Staged, stage
+from mirrored._jax.source_lines import source_line
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import MergeError
 
@@ -73,7 +73,7 @@ class _Body:
                     later.append(eqn)
                     continue
                 operands = [[_read(known, atom) for atom in one.invars] for one in group]
-                results = [bind_again(eqn, operands[0])] if id(eqn) not in group_of else self._fused(group, operands)
+                results = [bind_equation(eqn, operands[0])] if id(eqn) not in group_of else self._fused(group, operands)
                 for one, values in zip(group, results, strict=True):
                     known.update(zip(one.outvars, values, strict=True))
             if len(later) == len(pending):
@@ -195,7 +195,7 @@ def _walk(jaxpr: Any, inputs: _Values) -> _Walk:
     known.update(zip(jaxpr.invars, inputs, strict=True))
     for eqn in jaxpr.eqns:
         operands = [_read(known, atom) for atom in eqn.invars]
-        results = bind_again(eqn, operands) if local_replica_of(eqn) is None else (yield eqn, operands)
+        results = bind_equation(eqn, operands) if local_replica_of(eqn) is None else (yield eqn, operands)
         known.update(zip(eqn.outvars, results, strict=True))
     return [_read(known, atom) for atom in jaxpr.outvars]
 

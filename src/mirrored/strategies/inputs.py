@@ -9,18 +9,40 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from mirrored._jax.host_memory import owned
-from mirrored._jax.putting import as_array
+from mirrored._jax.arrays import as_array, owned
 from mirrored._jax.traces import is_tracer
 from mirrored.collectives.host_allgather import host_allgather
-from mirrored.runtime import data_hooks
-from mirrored.strategies.refusing import refuse_in_replica
-from mirrored.strategies.value_context import ValueContext
+from mirrored.runtime import hooks
+from mirrored.strategies.checks import refuse_in_replica
 from mirrored.values import structures
 from mirrored.values.distributed_values import PerReplica
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
+
+
+# `ValueContext`: the argument of a function that creates per-replica values.
+
+
+class ValueContext:
+    """Identifies the replica for which a value is created.
+
+    Attributes:
+        replica_id_in_sync_group: The index of the replica.
+        num_replicas_in_sync: The number of replicas.
+
+    TensorFlow: `tf.distribute.experimental.ValueContext`.
+    """
+
+    def __init__(self, replica_id_in_sync_group: int = 0, num_replicas_in_sync: int = 1) -> None:
+        self.replica_id_in_sync_group = replica_id_in_sync_group
+        self.num_replicas_in_sync = num_replicas_in_sync
+
+    def __str__(self) -> str:
+        return (
+            f"tf.distribute.ValueContext(replica id {self.replica_id_in_sync_group},  "
+            f"total replicas in sync: {self.num_replicas_in_sync})"
+        )
 
 
 class DistributesInput(abc.ABC):
@@ -52,7 +74,7 @@ class DistributesInput(abc.ABC):
             last replicas get fewer, or none.
         """
         refuse_in_replica("experimental_distribute_dataset")
-        return data_hooks.distribute_dataset(self, dataset, options)
+        return hooks.distribute_dataset(self, dataset, options)
 
     distribute_dataset = experimental_distribute_dataset
 
@@ -66,7 +88,7 @@ class DistributesInput(abc.ABC):
             options: See `mirrored.data.InputOptions`.
         """
         refuse_in_replica("distribute_datasets_from_function")
-        return data_hooks.distribute_from_function(self, dataset_fn, options)
+        return hooks.distribute_from_function(self, dataset_fn, options)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[Any], Any]) -> Any:
         """Returns a per-replica value whose components are `value_fn(context)`, for each replica's `ValueContext`.

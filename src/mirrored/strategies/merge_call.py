@@ -1,7 +1,4 @@
-"""`merge_call`: runs a user's function once, on the arguments of all replicas.
-
-Arrays are the payload of the merge, so that tapes record them. All other objects are side inputs and side results.
-"""
+"""Merges from replica context: `merge_call`, collectives under a JAX transform, and collectives under a tape."""
 
 from __future__ import annotations
 
@@ -9,15 +6,165 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from mirrored._jax.boxes import is_live_box
+from mirrored._jax.local_collectives import replica_gather, replica_sum, run_eagerly
+from mirrored.collectives.algorithm import checked, floating
+from mirrored.collectives.reduce_op import ReduceOp
+from mirrored.collectives.summation import narrow, widen
+from mirrored.errors import TapeError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.merging import Merge, ReplicaRunner, run_merge
+from mirrored.runtime.lockstep import Merge, ReplicaRunner, run_merge
+from mirrored.strategies.reducing import gather_with_sizes
+from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues
 
 if TYPE_CHECKING:
     from mirrored.strategies.context import ReplicaContext
+
+
+# Collectives of one local replica under a JAX transform, where it cannot wait for the other local replicas.
+
+
+def nested_reduce(op: Any, arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
+    """Reduces arrays over all replicas, given those of local replica `local`."""
+    if not arrays:
+        return []
+    arrays = [checked(op, [array])[0] for array in arrays]
+    if op is ReduceOp.SUM:
+        return replica_sum(arrays, local, replicas)
+    if op is ReduceOp.MEAN:
+        exact = list(map(floating, arrays))
+        sums = replica_sum(list(map(widen, exact)), local, replicas)
+        return [narrow(total / replicas, array.dtype) for total, array in zip(sums, exact, strict=True)]
+    return [op(stacked) for stacked in replica_gather(arrays, local, replicas)]
+
+
+def nested_gather(arrays: Sequence[Any], axis: int, local: int, replicas: int) -> list[Any]:
+    """Concatenates the arrays of all replicas along `axis`, given those of local replica `local`."""
+    return [jnp.concatenate(list(stacked), axis) for stacked in replica_gather(arrays, local, replicas)]
+
+
+def _merge(name: str, run: Any, arrays: list[Any]) -> list[Any]:
+    runner = ambient().runner
+    assert runner is not None
+    return list(runner.run_merge(Merge(name, run), arrays))
+
+
+def _sums(arrays: list[Any]) -> list[Any]:
+    runner: Any = ambient().runner
+
+    def run(payloads: Sequence[Any]) -> Sequence[Any]:
+        results = runner.all_reduce(ReduceOp.SUM, [list(parts) for parts in zip(*payloads, strict=True)])
+        return [[parts[k] for parts in results] for k in range(len(payloads))]
+
+    return _merge("ReplicaContext.all_reduce", run, arrays)
+
+
+def _gathers(arrays: list[Any]) -> list[Any]:
+    runner: Any = ambient().runner
+
+    def run(payloads: Sequence[Any]) -> Sequence[Any]:
+        rows = [[part[None] for part in parts] for parts in zip(*payloads, strict=True)]
+        results = runner.gather_each(rows, 0)
+        return [[parts[k] for parts in results] for k in range(len(payloads))]
+
+    return _merge("ReplicaContext.all_gather", run, arrays)
+
+
+def _number(local: int) -> int | None:
+    runner = ambient().runner
+    return None if runner is None or runner.stands_for_others else runner.device_assignment.addressable_replicas[local]
+
+
+run_eagerly(_sums, _gathers, _number)
+
+
+# Collectives over several processes under a tape in eager code, with VJP rules that are collectives as well.
+#
+# JAX cannot differentiate through the computation of other processes. Each collective therefore has its own VJP rule.
+# The forward and the backward pass run on concrete values, in the same order on all workers.
+
+Lists = Sequence[Sequence[Any]]
+
+
+def all_reduce_recorded(reduce: Callable[[Any, Lists], list[list[Any]]], op: Any, arrays: Lists) -> list[list[Any]]:
+    """All-reduces arrays. The gradient is the all-reduce of the upstream gradients by the same operation.
+
+    Args:
+        reduce: A function from an operation and concrete components to the results of each local replica.
+        op: The operation.
+        arrays: For each array, its components on this process.
+
+    Raises:
+        TapeError: The reduction is a custom one, or the tape is outside the run.
+    """
+    _check(op, arrays)
+
+    @jax.custom_vjp
+    def run(lists: Any) -> Any:
+        return reduce(op, lists)
+
+    run.defvjp(lambda lists: (reduce(op, lists), None), lambda _, cotangents: (reduce(op, cotangents),))
+    return run([list(components) for components in arrays])  # type: ignore[no-any-return]
+
+
+def gather_recorded(
+    reduce: Callable[[Any, Lists], list[list[Any]]],
+    components: Sequence[Any],
+    axis: int,
+    device_assignment: DeviceAssignment,
+) -> Any:
+    """Gathers components. The gradient is each replica's slice of the sum of all workers' upstream gradients."""
+    _check(ReduceOp.SUM, [components])
+    axis %= jnp.ndim(components[0])
+    local = len(components)
+
+    def forward(parts: Any) -> Any:
+        whole, sizes = gather_with_sizes(parts, axis, device_assignment)
+        return whole.addressable_data(0), sizes
+
+    def backward(sizes: Any, cotangent: Any) -> Any:
+        zeros = [jnp.zeros_like(cotangent)] * (local - 1)
+        totals = reduce(ReduceOp.SUM, [[cotangent, *zeros]])[0]
+        starts = [sum(sizes[:replica]) for replica in device_assignment.addressable_replicas]
+        ends = [
+            start + sizes[replica]
+            for start, replica in zip(starts, device_assignment.addressable_replicas, strict=True)
+        ]
+        places = zip(totals, starts, ends, strict=True)
+        return ([lax.slice_in_dim(total, start, end, axis=axis) for total, start, end in places],)
+
+    @jax.custom_vjp
+    def run(parts: Any) -> Any:
+        return forward(parts)[0]
+
+    run.defvjp(forward, backward)
+    return run(list(components))
+
+
+def _check(op: Any, arrays: Lists) -> None:
+    outside = any(is_live_box(component) for components in arrays for component in components)
+    if not outside and op in (ReduceOp.SUM, ReduceOp.MEAN):
+        return
+    raise TapeError(
+        "GradientTape",
+        found="a tape outside run, around an eager run with replicas on several workers"
+        if outside
+        else f"the gradient of {op!r} over several workers, in eager code",
+        rule="in eager code with several workers, a tape must be opened inside run, and differentiates only SUM, MEAN "
+        "and gather",
+        remedy="open the tape inside the function given to run, or compile the whole step with mirrored.function",
+    )
+
+
+# `merge_call`: runs a user's function once, on the arguments of all replicas.
+#
+# Arrays are the payload of the merge, so that tapes record them. All other objects are side inputs and side results.
 
 
 class _Slot:

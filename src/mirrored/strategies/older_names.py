@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mirrored.errors import ArgumentError
-from mirrored.runtime import data_hooks
-from mirrored.strategies.refusing import refuse_in_replica
+from mirrored.runtime import hooks
+from mirrored.strategies.checks import refuse_in_replica
 
 _WORKERS = ("chief", "master", "worker")
 
@@ -45,7 +45,7 @@ class OlderNames(abc.ABC):
         Context: cross-replica. TensorFlow: the same; new programs write `iter(experimental_distribute_dataset(...))`.
         """
         refuse_in_replica("make_dataset_iterator")
-        return data_hooks.make_dataset_iterator(self, dataset, self._batches_are_per_replica)
+        return hooks.make_dataset_iterator(self, dataset, self._batches_are_per_replica)
 
     def make_input_fn_iterator(self, input_fn: Callable[[Any], Any], replication_mode: Any = None) -> Any:
         """Returns an iterator over the elements of `input_fn` for this worker. Each replica takes the next element.
@@ -63,7 +63,7 @@ class OlderNames(abc.ABC):
         TensorFlow: the same; new programs write `iter(distribute_datasets_from_function(...))`.
         """
         refuse_in_replica("make_input_fn_iterator")
-        return data_hooks.make_input_fn_iterator(self, input_fn, replication_mode)
+        return hooks.make_input_fn_iterator(self, input_fn, replication_mode)
 
     def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
         """Runs `fn` on every replica, with the next element of `input_iterator` if there is one.

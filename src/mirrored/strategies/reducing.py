@@ -11,22 +11,67 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import payload_of
-from mirrored._jax.putting import as_array
 from mirrored._jax.traces import is_tracer
-from mirrored.collectives.precision import narrow, widen
+from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
-from mirrored.collectives.stacked import gather_stacked, on_all_devices, reduce_stacked
+from mirrored.collectives.stacked import gather_padded, gather_stacked, on_all_devices, reduce_stacked
+from mirrored.collectives.summation import narrow, widen
 from mirrored.errors import ArgumentError, NotSupportedError, StructureError
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.merging import ReplicaRunner
-from mirrored.strategies.gathering import gather_across
+from mirrored.runtime.lockstep import ReplicaRunner
+from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
-from mirrored.values.distributed_values import DistributedValues, LocalPerReplica, Mirrored, PerReplica
+from mirrored.values.distributed_values import (
+    DistributedValues,
+    LocalPerReplica,
+    Mirrored,
+    PerReplica,
+    stack_components,
+)
 from mirrored.values.indexed_slices import IndexedSlices
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
+
+
+# Gathers over several processes: concatenates components whose sizes may differ.
+
+
+def gather_across(components: Sequence[Any], axis: int, device_assignment: DeviceAssignment) -> Any:
+    """Concatenates the components of all replicas along `axis`. Their sizes along `axis` may differ.
+
+    Args:
+        components: The components of the replicas of this process, in replica order.
+        axis: The dimension; may be negative.
+        device_assignment: The devices of the replicas, on several processes.
+    """
+    return gather_with_sizes(components, axis, device_assignment)[0]
+
+
+def gather_with_sizes(
+    components: Sequence[Any], axis: int, device_assignment: DeviceAssignment
+) -> tuple[Any, list[int]]:
+    """Gathers like `gather_across`, and also returns the size of each replica's component along `axis`."""
+    arrays = [as_array(component) for component in components]
+    axis %= arrays[0].ndim
+    rest = {array.shape[:axis] + array.shape[axis + 1 :] for array in arrays}
+    question = f"gather {arrays[0].dtype}{sorted(rest)} along axis {axis}"
+    sizes = [
+        size
+        for worker in host_allgather("gather", question, [array.shape[axis] for array in arrays])
+        for size in worker
+    ]
+    most = max(sizes)
+    padded = [_padded(array, axis, most) for array in arrays]
+    return gather_padded(stack_components(padded, device_assignment), axis, sizes, device_assignment), sizes
+
+
+def _padded(array: Any, axis: int, size: int) -> Any:
+    after = [(0, size - length if dim == axis else 0) for dim, length in enumerate(array.shape)]
+    return jnp.pad(array, after)
+
 
 _log = logging.getLogger("mirrored")
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from mirrored.errors import ContextError
-from mirrored.runtime import framework_bridges
+from mirrored.runtime import hooks
 from mirrored.runtime.ambient import Ambient, ambient, replace_current
 
 if TYPE_CHECKING:
@@ -18,15 +18,15 @@ class Scope(AbstractContextManager["Strategy"]):
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._open: list[tuple[Ambient, Ambient, framework_bridges.Finder | None]] = []
+        self._open: list[tuple[Ambient, Ambient, hooks.Finder | None]] = []
 
     def __enter__(self) -> Strategy:
         self._strategy.check_scope()
-        framework_bridges.connect()
+        hooks.connect()
         before = ambient()
         inside = before.fork(strategies=(*before.strategies, self._strategy))
         replace_current(inside)
-        self._open.append((before, inside, framework_bridges.watch_imports()))
+        self._open.append((before, inside, hooks.watch_imports()))
         return self._strategy
 
     def __exit__(self, *exception: object) -> None:
@@ -41,7 +41,7 @@ class Scope(AbstractContextManager["Strategy"]):
                 "Strategy scope nesting error", "another scope inside it is still open, or it is open in another thread"
             )
         self._open.pop()
-        framework_bridges.end_watching(finder)
+        hooks.end_watching(finder)
         # Restores only the strategies: a tape that was opened inside the scope may still be recording.
         replace_current(here.fork(strategies=before.strategies))
 

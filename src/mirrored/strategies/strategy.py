@@ -6,21 +6,20 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from mirrored._jax.host_memory import frozen
-from mirrored._jax.tracebacks import boundary
+from mirrored._jax.arrays import frozen
+from mirrored._jax.source_lines import boundary
 from mirrored.collectives.cross_device_ops import CrossDeviceOps
 from mirrored.compilation.function import Function, functions_run_eagerly
 from mirrored.errors import ArgumentError, ArgumentTypeError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.strategies import reducing
+from mirrored.strategies.checks import OutSpecs, mark_made_by, refuse_in_replica, refuse_mixing, warn_if_fed_back
 from mirrored.strategies.compiled import run_compiled
 from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.eager_runner import nested_run, run_alone, run_eager, run_plainly
 from mirrored.strategies.extended import StrategyExtended
 from mirrored.strategies.inputs import DistributesInput
 from mirrored.strategies.older_names import OlderNames
-from mirrored.strategies.out_specs import OutSpecs, mark_made_by, warn_if_fed_back
-from mirrored.strategies.refusing import refuse_in_replica, refuse_mixing
 from mirrored.strategies.scope import Scope
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures

@@ -1,21 +1,145 @@
-"""The backward pass: visits a tape's records in reverse order and accumulates cotangents."""
+"""The backward pass: visits a tape's records in reverse order and accumulates cotangents; and Jacobians."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import enum
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.tree_util import DictKey, SequenceKey
 
-from mirrored._jax import jit_key
+from mirrored._jax import caches
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import current_trace, is_eval, is_tracer
-from mirrored.errors import TapeError
+from mirrored.errors import ArgumentError, ArgumentTypeError, TapeError
 from mirrored.tape import catalogue
 from mirrored.tape.operation import Operation
-from mirrored.tape.record import Key, Loss, Record
-from mirrored.tape.recorder import Recorder
+from mirrored.tape.record import Key, Loss, Record, Recorder
 from mirrored.tape.trace import TapeTrace, run_under
+
+# Flattens the sources and targets of gradients, which are structures of arrays and variables.
+
+
+class UnconnectedGradients(enum.Enum):
+    """The gradient of a target with respect to a source on which it does not depend: None or zeros.
+
+    Example:
+        >>> UnconnectedGradients("zero") is UnconnectedGradients.ZERO
+        True
+
+    TensorFlow: `tf.UnconnectedGradients`. As in TensorFlow, the strings `"none"` and `"zero"` are also accepted.
+    """
+
+    NONE = "none"
+    ZERO = "zero"
+
+    @classmethod
+    def of(cls, value: UnconnectedGradients | str) -> UnconnectedGradients:
+        """Converts a member or its value to a member.
+
+        Raises:
+            ArgumentError: `value` is not valid.
+        """
+        try:
+            return cls(value)
+        except ValueError:
+            raise ArgumentError(
+                "GradientTape.gradient",
+                found=f"Unknown value for unconnected_gradients: {value!r}",
+                rule="it is UnconnectedGradients.NONE (or 'none') or UnconnectedGradients.ZERO (or 'zero')",
+                remedy="omit it to get None for sources on which the target does not depend",
+            ) from None
+
+
+def is_variable(value: Any) -> bool:
+    """Returns whether `value` is a variable: an object with `read_value` and `trainable`."""
+    return hasattr(value, "trainable") and hasattr(value, "read_value")
+
+
+def is_array(value: Any) -> bool:
+    """Returns whether `value` is an array that a tape can track."""
+    return isinstance(value, jax.Array)
+
+
+def flatten_sources(sources: Any, called: str) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """Flattens a structure of sources.
+
+    In a registered class (an Equinox module, an optax state), the gradient of a leaf that is not an array is None. In
+    lists, tuples and dicts, such a leaf is an error.
+
+    Returns:
+        The arrays and variables, and a function that unflattens results to the structure.
+
+    Raises:
+        ArgumentTypeError: A leaf of a list, tuple or dict is neither an array nor a variable.
+    """
+    leaves: list[Any]
+    treedef: Any
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(sources, is_leaf=lambda x: x is None or is_variable(x))
+    positions = []
+    for position, (path, leaf) in enumerate(leaves):
+        if is_variable(leaf) or is_array(leaf):
+            positions.append(position)
+        elif all(isinstance(step, (SequenceKey, DictKey)) for step in path):
+            raise _not_a_source(leaf, path, called)
+
+    def rebuild(results: Sequence[Any]) -> Any:
+        full: list[Any] = [None] * len(leaves)
+        for position, result in zip(positions, results, strict=True):
+            full[position] = result
+        return treedef.unflatten(full)
+
+    return [leaves[position][1] for position in positions], rebuild
+
+
+def flatten_targets(target: Any, called: str) -> list[Any]:
+    """Flattens a structure of targets to its arrays and variables.
+
+    Raises:
+        ArgumentTypeError: A target is neither an array nor a variable.
+    """
+    if target is None:
+        raise ArgumentTypeError(
+            called,
+            found="the target is None",
+            rule="a target is an array, a variable or a structure of them, computed in the tape's block",
+            remedy="check that the function that computes the target also returns it",
+        )
+    leaves = jax.tree.leaves(target, is_leaf=lambda x: x is None or is_variable(x))
+    for leaf in leaves:
+        if not (is_variable(leaf) or is_array(leaf)):
+            raise ArgumentTypeError(
+                called,
+                found=f"a target is {_shown(leaf)}",
+                rule="targets are arrays and variables, or structures of them",
+                remedy="compute the target with jax.numpy in the tape's block",
+            )
+    return leaves
+
+
+def zeros_like_source(source: Any) -> jax.Array:
+    """Returns zeros of the shape and dtype of a source."""
+    return jnp.zeros(source.shape, source.dtype)
+
+
+def _not_a_source(leaf: Any, path: Any, called: str) -> ArgumentTypeError:
+    where = jax.tree_util.keystr(path)
+    return ArgumentTypeError(
+        called,
+        found=f"the source{' at ' + where if where else ''} is {_shown(leaf)}",
+        rule="sources are arrays and variables, or structures of them",
+        remedy="pass the array that the tape watches, or the variable; omit values that have no gradient",
+    )
+
+
+def _shown(leaf: Any) -> str:
+    return "None" if leaf is None else f"{leaf!r} of type {type(leaf).__name__!r}"
+
+
+# The backward pass: visits a tape's records in reverse order and accumulates cotangents.
 
 
 class Walk:
@@ -62,13 +186,13 @@ class Walk:
         cotangents, keep = dict(seeds), frozenset(wanted)
         self._lost = {}
         # The backward pass is not part of the tape, so JAX's cached traces are shared with code outside of tapes.
-        token = jit_key.swap(None) if is_eval(self._trace) else None
+        token = caches.swap(None) if is_eval(self._trace) else None
         try:
             for record in self._records():
                 self._step(record, cotangents, keep)
         finally:
             if is_eval(self._trace):
-                jit_key.put(token)
+                caches.put(token)
         for key in keep:
             if key in self._lost:
                 raise self._lost[key].error()
@@ -136,3 +260,75 @@ def _on_several_devices() -> TapeError:
 
 def _take(cotangents: dict[Key, Any], key: Key, keep: frozenset[Key]) -> Any:
     return cotangents.get(key) if key in keep else cotangents.pop(key, None)
+
+
+# Jacobians: runs one backward pass per element of a target, vectorized or one after another.
+
+
+def check_single(target: Any, called: str) -> None:
+    """Checks that the target of a Jacobian is one array.
+
+    Raises:
+        ArgumentTypeError: It is not a single array.
+    """
+    if not (is_array(target) or is_variable(target)):
+        raise ArgumentTypeError(
+            called,
+            found=f"the target is of type {type(target).__name__!r}",
+            rule="the target of a Jacobian is one array",
+            remedy="call it once per array (on a persistent tape), or stack the arrays into one",
+        )
+
+
+def check_batched(target: Any, source: Any, called: str) -> None:
+    """Checks that a target and a source have batch dimensions of equal size.
+
+    Raises:
+        ArgumentError: A shape has fewer than two dimensions, or the first dimensions differ.
+    """
+    for name, shape in (("target", target.shape), ("source", source.shape)):
+        if len(shape) < 2:
+            raise ArgumentError(
+                called,
+                found=f"the {name} has shape {shape}: Shape {shape} must have rank at least 2",
+                rule="target and source have a batch dimension and at least one other dimension",
+                remedy="use jacobian, or add a dimension with x[:, None]",
+            )
+    if target.shape[0] != source.shape[0]:
+        raise ArgumentError(
+            called,
+            found=f"the target has shape {target.shape}, the source {source.shape}",
+            rule="Need first dimension of target shape and source shape to match",
+            remedy="use jacobian if a row of the target depends on several rows of the source",
+        )
+
+
+def rows(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Returns one cotangent per element of a target, stacked along the first axis."""
+    size = math.prod(shape)
+    return jnp.reshape(jnp.eye(size, dtype=dtype), (size, *shape))
+
+
+def batched_rows(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Returns one cotangent per element of an example, stacked. Each covers all examples at once."""
+    size = math.prod(shape[1:])
+    one = jnp.reshape(jnp.eye(size, dtype=dtype), (size, 1, *shape[1:]))
+    return jnp.broadcast_to(one, (size, *shape))
+
+
+def over_rows(pull: Callable[[Any], dict[Key, Any]], cotangents: Any, *, vectorized: bool) -> dict[Key, Any]:
+    """Applies `pull` to each row and stacks the results.
+
+    Args:
+        pull: Maps a cotangent to the cotangents of the sources, by key.
+        cotangents: The rows.
+        vectorized: Whether `jax.vmap` computes all rows at once.
+
+    Returns:
+        For each key an array with an additional leading dimension.
+    """
+    if vectorized or cotangents.shape[0] == 0:
+        found: dict[Key, Any] = jax.vmap(pull)(cotangents)
+        return found
+    pulled = [pull(row) for row in cotangents]
+    return {key: jnp.stack([one[key] for one in pulled]) for key in pulled[0]}

@@ -1,28 +1,30 @@
-"""Calls of functions with custom derivative rules (`jax.custom_jvp`, `jax.custom_vjp`) under a tape.
-
-A custom rule gives derivatives only with respect to the arguments. While such a function runs, the tape does not record
-its operations, but notes which tracked values the function closes over. Requesting a gradient with respect to one of
-those values is an error, as in JAX.
-"""
+"""Calls of functions with custom derivative rules, and `lax.while_loop`, under a tape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from mirrored._jax.boxes import another_object
-from mirrored._jax.closures import used_constants
-from mirrored._jax.custom_calls import reset_stores, stores_kept
-from mirrored._jax.embedded import opaque_arrays
-from mirrored._jax.programs import aval_of, is_inexact, program_of
+from mirrored._jax.boxes import another_object, while_p
+from mirrored._jax.closures import custom_calls, opaque_arrays, used_constants
+from mirrored._jax.jaxprs import as_function, aval_of, is_inexact, program_of
+from mirrored._jax.local_collectives import reset_stores, stores_kept
 from mirrored._jax.traces import is_eval_below
-from mirrored.tape.operation import linearize
+from mirrored.tape import catalogue
+from mirrored.tape.operation import Operation, linearize
 from mirrored.tape.record import FailedRecord, Key, LossyRecord, PullbackRecord, closed_over
 
 if TYPE_CHECKING:
     from mirrored.tape.trace import TapeTrace
+
+
+# Calls of functions with custom derivative rules (`jax.custom_jvp`, `jax.custom_vjp`) under a tape.
+#
+# A custom rule gives derivatives only with respect to the arguments. While such a function runs, the tape does not
+# record its operations, but notes which tracked values the function closes over. Requesting a gradient with respect to
+# one of those values is an error, as in JAX.
 
 
 def process(
@@ -137,3 +139,30 @@ def _untracked_object(trace: TapeTrace, value: Any) -> Any:
     """Returns the same value as an object that this tape does not track."""
     distinct_object = another_object(value) if trace.eager else value  # An outer tape may track the object, too.
     return distinct_object if distinct_object is not value else trace.copied(value)
+
+
+# `lax.while_loop` under an eager tape, which unrolls the loop.
+#
+# JAX does not support reverse-mode differentiation of `lax.while_loop`, because a compiled program cannot store
+# residuals for an unknown number of iterations. An eager tape runs the iterations one by one and records each.
+
+
+def _unrolled_while(trace: TapeTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    condition_consts, body_consts = (
+        args[:num_cond],
+        args[num_cond : num_cond + num_body],
+    )
+    state = list(args[num_cond + num_body :])
+    condition = _of_jaxpr(params["cond_jaxpr"], "while condition")
+    step = _of_jaxpr(params["body_jaxpr"], "while body")
+    while trace.apply(condition, [*condition_consts, *state])[0]:
+        state = trace.apply(step, [*body_consts, *state])
+    return state
+
+
+def _of_jaxpr(jaxpr: Any, name: str) -> Operation:
+    return catalogue.of_program((jaxpr, name), lambda: Operation(as_function(jaxpr), name, custom_calls({"": jaxpr})))
+
+
+UNROLLED: dict[Any, Callable[[TapeTrace, Sequence[Any], dict[str, Any]], list[Any]]] = {while_p: _unrolled_while}

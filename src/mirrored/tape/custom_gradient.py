@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.boxes import Array, Box
-from mirrored._jax.programs import aval_of, is_inexact
+from mirrored._jax.jaxprs import aval_of, is_inexact
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored.errors import ArgumentError, ArgumentTypeError
-from mirrored.runtime.listeners import listen, unlisten
+from mirrored.runtime.ambient import listen, unlisten
+from mirrored.tape.backward import is_variable
 from mirrored.tape.record import Key, Pulled, Record, Runner, closed_over, completed
-from mirrored.tape.structure import is_variable
 from mirrored.tape.trace import TapeTrace
 
 T = TypeVar("T")

@@ -12,25 +12,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax import jit_key
+from mirrored._jax import caches
 from mirrored._jax.boxes import STAND_INS, Array, ReadTracer, payload_of
-from mirrored._jax.programs import aval_of, is_inexact
+from mirrored._jax.jaxprs import aval_of, is_inexact
 from mirrored._jax.traces import current_trace, is_cut_off, is_staging_above, put_trace
 from mirrored.errors import ArgumentError, StructureError, TapeError
-from mirrored.runtime.listeners import listen, unlisten
-from mirrored.tape import jacobian as jacobians
-from mirrored.tape.backward import Walk
-from mirrored.tape.operation import is_deriving
-from mirrored.tape.record import Key
-from mirrored.tape.recorder import Recorder
-from mirrored.tape.structure import (
+from mirrored.runtime.ambient import listen, unlisten
+from mirrored.tape import backward as jacobians
+from mirrored.tape.backward import (
     UnconnectedGradients,
+    Walk,
     flatten_sources,
     flatten_targets,
     is_array,
     is_variable,
     zeros_like_source,
 )
+from mirrored.tape.operation import is_deriving
+from mirrored.tape.record import Key, Recorder
 from mirrored.tape.trace import TapeTrace
 
 _log = logging.getLogger("mirrored.tape")
@@ -100,11 +99,11 @@ class GradientTape:
     def _start(self) -> None:
         # JAX includes `jit_key` in the keys of its tracing caches, so a helper traced outside the tape is not reused
         # in it. All outermost eager tapes share the token TAPE, so a new tape does not cause retraces.
-        self._trace.enter(current_trace(), jit_key.current(), self._recorder)
+        self._trace.enter(current_trace(), caches.current(), self._recorder)
         put_trace(self._trace)
         if self._trace.eager and self._trace.outer_token is None:
-            jit_key.put(jit_key.TAPE)
-        jit_key.moved()
+            caches.put(caches.TAPE)
+        caches.moved()
         listen(self)
 
     def _stop(self) -> None:
@@ -116,7 +115,7 @@ class GradientTape:
             while isinstance(parent, TapeTrace) and parent.recorder is None:
                 parent, token = parent.parent, parent.outer_token
             put_trace(parent)
-            jit_key.leave_tape(token)
+            caches.leave_tape(token)
 
     @contextmanager
     def stop_recording(self) -> Iterator[None]:
@@ -168,7 +167,7 @@ class GradientTape:
                 remedy="create a new tape, or call reset() before the block ends",
             )
         self._recorder = self._trace.recorder = Recorder(self._persistent, self._recorder.watch_accessed_variables)
-        jit_key.moved()
+        caches.moved()
 
     # Watching
 
@@ -203,7 +202,7 @@ class GradientTape:
             _log.warning("The dtype of the watched tensor must be floating (e.g. float32), got %s", leaf.dtype)
         elif is_variable(leaf):
             self._recorder.watch_variable(leaf)
-            jit_key.moved()
+            caches.moved()
         else:
             self._recorder.watch(leaf, self._trace)
 
@@ -214,7 +213,7 @@ class GradientTape:
         """
         return tuple(variable for _, variable in self._recorder.variables.values())
 
-    # Callbacks of variable reads and writes (see mirrored.runtime.listeners)
+    # Callbacks of variable reads and writes (see mirrored.runtime.ambient)
 
     def on_read(self, variable: Any, value: Any) -> Any:
         """Returns the value for the reader of a variable. A variable calls this method when it is read in the block.
@@ -245,7 +244,7 @@ class GradientTape:
         if is_deriving():
             return True if self._trace.eager else None
         # Code that suspends the tape on purpose also resets its token.
-        return True if jit_key.current() is not None and is_cut_off(current_trace()) else None
+        return True if caches.current() is not None and is_cut_off(current_trace()) else None
 
     def on_write(self, variable: Any) -> None:
         """Does nothing. A variable calls this method before it is assigned; records keep the old value."""

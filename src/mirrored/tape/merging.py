@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from mirrored._jax.boxes import another_object
-from mirrored._jax.programs import aval_of, is_inexact
-from mirrored.runtime.merging import Merge, run_merge
-from mirrored.runtime.overlay_store import assignments_apart
+from mirrored._jax.jaxprs import aval_of, is_inexact
+from mirrored.runtime.lockstep import Merge, run_merge
+from mirrored.runtime.variable_store import assignments_apart
 from mirrored.tape.operation import linearize_with
 from mirrored.tape.record import Key, Pulled, Record, Runner, no_cotangent
 

@@ -15,22 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mirrored._jax import evicting, jit_key
-from mirrored._jax.boxes import STAND_INS, Array, Box, payload_of
-from mirrored._jax.closures import custom_calls
-from mirrored._jax.custom_calls import binder, is_from_jax, reset_stores, with_stores_filled
-from mirrored._jax.embedded import Lifted, embedded_arrays
-from mirrored._jax.programs import aval_of, context_key, program_of
-from mirrored._jax.structured import device_put_p, stop_gradient_p
+from mirrored._jax import caches
+from mirrored._jax.boxes import STAND_INS, Array, Box, device_put_p, payload_of, stop_gradient_p
+from mirrored._jax.closures import Lifted, custom_calls, embedded_arrays
+from mirrored._jax.jaxprs import aval_of, context_key, program_of
+from mirrored._jax.local_collectives import binder, is_from_jax, reset_stores, with_stores_filled
 from mirrored._jax.traces import Trace, is_eval, is_eval_below, is_tracer, put_trace, share_identity, swap_trace
-from mirrored.tape import calls, catalogue, loops, merging
-from mirrored.tape.operation import Operation
-from mirrored.tape.quick_rules import QuickRules
+from mirrored.tape import calls, catalogue, merging
+from mirrored.tape.operation import Operation, QuickRules
 from mirrored.tape.record import AliasRecord, Key, Record, RuleRecord, new_key, partial_record
 
 if TYPE_CHECKING:
-    from mirrored.runtime.merging import Merge
-    from mirrored.tape.recorder import Recorder
+    from mirrored.runtime.lockstep import Merge
+    from mirrored.tape.record import Recorder
 
 
 _FIRST: tuple[int, ...] = (0,)
@@ -88,7 +85,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
     def _forget_stale(self) -> None:
         if self._stale:
             stale, self._stale = self._stale, []
-            evicting.forget_traces(stale)
+            caches.forget_traces(stale)
 
     # Methods that JAX calls
 
@@ -117,7 +114,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             moved = {**params, "srcs": tuple(map(_source_sharding, values, params["srcs"]))}
             move = lambda *arrays: list(primitive.bind(*arrays, **moved))  # noqa: E731
             return calls.process(self, move, None, values, keys, watched, str(primitive))
-        unrolled = loops.UNROLLED.get(primitive)
+        unrolled = calls.UNROLLED.get(primitive)
         if unrolled is not None and self.eager:
             return unrolled(self, args, params)
         operation = catalogue.of_primitive(primitive, params)
@@ -209,7 +206,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         """Runs the forward program of the operation's rule and records the operation."""
         previous, token = swap_trace(self.parent), None
         if self.eager:
-            token = jit_key.swap(None)
+            token = caches.swap(None)
         try:
             rule = operation.rule(tuple([aval_of(value) for value in values]), watched)
             if not rule.any_tracked:
@@ -218,7 +215,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         finally:
             put_trace(previous)
             if self.eager:
-                jit_key.put(token)
+                caches.put(token)
         if rule.passes:
             record: Record = AliasRecord(keys, watched)
         elif rule.lost:
@@ -281,13 +278,13 @@ class TapeTrace(Trace):  # type: ignore[misc]
     ) -> Any:
         """Performs an operation with one result, on the fast path of an eager tape that records."""
         put_trace(self.parent)
-        token = jit_key.swap(None)
+        token = caches.swap(None)
         try:
             rule = _quick_rules.find(operation, values, watched)
             results: Sequence[Any] = rule.forward.jitted(*values) if rule.is_plain else ()
         finally:
             put_trace(self)
-            jit_key.put(token)
+            caches.put(token)
         if not results:
             return self.perform(operation, list(values), list(keys), watched)[0]
         record: Record = (
@@ -376,13 +373,13 @@ class TapeTrace(Trace):  # type: ignore[misc]
     def under_parent(self) -> Iterator[None]:
         """Runs the block under the parent trace. Under an eager parent, also resets the `jit_key` token of the tape."""
         previous = swap_trace(self.parent)
-        token = jit_key.swap(None) if self.eager else None
+        token = caches.swap(None) if self.eager else None
         try:
             yield
         finally:
             put_trace(previous)
             if self.eager:
-                jit_key.put(token)
+                caches.put(token)
 
     @contextmanager
     def as_current(self) -> Iterator[None]:
@@ -449,7 +446,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             program = program_of(bind, avals)
             return catalogue.LibraryCall(Operation(program, str(key[0])), program.captured, function)
 
-        with self.under_parent(), jit_key.using(None):
+        with self.under_parent(), caches.using(None):
             call = catalogue.of_library_call((*key, avals, context_key()), make)
         if call is None or call.captured:
             return None

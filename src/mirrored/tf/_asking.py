@@ -11,7 +11,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from mirrored._jax.concrete import NotConstant
+from mirrored._jax.arrays import NotConstant
 from mirrored._jax.traces import is_tracer
 from mirrored.tf._arrays import executing_eagerly
 from mirrored.tf._module import current_name_scope

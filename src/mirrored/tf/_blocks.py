@@ -14,11 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mirrored._jax.capture import CaptureTracer
-from mirrored._jax.staging import Staged, stage
-from mirrored._jax.traces import current_trace, recording_parent
-from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.listeners import announce_read
+from mirrored._jax.inlining import Staged, stage
+from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
+from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.variable_store import Bookkeeping, Held, VariableStore
 
 Key = tuple[int, int | None]  # a variable's id, and the local replica of the component (None: the whole value)

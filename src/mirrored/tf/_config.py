@@ -12,7 +12,7 @@ import jax
 
 from mirrored import config as settings
 from mirrored.errors import ContextError, DeviceError
-from mirrored.topology.devices import devices_of_kind, resolve_device
+from mirrored.topology.device_assignment import devices_of_kind, resolve_device
 
 _KINDS = ("CPU", "GPU", "TPU")
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mirrored._jax.concrete import NotConstant, evaluate
+from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._jax.traces import is_eager
 from mirrored.errors import MirroredError, TransformError
 from mirrored.tf._arrays import executing_eagerly

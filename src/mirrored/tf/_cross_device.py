@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from mirrored.collectives import cross_device_ops as core
-from mirrored.collectives.group import Group
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.stacked import reduce_stacked
+from mirrored.collectives.summation import Group
 from mirrored.errors import ArgumentError
 from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
 

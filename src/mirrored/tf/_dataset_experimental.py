@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from mirrored import data
-from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from mirrored.data.pipeline.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.tf._datasets import Dataset
 
 Transformation: TypeAlias = Callable[[Dataset], Dataset]

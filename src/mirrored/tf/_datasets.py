@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored import data
-from mirrored._jax.host_memory import owned
+from mirrored._jax.arrays import owned
 from mirrored.errors import EndOfDataError
 from mirrored.tf._errors import OutOfRangeError
 from mirrored.tf._host_arrays import on_host

@@ -11,8 +11,8 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored.data import csv
-from mirrored.data.records import TFRecordWriter as _Writer
+from mirrored.data.pipeline import csv
+from mirrored.data.pipeline.files import TFRecordWriter as _Writer
 from mirrored.errors import MirroredError
 from mirrored.extras import load
 from mirrored.tf import _dtypes
@@ -67,7 +67,7 @@ class TFRecordOptions:
 
 
 class TFRecordWriter(_Writer):
-    """Writes records (bytes) to a file; see `mirrored.data.records.TFRecordWriter`.
+    """Writes records (bytes) to a file; see `mirrored.data.pipeline.files.TFRecordWriter`.
 
     Args:
         path: The file; an existing one is replaced.

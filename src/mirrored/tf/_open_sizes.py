@@ -18,7 +18,7 @@ import jax
 import jax.export  # not part of `import jax`
 import jax.numpy as jnp
 
-from mirrored._jax.symbolic import InconclusiveDimensionOperation
+from mirrored._jax.boxes import InconclusiveDimensionOperation
 
 T = TypeVar("T")
 _MOST_ADDED: Final = 8  # columns that a program may add to its input before the first weights

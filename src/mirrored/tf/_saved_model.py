@@ -20,7 +20,7 @@ import jax.export  # not part of `import jax`
 import jax.numpy as jnp
 
 from mirrored.checkpoint import Checkpoint
-from mirrored.compilation.export import Pure, as_pure
+from mirrored.compilation.concrete import Pure, as_pure
 from mirrored.errors import ArgumentError, MissingExtraError
 from mirrored.tf._loaded_model import FILE, PROGRAMS, VARIABLES
 from mirrored.tf._open_sizes import Traced, traced_for

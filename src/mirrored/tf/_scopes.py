@@ -14,7 +14,7 @@ from mirrored._jax.traces import eager
 from mirrored.errors import DeviceError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.tf._config import get_soft_device_placement
-from mirrored.topology.devices import parse_name, resolve_device
+from mirrored.topology.device_assignment import parse_name, resolve_device
 
 _log = logging.getLogger("mirrored.tf")
 _warned: set[str] = set()

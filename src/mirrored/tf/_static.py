@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mirrored._jax.concrete import NotConstant, evaluate
+from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._jax.traces import Tracer, unboxed
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._shapes import TensorShape

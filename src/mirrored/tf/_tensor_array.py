@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirrored._jax.concrete import NotConstant
+from mirrored._jax.arrays import NotConstant
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
 from mirrored.tf._static import known, static_int

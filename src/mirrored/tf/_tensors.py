@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.putting import as_array
+from mirrored._jax.arrays import as_array
 from mirrored._jax.traces import Tracer, is_eager
 from mirrored.patches import is_applied, replace
 from mirrored.runtime.ambient import ambient

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mirrored import settings
-from mirrored._jax import coordination
-from mirrored._jax.frames import user_stacklevel
+from mirrored._jax import distributed
+from mirrored._jax.source_lines import user_stacklevel
 from mirrored.errors import IndependentProcessesWarning
 
 # Environment variables that launchers set in each process: the number of processes, and the index of this one.
@@ -129,8 +129,8 @@ def warn_if_independent(called: str) -> None:
     """
     if _Job.is_formed:
         return
-    if coordination.is_connected():
-        here, count = coordination.this_process(), coordination.num_processes()
+    if distributed.is_connected():
+        here, count = distributed.this_process(), distributed.num_processes()
         found = f"jax.distributed: process {here} of {count}"
     else:
         evidence = evidence_of_several()

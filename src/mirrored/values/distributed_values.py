@@ -20,9 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.array_protocol import register_array_like
+from mirrored._jax.arrays import as_array, register_array_like
 from mirrored._jax.boxes import Array, is_live_box, payload_of
-from mirrored._jax.putting import as_array
 from mirrored._jax.traces import ShapedArray, eager, is_tracer
 from mirrored.errors import ValuesError
 from mirrored.values.operators import ArrayOperators

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.concrete import NotConstant, evaluate
+from mirrored._jax.arrays import NotConstant, evaluate
 
 
 class IndexedSlices:

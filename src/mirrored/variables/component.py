@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mirrored._jax.array_protocol import register_array_like
-from mirrored._jax.keys import key_data
+from mirrored._jax.arrays import key_data, register_array_like
 from mirrored._jax.traces import ShapedArray
 from mirrored.runtime.ambient import ambient
 from mirrored.values.operators import ArrayOperators
-from mirrored.variables.contexts import store_of
+from mirrored.variables.rules import store_of
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable

@@ -1,18 +1,33 @@
-"""Variable creation: the replicas of a run that execute one constructor call share one variable."""
+"""Variable creation: one variable for all replicas, initial values, and values that a pending restore supplies."""
 
 from __future__ import annotations
 
 import abc
+import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
-from mirrored._jax.frames import user_line
-from mirrored.errors import MergeError
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax import caches
+from mirrored._jax.arrays import NotConstant, evaluate, is_key, owned
+from mirrored._jax.source_lines import user_line
+from mirrored._jax.traces import eager
+from mirrored.collectives.host_allgather import digest, host_allgather
+from mirrored.errors import ArgumentError, DisagreementError, MergeError, ValuesError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.merging import ReplicaRunner
+from mirrored.runtime.lockstep import ReplicaRunner
+from mirrored.topology.device_assignment import DeviceAssignment
+from mirrored.values.distributed_values import PerReplica
+from mirrored.variables.rules import check_kind
+
+# Variable creation: the replicas of a run that execute one constructor call share one variable.
 
 Creator = Callable[..., Any]
 
@@ -110,3 +125,181 @@ def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
     """
     with within(creators=(*ambient().creators, creator)):
         yield
+
+
+# Evaluates initial values (an array, a number, a list or a callable), also inside a trace.
+
+
+def evaluate_initial(initial_value: Any, dtype: Any, name: str | None) -> jax.Array:
+    """Returns the initial value as a new array, computed eagerly even while a function is traced.
+
+    Raises:
+        ArgumentError: The value is missing, or depends on an argument of the function being traced.
+        ValuesError: The value is a per-replica value.
+    """
+    if initial_value is None:
+        raise ArgumentError(
+            "Variable",
+            found=f"no initial value for variable {name!r}",
+            rule="a variable takes its shape and dtype from its initial value",
+            remedy="write Variable(jnp.zeros(shape)), Variable(0.0) or Variable(lambda: jnp.zeros(shape))",
+        )
+    with eager(), caches.using(None), within(store=None, listeners=()):
+        value = initial_value() if callable(initial_value) and not hasattr(initial_value, "dtype") else initial_value
+        if isinstance(value, PerReplica):
+            raise ValuesError(
+                "Variable",
+                found=f"a per-replica initial value for variable {name!r}",
+                rule="an initial value is one array, the same for all replicas",
+                remedy="reduce it first, or create a sync-on-read variable and assign each component inside run",
+            )
+        try:
+            value = evaluate(value, _stored_value)
+        except NotConstant:
+            raise ArgumentError(
+                "Variable",
+                found=f"the initial value of variable {name!r} depends on a value that is being traced",
+                rule="a variable created inside a function is initialized once, before the function runs",
+                remedy="pass a callable that computes it from constants: Variable(lambda: jnp.zeros(shape))",
+            ) from None
+        if dtype is not None:
+            check_kind(value, dtype, "Variable", name)
+        array = jnp.array(owned(value), dtype=dtype, copy=True)
+        # A Python number gives a weakly typed array. Assigned values are not weakly typed, and the change of type would
+        # cause one unnecessary retrace of every function that captures the variable.
+        return array.astype(array.dtype) if getattr(array, "weak_type", False) else array
+
+
+def _stored_value(source: Any) -> Any:
+    """Returns the stored value of a captured variable (its first replica's component)."""
+    variable = getattr(source, "variable", source)
+    return variable.stored_component(0)
+
+
+# Initial values in a multi-worker job: every worker uses the value of worker 0.
+
+
+def broadcast_initial(value: Any, name: str | None, device_assignment: DeviceAssignment) -> jax.Array:
+    """Returns worker 0's initial value.
+
+    Context: a host all-gather, so all workers call it in the same order; also while tracing. It exchanges digests
+    first: values that are equal on all workers (usually because they come from the same seed) are not sent.
+
+    Raises:
+        DisagreementError: The workers create variables with different names, shapes or dtypes.
+    """
+    if is_key(value):
+        data = broadcast_initial(jax.random.key_data(value), name, device_assignment)
+        with eager():
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+    with eager():
+        host_value = np.asarray(value)
+        outline = f"{host_value.dtype.name}{list(host_value.shape)}"
+        gathered = host_allgather("Variable", f"create variable {name!r}", [outline, digest(host_value)])
+        _check_outlines([one[0] for one in gathered], name)
+        if all(one[1] == gathered[0][1] for one in gathered):
+            return jnp.array(host_value, copy=True)
+        return jnp.array(from_first(host_value, device_assignment), copy=True)
+
+
+def from_first(array: np.ndarray[Any, Any], device_assignment: DeviceAssignment) -> np.ndarray[Any, Any]:
+    """Broadcasts the first worker's array. Every worker passes an array of the same shape and dtype."""
+    data = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+    # The bytes are padded to a power of two: one program is compiled per size, and so there are few.
+    size = 1 << max(10, (max(data.size, 1) - 1).bit_length())
+    padded = np.zeros((1, size), np.uint8)
+    padded[0, : data.size] = data
+    parts = [jax.device_put(padded, device) for device in device_assignment.addressable_devices]
+    shape = (len(device_assignment.devices), size)
+    whole = jax.make_array_from_single_device_arrays(shape, device_assignment.sharded, parts)
+    received = np.asarray(_first(device_assignment)(whole))[: data.size]
+    return np.frombuffer(received.tobytes(), array.dtype).reshape(array.shape)
+
+
+@functools.lru_cache(maxsize=8)
+def _first(device_assignment: DeviceAssignment) -> Callable[..., Any]:
+    return jax.jit(lambda rows: rows[0], out_shardings=device_assignment.replicated)
+
+
+def _check_outlines(outlines: list[str], name: str | None) -> None:
+    if len(set(outlines)) == 1:
+        return
+    raise DisagreementError(
+        "Variable",
+        found=f"variable {name!r} is "
+        + ", ".join(f"{outline} on worker {worker}" for worker, outline in enumerate(outlines)),
+        rule="all workers create the same variables, in the same order",
+        remedy="build the model from the same settings on all workers",
+    )
+
+
+# Deferred restoration: a new variable may take its value from a checkpoint that was restored before it existed.
+#
+# A checkpoint identifies a variable by its path in the object graph, and a variable has no path while its constructor
+# runs. So the constructor only registers a callback. The first access to the stored value calls it, and the checkpoint
+# then looks the variable up.
+
+Settle = Callable[[Any], None]
+withheld: Final[dict[int, weakref.ref[Any]]] = {}
+"""The variables with a pending restore callback, by identity."""
+
+
+class _RestoreWatch:
+    made: Callable[[Any], Settle | None] | None = None
+
+
+def set_watch(made: Callable[[Any], Settle] | None) -> None:
+    """Registers `made`, which is called with every new variable. None unregisters it.
+
+    Args:
+        made: Returns the callback to call with the variable before its value is first used, or None.
+    """
+    _RestoreWatch.made = made
+
+
+class Awaiting:
+    """Mixin of variables: a stored value with an optional callback that provides it before its first use."""
+
+    # The pending callback, set by a checkpoint that was restored earlier. Nearly always None.
+    _withheld: Settle | None = None
+    _array: Any
+
+    def initial(self) -> Any:
+        """Returns the whole stored value as it is. Does not communicate and does not call the callback."""
+        return self._array
+
+    def await_value(self) -> None:
+        """Registers the restore callback if a checkpoint expects this variable."""
+        ask = None if _RestoreWatch.made is None else _RestoreWatch.made(self)
+        if ask is not None:
+            self.withhold(ask)
+
+    def withhold(self, ask: Settle) -> None:
+        """Registers `ask`, which is called with the variable before the next use of its value."""
+        key = id(self)
+        self._withheld = ask
+        withheld[key] = weakref.ref(self, lambda _: withheld.pop(key, None))
+
+    def is_withheld_from(self, ask: Settle) -> bool:
+        """Returns whether a callback other than `ask` is pending."""
+        return self._withheld is not None and self._withheld is not ask
+
+    def settle(self) -> None:
+        """Calls the pending callback, if there is one, and removes it."""
+        ask = self._withheld
+        self.release()
+        if ask is not None:
+            ask(self)
+
+    def release(self) -> None:
+        """Removes the pending callback: the stored value is used as it is."""
+        if self._withheld is not None:
+            self._withheld = None
+            withheld.pop(id(self), None)
+
+
+def settle_all(variables: Iterable[Any]) -> None:
+    """Calls the pending callbacks of the given variables."""
+    for variable in variables:
+        if id(variable) in withheld:
+            variable.settle()

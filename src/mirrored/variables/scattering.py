@@ -8,15 +8,12 @@ from typing import Any, Final
 import jax.numpy as jnp
 from jax import lax
 
-from mirrored._jax.frames import user_line
-from mirrored._jax.putting import as_array
+from mirrored._jax.arrays import as_array
+from mirrored._jax.source_lines import user_line
 from mirrored.errors import NotSupportedError
-from mirrored.runtime.ambient import ambient
-from mirrored.runtime.listeners import announce_write
-from mirrored.variables.contexts import check_writable, store_of
-from mirrored.variables.kinds import check_kind
-from mirrored.variables.rules import VariableAggregation
-from mirrored.variables.state_lock import turn
+from mirrored.runtime.ambient import ambient, announce_write
+from mirrored.variables.rules import VariableAggregation, check_kind, check_writable, store_of
+from mirrored.variables.storage import turn
 
 _PLAIN: Final = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA)
 

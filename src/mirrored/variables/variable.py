@@ -10,37 +10,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.array_protocol import register_array_like
+from mirrored._jax.arrays import is_key_dtype, key_data, register_array_like
 from mirrored._jax.boxes import payload_of
-from mirrored._jax.frames import user_line
-from mirrored._jax.keys import is_key_dtype, key_data
+from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import ShapedArray, is_eager
 from mirrored.errors import ArgumentError, LostStateError
-from mirrored.runtime.ambient import ambient
-from mirrored.runtime.listeners import announce_read, announce_write
+from mirrored.runtime.ambient import ambient, announce_read, announce_write
 from mirrored.values.distributed_values import DistributedValues, distributed_repr
 from mirrored.values.operators import ArrayOperators
 from mirrored.values.tensor_shape import TensorShape
-from mirrored.variables import copying, reading, writing
-from mirrored.variables.assignment import Assignment
-from mirrored.variables.awaiting import Awaiting
-from mirrored.variables.broadcasting import broadcast_initial
+from mirrored.variables import access, copying
+from mirrored.variables.access import write_component
 from mirrored.variables.component import VariableComponent
-from mirrored.variables.component_writing import write_component
-from mirrored.variables.contexts import eager_replica
-from mirrored.variables.creation import VariableMeta
-from mirrored.variables.initial import evaluate_initial
-from mirrored.variables.placement import components, placed
-from mirrored.variables.reference import Reference
+from mirrored.variables.copying import Reference
+from mirrored.variables.creation import Awaiting, VariableMeta, broadcast_initial, evaluate_initial
 from mirrored.variables.rules import (
+    Assignment,
     VariableAggregation,
     VariableSynchronization,
     as_aggregation,
     as_synchronization,
     check_aggregation,
+    eager_replica,
 )
 from mirrored.variables.scattering import Scattering
-from mirrored.variables.state_lock import lock, note_former, settle, state, thread
+from mirrored.variables.storage import components, lock, note_former, placed, settle, state, thread
 
 _unnamed = itertools.count()
 
@@ -226,7 +220,7 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
                 constant of the program.
             LostStateError: The value is lost: a step that owned its buffer failed.
         """
-        return announce_read(self, reading.read(self))
+        return announce_read(self, access.read(self))
 
     def value(self) -> jax.Array:
         """Same as `read_value`."""
@@ -278,7 +272,7 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
     def _update(self, method: str, value: Any, read_value: bool) -> Any:
         announce_write(self)
         assignment = Assignment(self, method, user_line(), f"{self.name}.{method}", read_value)
-        new = writing.write(assignment, payload_of(value))
+        new = access.write(assignment, payload_of(value))
         if not read_value:
             return None
         replica = eager_replica(self)
@@ -379,7 +373,7 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
 
     def component_value(self, replica: int) -> Any:
         """Returns one replica's component in the current context."""
-        return announce_read(self, reading.component(self, replica))
+        return announce_read(self, access.component(self, replica))
 
     def store(self, value: Any, *, shared: bool = False) -> None:
         """Replaces the whole stored value.
@@ -407,11 +401,11 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
 
     def checked_value(self) -> Any:
         """Returns the value, after checking that it can be read here. Does not notify read listeners."""
-        return reading.read(self)
+        return access.read(self)
 
     def check_assignable(self, called: str) -> None:
         """Refuses an assignment under a bare JAX transform."""
-        writing.check_assignable(self, called)
+        access.check_assignable(self, called)
 
     def mark_shared(self) -> None:
         """Marks the value's buffers as shared with other code: a step that donates them must copy them first."""

@@ -8,6 +8,8 @@ ends by `os._exit`, which skips Python's shutdown and with it the barrier.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
 import os
 import signal
 import socket
@@ -16,10 +18,112 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Final, NoReturn
 
-from mirrored.watchdog.forked_children import in_forked_children
+from mirrored.errors import AbsentWorkerError
+from mirrored.watchdog.worker_progress import WorkerProgress
+
+# Resets the state of a job that forked children inherit and must not use.
+
+
+def in_forked_children(reset: Callable[[], None]) -> None:
+    """Registers a function to be called first in every child that this process forks from now on.
+
+    A child has copies of this process's signal handlers, descriptors and objects, but none of its threads. A handler
+    that only sets an event for a thread to act on would make the child ignore the signal.
+    """
+    if hasattr(os, "register_at_fork"):  # not on Windows, where there is no fork
+        os.register_at_fork(after_in_child=reset)
+
+
+# The stacks of all threads of this process.
+
+
+def all_stacks() -> str:
+    """Returns the stack of each thread, the main thread first, without the threads of mirrored itself."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
+    parts = [
+        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in frames
+        if not str(names.get(ident, "")).startswith("mirrored-")
+    ]
+    return "\n".join(parts)
+
+
+# The error that reports a lost peer.
+
+FOLLOWS: Final = "(follows)"
+"""Prefix of the exit report of a worker that ends for a cause that the other workers detect themselves."""
+
+
+def lost_worker(worker: int, standing: WorkerProgress | None, words: str, silent_seconds: float) -> AbsentWorkerError:
+    """Returns the error that names a lost worker.
+
+    Args:
+        worker: The index of the lost worker.
+        standing: Its last known progress; None if it has posted none.
+        words: Its exit report; empty if it sent none.
+        silent_seconds: How long ago its last heartbeat was.
+    """
+    name = "" if standing is None else f" ({standing.name})"
+    where = "" if standing is None else f", at operation {standing.count}: {standing.newest}"
+    how = words or (
+        "was lost without an exit report (killed, out of memory, stopped, crashed, or its machine or network is down); "
+        f"it was last seen {silent_seconds:.1f} s ago{where}"
+    )
+    return AbsentWorkerError(
+        "training on several workers",
+        found=f"worker {worker}{name} {how}",
+        rule="the workers of a job execute every step together; none can continue without the others",
+        remedy=f"check the output of worker {worker} and its machine's log, then restart all workers: they resume "
+        "from the newest checkpoint (mirrored run --max-restarts 3 does so automatically)",
+    )
+
+
+# Delays the abort by JAX's runtime until the watchdog has named the lost worker.
+#
+# When worker 0 is lost, JAX's runtime ends the other processes by C's `abort` within milliseconds, with a message that
+# names no worker. A handler of SIGABRT cannot safely run Python. It can be C's `sleep`, which blocks the aborting
+# thread while another thread reports the lost worker and ends the process.
+
+
+def delay_aborts() -> bool:
+    """Makes an abort of this process sleep before it takes effect.
+
+    C calls a handler with the signal's number, so that `sleep` waits SIGABRT (6 on Linux) seconds.
+
+    Returns:
+        Whether the delay is installed. It is not on Windows, nor where SIGABRT already has a handler.
+    """
+    if sys.platform == "win32" or faulthandler.is_enabled() or signal.getsignal(signal.SIGABRT) != signal.SIG_DFL:
+        return False
+    library = ctypes.CDLL(None)
+    library.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    library.signal.restype = ctypes.c_void_p
+    library.signal(signal.SIGABRT, ctypes.cast(library.sleep, ctypes.c_void_p))
+    in_forked_children(lambda: library.signal(signal.SIGABRT, None))  # SIG_DFL: no thread reports in a child
+    return True
+
+
+def is_aborting() -> bool:
+    """Returns whether a thread of this process is about to abort it. Linux only; False elsewhere.
+
+    While a handler runs, the kernel blocks its signal in that thread. Hardly any thread blocks SIGABRT alone otherwise.
+    """
+    mask = 1 << (signal.SIGABRT - 1)
+    for thread in Path("/proc/self/task").glob("*/status"):
+        try:
+            lines = thread.read_text().splitlines()
+        except OSError:  # the thread has ended
+            continue
+        if any(line.startswith("SigBlk:") and int(line.split()[1], 16) == mask for line in lines):
+            return True
+    return False
+
 
 _GO_SECONDS: Final = 3.0
 _END_SECONDS: Final = 2.0

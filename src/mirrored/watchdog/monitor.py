@@ -16,15 +16,22 @@ from collections.abc import Mapping
 from typing import Final
 
 from mirrored import config, settings
-from mirrored._jax import coordination
+from mirrored._jax import distributed
 from mirrored.watchdog import hang_detection
 from mirrored.watchdog.collective_log import collective_log
-from mirrored.watchdog.delayed_abort import delay_aborts, is_aborting
-from mirrored.watchdog.fail_fast_exit import fail_fast, has_launcher, report_exit_by, tell_launcher
-from mirrored.watchdog.forked_children import in_forked_children
-from mirrored.watchdog.lost_peer import FOLLOWS, lost_worker
+from mirrored.watchdog.fail_fast_exit import (
+    FOLLOWS,
+    all_stacks,
+    delay_aborts,
+    fail_fast,
+    has_launcher,
+    in_forked_children,
+    is_aborting,
+    lost_worker,
+    report_exit_by,
+    tell_launcher,
+)
 from mirrored.watchdog.peer_connection import Address, PeerConnection
-from mirrored.watchdog.thread_stacks import all_stacks
 from mirrored.watchdog.worker_progress import WorkerProgress
 
 _ROOT: Final = "mirrored/watch"
@@ -84,13 +91,13 @@ class Watchdog:
         """Opens the peer connection, unless a launcher supervises the workers."""
         peers = PeerConnection(self._worker, self._heartbeat_seconds, self._on_lost_peer)
         address: Address | None = None
-        host = coordination.address().rpartition(":")[0].strip("[]")
+        host = distributed.address().rpartition(":")[0].strip("[]")
         if self._worker == 0:
             with contextlib.suppress(OSError):
                 address = None if has_launcher() else peers.listen(host)
-            coordination.put(_ADDRESS_KEY, json.dumps(None if address is None else dataclasses.astuple(address)))
+            distributed.put(_ADDRESS_KEY, json.dumps(None if address is None else dataclasses.astuple(address)))
         elif not has_launcher():
-            fields = json.loads(coordination.get(_ADDRESS_KEY, _ADDRESS_SECONDS))
+            fields = json.loads(distributed.get(_ADDRESS_KEY, _ADDRESS_SECONDS))
             if fields is not None:
                 address = Address(*fields)
                 peers.connect(host, address)
@@ -119,8 +126,8 @@ class Watchdog:
             progress = collective_log.standing(beat=self._beat, has_ended=has_ended, name=self._name)
             found: dict[str, str] | None
             try:
-                coordination.post(f"{_ROOT}/{self._worker}", json.dumps(progress.to_json()))
-                found = coordination.below(_ROOT)
+                distributed.post(f"{_ROOT}/{self._worker}", json.dumps(progress.to_json()))
+                found = distributed.below(_ROOT)
             except Exception:  # the client has shut down, or the coordinator is lost: JAX's runtime handles it
                 found = None
             if has_ended:
@@ -266,5 +273,5 @@ def start_watchdog(heartbeat_seconds: float) -> None:
         heartbeat_seconds: How long JAX's runtime waits for a heartbeat before it considers a process dead.
     """
     if not _started:
-        _started.append(Watchdog(coordination.this_process(), heartbeat_seconds))
+        _started.append(Watchdog(distributed.this_process(), heartbeat_seconds))
         _started[0].start()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from mirrored.transport import Channel, Server, given_secret, interface_of
-from mirrored.watchdog.forked_children import in_forked_children
+from mirrored.watchdog.fail_fast_exit import in_forked_children
 
 _CONNECT_SECONDS: Final = 20.0
 _REPORT_CHARACTERS: Final = 4096

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 import mirrored as mr
-from mirrored._jax import coordination
+from mirrored._jax import distributed
 
 strategy = mr.MultiWorkerMirroredStrategy()
 with strategy.scope():
     count = mr.Variable(0.0)
-print("COORDINATOR", coordination.address().rpartition(":")[2], flush=True)
+print("COORDINATOR", distributed.address().rpartition(":")[2], flush=True)
 
 
 @mr.function

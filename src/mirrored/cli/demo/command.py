@@ -16,11 +16,9 @@ from rich.table import Table
 import mirrored as mr
 from mirrored.cli.demo.copies import Copies, copies_of, hash_variables
 from mirrored.cli.demo.digits import Batches, Examples, load_digits
-from mirrored.cli.demo.history import History
 from mirrored.cli.demo.report import Findings, write_report
-from mirrored.cli.demo.training import BATCH_SIZE, Trainer
-from mirrored.topology.device_assignment import make_device_assignment
-from mirrored.topology.devices import default_devices
+from mirrored.cli.demo.training import BATCH_SIZE, History, Trainer
+from mirrored.topology.device_assignment import default_devices, make_device_assignment
 
 MUST_BE_RIGHT = 0.97
 

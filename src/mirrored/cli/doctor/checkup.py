@@ -14,7 +14,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from mirrored._jax import coordination
+from mirrored._jax import distributed
 from mirrored.cli.doctor.facts import Facts, local_facts
 from mirrored.cli.doctor.findings import findings
 from mirrored.cli.doctor.gpus import describe, unverified
@@ -64,7 +64,7 @@ def examine(folder: Path | None) -> list[str]:
 
 
 def _all_facts(folder: Path | None) -> list[Facts]:
-    together = coordination.is_connected()
+    together = distributed.is_connected()
     token = f".mirrored-doctor-{uuid.uuid4().hex[:8]}"
     token = host_allgather(_CALLED, "name a file", token)[0] if together else token
     if folder is not None and jax.process_index() == 0:
@@ -92,7 +92,7 @@ def _all_links() -> list[Link]:
     measured: list[Any] = []
     for pair in neighbours(len(first)):
         link = measure(pair, [first[worker] for worker in pair])
-        if coordination.is_connected():
+        if distributed.is_connected():
             gathered = host_allgather(
                 _CALLED, f"measure the link {pair}", None if link is None else dataclasses.asdict(link)
             )

@@ -13,8 +13,8 @@ from typing import Any, Final
 import jax
 
 from mirrored.cli.doctor.gpus import GpuFacts, gpu_facts
-from mirrored.cluster.fingerprint import fingerprint
-from mirrored.topology.devices import kind_of
+from mirrored.cluster.joining import fingerprint
+from mirrored.topology.device_assignment import kind_of
 
 _PROBE_BYTES: Final = 32 * 2**20
 

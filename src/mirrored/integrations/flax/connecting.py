@@ -11,9 +11,7 @@ import jax
 from mirrored._jax.traces import current_trace, recording_parent
 from mirrored.checkpoint.deferred import is_expected, state_came
 from mirrored.extras import load
-from mirrored.integrations.flax.holding import adopt, held, is_ours, value_of
-from mirrored.integrations.flax.levels import below_tapes, renew
-from mirrored.integrations.flax.naming import name_by_path
+from mirrored.integrations.flax.holding import adopt, below_tapes, held, is_ours, name_by_path, renew, value_of
 from mirrored.integrations.flax.optimizers import connect_optimizer
 from mirrored.integrations.flax.variables import connect_variables
 from mirrored.patches import is_applied, replace, undo

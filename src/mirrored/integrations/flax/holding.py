@@ -2,19 +2,183 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mirrored._jax.traces import current_trace, eager, is_eval, is_eval_below, recording_parent
+from mirrored._jax.traces import (
+    current_trace,
+    eager,
+    is_eval,
+    is_eval_below,
+    is_tracer,
+    put_trace,
+    recording_parent,
+    swap_trace,
+)
+from mirrored.errors import ContextError
 from mirrored.extras import load
-from mirrored.integrations.flax.keys import ReplicaKey
 from mirrored.integrations.trees import belongs_here, is_array, statistic_of
 from mirrored.runtime.ambient import ambient, within
 from mirrored.variables import Variable, VariableAggregation
 
+# NNX random keys: one stored key, from which each replica derives its own key in `run`.
+
+
+class ReplicaKey:
+    """A random key in a mirrored variable.
+
+    In replica context, reading returns `jax.random.fold_in` of the key and the replica number. So replicas draw
+    different random numbers, independent of the device assignment. The first replica, and code outside `run`, gets the
+    key itself.
+
+    Args:
+        key: The key (an array of a ``key<...>`` dtype).
+        name: The variable's name.
+    """
+
+    def __init__(self, key: Any, name: str) -> None:
+        self._implementation = jax.random.key_impl(key)
+        self.variable = Variable(jax.random.key_data(key), trainable=False, name=name)
+
+    def read_value(self) -> Any:
+        """Returns the key for the current context."""
+        key = self._wrapped(self.variable.read_value())
+        replica = ambient().replica
+        if replica is None or replica.num_replicas_in_sync == 1:
+            return key
+        number = replica.replica_id_in_sync_group
+        if isinstance(number, int):
+            return key if number == 0 else jax.random.fold_in(key, number)
+        folded = jax.random.key_data(jax.random.fold_in(key, number))
+        return self._wrapped(jnp.where(number == 0, jax.random.key_data(key), folded))
+
+    def assign(self, key: Any) -> None:
+        """Replaces the key outside `run`; has no effect in replica context.
+
+        NNX's transforms write back the key that they read. In a replica that is usually a folded key.
+        """
+        replica = ambient().replica
+        if replica is not None and replica.num_replicas_in_sync > 1:
+            return
+        self.variable.assign(jax.random.key_data(key), read_value=False)
+
+    def _wrapped(self, data: Any) -> Any:
+        return jax.random.wrap_key_data(data, impl=self._implementation)
+
+
+# Names the variables that back NNX variables by their known path in the module.
+
 nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
+
+
+def name_by_path(attribute: str, value: Any) -> None:
+    """Names the variables of a new module attribute: ``kernel``, and ``inner/kernel`` in the enclosing module.
+
+    Args:
+        attribute: The attribute's name.
+        value: The attribute: an NNX variable or a module. Other values are ignored.
+    """
+    for path, variable in _variables(value):
+        content = held(variable)
+        owner = content.variable if isinstance(content, ReplicaKey) else content
+        if isinstance(owner, Variable):
+            owner.name = "/".join([attribute, *map(str, path)])
+
+
+def _variables(value: Any) -> Iterable[tuple[tuple[Any, ...], Any]]:
+    if isinstance(value, nnx.Variable):
+        return [((), value)]
+    if isinstance(value, nnx.Pytree):
+        flat: Iterable[tuple[tuple[Any, ...], Any]] = nnx.to_flat_state(nnx.state(value))
+        return flat
+    return ()
+
+
+# Trace levels of NNX objects: created in the trace of a compiled function, in an eager run, or neither.
+#
+# NNX stores with each object the trace in which it was created, and rejects changes under another trace. This module
+# adds to that record whether the trace belongs to a compiled function or to an eager run. So an object that a compiled
+# function has flattened can be changed again afterwards, and several replicas cannot change a variable without a
+# strategy one after another.
+
+
+def below_tapes(trace_state: Callable[[], Any]) -> Callable[[], Any]:
+    """Wraps NNX's function for the current trace to return the trace below all tapes.
+
+    A tape only records operations, so it is not a trace level of its own for NNX.
+    """
+
+    @functools.wraps(trace_state)
+    def below() -> Any:
+        trace = current_trace()
+        parent = recording_parent(trace)
+        if parent is trace or parent is None:
+            return _marked(trace_state(), trace)
+        swap_trace(parent)
+        try:
+            return _marked(trace_state(), parent)
+        finally:
+            put_trace(trace)
+
+    return below
+
+
+def _marked(state: Any, trace: Any) -> Any:
+    here = ambient()
+    if here.store is not None and here.store.captures:
+        state.of_function = trace is here.store.base_trace
+    elif here.store is not None and here.runner is not None:
+        state.run = weakref.ref(here.runner)
+    return state
+
+
+def renew(module: Any) -> None:
+    """Allows changes to a module outside the compiled function that has flattened and unflattened it.
+
+    `nnx.value_and_grad` in a compiled function does that with the model itself, so NNX records the function's trace as
+    the trace in which the model was created. Changes to a module that still holds a tracer are rejected.
+    """
+    state = module._pytree__state
+    here = ambient()
+    if not getattr(state.trace_state.jax_trace, "of_function", False):
+        return
+    outside = here.store is None or not here.store.captures
+    if outside and is_eval(recording_parent(current_trace())) and not any(map(_is_traced, vars(module).values())):
+        made = type(state)(state.initializing, state.is_setup)
+        object.__setattr__(module, "_pytree__state", made)
+
+
+def _is_traced(value: Any) -> bool:
+    leaves = jax.tree.leaves(value, is_leaf=lambda one: isinstance(one, (nnx.Variable, nnx.Pytree)))
+    return any(is_tracer(held(one) if isinstance(one, nnx.Variable) else one) for one in leaves)
+
+
+def refuse_in_turn(variable: Any) -> None:
+    """Raises if an eager run of several replicas assigns an NNX variable without a strategy.
+
+    Raises:
+        ContextError: The variable was not created in this run.
+    """
+    here = ambient()
+    if here.replica is None or here.store is None or here.store.captures or here.replica.num_replicas_in_sync == 1:
+        return
+    made_in = getattr(variable._trace_state.jax_trace, "run", None)
+    if made_in is not None and made_in() is here.runner:
+        return
+    kind = type(variable).__name__
+    raise ContextError(
+        f"nnx.{kind}.set_value",
+        found=f"a new value, in strategy.run, for an nnx.{kind} that was created outside strategy.scope()",
+        rule="it has no per-replica copies: each replica in turn would change it by its own part of the batch",
+        remedy="create the model inside `with strategy.scope():`, or convert it: mirrored.mirror(model)",
+    )
+
+
 # The original slot descriptor: the module `variables` replaces the class attribute with a property.
 _slot: Any = nnx.Variable.__dict__["_raw_value"]
 _UNSET = object()

@@ -15,12 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from mirrored._jax.putting import as_array
+from mirrored._jax.arrays import as_array
 from mirrored.errors import ArgumentTypeError
 from mirrored.extras import load
-from mirrored.integrations.flax.holding import adopt, held, hold, is_nested, is_ours, value_of
-from mirrored.integrations.flax.keys import ReplicaKey
-from mirrored.integrations.flax.levels import refuse_in_turn
+from mirrored.integrations.flax.holding import (
+    ReplicaKey,
+    adopt,
+    held,
+    hold,
+    is_nested,
+    is_ours,
+    refuse_in_turn,
+    value_of,
+)
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
 from mirrored.variables import Variable

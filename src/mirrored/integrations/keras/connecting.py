@@ -6,13 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from mirrored.integrations.keras.backend import load
-from mirrored.integrations.keras.belonging import connect_belonging
-from mirrored.integrations.keras.calls import connect_calls
-from mirrored.integrations.keras.global_state import keras_state
+from mirrored.integrations.keras.backend import keras_state, load
+from mirrored.integrations.keras.belonging import connect_belonging, connect_calls, connect_noticing
+from mirrored.integrations.keras.callbacks import connect_resuming, connect_saving, connect_tensorboard
 from mirrored.integrations.keras.losses import connect_losses
 from mirrored.integrations.keras.normalization import connect_normalization
-from mirrored.integrations.keras.noticing import connect_noticing
 from mirrored.integrations.keras.optimizers import (
     wrapped,
     wrapped_build,
@@ -20,13 +18,8 @@ from mirrored.integrations.keras.optimizers import (
     wrapped_scale_build,
     wrapped_scale_loss,
 )
-from mirrored.integrations.keras.plain import connect_plain
-from mirrored.integrations.keras.resuming import connect_resuming
-from mirrored.integrations.keras.saving import connect_saving
-from mirrored.integrations.keras.symbolic import wrapped_compute_output_spec
-from mirrored.integrations.keras.tensorboard import connect_tensorboard
 from mirrored.integrations.keras.training import wrap_model
-from mirrored.integrations.keras.variables import KerasVariable, adopt
+from mirrored.integrations.keras.variables import KerasVariable, adopt, connect_plain, wrapped_compute_output_spec
 from mirrored.patches import is_applied, replace, undo
 from mirrored.runtime.lockstep import carry
 

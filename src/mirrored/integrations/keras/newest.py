@@ -19,9 +19,9 @@ from typing import Any, Final
 import jax
 
 from mirrored._jax.dispatch import Dispatch, consume
+from mirrored.integrations.keras.backend import keras_state
 from mirrored.integrations.keras.belonging import strategy_of
-from mirrored.integrations.keras.global_state import keras_state
-from mirrored.integrations.keras.storing import lose_deleted
+from mirrored.integrations.keras.variables import lose_deleted
 from mirrored.runtime.ambient import ambient, entered
 from mirrored.variables import Variable
 

@@ -11,17 +11,23 @@ from typing import Any
 import jax
 import numpy as np
 
-from mirrored._jax.host_memory import owned
-from mirrored._jax.tracebacks import interruptible
+from mirrored._jax.arrays import owned
+from mirrored._jax.source_lines import interruptible
 from mirrored._jax.traces import is_tracer
-from mirrored.compilation.steps_in_flight import launched
+from mirrored.compilation.dispatch import launched
 from mirrored.data import Dataset, DistributedDataset
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.batches import (
+    across_workers,
+    device_for,
+    everywhere,
+    on_one_device,
+    one_sharding,
+    put_on,
+)
 from mirrored.integrations.keras.belonging import check_belonging, strategy_of
 from mirrored.integrations.keras.newest import kept_by_fit, kept_state, kept_steps, newest_first
-from mirrored.integrations.keras.on_one_device import device_for, on_one_device, one_sharding, put_on
-from mirrored.integrations.keras.several_workers import across_workers, everywhere
-from mirrored.integrations.keras.storing import from_fit
+from mirrored.integrations.keras.variables import from_fit
 from mirrored.patches import replace
 from mirrored.values.distributed_values import DistributedValues
 

@@ -13,22 +13,203 @@ The synchronization of the backing variable depends on the role of the Keras var
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.putting import as_array
-from mirrored._jax.traces import eager
+from mirrored._jax.arrays import as_array
+from mirrored._jax.traces import current_trace, eager, is_tracer, recording_parent
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.scope_store import ScopeStore
-from mirrored.integrations.keras.storing import stored_at_once
-from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.listeners import announce_read, announce_write
+from mirrored.patches import replace
+from mirrored.runtime.ambient import ambient, announce_read, announce_write, within
+from mirrored.runtime.variable_store import FunctionStore
 from mirrored.values.distributed_values import PerReplica
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
 
+# Stores the state that `fit` returns without a copy, if it already has the variable's sharding.
+#
+# `fit` carries the state itself and assigns all of it to the model at the end of each epoch, often more frequently.
+# With the copies and checks of an ordinary assignment, that took a fifth of a short epoch.
+
+_from_fit: contextvars.ContextVar[bool] = contextvars.ContextVar("_from_fit", default=False)
+
+
+def from_fit(sync: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the method that assigns the state of `fit` to the model. Nothing else references these arrays."""
+
+    @functools.wraps(sync)
+    def syncing(self: Any) -> Any:
+        token = _from_fit.set(True)
+        try:
+            return sync(self)
+        finally:
+            _from_fit.reset(token)
+
+    return syncing
+
+
+def stored_at_once(made: Variable, value: Any) -> bool:
+    """Stores `value` and returns True if it needs none of the steps of an ordinary assignment, else returns False."""
+    here, device_assignment = ambient(), made.device_assignment
+    if (
+        here.store is not None
+        or here.replica is not None
+        or device_assignment is None
+        or device_assignment.spans_processes
+    ):
+        return False
+    if not isinstance(value, jax.Array) or is_tracer(value):
+        return False
+    if (value.shape, value.dtype) != (made.shape, made.dtype):
+        return False
+    if value.is_deleted():  # Donated to a step that failed.
+        made.store(value)
+        lose_deleted(made)
+        return True
+    if made.per_replica:
+        return _store_components(made, value)
+    if not (_from_fit.get() and value.sharding.is_equivalent_to(device_assignment.replicated, value.ndim)):
+        return False
+    made.store(value)
+    return True
+
+
+def lose_deleted(variable: Variable) -> None:
+    """Marks a variable as lost if its value was donated to a step that failed."""
+    value = variable.initial()
+    if isinstance(value, jax.Array) and value.is_deleted():
+        variable.lose("it was donated to a step of fit that did not end")
+
+
+def _store_components(made: Variable, value: Any) -> bool:
+    """Stores the value as one component per replica, in one compiled call. A sum is divided into equal parts.
+
+    With `deterministic=True` the first replica gets the whole sum, because the sum of three thirds is not always
+    bit-identical to the whole.
+    """
+    is_sum = made.aggregation is VariableAggregation.SUM
+    floating = jnp.issubdtype(made.dtype, jnp.floating)
+    if not (floating and (is_sum or made.aggregation is VariableAggregation.MEAN)):
+        return False
+    if not value.sharding.device_set <= set(made.device_assignment.devices):
+        return False
+    how = "copies" if not is_sum else "first" if getattr(made.strategy, "deterministic", False) else "parts"
+    whole = jax.device_put(value, made.device_assignment.replicated)
+    made.store(_spread(made.num_replicas, how, made.device_assignment.sharded)(whole))
+    return True
+
+
+@functools.lru_cache(maxsize=64)
+def _spread(replicas: int, how: str, sharding: Any) -> Callable[[Any], Any]:
+    def spread(value: Any) -> Any:
+        if how == "first":
+            return jnp.zeros((replicas, *value.shape), value.dtype).at[0].set(value)
+        part = value / replicas if how == "parts" else value
+        return jnp.broadcast_to(part, (replicas, *value.shape))
+
+    return jax.jit(spread, out_shardings=sharding)
+
+
+# Makes `mirrored` variables (`tf.Variable`) that are attributes of Keras layers part of the layer's weights.
+#
+# Keras tracks only its own variables: it would neither train nor save `self.w = tf.Variable(...)`. So a layer tracks a
+# Keras view of such a variable among its weights. In stateless calls (as in `fit`), where Keras passes the values of
+# the weights as arguments, reading the variable returns the value of its view, and assigning it updates the view.
+
 keras = load()
+_Tracker: Any = keras.src.utils.tracking.Tracker
+_StatelessScope: Any = keras.StatelessScope
+
+
+def connect_plain() -> None:
+    """Wraps Keras' attribute tracker and `StatelessScope`, in which Keras substitutes values for variables."""
+    replace("keras", _Tracker, "track", _seeing_plain(_Tracker.track))
+    replace("keras", _StatelessScope, "__init__", _noting_views(_StatelessScope.__init__))
+    replace("keras", _StatelessScope, "__enter__", _entering(_StatelessScope.__enter__))
+    replace("keras", _StatelessScope, "__exit__", _leaving(_StatelessScope.__exit__))
+
+
+def _seeing_plain(track: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(track)
+    def seeing_plain(self: Any, attr: Any) -> Any:
+        # Keras locks the tracker of a built layer. A variable that the layer creates later is not one of its weights.
+        if isinstance(attr, Variable) and "trainable_variables" in self.config and not self.locked:
+            track(self, as_keras(attr))
+            return attr
+        return track(self, attr)
+
+    return seeing_plain
+
+
+def _noting_views(make: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(make)
+    def noting_views(self: Any, state_mapping: Any = None, *args: Any, **kwargs: Any) -> None:
+        pairs = None if state_mapping is None else list(state_mapping)
+        views = [variable for variable, _ in pairs or () if isinstance(variable, View)]
+        self._views = {id(view.mirrored): view for view in views if view.mirrored is not None}
+        make(self, pairs, *args, **kwargs)
+
+    return noting_views
+
+
+def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(enter)
+    def entering(self: Any) -> Any:
+        scope = enter(self)
+        self._contexts = contextlib.ExitStack()
+        if self._views and ambient().store is None and ambient().replica is None:
+            self._contexts.enter_context(within(store=_store(self, self._views)))
+        return scope
+
+    return entering
+
+
+def _store(scope: Any, views: Mapping[int, Any]) -> ScopeStore:
+    return ScopeStore(scope, views, recording_parent(current_trace()))
+
+
+def _leaving(leave: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(leave)
+    def leaving(self: Any, *error: Any, **kwargs: Any) -> Any:
+        self._contexts.close()
+        return leave(self, *error, **kwargs)
+
+    return leaving
+
+
+# Lets layers read `mirrored` variables in Keras' symbolic calls, which infer shapes only.
+
+
+def wrapped_compute_output_spec(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps Keras' `compute_output_spec` to run in a separate variable store.
+
+    In that store, reads return tracers that carry the shape, and assignments are discarded.
+    """
+
+    @functools.wraps(compute)
+    def compute_output_spec(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if ambient().store is not None:
+            return compute(function, *args, **kwargs)
+        store = FunctionStore()
+
+        @functools.wraps(function)
+        def with_store(*inner: Any, **named: Any) -> Any:
+            store.base_trace = recording_parent(current_trace())
+            with within(store=store, listeners=(*ambient().listeners, store)):
+                return function(*inner, **named)
+
+        return compute(with_store, *args, **kwargs)
+
+    return compute_output_spec
+
+
 KerasVariable: Any = keras.src.backend.Variable
 _in_stateless_scope = keras.src.backend.common.stateless_scope.in_stateless_scope
 _SEED_NAME = "seed_generator_state"

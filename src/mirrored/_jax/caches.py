@@ -1,0 +1,303 @@
+"""JAX's caches: keys of tracing caches, their eviction, and the persistent compilation cache."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Set
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from types import FrameType
+from typing import Any
+
+import jax
+from jax._src import compiler as _compiler
+from jax._src import core as _core
+from jax._src import distributed as _distributed
+from jax._src import util as _util
+
+# Tokens in the keys of JAX's tracing caches: a jitted helper that was traced in one context is not reused in another.
+#
+# JAX traces a persistent `@jax.jit` helper once per argument shapes and keeps the jaxpr, including the tracers over
+# which the helper closed. Under another tape or trace, those would be stale. The keys of all relevant JAX caches
+# contain the *user contexts* (`jax.make_user_context`). This module owns two of them. The first distinguishes tapes and
+# traces:
+#
+# - An eager tape uses the fixed token `TAPE`. Inside a tape, a variable read is hoisted as a reference that is resolved
+#   at each call, and a helper that captured a box is evicted (`mirrored._jax.caches`). So one token serves all tapes,
+#   and the next tape traces nothing again.
+# - The trace of a compiled function closes over values that live only for that trace. It uses a new token (`fresh`),
+#   and takes another one (`renew`) whenever a captured variable is assigned. The value of a variable read also belongs
+#   to the current tapes and replica. Once a helper has read a variable (`note_read`), each change of tape or replica
+#   (`moved`) takes a new token. Until then, all tapes and replicas of the trace share one token, because most helpers
+#   read no variable.
+#
+# The second distinguishes replicas. The trace of a helper that reads `replica_id_in_sync_group` or
+# `num_replicas_in_sync` contains the value as a constant. From the first such read on, each replica has its own traces.
+# Until then, all replicas share traces, which are separate from those outside `run`.
+#
+# Supports JAX 0.10 to 0.12 (`UserConfig._obj` is the `Config` behind a user context, for setting it without a `with`
+# block).
+
+TAPE = "mirrored.tape"
+RUN = "mirrored.run"
+_TRACE = "mirrored.trace"
+
+_context = jax.make_user_context(None)
+_holder = _context._obj
+_serial = itertools.count(1)
+_replica_context = jax.make_user_context(None)
+_replica_holder = _replica_context._obj
+
+
+def current() -> Hashable:
+    """Returns the current token of this thread, None by default."""
+    token: Hashable = _holder.value
+    return token
+
+
+def swap(token: Hashable) -> Hashable:
+    """Makes `token` current in this thread and returns the previous one."""
+    previous: Hashable = _holder.value
+    _holder.set_local(token)
+    return previous
+
+
+put: Callable[[Hashable], None] = _holder.set_local
+
+
+@contextmanager
+def using(token: Hashable) -> Iterator[None]:
+    """Makes `token` current for the block."""
+    previous = swap(token)
+    try:
+        yield
+    finally:
+        put(previous)
+
+
+class _Sharing:
+    """The tokens of one trace of a compiled function.
+
+    Attributes:
+        apart: Whether each tape and replica has its own token, and hence its own traces of helpers.
+        tokens: All tokens of the trace. No other trace uses them.
+    """
+
+    def __init__(self) -> None:
+        self.apart = False
+        self.tokens: set[Hashable] = set()
+
+    def new_token(self) -> Hashable:
+        """Returns a token that no trace has used."""
+        token = (_TRACE, next(_serial))
+        self.tokens.add(token)
+        return token
+
+
+# Replica threads inherit the value, because `LockStep` starts them in a copy of the context.
+_sharing: ContextVar[_Sharing | None] = ContextVar("mirrored.sharing", default=None)
+
+
+@contextmanager
+def fresh() -> Iterator[None]:
+    """Makes a new token current for the block: no helper trace is reused from outside or left for others."""
+    sharing = _Sharing()
+    outer = _sharing.set(sharing)
+    try:
+        with using(sharing.new_token()):
+            yield
+    finally:
+        _sharing.reset(outer)
+        # Otherwise JAX's caches would keep the helpers' jaxprs under tokens that are never looked up again: 0.75 MB per
+        # model.
+        forget_tokens(sharing.tokens)
+
+
+def renew() -> None:
+    """Replaces the current token by a new one, if it came from `fresh()`.
+
+    Call it when a value that helpers may have captured changes within the block.
+    """
+    if isinstance(current(), tuple):
+        sharing = _sharing.get()
+        put((_TRACE, next(_serial)) if sharing is None else sharing.new_token())
+
+
+def note_read() -> None:
+    """Records that a helper that is being traced has read a variable: only the current tapes and replica may reuse it.
+
+    JAX caches the trace in progress under the token from its start. No thread uses that token again: each takes a new
+    one when it opens or closes a tape, or when its replica continues.
+    """
+    sharing = _sharing.get()
+    if sharing is not None and not sharing.apart:
+        sharing.apart = True
+        renew()
+
+
+def moved() -> None:
+    """Records a change of tape or replica, after which helpers that have read variables are traced again."""
+    sharing = _sharing.get()
+    if sharing is not None and sharing.apart:
+        renew()
+
+
+def leave_tape(outer: Hashable) -> None:
+    """Makes the token current that follows a tape's block.
+
+    Args:
+        outer: The token before the block. The token of a compiled function's trace is not restored, because the block
+            may have renewed it.
+    """
+    if isinstance(outer, tuple) and isinstance(current(), tuple):
+        moved()
+    else:
+        put(outer)
+
+
+class _Replicas:
+    """Whether each replica has its own traces of helpers."""
+
+    apart = False
+
+
+@contextmanager
+def for_replica(own: Hashable) -> Iterator[None]:
+    """Separates a replica's helper traces from those outside `run`, and from other replicas' if a helper reads its id.
+
+    Args:
+        own: The replica's token.
+    """
+    previous: Hashable = _replica_holder.value
+    resume_replica(own)
+    try:
+        yield
+    finally:
+        _replica_holder.set_local(previous)
+
+
+def resume_replica(own: Hashable) -> None:
+    """Makes the replica's token current again after other replicas have run. They may have separated the traces."""
+    _replica_holder.set_local(own if _Replicas.apart else RUN)
+    moved()
+
+
+def tell_replicas_apart(own: Hashable) -> None:
+    """Gives each replica its own helper traces from now on: the trace in progress contains the replica as a constant.
+
+    By default all replicas share one trace, because each trace of a helper is compiled. JAX caches the trace in
+    progress under the shared token, which is never used again.
+    """
+    _Replicas.apart = True
+    resume_replica(own)
+
+
+# Evicts traces of functions from JAX's tracing caches.
+#
+# If a persistent jitted helper closes over a box (through a mutable object: a model's attribute, a list), its trace
+# contains that box as a constant. The trace must not be reused after the call. JAX's tracing caches are keyed by the
+# function and can drop the entries of one function (`evict_weakref`). The Python stack shows which functions are being
+# traced.
+#
+# Supports JAX 0.10 to 0.12: the stack frames of `jax._src` that trace hold the function in a local variable such as
+# `fun`, `f` or `fun_`.
+
+_NAMES = ("fun", "f", "fun_", "f_", "body_fun", "cond_fun", "branches", "true_fun", "false_fun")
+
+
+def functions_being_traced() -> list[Any]:
+    """Returns the functions that JAX is tracing in this thread, innermost first, possibly with helpers of libraries."""
+    found: dict[int, Any] = {}
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("jax._src"):
+            _collect(frame, found)
+        frame = frame.f_back
+    return list(found.values())
+
+
+def _collect(frame: FrameType, found: dict[int, Any]) -> None:
+    local = frame.f_locals
+    for name in _NAMES:
+        value = local.get(name)
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            if callable(one) and not isinstance(one, (type, _core.Tracer)):
+                found[id(one)] = one
+
+
+def forget_traces(functions: Iterable[Any]) -> None:
+    """Evicts every trace of `functions` from this thread's caches."""
+    caches = [cache for cache in list(_util._caches) if hasattr(cache, "evict_weakref")]
+    for function in functions:
+        for cache in caches:
+            # A cache keyed by MLIR modules cannot compare them with a function.
+            with suppress(TypeError):
+                cache.evict_weakref(function)
+
+
+def forget_tokens(tokens: Set[Hashable]) -> None:
+    """Evicts every trace that was made under one of `tokens` (see `jit_key`).
+
+    A JAX cache can evict only all traces of a function, so a function's other traces are traced again when needed.
+    """
+    for cache in list(_util._caches):
+        if hasattr(cache, "evict_weakref"):
+            for function in {id(one): one for one in _functions_under(cache.cache_keys(), tokens)}.values():
+                cache.evict_weakref(function)
+
+
+def _functions_under(keys: Iterable[Any], tokens: Set[Hashable]) -> Iterator[Any]:
+    """Yields the functions whose cache keys contain a token.
+
+    A key consists of a weak reference to the function, JAX's trace context, and further parts.
+    """
+    for key in keys:
+        reference, context = key[0], key[1]
+        if isinstance(reference, weakref.ref) and isinstance(context, tuple):
+            if any(type(one) is tuple and len(one) == 2 and one in tokens for one in context):
+                function = reference()
+                if function is not None:
+                    yield function
+
+
+# Makes every process write JAX's persistent compilation cache.
+#
+# Supports JAX 0.10 to 0.12. In JAX, only process 0 writes entries. On CPU, a key contains the topology as one process
+# sees it, so other processes never hit: 3.1 s of every start of a small model. Here every process writes its own
+# entries.
+
+
+class _AsFirst:
+    """Replaces the distributed state in JAX's check of the writing process. All other attributes are forwarded."""
+
+    process_id = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_distributed.global_state, name)
+
+
+class _Module:
+    global_state = _AsFirst()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_distributed, name)
+
+
+def write_on_every_process() -> bool:
+    """Makes every process of a cluster write the programs that it compiles to the cache.
+
+    Returns:
+        Whether this version of JAX has the check that is removed.
+    """
+    write: Any = getattr(_compiler, "_cache_write", None)
+    if write is None or "distributed" not in write.__code__.co_names:
+        return False
+    if write.__globals__ is vars(_compiler):
+        globals_ = dict(vars(_compiler))
+        globals_["distributed"] = _Module()
+        patched = type(write)(write.__code__, globals_, write.__name__, write.__defaults__, write.__closure__)
+        patched.__kwdefaults__ = write.__kwdefaults__
+        vars(_compiler)["_cache_write"] = patched
+    return True

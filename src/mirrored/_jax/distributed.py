@@ -1,0 +1,187 @@
+"""JAX's distributed runtime: detection of the cluster, and the key-value store of the coordination service."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import importlib.util
+import os
+from typing import Any
+
+import jax
+from jax._src import clusters as _clusters
+from jax._src import distributed as _distributed
+from jax._src import xla_bridge as _xla_bridge
+
+# JAX's detection of the cluster in which a process was started: Open MPI, Slurm, Kubernetes, Cloud TPU.
+#
+# Supports JAX 0.10 to 0.12: `jax._src.clusters.ClusterEnv` is the class that `jax.distributed.initialize()` uses.
+
+
+@dataclasses.dataclass(frozen=True)
+class Detected:
+    """A cluster that JAX has detected.
+
+    Attributes:
+        name: JAX's name of the detection method; the empty string if it has none.
+        coordinator: ``host:port`` of process 0.
+        num_processes: Number of processes, at least 2.
+        process_id: Index of this process.
+        restricts_devices: Whether the method assigns each process of a host one of its accelerators.
+    """
+
+    name: str
+    coordinator: str
+    num_processes: int
+    process_id: int
+    restricts_devices: bool
+
+
+class DetectionError(Exception):
+    """The environment belongs to a cluster, but JAX cannot read its description."""
+
+
+def detect(timeout_seconds: int) -> Detected | None:
+    """Returns the cluster that JAX detects; None if it detects none, or one of a single process.
+
+    Args:
+        timeout_seconds: How long to wait until the coordinator's host has an address (Kubernetes, Cloud TPU).
+
+    Raises:
+        DetectionError: The description of the cluster cannot be read.
+    """
+    name = ""
+    try:
+        environment = next((one for one in _methods() if one.is_env_present()), None)
+        if environment is None:
+            return None
+        name = environment.__name__
+        count = int(environment.get_process_count())
+        if count <= 1:
+            return None
+        coordinator = os.environ.get("JAX_COORDINATOR_ADDRESS") or environment.get_coordinator_address(
+            timeout_secs=timeout_seconds, override_coordinator_port=os.environ.get("JAX_COORDINATOR_PORT")
+        )
+        restricts = environment.get_local_process_id() is not None
+        return Detected(environment.name, coordinator, count, int(environment.get_process_id()), restricts)
+    except Exception as error:  # the methods raise exceptions of many types
+        raise DetectionError(f"{name or 'JAX'}: {type(error).__name__}: {error}"[:500]) from error
+
+
+def _methods() -> list[Any]:
+    """Returns the detection methods that JAX tries by default.
+
+    Kubernetes is omitted outside an indexed job, where it does not describe the other processes, and without its Python
+    package, where JAX's method only warns.
+    """
+    methods = [one for one in _clusters.ClusterEnv._cluster_types if not one.opt_in_only_method]
+    if "JOB_COMPLETION_INDEX" in os.environ and importlib.util.find_spec("kubernetes") is not None:
+        return methods
+    return [one for one in methods if one.__name__ != "K8sCluster"]
+
+
+# The key-value store of JAX's coordination service: small messages between the processes of a job.
+#
+# Supports JAX 0.10 to 0.12. The client is `jax._src.distributed.global_state.client`, which JAX's `multihost_utils`
+# uses too. It can be used in any thread and does not wait for devices.
+
+
+class NoAnswer(Exception):
+    """A key was not set in time."""
+
+
+def has_devices() -> bool:
+    """Returns whether JAX has initialised its devices, after which this process cannot join a job."""
+    return bool(_xla_bridge.backends_are_initialized())
+
+
+def disconnect_child() -> None:
+    """Disconnects a forked child from the job, which only the parent belongs to.
+
+    Otherwise, at the child's exit, JAX would report to the coordinator that this process has ended. The inherited
+    objects are never destroyed: their destructors would shut down the parent's connections, and would wait for threads
+    that the child does not have.
+    """
+    state = _distributed.global_state
+    for inherited in (state.client, state.service, state.preemption_sync_manager):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
+    state.client = state.service = state.preemption_sync_manager = None
+    state.num_processes, state.process_id = 1, 0
+
+
+def is_connected() -> bool:
+    """Returns whether this process has joined a job of several processes."""
+    return _distributed.global_state.client is not None and (_distributed.global_state.num_processes or 1) > 1
+
+
+def this_process() -> int:
+    """Returns the index of this process without initialising JAX's devices."""
+    return int(_distributed.global_state.process_id or 0)
+
+
+def num_processes() -> int:
+    """Returns the number of processes of the job without initialising JAX's devices."""
+    return int(_distributed.global_state.num_processes or 1)
+
+
+def address() -> str:
+    """Returns ``host:port`` of the coordinator."""
+    return str(_distributed.global_state.coordinator_address)
+
+
+def _client() -> Any:
+    return _distributed.global_state.client
+
+
+def put(key: str, value: str) -> None:
+    """Sets a key.
+
+    Raises:
+        RuntimeError: The key is already set, or the coordinator is unreachable.
+    """
+    _client().key_value_set(key, value)
+
+
+def get(key: str, timeout_seconds: float) -> str:
+    """Waits until a key is set and returns its value.
+
+    Raises:
+        NoAnswer: The key was not set in time.
+        RuntimeError: The coordinator is unreachable.
+    """
+    try:
+        return str(_client().blocking_key_value_get(key, max(1, int(timeout_seconds * 1000))))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" in str(error):
+            raise NoAnswer(key) from None
+        raise
+
+
+def look(key: str) -> str | None:
+    """Returns the value of a key, or None if it is not set."""
+    try:
+        return str(_client().key_value_try_get(key))
+    except jax.errors.JaxRuntimeError as error:
+        if "NOT_FOUND" in str(error):
+            return None
+        raise
+
+
+def below(prefix: str) -> dict[str, str]:
+    """Returns the values of all keys that begin with ``prefix/``, by the last part of the key."""
+    found = _client().key_value_dir_get(prefix)
+    return {str(key).rpartition("/")[2]: str(value) for key, value in found}
+
+
+def forget(key: str) -> None:
+    """Removes a key if it is set."""
+    _client().key_value_delete(key)
+
+
+def post(key: str, value: str) -> None:
+    """Sets a key, and overwrites an existing value.
+
+    Raises:
+        RuntimeError: The coordinator is unreachable.
+    """
+    _client().key_value_set(key, value, allow_overwrite=True)

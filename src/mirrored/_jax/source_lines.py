@@ -1,0 +1,149 @@
+"""Lines of user code: where a call or an equation came from, and tracebacks without internal frames."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final, TypeVar
+
+import jax
+from jax._src import source_info_util as _source_info
+from jax._src import traceback_util as _traceback_util
+
+# Finds the lines of user code from which a call came.
+#
+# Supports any JAX version: it reads Python stack frames and skips files of JAX and of this package.
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
+_INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
+_MOST_LINES: Final = 3
+_is_users: dict[str, bool] = {}
+_described: dict[tuple[tuple[str, int, int], ...], str] = {}
+
+
+def user_line() -> str:
+    """Returns ``file.py:12 in step`` for the innermost caller outside JAX and this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not filename.startswith((_OURS, _JAX)) and not filename.startswith("<frozen"):
+            return _described_line(frame)
+        frame = frame.f_back
+    return "unknown line"
+
+
+def user_stacklevel() -> int:
+    """Returns the `stacklevel` with which `warnings.warn`, called by the caller, names the innermost user line."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith((_OURS, _JAX)):
+            return level
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def user_lines() -> str:
+    """Returns ``file.py:12 in step, called at train.py:40 in main``: the innermost lines outside installed packages.
+
+    Jobs of several workers call it at each step, so results are cached (about a microsecond per call).
+    """
+    frame: FrameType | None = sys._getframe(1)
+    found: list[tuple[FrameType, tuple[str, int, int]]] = []
+    while frame is not None and len(found) < _MOST_LINES:
+        code = frame.f_code
+        name = code.co_filename
+        is_users = _is_users.get(name)
+        if is_users is None:
+            is_users = _is_users[name] = not name.startswith((_OURS, _JAX, *_INSTALLED, "<frozen"))
+        if is_users:
+            found.append((frame, (name, code.co_firstlineno, frame.f_lasti)))
+        frame = frame.f_back
+    if not found:
+        return user_line()
+    key = tuple([one for _, one in found])
+    described = _described.get(key)
+    if described is None:
+        described = _described[key] = ", called at ".join([_described_line(one) for one, _ in found])
+    return described
+
+
+def _described_line(frame: FrameType) -> str:
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+# Finds the line of user code from which an equation was traced.
+#
+# Supports JAX 0.10 to 0.12: `jax._src.source_info_util.user_frames`, which skips JAX's own files.
+
+_LIBRARIES: Final = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib"))
+
+
+def source_line(eqn: Any) -> str | None:
+    """Returns ``file.py:12`` for the innermost user frame of `eqn`, or None if it is unknown.
+
+    Files of this package are skipped, and also those of Python and other libraries if there are others.
+    """
+    traceback = eqn.source_info.traceback
+    if traceback is None:
+        return None
+    frames = [frame for frame in _source_info.user_frames(traceback) if not frame.file_name.startswith(_OURS)]
+    own = [frame for frame in frames if not frame.file_name.startswith(_LIBRARIES)]
+    for frame in (*own, *frames):
+        return f"{os.path.basename(frame.file_name)}:{frame.start_line}"
+    return None
+
+
+# Filters the errors that reach the user: removes internal stack frames, and preserves KeyboardInterrupt.
+#
+# JAX's own traceback filter removes this package's frames along with those of JAX. The setting
+# `jax_traceback_filtering` (JAX_TRACEBACK_FILTERING) controls it: ``off`` shows all frames.
+#
+# Supports JAX 0.10 to 0.12: `jax._src.traceback_util.api_boundary` and `register_exclusion`.
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_traceback_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+# jaxlib compares the keys of its caches in C++ and converts any exception of `__eq__`, including Ctrl-C, to a
+# ValueError that has the traceback as its text or the exception as its cause.
+_COMPARING = re.compile(r"comparable using __eq__|checking equality of metadata fields")
+_INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
+
+
+def interruptible(function: F) -> F:
+    """Wraps `function` to raise KeyboardInterrupt instead of the ValueError to which JAX's caches convert it."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except ValueError as error:
+            if _is_interrupt(error):
+                raise KeyboardInterrupt from error
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def _is_interrupt(error: ValueError) -> bool:
+    if not _COMPARING.search(str(error)):
+        return False
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt) or _INTERRUPTED.search(str(cause)):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def boundary(function: F) -> F:
+    """Wraps `function` as an API boundary: tracebacks show only user frames below it, and interrupts are preserved."""
+    bounded: F = _traceback_util.api_boundary(interruptible(function))
+    return bounded

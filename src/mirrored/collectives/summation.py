@@ -1,0 +1,178 @@
+"""Summation: groups of replicas, accumulation in float32, pairwise sums, and fusion boundaries."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+# `Group`, which describes how replicas are placed on the devices of a mesh axis.
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The replicas of a reduction, as the `shard_map` body of one device sees them.
+
+    There are R = `devices` x `local` replicas. Replica r is virtual replica ``r % local`` of device ``r // local``.
+    (The code calls several replicas per device *folding*, and those of one device *local* replicas.)
+
+    Attributes:
+        axis: The mesh axis of the devices. None if there is one device, which needs no collectives.
+        devices: D, the size of the axis.
+        local: K, the number of virtual replicas per device.
+        spans_processes: Whether the devices belong to several processes. Each buffer then costs a separate message.
+    """
+
+    axis: str | None
+    devices: int
+    local: int
+    spans_processes: bool = False
+
+    @property
+    def num_replicas(self) -> int:
+        """R, the number of replicas."""
+        return self.devices * self.local
+
+
+# Conversions of 16-bit floats for sums and means, which accumulate in float32 and round once.
+
+
+def widen(array: Any) -> Any:
+    """Converts 16-bit floats to float32. Returns other arrays unchanged.
+
+    The explicit rounding is needed because XLA may keep excess precision across a pair of conversions.
+    """
+    info = _narrow_float(array.dtype)
+    if info is None:
+        return array
+    return lax.reduce_precision(array.astype(jnp.float32), exponent_bits=info.nexp, mantissa_bits=info.nmant)
+
+
+def narrow(array: Any, dtype: Any) -> Any:
+    """Rounds the result of `widen` back to `dtype`. Returns it unchanged if `dtype` is not a 16-bit float."""
+    info = _narrow_float(dtype)
+    if info is None:
+        return array
+    return lax.reduce_precision(array, exponent_bits=info.nexp, mantissa_bits=info.nmant).astype(dtype)
+
+
+def _narrow_float(dtype: Any) -> Any:
+    if not jnp.issubdtype(dtype, jnp.floating) or jnp.dtype(dtype).itemsize > 2:
+        return None
+    return jnp.finfo(dtype)  # type: ignore[no-untyped-call]
+
+
+# Pairwise summation by a balanced binary tree.
+
+
+def sum_pairs(values: Sequence[Any]) -> list[Any]:
+    """Adds adjacent pairs: one level of the tree. An unpaired last value is passed through."""
+    paired = [one + other for one, other in zip(values[::2], values[1::2], strict=False)]
+    return paired + list(values[len(paired) * 2 :])
+
+
+def tree_sum(values: Sequence[Any]) -> Any:
+    """Sums `values` by a balanced binary tree over their order.
+
+    The rounding error grows with the logarithm of the number of values.
+
+    Source: N. J. Higham, "The accuracy of floating point summation", SIAM J. Sci. Comput. 14 (1993):
+    pairwise summation.
+    """
+    values = list(values)
+    while len(values) > 1:
+        values = sum_pairs(values)
+    return values[0]
+
+
+# Fusion boundaries, which make a sum bit-identical wherever it is computed.
+#
+# If XLA fuses a multiplication and the addition that follows it into one kernel, it may contract them into one
+# operation with a single rounding (FMA). Whether it fuses them depends on the surrounding program. XLA compiles a
+# conditional whose predicate is known only at run time as a separate computation: its operands and results are buffers,
+# and no fusion crosses it.
+#
+# Two alternatives do not work. XLA removes `optimization_barrier` before fusion. An exclusive-or of the bits with a
+# zero known only at run time prevents fusion with the operands. The kernel that reads the result, however, then differs
+# from the one that reads the result of a collective, and may round differently *(observed in momentum updates)*.
+
+
+def opaque_false(array: Any) -> Any:
+    """Returns a scalar False that the compiler cannot fold, because it depends on the contents of `array`.
+
+    The exponential of a number that is not positive is at most 1, and a comparison with NaN is False.
+    """
+    first = jnp.real(jnp.ravel(array)[0]).astype(jnp.float32)
+    return jnp.exp(-jnp.abs(first)) > 2.0
+
+
+def isolate_lists(
+    function: Callable[[Any], Sequence[Any]], operands: Sequence[Sequence[Any]], results_per_list: int
+) -> list[Any]:
+    """Applies `function` to lists of arrays, behind a fusion boundary.
+
+    Args:
+        function: Maps the lists to a flat list of results: `results_per_list` for each list, of the shape and dtype of
+            its arrays. Pass the same function object in repeated eager calls: JAX keys its cache by it.
+        operands: Lists of arrays. The arrays of one list have one shape and dtype. The first array of the first list is
+            not empty.
+        results_per_list: The number of results per list.
+    """
+    never_taken = _firsts(results_per_list)
+    return list(lax.cond(opaque_false(operands[0][0]), never_taken, function, [list(arrays) for arrays in operands]))
+
+
+@functools.cache
+def _firsts(results_per_list: int) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
+    """Returns the branch that never runs.
+
+    It is cached because JAX keys compiled programs by the identity of the branch functions: an eager `cond` over new
+    function objects compiles again.
+    """
+
+    def never_taken(lists: Sequence[Sequence[Any]]) -> list[Any]:
+        return [arrays[0] for arrays in lists for _ in range(results_per_list)]
+
+    return never_taken
+
+
+def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> list[Any]:
+    """Applies `function` to a list of arrays, behind a fusion boundary.
+
+    Args:
+        function: Maps the list to a list of results of any shapes and dtypes.
+        operands: The arrays. The first one is not empty.
+    """
+    results = jax.eval_shape(function, list(operands))
+
+    def never_taken(_: Any) -> list[Any]:
+        return [jnp.zeros(result.shape, result.dtype) for result in results]
+
+    return list(lax.cond(opaque_false(operands[0]), never_taken, function, list(operands)))
+
+
+def stack_isolated(columns: Sequence[Sequence[Any]]) -> list[Any]:
+    """Stacks each column of arrays of one shape and dtype, all behind one fusion boundary.
+
+    Without the boundary, XLA may compute a component inside the kernel that writes the stacked array. The kernel, and
+    with it the contraction of `a * b + c * d`, depends on the number of components, which is that of the device's
+    replicas. A column of one component therefore needs the boundary as well.
+    """
+    stacked = [jnp.stack(list(components)) for components in columns]
+    places = [i for i, one in enumerate(stacked) if one.size and jnp.issubdtype(one.dtype, jnp.inexact)]
+    if places:
+        sizes = tuple(len(columns[i]) for i in places)
+        parts = [component for i in places for component in columns[i]]
+        for i, isolated in zip(places, isolate(functools.partial(_stack, sizes=sizes), parts), strict=True):
+            stacked[i] = isolated
+    return stacked
+
+
+def _stack(parts: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
+    rest = iter(parts)
+    return [jnp.stack([next(rest) for _ in range(size)]) for size in sizes]

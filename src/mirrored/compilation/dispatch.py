@@ -1,0 +1,300 @@
+"""Dispatches steps that donate their variables' buffers, bounds the steps in flight, compares workers' arguments."""
+
+from __future__ import annotations
+
+import collections
+from collections import deque
+from collections.abc import Sequence
+from itertools import chain, starmap
+from operator import attrgetter, iadd
+from typing import Any, Final
+
+import jax
+
+from mirrored._jax.dispatch import Dispatch, consume
+from mirrored._jax.source_lines import user_lines
+from mirrored.collectives.host_allgather import check_equal, host_allgather
+from mirrored.errors import DisagreementError
+from mirrored.variables.storage import placed, state, storing
+from mirrored.watchdog.collective_log import collective_log
+
+# Steps that donate their variables' buffers, dispatched and stored in one uninterruptible call.
+
+_array_of = attrgetter("_array")
+_is_shared = attrgetter("_shared")
+
+
+class DonatingSteps:
+    """Calls a donating program, one step per call, with the state lock held.
+
+    Dispatching deletes the donated buffers, so an exception between the dispatch and the assignment of the results
+    would lose the variables' values. Python delivers signals and injected exceptions only between calls. The step is
+    therefore one call: a chain of C iterators that dispatches the program, records its results, and stores the new
+    values of variables. Python code that has to run (on a cache miss) runs in another thread (see
+    `mirrored._jax.dispatch`).
+
+    Args:
+        dispatch: The program. It takes the donated arrays first, and returns the values of `assigned` first.
+        count: The number of donated arrays: those of the first `count` variables of `assigned`.
+        assigned: The variables that the program assigns.
+    """
+
+    def __init__(self, dispatch: Dispatch, count: int, assigned: Sequence[Any]) -> None:
+        self.dispatch = dispatch
+        self.assigned = tuple(assigned)
+        self.donated = self.assigned[:count]
+
+    def __call__(self, operands: Sequence[Any]) -> DonatingStep:
+        """Executes a step. After an exception, the variables have consistent values: those from before or after it.
+
+        Args:
+            operands: The operands of the program that are not donated.
+
+        Returns:
+            The step, with its results.
+        """
+        step = DonatingStep(self)
+        try:
+            while not self._attempt(step, operands):
+                pass
+        except BaseException as error:
+            step.fail(error)
+            raise
+        state.version += 1
+        state.step = None
+        job = self.dispatch.job
+        if job is not None:
+            self.dispatch.job, step.interruption = None, job.interruption
+        return step
+
+    def _attempt(self, step: DonatingStep, operands: Sequence[Any]) -> bool:
+        """Executes the step, or returns False if a signal handler has replaced a variable's value meanwhile."""
+        version = state.version
+        args = [*map(_array_of, self.donated), *operands]
+        self.dispatch.job = None
+        results = map(iadd, (step.results,), starmap(self.dispatch.function, (args,)))
+        run = storing(self.assigned, chain.from_iterable(results))
+        shared = map(_is_shared, self.assigned)
+        # From here until the call of `deque`, Python runs no signal handler unless a buffer has to be copied. The
+        # version check detects a handler that assigned a variable during the copy.
+        state.step = step
+        if state.reading or True in shared:
+            self._copy_shared(args)
+        if state.step is not step or state.version != version:
+            state.step = None
+            return False
+        deque(run, 0)
+        return True
+
+    def _copy_shared(self, args: list[Any]) -> None:
+        """Replaces buffers that user code holds or another thread reads by copies, since donation deletes buffers."""
+        reading = {id(variable) for variable in list(state.reading.values())}
+        for place, variable in enumerate(self.donated):
+            if variable._shared or id(variable) in reading:
+                args[place] = variable.taken()
+
+
+class DonatingStep:
+    """One call in progress, with the state that is needed to finish it.
+
+    Attributes:
+        results: All results of the program, once it has been dispatched.
+        interruption: The exception that interrupted the caller during compilation. It is raised after the lock is
+            released.
+    """
+
+    __slots__ = ("_steps", "_why", "interruption", "results")
+
+    def __init__(self, steps: DonatingSteps) -> None:
+        self._steps = steps
+        self._why = "it was interrupted"
+        self.results: list[Any] = []
+        self.interruption: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Finishes a failed step: variables keep their values, or are lost if XLA has deleted their buffers."""
+        self._why = first_line(error)
+        self.finish()
+        if not self.results:
+            self._steps.dispatch.forget()
+
+    def finish(self) -> None:
+        """Stores the results if there are any; otherwise marks variables whose buffers were deleted as lost."""
+        steps, job = self._steps, self._steps.dispatch.job
+        if job is not None and not self.results:
+            job.settle()
+            if job.result is not None:
+                self.results += job.result[0]
+        if self.results:
+            consume(storing(steps.assigned, self.results))
+        else:
+            for variable in steps.donated:
+                if variable._array.is_deleted():
+                    variable.lose(self._why)
+        state.version += 1
+        state.step = None
+
+
+def first_line(error: BaseException) -> str:
+    """Returns a one-line description of an error: its type and the first line of its message."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+# Bounds the number of steps in flight.
+#
+# JAX dispatches asynchronously. Simulated devices share one thread pool, and with dozens of steps in flight their
+# collectives can deadlock (64 in flight: 0 of 5 runs finished; 1 to 16: 29 of 29). Each step therefore waits for the
+# step `LIMIT` steps before it.
+
+LIMIT: Final = 8
+"""The maximum number of steps in flight."""
+
+_pending: collections.deque[Any] = collections.deque()
+
+
+def launched(token: jax.Array) -> None:
+    """Registers a dispatched step by one of its outputs, and waits for the oldest step if there are too many.
+
+    Context: any thread. The steps of all threads are counted together.
+    """
+    _pending.append(token)
+    while len(_pending) > LIMIT:
+        _wait_for_oldest()
+
+
+def drain() -> None:
+    """Waits for all steps in flight."""
+    while _pending:
+        _wait_for_oldest()
+
+
+def _wait_for_oldest() -> None:
+    try:
+        oldest = _pending.popleft()
+    except IndexError:  # another thread has removed it meanwhile
+        return
+    try:
+        oldest.block_until_ready()
+    except RuntimeError:
+        # The owner of the output may donate its buffer at any time, so it is checked after the error, not before.
+        if not oldest.is_deleted():
+            raise
+
+
+# Compares the arguments of a compiled program between workers, and places them on the devices of all workers.
+
+_MOST_BETWEEN: Final = 1024
+
+
+class WorkerArguments:
+    """Checks that all workers call the same program with consistent arguments.
+
+    At the first call, all workers must call the same program with arguments of the same shapes. Arguments, captured
+    arrays and plain variables that have one value for all replicas must be equal. Arguments are compared again at calls
+    2, 4, 8, ..., 1024, and at every 1024th call: a comparison costs a millisecond.
+
+    Args:
+        name: The name of the function.
+        captured: The arrays of this worker that the program has captured.
+        variables: The variables that the program reads.
+    """
+
+    def __init__(self, name: str, captured: Sequence[Any] = (), variables: Sequence[Any] = ()) -> None:
+        self._name = name
+        self._captured = captured
+        self._variables = variables
+        self._calls = 0
+        self._place = f"call {name}"
+
+    def passed(self, token: Any) -> None:
+        """Records in the collective log that the program was dispatched; `token` is one of its results."""
+        collective_log.depart(token)
+
+    def arguments(self, arrays: Sequence[Any], device_assignment: Any, program: str) -> list[Any]:
+        """Returns the arguments, placed on the devices of all workers.
+
+        Args:
+            arrays: The arguments' arrays on this worker.
+            device_assignment: The devices of the replicas.
+            program: A digest of the program.
+
+        Raises:
+            DisagreementError: Shapes or values differ between workers, or another worker calls something else.
+        """
+        own = self.arrive(arrays, program)
+        return [
+            placed(array, device_assignment, per_replica=False) if place in own else array
+            for place, array in enumerate(arrays)
+        ]
+
+    def arrive(self, arrays: Sequence[Any], program: str) -> dict[int, Any]:
+        """Compares arguments if a comparison is due (see `arguments`), and records the call in the collective log.
+
+        Returns:
+            The arguments that are only in this worker's memory, by position.
+        """
+        own = {place: array for place, array in enumerate(arrays) if _is_own(array)}
+        self._calls += 1
+        if self._calls == 1:
+            self._compare_all(arrays, own, program)
+            self._captured = ()
+        elif self._calls & (self._calls - 1) == 0 or self._calls % _MOST_BETWEEN == 0:
+            self._compare(own)
+        collective_log.arrive(self._place, user_lines())
+        return own
+
+    def _compare_all(self, arrays: Sequence[Any], own: dict[int, Any], program: str) -> None:
+        shapes = [f"{array.dtype}{list(array.shape)}" for array in arrays]
+        gathered = host_allgather(self._name, f"call {self._name} for the first time", [shapes, program])
+        everyone = [theirs for theirs, _ in gathered]
+        for worker, theirs in enumerate(everyone):
+            if theirs != everyone[0]:
+                raise DisagreementError(
+                    self._name,
+                    found=f"arrays {', '.join(everyone[0])} on worker 0, {', '.join(theirs)} on worker {worker}",
+                    rule="all workers run one program, with arguments of the same shapes",
+                    remedy="distribute the dataset with last_batch='pad' (or 'drop'), and take the same number of "
+                    "batches on all workers",
+                )
+        self._compare_programs([theirs for _, theirs in gathered])
+        self._compare(own)
+        self._compare_captured()
+
+    def _compare(self, own: dict[int, Any]) -> None:
+        check_equal(
+            self._name,
+            {f"array {place} of its arguments": array for place, array in own.items()},
+            rule="an argument that is not a per-replica value has one value for all replicas of all workers",
+            remedy="pass values that differ between workers by strategy.distribute_values_from_function or a "
+            "distributed dataset",
+        )
+
+    def _compare_captured(self) -> None:
+        values = {f"captured array {place}": array for place, array in enumerate(self._captured)}
+        for variable in self._variables:
+            if variable.device_assignment is None and _is_own(value := variable.borrowed()):
+                values[f"variable {variable.name!r}"] = value
+        check_equal(
+            self._name,
+            values,
+            rule="a captured array, or a variable created outside a scope, has one value for all workers",
+            remedy="create the variable in strategy.scope(), and compute the array from the same data on all workers; "
+            "pass values that differ between workers by strategy.distribute_values_from_function",
+        )
+
+    def _compare_programs(self, programs: Sequence[str]) -> None:
+        for worker, theirs in enumerate(programs):
+            if theirs != programs[0]:
+                raise DisagreementError(
+                    self._name,
+                    found=f"the program on worker {worker} ({theirs}) is not the program on worker 0 ({programs[0]})",
+                    rule="all workers run the same program: the same operations, shapes and constants",
+                    remedy=f"check the version of the code on worker {worker}, and look for Python branches and "
+                    "constants that depend on the worker",
+                )
+
+
+def _is_own(array: Any) -> bool:
+    """Returns whether `array` is only in this worker's memory."""
+    return not isinstance(array, jax.Array) or array.is_fully_addressable

@@ -1,0 +1,1 @@
+"""`Dataset`: the subset of `tf.data` that training loops use, built on Grain."""

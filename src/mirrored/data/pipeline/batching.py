@@ -1,0 +1,87 @@
+"""Infers from the steps of a pipeline whether its elements are batches."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import jax
+
+from mirrored.data.pipeline import csv, files, indexed, indexed_sources, shuffling, stateful, storing, streams
+from mirrored.data.pipeline.nodes import Node
+from mirrored.data.specs import ArraySpec
+
+_BATCHING: Final = (
+    csv.CsvBatches,
+    indexed.Batched,
+    indexed.PaddedBatched,
+    streams.Rebatched,
+    streams.StreamBatched,
+)
+_SINGLE: Final = (
+    csv.CsvRows,
+    files.FileSource,
+    indexed_sources.ArraySource,
+    indexed_sources.RangeSource,
+    streams.Unbatched,
+)
+_LIKE_PARENTS: Final = (
+    stateful.Cached,
+    stateful.StreamCached,
+    indexed.Concatenated,
+    indexed.Prefetched,
+    indexed.Repeated,
+    indexed.Sliced,
+    indexed.Zipped,
+    shuffling.Shuffled,
+    shuffling.StreamShuffled,
+    stateful.Promised,
+    stateful.TakenWhile,
+    storing.Kept,
+    streams.Filtered,
+    streams.Limited,
+    streams.StreamConcatenated,
+    streams.StreamPrefetched,
+    streams.StreamRepeated,
+    streams.StreamZipped,
+    streams.Strided,
+)
+_MAPPING: Final = (indexed.Mapped, indexed.RandomMapped, streams.StreamMapped, streams.StreamRandomMapped)
+
+
+def is_batched(node: Node) -> bool | None:
+    """Returns whether the elements are batches; None if the steps do not determine it.
+
+    A generator, a tensor (`from_tensors`) and a function of scalars (file names, for example) can return either.
+
+    Args:
+        node: The last step of the pipeline.
+
+    Example:
+        >>> from mirrored.data import Dataset
+        >>> rows = Dataset.from_tensor_slices([[1.0, 2.0], [3.0, 4.0]])
+        >>> is_batched(rows.shuffle(2).node), is_batched(rows.batch(2).take(1).node)
+        (False, True)
+    """
+    if isinstance(node, _BATCHING):
+        return True
+    if isinstance(node, _SINGLE):
+        return False
+    if isinstance(node, _LIKE_PARENTS):
+        found = [is_batched(parent) for parent in node.parents]
+        return False if False in found else None if None in found else True
+    if isinstance(node, _MAPPING):
+        before = is_batched(node.parent)
+        return None if before is False and _is_scalar(node.parent) else before
+    return None
+
+
+def _is_scalar(node: Node) -> bool:
+    specs: list[Any] = jax.tree.leaves(_spec_or_none(node), is_leaf=lambda part: isinstance(part, ArraySpec))
+    return all(isinstance(spec, ArraySpec) and not spec.shape for spec in specs)
+
+
+def _spec_or_none(node: Node) -> Any:
+    try:
+        return node.spec
+    except StopIteration:  # the dataset is empty, so there is no first element to infer the spec from
+        return None

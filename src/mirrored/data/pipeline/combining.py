@@ -1,0 +1,168 @@
+"""`Dataset` methods that combine datasets, and those for batches and windows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+
+from mirrored.data.calling import transformed
+from mirrored.data.elements import Element
+from mirrored.data.pipeline import indexed, indexed_sources, streams
+from mirrored.data.pipeline.iterators import Steps, at_least
+from mirrored.data.pipeline.nodes import IndexedNode, Node
+from mirrored.data.pipeline.options import AUTOTUNE
+from mirrored.errors import ArgumentError, StructureError
+
+# `Dataset` methods that combine datasets.
+
+
+class Combining(Steps):
+    """The methods of `Dataset` that combine several datasets."""
+
+    @classmethod
+    def zip(cls, *args: Any, datasets: Any = None) -> Self:
+        """Zips datasets: combines the elements at the same position in the structure of the arguments.
+
+        Args:
+            *args: Datasets, or one pytree of datasets.
+            datasets: The pytree, as a keyword argument.
+        """
+        structure = datasets if datasets is not None else args[0] if len(args) == 1 else args
+        members, treedef = jax.tree.flatten(structure)
+        if not members or not all(isinstance(member, Steps) for member in members):
+            raise ArgumentError(
+                "Dataset.zip",
+                found=f"{structure!r}",
+                rule="zip takes datasets, or one pytree of datasets",
+                remedy="write Dataset.zip((a, b)); wrap arrays with Dataset.from_tensor_slices",
+            )
+        parts = [member._node for member in members]
+        if all(isinstance(part, IndexedNode) for part in parts):
+            return cls(indexed.Zipped(tuple(parts), treedef))
+        return cls(streams.StreamZipped(tuple(parts), treedef))
+
+    def concatenate(self, dataset: Steps) -> Self:
+        """Appends the elements of `dataset`."""
+        first, second = self._node, dataset._node
+        if isinstance(first, IndexedNode) and isinstance(second, IndexedNode):
+            return self._then(indexed.Concatenated((first, second)))
+        return self._then(streams.StreamConcatenated((first, second)))
+
+    def interleave(
+        self,
+        map_func: Callable[..., Steps],
+        cycle_length: int | None = None,
+        block_length: int | None = None,
+        num_parallel_calls: int | None = None,
+        **_: Any,
+    ) -> Self:
+        """Maps every element to a dataset, and interleaves the elements of these datasets.
+
+        Args:
+            map_func: From an element to a dataset.
+            cycle_length: Number of datasets read concurrently. None or AUTOTUNE: one per core, at most 10.
+            block_length: Number of consecutive elements from one dataset; 1 by default.
+            num_parallel_calls: Accepted for compatibility with TensorFlow and ignored.
+            **_: TensorFlow's `deterministic` and `name`, which have no effect.
+        """
+        cycle = cycle_length if cycle_length not in (None, AUTOTUNE) else min(os.cpu_count() or 1, 10)
+        assert cycle is not None
+        at_least(1, cycle, "Dataset.interleave", "cycle_length")
+        return self._interleaved(map_func, cycle, block_length or 1, "Dataset.interleave")
+
+    def flat_map(self, map_func: Callable[..., Steps]) -> Self:
+        """Maps every element to a dataset, and concatenates these datasets."""
+        return self._interleaved(map_func, 1, 1, "Dataset.flat_map")
+
+    def _interleaved(self, map_func: Callable[..., Steps], cycle: int, block: int, called: str) -> Self:
+        def open_input(element: Element, number: int) -> Node:
+            made = transformed(map_func, element, called, number)
+            if isinstance(made, Steps):
+                return made._node
+            raise StructureError(
+                called,
+                found=f"the function returned {type(made).__name__} for element {number}",
+                rule="the function returns a Dataset",
+                remedy="wrap the result: Dataset.from_tensor_slices(...), or use .map to return one element",
+            )
+
+        return self._then(streams.Interleaved(self._node, open_input, cycle, block))
+
+
+# `Dataset` methods for batches and windows.
+
+
+class Grouping(Steps):
+    """The methods of `Dataset` that group elements into batches or windows, and split batches."""
+
+    def batch(self, batch_size: int, drop_remainder: bool = False, **_: Any) -> Self:
+        """Stacks groups of consecutive elements along a new first dim.
+
+        Args:
+            batch_size: Number of elements per batch.
+            drop_remainder: Whether to drop a last batch that is not full.
+            **_: TensorFlow's `num_parallel_calls`, `deterministic` and `name`, which have no effect.
+
+        Raises:
+            StructureError: While reading: elements of a batch differ in shape (use `padded_batch`).
+        """
+        size = at_least(1, int(batch_size), "Dataset.batch", "batch_size")
+        if isinstance(self._node, IndexedNode):
+            return self._then(indexed.Batched(self._node, size, bool(drop_remainder)))
+        return self._then(streams.StreamBatched(self._node, size, bool(drop_remainder)))
+
+    def padded_batch(
+        self, batch_size: int, padded_shapes: Any = None, padding_values: Any = None, drop_remainder: bool = False
+    ) -> Self:
+        """Pads groups of consecutive elements to one shape and stacks them.
+
+        Args:
+            batch_size: Number of elements per batch.
+            padded_shapes: A pytree of shapes; None or -1 in a shape stands for the largest dim in the batch. None: pad
+                all dims so.
+            padding_values: A pytree of values, or one value for all leaves; zeros and empty strings by default.
+            drop_remainder: Whether to drop a last batch that is not full.
+
+        Example:
+            >>> import numpy as np
+            >>> from mirrored.data import Dataset
+            >>> ragged = Dataset.range(1, 4).map(lambda n: np.full(n, n))
+            >>> next(iter(ragged.padded_batch(3))).tolist()
+            [[1, 0, 0], [2, 2, 0], [3, 3, 3]]
+        """
+        size, drop = at_least(1, int(batch_size), "Dataset.padded_batch", "batch_size"), bool(drop_remainder)
+        if isinstance(self._node, IndexedNode):
+            return self._then(indexed.PaddedBatched(self._node, size, drop, padded_shapes, padding_values))
+        return self._then(streams.StreamBatched(self._node, size, drop, (padded_shapes, padding_values)))
+
+    def unbatch(self) -> Self:
+        """Splits every element into its rows, each of which becomes an element."""
+        return self._then(streams.Unbatched(self._node))
+
+    def rebatch(self, batch_size: int, drop_remainder: bool = False) -> Self:
+        """Regroups the rows of batches into batches of another size."""
+        size = at_least(1, int(batch_size), "Dataset.rebatch", "batch_size")
+        return self._then(streams.Rebatched(self._node, size, bool(drop_remainder)))
+
+    def window(self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False) -> Self:
+        """Groups elements into windows. Each window is a dataset, or for structured elements a pytree of datasets.
+
+        Args:
+            size: Number of elements per window.
+            shift: Distance between the starts of two consecutive windows; `size` by default.
+            stride: Distance between consecutive elements of a window.
+            drop_remainder: Whether to drop windows that are not full.
+        """
+        at_least(1, size, "Dataset.window", "size")
+        step = at_least(1, size if shift is None else shift, "Dataset.window", "shift")
+        at_least(1, stride, "Dataset.window", "stride")
+        return self._then(streams.Windowed(self._node, size, step, stride, drop_remainder, type(self)._window))
+
+    @classmethod
+    def _window(cls, elements: list[Element]) -> Any:
+        treedef = jax.tree.structure(elements[0])
+        columns = zip(*(jax.tree.leaves(element) for element in elements), strict=True)
+        return jax.tree.unflatten(treedef, [cls(indexed_sources.ListSource(tuple(column))) for column in columns])

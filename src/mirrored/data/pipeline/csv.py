@@ -1,0 +1,308 @@
+"""CSV parsing: reads records from files, splits them into fields, and converts fields to columns."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, Final
+
+import numpy as np
+
+from mirrored.data.elements import Element
+from mirrored.data.extra import engine
+from mirrored.data.pipeline.files import read_line
+from mirrored.data.pipeline.nodes import Run
+from mirrored.data.pipeline.streams import StreamStep
+from mirrored.data.specs import ArraySpec
+from mirrored.errors import ArgumentError, StructureError
+
+_TEXT: Final = np.dtype(object)
+_KINDS: Final = ("int32", "int64", "float32", "float64", "object")
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """How the fields of a column are converted to values.
+
+    Attributes:
+        dtype: The dtype of the values; object for bytes.
+        default: The value of an empty field; None if every field must have a value.
+    """
+
+    dtype: np.dtype[Any]
+    default: Any
+
+    @classmethod
+    def of(cls, given: Any) -> Column:
+        """Creates a column from a dtype (every field must have a value) or from a default value.
+
+        Raises:
+            ArgumentError: `given` is neither.
+        """
+        kind = _dtype_of(given)
+        if kind is not None:
+            return cls(kind, None)
+        array = np.asarray(given)
+        dtype = _default_dtype(given, array)
+        if array.size > 1 or dtype.name not in _KINDS:
+            raise ArgumentError(
+                "record_defaults",
+                found=f"{given!r}",
+                rule="a column has a default of type int32, int64, float32, float64 or string, or one of these dtypes",
+                remedy="pass one number or string per column",
+            )
+        if array.size == 0:
+            return cls(dtype, None)
+        value = array.reshape(())[()]
+        return cls(dtype, _bytes(value) if dtype == _TEXT else dtype.type(value))
+
+    def value(self, text: str, place: str) -> Any:
+        """Converts the text of a field to its value.
+
+        Raises:
+            StructureError: The text is not valid for the dtype, or it is empty and the column has no default.
+        """
+        if not text:
+            if self.default is None:
+                raise _refused(place, "is empty, and the column has no default")
+            return self.default
+        if self.dtype == _TEXT:
+            return text.encode()
+        try:
+            return self._number(text)
+        except (ValueError, OverflowError):
+            raise _refused(place, f"is not a valid {self.dtype}: {text!r}") from None
+
+    def _number(self, text: str) -> Any:
+        number: Any = float(text) if self.dtype.kind == "f" else int(text)
+        if self.dtype.kind == "i" and not np.iinfo(self.dtype).min <= number <= np.iinfo(self.dtype).max:
+            raise OverflowError
+        return self.dtype.type(number)
+
+
+def _dtype_of(given: Any) -> np.dtype[Any] | None:
+    name: Any = getattr(given, "name", None)
+    if name == "string" or any(given is one for one in (str, bytes, object)):
+        return _TEXT
+    if given is int or given is float:
+        return np.dtype(np.int32 if given is int else np.float32)
+    if isinstance(given, np.dtype | type) or (name is not None and hasattr(given, "as_numpy_dtype")):
+        made: np.dtype[Any] = np.dtype(given)
+        return made
+    return None
+
+
+def _default_dtype(given: Any, array: np.ndarray) -> np.dtype[Any]:
+    if array.dtype.kind in "USO":
+        return _TEXT
+    if isinstance(given, int | float | list | tuple):
+        return np.dtype(np.float32 if array.dtype.kind == "f" else np.int32)
+    return array.dtype
+
+
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _refused(place: str, found: str) -> StructureError:
+    return StructureError(
+        "CSV",
+        found=f"{place} {found}",
+        rule="every field of a column can be parsed as its dtype, or is empty and the column has a default",
+        remedy="give the column another dtype or a default, or pass the marker of missing values as na_value",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """How lines are split into fields.
+
+    Attributes:
+        delimiter: The separator between fields.
+        quotes: Whether ``"`` can enclose a field.
+        missing: The marker of a missing value, in addition to an empty field.
+        fields: The indices of the selected fields; None for all.
+        count: The required number of fields per line; None for any.
+    """
+
+    delimiter: str = ","
+    quotes: bool = True
+    missing: str = ""
+    fields: tuple[int, ...] | None = None
+    count: int | None = None
+
+    def texts(self, line: bytes) -> list[str]:
+        """Returns the selected fields of a line, "" for missing values.
+
+        Raises:
+            StructureError: The line has the wrong number of fields, or an unterminated quote.
+        """
+        try:
+            found = next(self._reader(line.decode()), [""])
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise _wrong_line(line, f"{error}") from error
+        wanted = self.fields if self.fields is not None else range(len(found) if self.count is None else self.count)
+        if (self.count is not None and len(found) != self.count) or any(place >= len(found) for place in wanted):
+            needed = self.count if self.count is not None else max(wanted) + 1
+            raise _wrong_line(line, f"{len(found)} fields instead of {needed}")
+        return ["" if found[place] == self.missing else found[place] for place in wanted]
+
+    def _reader(self, text: str) -> Iterator[list[str]]:
+        if self.quotes:
+            return csv.reader([text], delimiter=self.delimiter, quoting=csv.QUOTE_MINIMAL, strict=True)
+        return csv.reader([text], delimiter=self.delimiter, quoting=csv.QUOTE_NONE, strict=True)
+
+
+def _wrong_line(line: bytes, found: str) -> StructureError:
+    return StructureError(
+        "CSV",
+        found=f"{found}, in the line {line[:80]!r}",
+        rule="all lines have the same fields and the same quoting",
+        remedy="check field_delim and use_quote_delim, or omit the columns with select_cols",
+    )
+
+
+def columns_of(lines: Sequence[bytes], form: Format, columns: Sequence[Column]) -> list[Any]:
+    """Parses lines into one array per column.
+
+    Raises:
+        StructureError: A line or a value cannot be parsed.
+    """
+    rows = [form.texts(line) for line in lines]
+    made = []
+    for place, column in enumerate(columns):
+        values = [column.value(row[place], f"field {place} of row {number}") for number, row in enumerate(rows)]
+        array = np.empty(len(values), column.dtype)
+        array[:] = values
+        made.append(array)
+    return made
+
+
+@dataclasses.dataclass(frozen=True)
+class Readable:
+    """A predicate: whether a line can be parsed."""
+
+    form: Format
+    columns: tuple[Column, ...]
+
+    def __call__(self, line: bytes) -> bool:
+        try:
+            columns_of([line], self.form, self.columns)
+        except StructureError:
+            return False
+        return True
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CsvRows(StreamStep):
+    """Parses the parent's lines into tuples of values."""
+
+    form: Format
+    columns: tuple[Column, ...]
+
+    @property
+    def spec(self) -> Any:
+        return tuple(ArraySpec((), column.dtype) for column in self.columns)
+
+    def stream(self, run: Run) -> Any:
+        return engine().map_with_index(self.parent.stream(run), self._row)
+
+    def _row(self, index: int, line: bytes) -> Element:
+        texts = self.form.texts(line)
+        return tuple(
+            column.value(text, f"field {place} of record {index}")
+            for place, (column, text) in enumerate(zip(self.columns, texts, strict=True))
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CsvBatches(StreamStep):
+    """Parses the parent's batches of lines into ordered dicts of columns, or into pairs (dict, label column).
+
+    Attributes:
+        form: How lines are split into fields.
+        columns: The columns by name.
+        label: The name of the label column, or None.
+    """
+
+    form: Format
+    columns: dict[str, Column]
+    label: str | None
+
+    @property
+    def spec(self) -> Any:
+        size = self.parent.spec.shape[0]
+        return self._with_label([ArraySpec((size,), column.dtype) for column in self.columns.values()])
+
+    def stream(self, run: Run) -> Any:
+        return engine().map_with_index(self.parent.stream(run), self._batch)
+
+    def _batch(self, _: int, lines: Any) -> Element:
+        return self._with_label(columns_of(list(lines), self.form, list(self.columns.values())))
+
+    def _with_label(self, values: Sequence[Any]) -> Any:
+        # JAX sorts the keys of a plain dict when it flattens one; an OrderedDict keeps the column order.
+        named = OrderedDict(zip(self.columns, values, strict=True))
+        return named if self.label is None else (named, named.pop(self.label))
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadRecord:
+    """Reads one record from a file. A record spans several lines while a quote is open.
+
+    Attributes:
+        header: Whether to skip the first line.
+        quotes: Whether quoted fields can contain line breaks.
+    """
+
+    header: bool
+    quotes: bool
+
+    def __call__(self, file: IO[bytes], path: str, record: int) -> bytes | None:
+        if self.header and record == 0:
+            self._read(file, path, 0)
+        line = self._read(file, path, record)
+        while line == b"":  # skips empty lines, which many files have at their end
+            line = self._read(file, path, record)
+        return line
+
+    def _read(self, file: IO[bytes], path: str, record: int) -> bytes | None:
+        line = read_line(file, path, record)
+        while line is not None and self.quotes and line.count(b'"') % 2:
+            more = read_line(file, path, record)
+            if more is None:
+                break
+            line += b"\n" + more
+        return line
+
+
+def inferred(texts: Sequence[str]) -> Column:
+    """Infers the narrowest column type that holds all texts: int32, int64, float32, float64 or string.
+
+    Empty texts are ignored.
+
+    Source: the inference of TensorFlow's `make_csv_dataset`.
+    """
+    kinds = [kind for kind in map(_kind, texts) if kind is not None]
+    dtype = np.dtype(_KINDS[max(kinds)] if kinds else object)
+    return Column(dtype, b"" if dtype == _TEXT else dtype.type(0))
+
+
+def _kind(text: str) -> int | None:
+    if not text:
+        return None
+    for place, name in enumerate(_KINDS[:2]):
+        try:
+            if np.iinfo(name).min <= int(text) <= np.iinfo(name).max:
+                return place
+        except ValueError:
+            break
+    try:
+        number = float(text)
+    except ValueError:
+        return 4
+    if np.isnan(number):
+        return 4
+    return next((place for place in (2, 3) if abs(number) <= float(np.finfo(_KINDS[place]).max)), 4)

@@ -1,0 +1,312 @@
+"""`Dataset`: the subset of `tf.data` that training loops use, built on Grain."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Self, TypeVar
+
+from mirrored.data.calling import transformed
+from mirrored.data.elements import Element, handed_out, own_element
+from mirrored.data.pipeline import indexed, shuffling, stateful, storing, streams
+from mirrored.data.pipeline.combining import Combining, Grouping
+from mirrored.data.pipeline.iterators import DatasetIterator, at_least
+from mirrored.data.pipeline.making import Making
+from mirrored.data.pipeline.nodes import IndexedNode
+from mirrored.data.pipeline.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Options
+from mirrored.data.pipeline.sampling import Sampling
+from mirrored.data.pipeline.tables import Tables
+from mirrored.errors import ArgumentError, EndOfDataError, StructureError
+from mirrored.runtime.hooks import note_iteration
+
+S = TypeVar("S")
+
+
+class Dataset(Making, Combining, Grouping, Sampling, Tables):
+    """An immutable input pipeline: a sequence of elements (pytrees of NumPy arrays) and their transformations.
+
+    `Dataset.range`, `Dataset.from_tensor_slices` and the other class methods create a dataset. Each transformation
+    returns a new one. Every iteration reads the data again. Elements have the same order as in `tf.data`, and the same
+    seeds always give the same order.
+
+    Pipelines over arrays are indexed: they find element i without reading the elements before it. A batch is one
+    gather, and restoring a position reads no elements. `range`, `from_tensors`, `from_tensor_slices` and `list_files`
+    start an indexed pipeline; `filter`, `interleave`, `flat_map`, `window`, `unbatch` and `rebatch` end it.
+
+    Example:
+        >>> dataset = Dataset.range(5).map(lambda x: x * x).batch(2)
+        >>> [batch.tolist() for batch in dataset]
+        [[0, 1], [4, 9], [16]]
+
+    TensorFlow: `tf.data.Dataset`. Functions receive NumPy arrays and run as Python, not as a graph. For random
+    augmentation use `random_map`, which draws random numbers per element, not per replica.
+    """
+
+    is_dataset: ClassVar[bool] = True
+    hand_out: ClassVar[Callable[[Element], Any]] = staticmethod(handed_out)
+    """Converts every element that iteration returns. A facade sets it; functions of a pipeline see NumPy arrays."""
+    end_error: ClassVar[Callable[..., EndOfDataError]] = EndOfDataError
+    """Creates the error for a request past the last element."""
+    number_out: ClassVar[Callable[[int], Any]] = int
+    """Converts the cardinality that `cardinality` returns."""
+
+    # --- Element-wise transformations ---------------------------------------------
+
+    def map(self, map_func: Callable[..., Any], num_parallel_calls: int | None = None, **_: Any) -> Self:
+        """Applies `map_func` to every element.
+
+        Args:
+            map_func: Takes an element and returns an element. A tuple is passed as separate arguments.
+            num_parallel_calls: Number of threads that call it, if the pipeline is indexed; AUTOTUNE: one per core. The
+                order of elements does not change.
+            **_: TensorFlow's `deterministic` and `name`, which have no effect.
+        """
+        if isinstance(self._node, IndexedNode):
+            threads = (os.cpu_count() or 1) if num_parallel_calls == AUTOTUNE else (num_parallel_calls or 0)
+            return self._then(indexed.Mapped(self._node, map_func, threads))
+        return self._then(streams.StreamMapped(self._node, map_func))
+
+    def random_map(self, map_func: Callable[..., Any], seed: int | None = None) -> Self:
+        """Applies `map_func(element, rng)` to every element, with a separate random generator per element and epoch.
+
+        The random numbers depend only on the seed, the epoch and the index of the element. The number of replicas or
+        threads, or resuming from a saved position, does not change them.
+
+        Args:
+            map_func: Takes an element (a tuple as separate arguments) and a `numpy.random.Generator`.
+            seed: An int. None: a random seed, which is saved with positions.
+        """
+        known = shuffling.new_seed() if seed is None else seed
+        if isinstance(self._node, IndexedNode):
+            return self._then(indexed.RandomMapped(self._node, map_func, known))
+        return self._then(streams.StreamRandomMapped(self._node, map_func, known))
+
+    def filter(self, predicate: Callable[..., Any]) -> Self:
+        """Keeps the elements for which `predicate` returns True."""
+        return self._then(streams.Filtered(self._node, predicate))
+
+    def enumerate(self, start: int = 0) -> Self:
+        """Pairs every element with its index: ``(index, element)``."""
+        known = self._node.cardinality
+        numbers = type(self).range(start, start + (2**62 if known < 0 else known))
+        return self._with(type(self).zip((numbers, self)))
+
+    # --- Selection and order ------------------------------------------------------
+
+    def shuffle(
+        self, buffer_size: int | None, seed: int | None = None, reshuffle_each_iteration: bool | None = None
+    ) -> Self:
+        """Shuffles the elements.
+
+        Args:
+            buffer_size: Size of the shuffle buffer. None or the dataset's length: a uniform permutation.
+            seed: An int. None: a random seed, which is saved with positions.
+            reshuffle_each_iteration: Whether every epoch has a different order; True by default.
+
+        TensorFlow: The same algorithm, with different random numbers.
+        """
+        known = shuffling.new_seed() if seed is None else int(seed)
+        again = reshuffle_each_iteration is not False
+        size = self._buffer_size(buffer_size)
+        if isinstance(self._node, IndexedNode) and self._node.cardinality != INFINITE_CARDINALITY:
+            return self._then(shuffling.Shuffled(self._node, size, known, again))
+        return self._then(shuffling.StreamShuffled(self._node, size, known, again))
+
+    def _buffer_size(self, buffer_size: int | None) -> int:
+        if buffer_size is None:
+            buffer_size = max(self._node.cardinality, 1)
+        return at_least(1, int(buffer_size), "Dataset.shuffle", "buffer_size")
+
+    def repeat(self, count: int | None = None) -> Self:
+        """Repeats the dataset `count` times; indefinitely if `count` is None or -1."""
+        times = -1 if count is None else int(count)
+        if isinstance(self._node, IndexedNode):
+            return self._then(indexed.Repeated(self._node, times))
+        return self._then(streams.StreamRepeated(self._node, times))
+
+    def take(self, count: int) -> Self:
+        """Keeps the first `count` elements; all of them if `count` is -1."""
+        if count < 0:
+            return self._then(self._node)
+        if isinstance(self._node, IndexedNode):
+            return self._then(indexed.Sliced(self._node, 0, int(count)))
+        return self._then(streams.Limited(self._node, int(count)))
+
+    def skip(self, count: int) -> Self:
+        """Skips the first `count` elements; all of them if `count` is -1."""
+        if count < 0:
+            return self.take(0)
+        if isinstance(self._node, IndexedNode):
+            return self._then(indexed.Sliced(self._node, int(count), None))
+        return self._then(streams.Strided(self._node, int(count)))
+
+    def shard(self, num_shards: int, index: int) -> Self:
+        """Keeps every `num_shards`-th element, starting at `index`."""
+        at_least(1, int(num_shards), "Dataset.shard", "num_shards")
+        if not 0 <= index < num_shards:
+            raise ArgumentError(
+                "Dataset.shard",
+                found=f"index={index} of {num_shards} shards",
+                rule="0 <= index < num_shards",
+                remedy="pass the index of this worker or input pipeline, counted from 0",
+            )
+        if isinstance(self._node, IndexedNode):
+            return self._then(indexed.Sliced(self._node, int(index), None, int(num_shards)))
+        return self._then(streams.Strided(self._node, int(index), int(num_shards)))
+
+    # --- Caching, prefetching and options ------------------------------------------
+
+    def cache(self, filename: str | os.PathLike[str] = "") -> Self:
+        """Caches the elements of the first iteration. The steps before `cache` run once, so they never reshuffle.
+
+        Args:
+            filename: "" caches in memory. Any other value names a cache folder. The first iteration writes it before it
+                returns the first element. If the folder exists, for example from an earlier run of the program, the
+                steps before `cache` do not run.
+
+        TensorFlow: There `filename` is the prefix of several file names, written while the elements are returned.
+        """
+        if filename:
+            return self._then(storing.Kept(self._node, os.path.abspath(filename), "Dataset.cache"))
+        if isinstance(self._node, IndexedNode):
+            return self._then(stateful.Cached(self._node))
+        return self._then(stateful.StreamCached(self._node))
+
+    def snapshot(self, path: str | os.PathLike[str], compression: str = "AUTO") -> Self:
+        """Caches the elements in a folder, like `cache(path)`.
+
+        Args:
+            path: The folder.
+            compression: Ignored: the data is not compressed.
+
+        TensorFlow: `tf.data.Dataset.snapshot`, without `shard_func` and `reader_func`.
+        """
+        del compression
+        return self._then(storing.Kept(self._node, os.path.abspath(path), "Dataset.snapshot"))
+
+    def save(self, path: str | os.PathLike[str], compression: str | None = None) -> None:
+        """Writes the elements to a folder. Elements saved there before are replaced after all new ones are written.
+
+        Args:
+            path: The folder. It is created if it does not exist.
+            compression: Ignored: the data is not compressed.
+
+        Raises:
+            ArgumentError: The dataset is infinite.
+            StructureError: Elements differ in structure, dtype or number of dims, or are not dictionaries with string
+                keys and tuples of arrays and bytes.
+
+        Example:
+            >>> import tempfile
+            >>> from mirrored.data import Dataset
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     Dataset.range(3).map(lambda n: {"n": n, "square": n * n}).save(folder)
+            ...     [int(element["square"]) for element in Dataset.load(folder)]
+            [0, 1, 4]
+
+        TensorFlow: `tf.data.Dataset.save`, with a different file format and without `shard_func`.
+        """
+        del compression
+        storing.store(self._node, path, "Dataset.save")
+
+    def prefetch(self, buffer_size: int = AUTOTUNE, **_: Any) -> Self:
+        """Prefetches up to `buffer_size` elements in a background thread; AUTOTUNE: 2."""
+        size = 2 if buffer_size == AUTOTUNE else int(buffer_size)
+        if size == 0:
+            return self._then(self._node)
+        if isinstance(self._node, IndexedNode):
+            return self._then(indexed.Prefetched(self._node, size))
+        return self._then(streams.StreamPrefetched(self._node, size))
+
+    def with_options(self, options: Options) -> Self:
+        """Returns the same dataset with its options replaced by `options`."""
+        return type(self)(self._node, dataclasses.replace(options))
+
+    def options(self) -> Options:
+        """Returns the dataset's options."""
+        return self._options
+
+    def apply(self, transformation_func: Callable[[Self], S]) -> S:
+        """Returns `transformation_func(self)`."""
+        return transformation_func(self)
+
+    # --- Properties and iteration --------------------------------------------------
+
+    @property
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of the elements: a pytree of `ArraySpec`, with None for dims that vary.
+
+        If a function determines them (`map`), this property calls the function with the first element.
+        """
+        try:
+            return self._node.spec
+        except StopIteration:
+            raise StructureError(
+                "Dataset.element_spec",
+                found="the dataset has no element",
+                rule="the spec of a mapped or generated dataset is that of its first element",
+                remedy="pass output_signature to from_generator, or check why the dataset is empty",
+            ) from None
+
+    def cardinality(self) -> Any:
+        """Returns the number of elements, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
+        return type(self).number_out(self._node.cardinality)
+
+    def __len__(self) -> int:
+        known = self._node.cardinality
+        if known in (INFINITE_CARDINALITY, UNKNOWN_CARDINALITY):
+            what = "infinite" if known == INFINITE_CARDINALITY else "unknown"
+            raise TypeError(f"The dataset length is {what}.")
+        return known
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> DatasetIterator:
+        return self.iterator(type(self).hand_out)
+
+    def iterator(self, hand_out: Callable[[Element], Any]) -> DatasetIterator:
+        """Returns a new iterator, which applies `hand_out` to every element."""
+        note_iteration()
+        return DatasetIterator(self._node, self._epochs, hand_out, type(self).end_error)
+
+    def as_numpy_iterator(self) -> Iterator[Any]:
+        """Returns a new iterator over NumPy arrays, even if plain iteration returns another type."""
+        return self.iterator(handed_out)
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Folds the elements into one state: ``state = reduce_func(state, element)`` for every element.
+
+        Args:
+            initial_state: A pytree of arrays.
+            reduce_func: From a state and an element to the next state.
+
+        Example:
+            >>> import numpy as np
+            >>> int(Dataset.range(5).reduce(np.int64(0), lambda total, x: total + x))
+            10
+        """
+        state = own_element(initial_state, "Dataset.reduce")
+        with self.iterator(lambda element: element) as elements:
+            for index, element in enumerate(elements):
+                state = transformed(_WithState(reduce_func, state), element, "Dataset.reduce", index)
+        return type(self).hand_out(state)
+
+    def __repr__(self) -> str:
+        known = {INFINITE_CARDINALITY: "infinite", UNKNOWN_CARDINALITY: "unknown"}
+        count = self._node.cardinality
+        return f"<Dataset {type(self._node).__name__}, {known.get(count, count)} elements>"
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithState:
+    function: Callable[[Any, Any], Any]
+    state: Any
+
+    def __call__(self, *parts: Any) -> Any:
+        return self.function(self.state, parts[0] if len(parts) == 1 else parts)
+
+
+TextLineDataset = Dataset.from_text_lines
+TFRecordDataset = Dataset.from_tfrecords

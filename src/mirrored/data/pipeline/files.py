@@ -1,0 +1,339 @@
+"""Reads and writes records of files, and shards files over workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from types import TracebackType
+from typing import IO, Any, Final, Self
+
+import jax
+import numpy as np
+
+from mirrored.data.cursors import SequenceCursor
+from mirrored.data.elements import Element
+from mirrored.data.extra import crc32c, engine
+from mirrored.data.pipeline.indexed import Sliced
+from mirrored.data.pipeline.indexed_sources import ArraySource, ListSource
+from mirrored.data.pipeline.nodes import Cursor, Node, Run, StreamNode, nodes
+from mirrored.data.pipeline.options import UNKNOWN_CARDINALITY
+from mirrored.data.specs import ArraySpec
+from mirrored.errors import ArgumentError, ArgumentTypeError, DataFileError, InputError, MirroredError
+
+# Reads records from files: lines of text and TFRecords.
+
+_COMPRESSIONS: Final = ("", "GZIP", "ZLIB")
+_HEADER: Final = struct.Struct("<QI")
+_FOOTER: Final = struct.Struct("<I")
+_MASK_DELTA: Final = 0xA282EAD8
+RECORD_OVERHEAD_BYTES: Final = _HEADER.size + _FOOTER.size
+"""Size of a TFRecord's header and footer."""
+
+
+def file_names(files: Any, called: str) -> tuple[str, ...]:
+    """Converts one path or several to strings.
+
+    Raises:
+        ArgumentError: A value is not a path.
+    """
+    many = [files] if isinstance(files, str | bytes | os.PathLike) else np.ravel(np.asarray(files, object))
+    try:
+        return tuple(os.fsdecode(name) for name in many)
+    except TypeError:
+        raise ArgumentError(
+            called,
+            found=f"the file names {files!r}",
+            rule="a file name is a str, bytes or a path object",
+            remedy="pass a path or a list of paths, or use .flat_map on a dataset of paths",
+        ) from None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FileSource(StreamNode):
+    """Reads the records of several files in sequence.
+
+    Attributes:
+        files: The paths.
+        read: Reads one record of an open file; returns None at its end.
+        compression: "", "GZIP" or "ZLIB".
+        called: The function that the user called, for messages.
+    """
+
+    files: tuple[str, ...]
+    read: Callable[[IO[bytes], str, int], bytes | None]
+    compression: str
+    called: str
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        return ()
+
+    @property
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    @property
+    def spec(self) -> Any:
+        return ArraySpec((), np.dtype(object))
+
+    def stream(self, run: Run) -> Any:
+        return engine().by_cursor(lambda: SequenceCursor(self._open), self.called)
+
+    def _open(self, number: int) -> Cursor | None:
+        return _FileCursor(self, self.files[number]) if number < len(self.files) else None
+
+
+class _FileCursor:
+    def __init__(self, source: FileSource, path: str) -> None:
+        self._source, self._path = source, path
+        self._file = open_file(path, source.compression, source.called)
+        self._records = 0
+
+    def __next__(self) -> Element:
+        try:
+            record = self._source.read(self._file, self._path, self._records)
+        except (OSError, EOFError, zlib.error) as error:
+            if isinstance(error, MirroredError):
+                raise
+            raise _damaged(self._source.called, self._path, self._records, f"it cannot be read: {error}") from error
+        if record is None:
+            raise StopIteration
+        self._records += 1
+        return record
+
+    def get_state(self) -> Any:
+        return {"offset": self._file.tell(), "records": self._records}
+
+    def set_state(self, state: Any) -> None:
+        self._file.seek(state["offset"])
+        self._records = state["records"]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def open_file(path: str, compression: str, called: str) -> Any:
+    """Opens a file for reading.
+
+    Raises:
+        DataFileError: It cannot be opened.
+    """
+    try:
+        if compression == "GZIP":
+            return gzip.open(path, "rb")
+        if compression == "ZLIB":
+            with open(path, "rb") as packed:
+                return io.BytesIO(zlib.decompress(packed.read()))
+        return open(path, "rb")
+    except (OSError, zlib.error) as error:
+        raise DataFileError(
+            called,
+            found=f"the file {path} cannot be opened: {error}",
+            rule="every file of a dataset exists and is readable when the dataset reaches it",
+            remedy="check the path, and that nothing removes files while they are being read",
+        ) from error
+
+
+def check_compression(compression: str | None, called: str) -> str:
+    """Returns the compression after checking it.
+
+    Raises:
+        ArgumentError: `compression` is not "", "GZIP" or "ZLIB".
+    """
+    if (compression or "") not in _COMPRESSIONS:
+        raise ArgumentError(
+            called,
+            found=f"compression_type={compression!r}",
+            rule=f"compression_type is one of {_COMPRESSIONS}",
+            remedy="decompress the files, or pass their compression",
+        )
+    return compression or ""
+
+
+def read_line(file: IO[bytes], path: str, record: int) -> bytes | None:
+    r"""Returns the next line without its line break (``\n`` or ``\r\n``); None at the end of the file."""
+    line = file.readline()
+    if not line:
+        return None
+    return line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
+
+
+def read_tfrecord(file: IO[bytes], path: str, record: int) -> bytes | None:
+    """Returns the next record of a TFRecord file after checking both CRCs; None at the end of the file.
+
+    Source: the TFRecord format: length u64, masked CRC32C of the length u32, data, masked CRC32C of the data u32.
+    """
+    header = file.read(_HEADER.size)
+    if not header:
+        return None
+    if len(header) < _HEADER.size:
+        raise _damaged("TFRecordDataset", path, record, f"its header has {len(header)} of {_HEADER.size} bytes")
+    length, length_crc = _HEADER.unpack(header)
+    if masked_crc(header[:8]) != length_crc:
+        raise _damaged("TFRecordDataset", path, record, "the CRC of its length is wrong")
+    data = file.read(length)
+    footer = file.read(_FOOTER.size)
+    if len(data) < length or len(footer) < _FOOTER.size:
+        raise _damaged("TFRecordDataset", path, record, f"the file ends after {len(data)} of its {length} bytes")
+    if masked_crc(data) != _FOOTER.unpack(footer)[0]:
+        raise _damaged("TFRecordDataset", path, record, "the CRC of its data is wrong")
+    return data
+
+
+def masked_crc(data: bytes) -> int:
+    """Returns the CRC32C of `data`, masked as in TFRecord files."""
+    crc = int(crc32c().value(data))
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def _damaged(called: str, path: str, record: int, found: str) -> DataFileError:
+    return DataFileError(
+        called,
+        found=f"record {record} of {path}: {found}",
+        rule="every record of a file is complete and matches its checksum",
+        remedy="write the file again, or omit it from the dataset",
+    )
+
+
+# Writes TFRecord files.
+
+
+class TFRecordWriter:
+    """Writes records to a TFRecord file, with their CRCs.
+
+    Args:
+        path: The file. An existing file is replaced.
+        compression_type: "", "GZIP" or "ZLIB".
+
+    Example:
+        >>> import tempfile
+        >>> from mirrored.data import Dataset
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with TFRecordWriter(folder + "/a.tfrecord") as writer:
+        ...         writer.write(b"one")
+        ...     list(Dataset.from_tfrecords(folder + "/a.tfrecord"))
+        [b'one']
+
+    TensorFlow: `tf.io.TFRecordWriter`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], compression_type: str | None = None) -> None:
+        packing = check_compression(compression_type, "TFRecordWriter")
+        self._file: Any = gzip.open(path, "wb") if packing == "GZIP" else open(path, "wb")
+        self._packer = zlib.compressobj() if packing == "ZLIB" else None
+
+    def write(self, record: bytes) -> None:
+        """Appends a record.
+
+        Raises:
+            ArgumentTypeError: `record` is not bytes.
+            InputError: The writer is closed.
+        """
+        if not isinstance(record, bytes):
+            raise ArgumentTypeError(
+                "TFRecordWriter.write",
+                found=f"a record of type {type(record).__name__}",
+                rule="a record is a bytes object",
+                remedy="write example.SerializeToString(), or text.encode()",
+            )
+        if self._file.closed:
+            raise InputError(
+                "TFRecordWriter.write",
+                found="the writer is closed",
+                rule="records are written before close()",
+                remedy="write inside the with block, or open another file",
+            )
+        length = struct.pack("<Q", len(record))
+        self._write(length + struct.pack("<I", masked_crc(length)))
+        self._write(record + struct.pack("<I", masked_crc(record)))
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data if self._packer is None else self._packer.compress(data))
+
+    def flush(self) -> None:
+        """Flushes written records to the operating system. A compressed file is complete only after `close`."""
+        if self._packer is not None:
+            self._file.write(self._packer.flush(zlib.Z_SYNC_FLUSH))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Completes and closes the file. Repeated calls have no effect."""
+        if self._file.closed:
+            return
+        if self._packer is not None:
+            self._file.write(self._packer.flush())
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+# File sharding (`AutoShardPolicy.FILE`): rewrites a pipeline so that each of n workers reads every n-th file.
+
+
+def files_of_worker(node: Node, worker: int, workers: int, called: str) -> Node:
+    """Returns the pipeline over the files of one worker: file `worker` and every `workers`-th file after it.
+
+    The files are those passed to a `TextLineDataset` or `TFRecordDataset`. If the pipeline opens files in a function
+    (`interleave`, `flat_map`), they are the names from `list_files` or `from_tensor_slices`.
+
+    Raises:
+        ArgumentError: The pipeline reads no files, or fewer files than there are workers.
+    """
+    found = [step for step in nodes(node) if _files_in(step)]
+    counts = [_files_in(step) for step in found]
+    if not counts or min(counts) < workers:
+        what = "no files" if not counts else f"{min(counts)} files"
+        raise ArgumentError(
+            called,
+            found=f"AutoShardPolicy.FILE for {workers} workers, and a dataset of {what}",
+            rule="each worker reads at least one file that no other worker reads",
+            remedy="use AutoShardPolicy.DATA (or AUTO), or split the data into at least as many files as workers",
+        )
+    replaced: Node = _replaced(node, {id(step) for step in found}, worker, workers)
+    return replaced
+
+
+def _replaced(node: Any, wanted: set[int], worker: int, workers: int) -> Any:
+    if id(node) in wanted:
+        if isinstance(node, FileSource):
+            return dataclasses.replace(node, files=node.files[worker::workers])
+        return Sliced(node, worker, None, workers)
+
+    def renewed(value: Any) -> Any:
+        if isinstance(value, Node):
+            return _replaced(value, wanted, worker, workers)
+        if isinstance(value, tuple) and any(isinstance(one, Node) for one in value):
+            return tuple(renewed(one) for one in value)
+        return value
+
+    fields = {field.name: getattr(node, field.name) for field in dataclasses.fields(node) if field.init}
+    changed = {name: renewed(value) for name, value in fields.items()}
+    return node if all(changed[name] is fields[name] for name in fields) else dataclasses.replace(node, **changed)
+
+
+def _files_in(node: Node) -> int:
+    """Returns the number of files that a node lists; 0 if it is not a source of files."""
+    if isinstance(node, FileSource):
+        return len(node.files)
+    if isinstance(node, ListSource):
+        return len(node.elements) if all(isinstance(one, bytes) for one in node.elements) else 0
+    if isinstance(node, ArraySource):
+        leaves = jax.tree.leaves(node.arrays)
+        return node.length if len(leaves) == 1 and _are_names(leaves[0]) else 0
+    return 0
+
+
+def _are_names(array: Any) -> bool:
+    values = np.asarray(array)
+    return values.ndim == 1 and values.dtype.kind in "OSU" and all(isinstance(one, (bytes, str)) for one in values)

@@ -1,0 +1,270 @@
+"""Sources of indexed pipelines, and mixes of several datasets."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirrored._jax.arrays import aligned_empty
+from mirrored.data import specs
+from mirrored.data.elements import Element, as_element, snapshot, stack, take
+from mirrored.data.extra import engine
+from mirrored.data.pipeline.nodes import Cursor, IndexedNode, Node, Rows, Run, StreamNode
+from mirrored.data.pipeline.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from mirrored.data.placement import batch_size
+from mirrored.data.specs import map_specs, merged, spec_of
+from mirrored.errors import ArgumentError
+
+# Sources of indexed pipelines: ranges, arrays and lists of elements.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RangeSource(IndexedNode):
+    """The integers of a range, as int64 scalars."""
+
+    numbers: range
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        return ()
+
+    @property
+    def cardinality(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def spec(self) -> Any:
+        return spec_of(np.int64(0))
+
+    @property
+    def length(self) -> int:
+        """Implements `Rows`."""
+        return len(self.numbers)
+
+    def item(self, index: int) -> Element:
+        """Implements `Rows`."""
+        return np.int64(self.numbers[index])
+
+    def rows(self, positions: range | np.ndarray) -> Element:
+        """Implements `Rows`."""
+        out = aligned_empty((len(positions),), np.int64)
+        out[...] = positions
+        out *= self.numbers.step
+        out += self.numbers.start
+        return out
+
+    def open(self, run: Run) -> Rows:
+        return self
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ArraySource(IndexedNode):
+    """The rows of a pytree of arrays ``[examples, ...]``."""
+
+    arrays: Any
+    length: int
+
+    @classmethod
+    def of(cls, tensors: Any, called: str) -> ArraySource:
+        """Creates a source from a snapshot of `tensors`.
+
+        Raises:
+            StructureError: A leaf has no leading dim, or the leading dims differ.
+        """
+        arrays = jax.tree.map(lambda leaf: snapshot(np.asarray(leaf)), as_element(tensors, called))
+        return cls(arrays, batch_size(arrays, called))
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        return ()
+
+    @property
+    def cardinality(self) -> int:
+        return self.length
+
+    @property
+    def spec(self) -> Any:
+        return map_specs(lambda leaf: leaf.unbatched(), spec_of(self.arrays))
+
+    def item(self, index: int) -> Element:
+        """Implements `Rows`."""
+        return jax.tree.map(lambda leaf: leaf[index], self.arrays)
+
+    def rows(self, positions: range | np.ndarray) -> Element:
+        """Implements `Rows`; returns a view of the source for a range."""
+        return jax.tree.map(lambda leaf: take(leaf, positions), self.arrays)
+
+    def open(self, run: Run) -> Rows:
+        return self
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ListSource(IndexedNode):
+    """A list of elements in memory."""
+
+    elements: tuple[Element, ...]
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        return ()
+
+    @property
+    def cardinality(self) -> int:
+        return len(self.elements)
+
+    @property
+    def spec(self) -> Any:
+        found = spec_of(self.elements[0])
+        for element in self.elements[1:]:
+            found = merged(found, spec_of(element))
+        return found
+
+    @property
+    def length(self) -> int:
+        """Implements `Rows`."""
+        return len(self.elements)
+
+    def item(self, index: int) -> Element:
+        """Implements `Rows`."""
+        return self.elements[index]
+
+    def rows(self, positions: range | np.ndarray) -> Element:
+        """Implements `Rows`."""
+        return stack([self.elements[index] for index in positions])
+
+    def open(self, run: Run) -> Rows:
+        return self
+
+
+# Mixes several datasets: another dataset chooses which one supplies the next element.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chosen(StreamNode):
+    """For each choice, returns the next element of the chosen member.
+
+    Attributes:
+        choices: A dataset of member indices.
+        members: The datasets to choose from.
+        stop_on_empty: Whether to end when the first member ends. If False, choices of a member that has ended are
+            skipped.
+        called: The function that the user called, for messages.
+    """
+
+    choices: Node
+    members: tuple[Node, ...]
+    stop_on_empty: bool
+    called: str
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        return (self.choices, *self.members)
+
+    @property
+    def cardinality(self) -> int:
+        counts = [member.cardinality for member in self.members]
+        some = all if self.stop_on_empty else any
+        endless = some(count == INFINITE_CARDINALITY for count in counts)
+        return INFINITE_CARDINALITY if endless and self._choices_are_endless else UNKNOWN_CARDINALITY
+
+    @property
+    def _choices_are_endless(self) -> bool:
+        return self.choices.cardinality == INFINITE_CARDINALITY
+
+    @property
+    def spec(self) -> Any:
+        return functools.reduce(specs.merged, (member.spec for member in self.members))
+
+    def stream(self, run: Run) -> Any:
+        def cursor() -> Cursor:
+            readings = [member.cursor(run) for member in self.members]
+            return _ChoiceCursor(self.choices.cursor(run), readings, self.stop_on_empty, self.called)
+
+        return engine().by_cursor(cursor, self.called)
+
+
+class _ChoiceCursor:
+    """The cursor of `Chosen`.
+
+    Source: the order of TensorFlow's DirectedInterleaveDataset.
+    """
+
+    def __init__(self, choices: Cursor, members: Sequence[Cursor], stop_on_empty: bool, called: str) -> None:
+        self._choices, self._members = choices, members
+        self._stop_on_empty, self._called = stop_on_empty, called
+        self._ended = [False] * len(members)
+
+    def __next__(self) -> Element:
+        while not all(self._ended):
+            chosen = self._checked(next(self._choices))
+            if self._ended[chosen]:
+                continue
+            try:
+                return next(self._members[chosen])
+            except StopIteration:
+                self._ended = [self._stop_on_empty or n == chosen or ended for n, ended in enumerate(self._ended)]
+        raise StopIteration
+
+    def _checked(self, choice: Any) -> int:
+        if np.shape(choice) != () or np.asarray(choice).dtype.kind not in "iu" or not 0 <= choice < len(self._members):
+            raise ArgumentError(
+                self._called,
+                found=f"the choice {choice!r} of {len(self._members)} datasets",
+                rule="a choice is a scalar integer, the index of a dataset counted from 0",
+                remedy="map the elements of choice_dataset to such indices",
+            )
+        return int(choice)
+
+    def get_state(self) -> Any:
+        """Returns the positions of the choices and of all members."""
+        members = [member.get_state() for member in self._members]
+        return {"choices": self._choices.get_state(), "members": members, "ended": list(self._ended)}
+
+    def set_state(self, state: Any) -> None:
+        """Restores the positions of the choices and of all members."""
+        self._choices.set_state(state["choices"])
+        for member, position in zip(self._members, state["members"], strict=True):
+            member.set_state(position)
+        self._ended = list(state["ended"])
+
+    def close(self) -> None:
+        """Closes the choices and all members."""
+        for reading in (self._choices, *self._members):
+            reading.close()
+
+
+class ByWeight:
+    """Maps a uniform number in [0, 1) to a dataset index: i with a probability proportional to ``weights[i]``.
+
+    Raises:
+        ArgumentError: The weights are invalid, see `check_weights`.
+    """
+
+    def __init__(self, weights: Any) -> None:
+        self._edges = np.cumsum(check_weights(weights, "weights", "Dataset.sample_from_datasets"))
+
+    def __call__(self, uniform: Any) -> np.int64:
+        place = np.searchsorted(self._edges, uniform * self._edges[-1], side="right")
+        return np.int64(min(place, len(self._edges) - 1))
+
+
+def check_weights(weights: Any, name: str, called: str) -> np.ndarray:
+    """Returns the weights as a float64 vector after checking them.
+
+    Raises:
+        ArgumentError: A weight is negative or not finite, all weights are zero, or `weights` is not a vector.
+    """
+    vector = np.asarray(weights, np.float64)
+    if vector.ndim != 1 or not np.isfinite(vector).all() or (vector < 0).any() or not vector.sum() > 0:
+        raise ArgumentError(
+            called,
+            found=f"{name}={np.asarray(weights).tolist()}",
+            rule=f"{name} is a vector of finite numbers that are at least 0 and not all zero",
+            remedy="pass one relative frequency for each dataset or class",
+        )
+    return vector

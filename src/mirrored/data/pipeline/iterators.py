@@ -1,0 +1,299 @@
+"""Iterators of datasets: elements, positions and the end of the data; and the base class of the parts of `Dataset`."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Self
+
+from mirrored.data.elements import Element
+from mirrored.data.pipeline.nodes import Node, Run, nodes
+from mirrored.data.pipeline.options import Optional, Options
+from mirrored.errors import ArgumentError, EndOfDataError, InputError
+from mirrored.runtime.hooks import note_iteration, stop_iteration
+from mirrored.watchdog.fail_fast_exit import in_forked_children
+
+# Dataset iterators: reading elements, saving and restoring the position, and the end of the data.
+
+_VERSION: Final = 1
+_open: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def close_at_exit(resource: Any) -> None:
+    """Registers `resource.close()` to run at interpreter exit, unless the resource is garbage-collected before.
+
+    A Grain thread that still reads at exit can abort the process.
+    """
+    _open.add(resource)
+
+
+@atexit.register
+def _close_all() -> None:
+    for resource in list(_open):
+        resource.close()
+
+
+# In a forked child the threads of these resources do not exist, so `close` would wait for them indefinitely.
+in_forked_children(_open.clear)
+
+
+def warn_exhausted(kind: str) -> None:
+    """Warns about a loop over an iterator that has no more elements."""
+    warnings.warn(
+        f"{kind}: a loop over an exhausted iterator runs no steps. Loop over the dataset instead, which starts "
+        "a new epoch: `for batch in dataset`",
+        stacklevel=3,
+    )
+
+
+class Epochs:
+    """Counts the iterations over a dataset and holds the seeds of its shuffles.
+
+    A restored position restores both, so that later epochs have the same order as in the run that saved it.
+    """
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.seeds: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def begin(self) -> int:
+        """Returns the number of a new iteration."""
+        with self._lock:
+            self.next += 1
+            return self.next - 1
+
+
+class DatasetIterator:
+    """An iterator over the elements of a dataset, with a position that can be saved and restored.
+
+    Args:
+        node: The pipeline.
+        epochs: The dataset's iteration counter. Shuffles derive their order from the number of the iteration.
+        hand_out: Converts every element before it is returned.
+        end_error: Creates the error for a request past the last element.
+
+    TensorFlow: `tf.data.Iterator`. A `function` that calls `next` on it runs as Python, so that each call gets new
+    elements; the function passed to `strategy.run` is compiled. To compile the whole function, pass it the elements.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        epochs: Epochs,
+        hand_out: Callable[[Element], Any],
+        end_error: Callable[..., EndOfDataError] = EndOfDataError,
+    ) -> None:
+        self._end_error = end_error
+        self._node, self._epochs, self._hand_out = node, epochs, hand_out
+        self._iteration = epochs.begin()
+        # Keyed by `id`: nodes compare by identity, and the pipeline keeps them alive.
+        self._seeds = {id(step): epochs.seeds.get(id(step), step.seed) for step in _seeded(node)}
+        self._outline = _outline(node)
+        self._reading: Any = None
+        self._end: Any = None
+        self._closed = False
+        self._count = 0
+
+    def __iter__(self) -> DatasetIterator:
+        if self._end is not None:
+            warn_exhausted("DatasetIterator")
+        return self
+
+    def __next__(self) -> Any:
+        note_iteration()
+        if self._end is not None:
+            raise stop_iteration(self._ended)
+        cursor = self._cursor()
+        try:
+            element = next(cursor)
+        except StopIteration:
+            self._end = cursor.get_state()
+            self._release()
+            raise stop_iteration(self._ended) from None
+        except Exception:
+            self.close()
+            raise
+        self._count += 1
+        return self._hand_out(element)
+
+    def get_next(self) -> Any:
+        """Returns the next element.
+
+        Raises:
+            EndOfDataError: There are no more elements.
+        """
+        try:
+            return next(self)
+        except StopIteration:
+            raise self._ended() from None
+
+    def get_next_as_optional(self) -> Optional:
+        """Returns the next element as an `Optional`, which has no value after the last element."""
+        try:
+            return Optional(next(self))
+        except StopIteration:
+            return Optional(end_error=self._end_error)
+
+    def _ended(self) -> EndOfDataError:
+        return self._end_error(
+            "DatasetIterator.get_next",
+            found="End of sequence: the dataset has no more elements",
+            rule="get_next is called only while elements remain",
+            remedy="iterate with for, use get_next_as_optional, or repeat the dataset",
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position as JSON-like data, including the seeds of shuffles without a given seed."""
+        return {
+            "version": _VERSION,
+            "pipeline": self._outline,
+            "iteration": self._iteration,
+            "next_iteration": self._epochs.next,
+            "seeds": list(self._seeds.values()),
+            "count": self._count,
+            "position": self._cursor().get_state() if self._end is None else self._end,
+        }
+
+    def restore(self, state: dict[str, Any]) -> bool:
+        """Restores a position. If the pipeline now has another batch size, restores only the start of its epoch.
+
+        Returns:
+            Whether the position itself was restored.
+        """
+        if state.get("pipeline") == self._outline:
+            self.set_state(state)
+            return True
+        self.set_state({**state, "pipeline": self._outline, "position": None, "count": 0})
+        return False
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores a position of the same pipeline, possibly saved in another process.
+
+        Args:
+            state: A result of `get_state`.
+
+        Raises:
+            ArgumentError: The position belongs to another pipeline.
+        """
+        steps = _seeded(self._node)
+        if state.get("version") != _VERSION or state["pipeline"] != self._outline or len(state["seeds"]) != len(steps):
+            raise ArgumentError(
+                "DatasetIterator.set_state",
+                found=f"a position of the pipeline {state.get('pipeline')}",
+                rule=f"the position belongs to the same pipeline as the dataset, which is {self._outline}",
+                remedy="build the dataset with the same steps as when the position was saved",
+            )
+        self._release()
+        self._end = None
+        self._seeds = dict(zip(map(id, steps), state["seeds"], strict=True))
+        self._iteration, self._count = state["iteration"], state["count"]
+        # Positions saved by earlier versions have no "next_iteration".
+        self._epochs.next = state.get("next_iteration", state["iteration"] + 1)
+        self._epochs.seeds = dict(self._seeds)
+        if state["position"] is not None:
+            self._cursor().set_state(state["position"])
+
+    @property
+    def outline(self) -> str:
+        """The names of the pipeline steps that determine what a position means."""
+        return self._outline
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of the pipeline's shuffles, in the order of its steps."""
+        return list(self._seeds.values())
+
+    def take_seeds(self, seeds: list[int]) -> None:
+        """Replaces the seeds of the shuffles. Context: before the first element."""
+        self._seeds = dict(zip(self._seeds, seeds, strict=True))
+
+    def close(self) -> None:
+        """Stops threads and closes files. Repeated calls have no effect."""
+        self._closed = True
+        self._release()
+
+    def _cursor(self) -> Any:
+        if self._closed:
+            raise InputError(
+                "DatasetIterator",
+                found="it was used after close(), or after it raised an error",
+                rule="a closed iterator returns no elements",
+                remedy="create a new one with iter(dataset)",
+            )
+        if self._reading is None:
+            self._reading = self._node.cursor(Run((self._iteration,), self._seeds))
+            close_at_exit(self)
+        return self._reading
+
+    def _release(self) -> None:
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
+
+    def __enter__(self) -> DatasetIterator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_reading", None) is not None:
+            self._release()
+
+
+def _outline(node: Node) -> str:
+    """Returns the names of the steps that determine what a position means. Prefetching does not change positions."""
+    steps = (step for step in nodes(node) if not type(step).__name__.endswith("Prefetched"))
+    return " < ".join(f"{type(step).__name__}{getattr(step, 'size', '')}" for step in steps)
+
+
+def _seeded(node: Node) -> list[Any]:
+    """Returns the steps that draw random numbers, each once. `nodes` repeats a node that has several children."""
+    return list({id(step): step for step in nodes(node) if hasattr(step, "seed")}.values())
+
+
+# The base class of the parts of `Dataset`: holds a pipeline of nodes and adds steps to it.
+
+
+class Steps:
+    """The fields of a dataset: its pipeline, options and iteration counter."""
+
+    def __init__(self, node: Node, options: Options | None = None) -> None:
+        self._node = node
+        self._options = options if options is not None else Options()
+        self._epochs = Epochs()
+
+    @classmethod
+    def _of(cls, node: Node) -> Self:
+        return cls(node)
+
+    def _then(self, node: Node) -> Self:
+        return type(self)(node, self._options)
+
+    def _with(self, dataset: Self) -> Self:
+        return type(self)(dataset._node, self._options)
+
+    @property
+    def node(self) -> Node:
+        """The last node of the pipeline, for the code that distributes it."""
+        return self._node
+
+
+def at_least(least: int, value: int, called: str, name: str) -> int:
+    """Returns `value` after checking its lower bound.
+
+    Raises:
+        ArgumentError: `value` is less than `least`.
+    """
+    if value < least:
+        raise ArgumentError(
+            called, found=f"{name}={value}", rule=f"{name} is at least {least}", remedy=f"pass a larger {name}"
+        )
+    return value

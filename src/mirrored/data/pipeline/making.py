@@ -1,0 +1,178 @@
+"""`Dataset` class methods that create a dataset from arrays, generators or files."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from mirrored._jax.arrays import frozen
+from mirrored.data import specs
+from mirrored.data.elements import as_element
+from mirrored.data.pipeline import files, indexed_sources, storing, streams
+from mirrored.data.pipeline.iterators import Steps
+from mirrored.errors import ArgumentError
+
+
+class Making(Steps):
+    """The class methods of `Dataset` that create a dataset."""
+
+    @classmethod
+    def range(cls, *args: int) -> Self:
+        """Creates a dataset of the integers of `range(*args)`, as int64 scalars.
+
+        Args:
+            *args: stop; or start, stop; or start, stop, step.
+        """
+        return cls(indexed_sources.RangeSource(range(*map(int, args))))
+
+    @classmethod
+    def from_tensors(cls, tensors: Any) -> Self:
+        """Creates a dataset with one element.
+
+        Args:
+            tensors: A pytree of arrays; lists become arrays.
+        """
+        return cls(indexed_sources.ListSource((jax.tree.map(frozen, as_element(tensors, "Dataset.from_tensors")),)))
+
+    @classmethod
+    def from_tensor_slices(cls, tensors: Any) -> Self:
+        """Creates a dataset with one element per row of the arrays.
+
+        The arrays are copied once, into aligned memory. Memory-mapped arrays are read in place, batch by batch, so
+        later writes to the file are visible.
+
+        Args:
+            tensors: A pytree of arrays ``[examples, ...]``; lists become arrays.
+
+        Raises:
+            StructureError: A leaf has no leading dim, or the leading dims differ.
+
+        Example:
+            >>> from mirrored.data import Dataset
+            >>> for element in Dataset.from_tensor_slices({"x": [1.0, 2.0], "y": [3, 4]}):
+            ...     print(element["x"], element["y"])
+            1.0 3
+            2.0 4
+        """
+        return cls(indexed_sources.ArraySource.of(tensors, "Dataset.from_tensor_slices"))
+
+    @classmethod
+    def from_generator(
+        cls,
+        generator: Callable[..., Any],
+        output_types: Any = None,
+        output_shapes: Any = None,
+        args: Sequence[Any] = (),
+        output_signature: Any = None,
+    ) -> Self:
+        """Creates a dataset of the elements that `generator(*args)` yields.
+
+        Args:
+            generator: Returns an iterable; called again for every iteration.
+            output_types: A pytree of dtypes, TensorFlow's form before `output_signature`.
+            output_shapes: A pytree of shapes to go with `output_types`.
+            args: Arguments of `generator`.
+            output_signature: A pytree of specs (any objects with shape and dtype). Elements are cast to the dtypes; a
+                different structure or shape raises an error. None: elements are not checked.
+        """
+        signature = _signature(output_types, output_shapes, output_signature)
+        return cls(streams.IterableSource(functools.partial(generator, *args), signature, "Dataset.from_generator"))
+
+    @classmethod
+    def list_files(cls, file_pattern: Any, shuffle: bool | None = None, seed: int | None = None) -> Self:
+        """Creates a dataset of the paths that match a pattern, as bytes.
+
+        Args:
+            file_pattern: A glob pattern, or a list of patterns.
+            shuffle: Whether every iteration has a different order; True by default.
+            seed: The seed of the shuffle.
+
+        Raises:
+            ArgumentError: No file matches.
+        """
+        patterns = files.file_names(file_pattern, "Dataset.list_files")
+        found = sorted(path for pattern in patterns for path in glob.glob(pattern))
+        if not found:
+            raise ArgumentError(
+                "Dataset.list_files",
+                found=f"no file matches {', '.join(patterns)}",
+                rule="at least one file matches",
+                remedy="check the pattern; append /* to list the files of a folder",
+            )
+        listed: Any = cls(indexed_sources.ListSource(tuple(os.fsencode(path) for path in found)))
+        made: Self = listed.shuffle(len(found), seed) if shuffle or shuffle is None else listed
+        return made
+
+    @classmethod
+    def from_text_lines(cls, filenames: Any, compression_type: str | None = None) -> Self:
+        """Creates a dataset of the lines of text files, as bytes without line breaks.
+
+        Args:
+            filenames: One path or several.
+            compression_type: "", "GZIP" or "ZLIB".
+
+        TensorFlow: `tf.data.TextLineDataset`.
+        """
+        return cls._from_files(filenames, files.read_line, compression_type, "TextLineDataset")
+
+    @classmethod
+    def from_tfrecords(cls, filenames: Any, compression_type: str | None = None) -> Self:
+        """Creates a dataset of the records of TFRecord files, as bytes. Reading checks their CRCs.
+
+        Args:
+            filenames: One path or several.
+            compression_type: "", "GZIP" or "ZLIB".
+
+        TensorFlow: `tf.data.TFRecordDataset`.
+        """
+        return cls._from_files(filenames, files.read_tfrecord, compression_type, "TFRecordDataset")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], element_spec: Any = None, compression: str | None = None) -> Self:
+        """Creates an indexed dataset of the elements that `save` has written.
+
+        Args:
+            path: The folder.
+            element_spec: Ignored: the file contains it.
+            compression: Ignored.
+
+        Raises:
+            DataFileError: The file does not exist or is damaged.
+
+        TensorFlow: `tf.data.Dataset.load`.
+        """
+        del element_spec, compression
+        return cls(storing.StoredSource(storing.Stored(path, "Dataset.load")))
+
+    @classmethod
+    def _from_files(cls, names: Any, read: Callable[..., Any], compression: str | None, called: str) -> Self:
+        packing = files.check_compression(compression, called)
+        if isinstance(names, Steps):
+            listing: Any = cls._of(names._node)
+            opened: Self = listing.flat_map(lambda name: cls._from_files(name, read, packing, called))
+            return opened
+        return cls(files.FileSource(files.file_names(names, called), read, packing, called))
+
+
+def _signature(types: Any, shapes: Any, signature: Any) -> Any:
+    if signature is not None:
+        return specs.as_spec(signature)
+    if types is None or shapes is None:
+        return None
+    dtypes, treedef = jax.tree.flatten(types)
+    flat = jax.tree.leaves(shapes, is_leaf=lambda part: isinstance(part, list | tuple) and not _has_shapes(part))
+    made = [
+        specs.ArraySpec(tuple(shape), np.dtype(getattr(dtype, "name", dtype)))
+        for dtype, shape in zip(dtypes, flat, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, made)
+
+
+def _has_shapes(part: Any) -> bool:
+    return any(isinstance(item, list | tuple) for item in part)

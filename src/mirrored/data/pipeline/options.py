@@ -1,0 +1,106 @@
+"""Dataset options under TensorFlow's names, and `Optional`: an element, or the end of the data."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from typing import Any, Final
+
+from mirrored.errors import EndOfDataError
+
+# Dataset options, under TensorFlow's names.
+
+AUTOTUNE: Final = -1
+INFINITE_CARDINALITY: Final = -1
+UNKNOWN_CARDINALITY: Final = -2
+
+
+class AutoShardPolicy(enum.IntEnum):
+    """How a dataset is sharded over several workers.
+
+    Attributes:
+        OFF: Every worker reads the whole dataset, in batches sized for its own replicas.
+        AUTO: Same as DATA.
+        FILE: Each of n workers reads every n-th file, in batches sized for its own replicas. A worker whose files end
+            first continues with empty batches.
+        DATA: Every worker reads the same global batches and keeps the per-replica batches of its own replicas.
+        HINT: Same as DATA.
+
+    TensorFlow: `tf.data.experimental.AutoShardPolicy`, with the same numbers. Here AUTO means DATA, so the global
+    batches, and therefore the training run, are the same for any number of workers.
+    """
+
+    OFF = -1
+    AUTO = 0
+    FILE = 1
+    DATA = 2
+    HINT = 3
+
+
+@dataclasses.dataclass
+class DistributeOptions:
+    """The distribution options in `Options`.
+
+    Attributes:
+        auto_shard_policy: How the dataset is sharded over several workers.
+        num_devices: Accepted for compatibility with TensorFlow and ignored; the strategy knows its devices.
+    """
+
+    auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO
+    num_devices: int | None = None
+
+
+@dataclasses.dataclass
+class Options:
+    """Options of a dataset, set with `Dataset.with_options`.
+
+    Attributes:
+        experimental_distribute: Distribution over workers.
+        deterministic: Accepted for compatibility with TensorFlow and ignored; the element order is always
+            deterministic.
+
+    Example:
+        >>> options = Options()
+        >>> options.experimental_distribute.auto_shard_policy = AutoShardPolicy.DATA
+    """
+
+    experimental_distribute: DistributeOptions = dataclasses.field(default_factory=DistributeOptions)
+    deterministic: bool | None = None
+
+
+# `Optional`: an element, or the end of the data.
+
+_NOTHING = object()
+
+
+class Optional:
+    """The result of `get_next_as_optional`: an element, or no value after the last element.
+
+    TensorFlow: `tf.experimental.Optional`; here `has_value` returns a bool.
+    """
+
+    def __init__(self, value: Any = _NOTHING, end_error: Callable[..., EndOfDataError] = EndOfDataError) -> None:
+        self._value, self._end_error = value, end_error
+
+    def has_value(self) -> bool:
+        """Returns whether there is an element."""
+        return self._value is not _NOTHING
+
+    def get_value(self) -> Any:
+        """Returns the element.
+
+        Raises:
+            EndOfDataError: There is no element: the data had ended.
+        """
+        if self._value is _NOTHING:
+            raise self._end_error(
+                "Optional.get_value",
+                found="the optional has no value: the dataset had ended",
+                rule="get_value is called only if has_value() is True",
+                remedy="check has_value() first",
+            )
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"Optional({self._value!r})" if self.has_value() else "Optional()"

@@ -1,0 +1,296 @@
+"""Shuffle steps, the shuffle buffer of stream pipelines, and random numbers as an indexed dataset."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from mirrored.data.elements import Element
+from mirrored.data.extra import engine
+from mirrored.data.pipeline.indexed import ItemRows, OneParent
+from mirrored.data.pipeline.nodes import ENDLESS, Cursor, IndexedNode, Node, Rows, Run
+from mirrored.data.pipeline.options import INFINITE_CARDINALITY
+from mirrored.data.pipeline.streams import StreamStep
+from mirrored.data.specs import spec_of
+
+# The shuffle buffer of stream pipelines.
+
+DRAWS: Final = 1024
+"""Block size of random numbers. Each block has its own generator, so any position can be reached without the others."""
+
+
+class BufferCursor:
+    """Shuffles a stream with a buffer: returns a random element of the buffer and replaces it with the next one.
+
+    A saved position contains no elements, only the number of elements returned so far. Restoring it replays the random
+    numbers to find which elements the buffer held, and reads these again from the last stream position before the
+    oldest of them.
+
+    Args:
+        parent: The stream, at its start.
+        size: Number of elements in the buffer.
+        draws: From the index of a block to its `DRAWS` random numbers in [0, 1).
+
+    Source: the algorithm of `tf.data.Dataset.shuffle` (its random numbers differ).
+    """
+
+    def __init__(self, parent: Cursor, size: int, draws: Callable[[int], np.ndarray]) -> None:
+        self._parent, self._size, self._draws = parent, size, draws
+        self._buffer: list[tuple[int, Element]] = []
+        self._given = self._read = 0
+        self._ended = False
+        # Positions of the stream, one per `size` elements, starting before the oldest element in the buffer.
+        self._marks: collections.deque[tuple[int, Any]] = collections.deque([(0, parent.get_state())])
+        self._block: tuple[int, np.ndarray] = (-1, np.empty(0))
+
+    def __next__(self) -> Element:
+        while len(self._buffer) < self._size and not self._ended:
+            self._fill()
+        if not self._buffer:
+            raise StopIteration
+        _, element = _leave(self._buffer, self._draw(self._given))
+        self._given += 1
+        return element
+
+    def _fill(self) -> None:
+        try:
+            element = next(self._parent)
+        except StopIteration:
+            self._ended = True
+            return
+        self._buffer.append((self._read, element))
+        self._read += 1
+        if self._read % self._size == 0:
+            self._forget_marks()
+            self._marks.append((self._read, self._parent.get_state()))
+
+    def _forget_marks(self) -> None:
+        oldest = min((number for number, _ in self._buffer), default=self._read)
+        while len(self._marks) > 1 and self._marks[1][0] <= oldest:
+            self._marks.popleft()
+
+    def _draw(self, number: int) -> float:
+        block, place = divmod(number, DRAWS)
+        if self._block[0] != block:
+            self._block = (block, self._draws(block))
+        return float(self._block[1][place])
+
+    def get_state(self) -> Any:
+        self._forget_marks()
+        number, position = self._marks[0]
+        return {"given": self._given, "read": self._read, "ended": self._ended, "from": number, "position": position}
+
+    def set_state(self, state: Any) -> None:
+        self._given, self._read, self._ended = state["given"], state["read"], state["ended"]
+        numbers = self._numbers_in_buffer()
+        self._parent.set_state(state["position"])
+        self._marks = collections.deque([(state["from"], state["position"])])
+        found = dict(self._elements(set(numbers), state["from"]))
+        self._buffer = [(number, found[number]) for number in numbers]
+
+    def _numbers_in_buffer(self) -> list[int]:
+        buffer: list[tuple[int, None]] = []
+        arriving = iter(range(self._read))
+        for given in range(self._given):
+            buffer.extend((number, None) for _, number in zip(range(self._size - len(buffer)), arriving, strict=False))
+            _leave(buffer, self._draw(given))
+        buffer.extend((number, None) for number in arriving)
+        return [number for number, _ in buffer]
+
+    def _elements(self, wanted: set[int], first: int) -> Iterator[tuple[int, Element]]:
+        for number in range(first, self._read):
+            element = next(self._parent)
+            if (number + 1) % self._size == 0:
+                self._marks.append((number + 1, self._parent.get_state()))
+            if number in wanted:
+                yield number, element
+
+    def close(self) -> None:
+        self._parent.close()
+
+
+def _leave(buffer: list[Any], draw: float) -> Any:
+    """Removes and returns the element that `draw` selects. The last element moves into its slot."""
+    slot = int(draw * len(buffer))
+    buffer[slot], buffer[-1] = buffer[-1], buffer[slot]
+    return buffer.pop()
+
+
+# Random numbers as an indexed dataset: the number at a position does not depend on the preceding numbers.
+
+_LIMIT: Final = 2**31
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Uniform(IndexedNode):
+    """An infinite sequence of float64 scalars in [0, 1).
+
+    Attributes:
+        seed: The random seed.
+        rerandomize: Whether every iteration draws new numbers. If False, all iterations are equal, as in TensorFlow.
+    """
+
+    seed: int
+    rerandomize: bool
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        return ()
+
+    @property
+    def cardinality(self) -> int:
+        return INFINITE_CARDINALITY
+
+    @property
+    def spec(self) -> Any:
+        return spec_of(np.float64(0))
+
+    def open(self, run: Run) -> Rows:
+        return _UniformRows((run.seeds.get(id(self), self.seed), *(run.path if self.rerandomize else ())))
+
+
+class _UniformRows(ItemRows):
+    def __init__(self, key: tuple[int, ...]) -> None:
+        self.length, self._key = ENDLESS, key
+        self._block: tuple[int, np.ndarray] = (-1, np.empty(0))
+        self._lock = threading.Lock()
+
+    def item(self, index: int) -> Element:
+        block, place = divmod(index, DRAWS)
+        with self._lock:
+            if self._block[0] != block:
+                self._block = (block, np.random.default_rng((*self._key, block)).random(DRAWS))
+            return self._block[1][place]
+
+
+def as_integer(uniform: Any) -> np.int64:
+    """Scales a number in [0, 1) to an integer in [0, 2**31), which fits into 32 bits."""
+    return np.int64(uniform * _LIMIT)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Endless(IndexedNode):
+    """The infinite sequence 0, 1, 2, ..."""
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        return ()
+
+    @property
+    def cardinality(self) -> int:
+        return INFINITE_CARDINALITY
+
+    @property
+    def spec(self) -> Any:
+        return spec_of(np.int64(0))
+
+    def open(self, run: Run) -> Rows:
+        return _EndlessRows()
+
+
+class _EndlessRows(ItemRows):
+    def __init__(self) -> None:
+        self.length = ENDLESS
+
+    def item(self, index: int) -> Element:
+        return np.int64(index)
+
+
+# Shuffle steps: by a permutation of positions for indexed pipelines, by a buffer for streams.
+
+
+def new_seed() -> int:
+    """Returns a random seed for a shuffle without a given one. Positions contain it, so restored runs shuffle alike."""
+    return secrets.randbits(31)
+
+
+def generator(seed: int, run: Run, reshuffle: bool) -> np.random.Generator:
+    """Returns the random generator for one epoch of a shuffle."""
+    return np.random.default_rng(_key(seed, run, reshuffle))
+
+
+def _key(seed: int, run: Run, reshuffle: bool) -> tuple[int, ...]:
+    return (seed, *(run.path if reshuffle else ()))
+
+
+def buffered_order(size: int, buffer_size: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns the order in which a shuffle buffer returns the positions 0..size-1.
+
+    The buffer holds `buffer_size` positions. Each draw removes a random one and puts the next position in its slot. If
+    the buffer is as large as the data, the order is a uniform permutation.
+
+    Example:
+        >>> sorted(buffered_order(10, 3, np.random.default_rng(0)).tolist()) == list(range(10))
+        True
+
+    Source: the algorithm of `tf.data.Dataset.shuffle` (its random numbers differ).
+    """
+    if buffer_size >= size:
+        return rng.permutation(size)
+    buffer = list(range(buffer_size))
+    order = np.empty(size, np.int64)
+    slots = rng.integers(buffer_size, size=size - buffer_size).tolist()
+    for place, slot in enumerate(slots):
+        order[place] = buffer[slot]
+        buffer[slot] = place + buffer_size
+    order[size - buffer_size :] = rng.permutation(np.array(buffer))
+    return order
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shuffled(OneParent):
+    """Shuffles an indexed parent, with a different order in every epoch if `reshuffle` is set."""
+
+    buffer_size: int
+    seed: int
+    reshuffle: bool
+
+    def open(self, run: Run) -> Rows:
+        rng = generator(run.seeds.get(id(self), self.seed), run, self.reshuffle)
+        return _ShuffledRows(self.parent.open(run), self.buffer_size, rng)
+
+
+class _ShuffledRows:
+    def __init__(self, parent: Rows, buffer_size: int, rng: np.random.Generator) -> None:
+        self.length, self._parent = parent.length, parent
+        self._buffer_size, self._rng = buffer_size, rng
+        self._known: np.ndarray | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def _order(self) -> np.ndarray:
+        # Computed on first use: `cardinality` opens pipelines only to get their length.
+        with self._lock:
+            if self._known is None:
+                self._known = buffered_order(self.length, self._buffer_size, self._rng)
+            return self._known
+
+    def item(self, index: int) -> Element:
+        return self._parent.item(int(self._order[index]))
+
+    def rows(self, positions: range | np.ndarray) -> Element:
+        where = slice(positions.start, positions.stop, positions.step) if isinstance(positions, range) else positions
+        return self._parent.rows(self._order[where])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StreamShuffled(StreamStep):
+    """Shuffles a stream with a buffer of `buffer_size` elements."""
+
+    buffer_size: int
+    seed: int
+    reshuffle: bool
+
+    def stream(self, run: Run) -> Any:
+        key = _key(run.seeds.get(id(self), self.seed), run, self.reshuffle)
+
+        def draws(block: int) -> np.ndarray:
+            return np.random.default_rng((*key, block)).random(DRAWS)
+
+        return engine().by_cursor(lambda: BufferCursor(self.parent.cursor(run), self.buffer_size, draws), "shuffle")

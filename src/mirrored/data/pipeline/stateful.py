@@ -1,0 +1,417 @@
+"""Stateful steps, whose output depends on earlier elements: scan, unique, take_while, groups by key.
+
+Their position is a count. Restoring it reads the preceding elements again, since the state can be of any type. Only
+`take_while` restores its parent's position directly.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirrored._jax.arrays import frozen
+from mirrored.data import specs
+from mirrored.data.calling import call, naming_element
+from mirrored.data.cursors import IterableCursor
+from mirrored.data.elements import Element, handed_out, own_element
+from mirrored.data.extra import engine
+from mirrored.data.pipeline.indexed import ItemRows, OneParent
+from mirrored.data.pipeline.nodes import ENDLESS, Cursor, Node, Rows, Run, first_element, nodes
+from mirrored.data.pipeline.options import UNKNOWN_CARDINALITY
+from mirrored.data.pipeline.streams import StreamStep
+from mirrored.errors import ArgumentError, InputError, StructureError
+
+# Caches the elements of the first iteration in memory.
+
+
+def _pinned(run: Run) -> Run:
+    """Returns the run without its epoch path. The steps before a cache run once, so they never reshuffle."""
+    return Run(seeds=run.seeds)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cached(OneParent):
+    """Caches every computed element by position. If no step before it computes anything, it fixes only the order."""
+
+    items: dict[int, Element] = dataclasses.field(default_factory=dict)
+
+    def open(self, run: Run) -> Rows:
+        rows = self.parent.open(_pinned(run))
+        computes = any(hasattr(step, "function") for step in nodes(self.parent))
+        return _CachedRows(rows, self.items) if computes and rows.length < ENDLESS else rows
+
+
+class _CachedRows(ItemRows):
+    def __init__(self, parent: Rows, items: dict[int, Element]) -> None:
+        self.length, self._parent, self._items = parent.length, parent, items
+
+    def item(self, index: int) -> Element:
+        if index not in self._items:
+            self._items[index] = jax.tree.map(frozen, self._parent.item(index))
+        return self._items[index]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StreamCached(StreamStep):
+    """Caches the elements of a stream after it has been read to its end."""
+
+    complete: list[list[Element]] = dataclasses.field(default_factory=list)
+
+    def stream(self, run: Run) -> Any:
+        return engine().by_cursor(lambda: _CacheCursor(self, _pinned(run)), "cache")
+
+
+class _CacheCursor:
+    def __init__(self, node: StreamCached, run: Run) -> None:
+        self._node, self._run = node, run
+        self._place = 0
+        self._reading: Cursor | None = None
+        self._read: list[Element] = []
+
+    def __next__(self) -> Element:
+        if self._node.complete:
+            elements = self._node.complete[0]
+            if self._place >= len(elements):
+                raise StopIteration
+            self._place += 1
+            return elements[self._place - 1]
+        self._fill(self._place + 1)
+        self._place += 1
+        return self._read[self._place - 1]
+
+    def _fill(self, count: int) -> None:
+        if self._reading is None:
+            self._reading = self._node.parent.cursor(self._run)
+        while len(self._read) < count:
+            try:
+                self._read.append(jax.tree.map(frozen, next(self._reading)))
+            except StopIteration:
+                self._node.complete[:] = [self._read]
+                raise
+
+    def get_state(self) -> Any:
+        return {"place": self._place}
+
+    def set_state(self, state: Any) -> None:
+        # A position contains no elements: unless the cache is complete, the parent is read again up to this index.
+        self._place = state["place"]
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.close()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Remembering(StreamStep):
+    """A step written as a generator over its parent's elements."""
+
+    @abc.abstractmethod
+    def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
+        """Yields the step's output for the parent's elements."""
+
+    @property
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def stream(self, run: Run) -> Any:
+        def make() -> Iterator[Element]:
+            return self.over(_elements(self.parent, run), run)
+
+        return engine().by_cursor(lambda: IterableCursor(make, lambda element, _: element), type(self).__name__)
+
+
+def _elements(node: Node, run: Run) -> Iterator[Element]:
+    cursor = node.cursor(run)
+    try:
+        while True:
+            try:
+                element = next(cursor)
+            except StopIteration:
+                return
+            yield element
+    finally:
+        cursor.close()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scanned(Remembering):
+    """Applies ``state, out = function(state, element)`` to every element, and returns `out`."""
+
+    initial_state: Element
+    function: Callable[[Any, Any], Any]
+
+    @property
+    def cardinality(self) -> int:
+        return int(self.parent.cardinality)
+
+    @property
+    def spec(self) -> Any:
+        return specs.after_map(self.parent.spec, first_element(self.parent), first_element(self))
+
+    def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
+        state, called = jax.tree.map(_copied, self.initial_state), "Dataset.scan"
+        for index, element in enumerate(elements):
+            handed_out(state)
+            pair = call(_Given(self.function, state, element), element, called, index)
+            with naming_element(called, index):
+                state, out = self._checked(pair, state)
+            yield out
+
+    def _checked(self, pair: Any, old: Element) -> tuple[Element, Element]:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise StructureError(
+                "Dataset.scan",
+                found=f"scan_func returned {type(pair).__name__}",
+                rule="scan_func returns a pair: the next state and the output element",
+                remedy="return (state, element)",
+            )
+        return _like(old, own_element(pair[0], "Dataset.scan")), own_element(pair[1], "Dataset.scan")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """Adapts a function of (state, element) to `call`, which passes the parts of an element."""
+
+    function: Callable[[Any, Any], Any]
+    state: Element
+    element: Element
+
+    def __call__(self, *_: Any) -> Any:
+        return self.function(self.state, self.element)
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
+def _like(old: Element, new: Element) -> Element:
+    """Casts the next state to the dtypes of the previous one after checking its structure. Shapes can change."""
+    before: Any = jax.tree.structure(old)
+    after: Any = jax.tree.structure(new)
+    leaves = list(zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=False))
+    if before != after or not all(np.can_cast(_dtype(b), _dtype(a), "same_kind") for a, b in leaves):
+        raise StructureError(
+            "Dataset.scan",
+            found=f"scan_func changed the state from {specs.spec_of(old)} to {specs.spec_of(new)}",
+            rule="the state keeps its structure and dtypes",
+            remedy="cast the next state, or pass an initial_state of that dtype",
+        )
+    return jax.tree.map(lambda a, b: b if _dtype(a) == _dtype(b) else b.astype(_dtype(a)), old, new)
+
+
+def _dtype(leaf: Any) -> np.dtype[Any]:
+    return np.dtype(getattr(leaf, "dtype", object))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unique(Remembering):
+    """Keeps the first occurrence of every element."""
+
+    def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
+        seen = set()
+        for index, element in enumerate(elements):
+            with naming_element("Dataset.unique", index):
+                key = _identity(element)
+            if key not in seen:
+                seen.add(key)
+                yield element
+
+
+def _identity(element: Element) -> Any:
+    if isinstance(element, bytes):
+        return element
+    if not isinstance(element, np.ndarray | np.generic) or element.dtype.kind not in "iubO":
+        raise StructureError(
+            "Dataset.unique",
+            found=f"the element {specs.spec_of(element)}",
+            rule="the elements passed to unique are single arrays of integers, booleans or bytes",
+            remedy="map them to such a key; floating-point numbers are rarely equal",
+        )
+    return element.shape, tuple(element.ravel()) if element.dtype.hasobject else element.tobytes()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Grouped(Remembering):
+    """Groups elements of equal keys into windows, and returns the elements of the datasets that `reduce` returns.
+
+    Attributes:
+        key: From an element to an integer key.
+        size: From a key to the size of its windows.
+        reduce: From a key, the elements of a window and the window's index to the node of a dataset.
+    """
+
+    key: Callable[..., Any]
+    size: Callable[[Any], Any]
+    reduce: Callable[[Any, list[Element], int], Node]
+
+    @property
+    def spec(self) -> Any:
+        first = first_element(self.parent)
+        key = self._key_of(first, 0)
+        return specs.map_specs(_open_batch, self.reduce(np.int64(key), [first], 0).spec)
+
+    def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
+        groups: dict[int, list[Element]] = {}
+        windows = 0
+        for index, element in enumerate(elements):
+            key = self._key_of(element, index)
+            group = groups.setdefault(key, [])
+            group.append(element)
+            if len(group) >= self._size_of(key):
+                yield from _elements(self.reduce(np.int64(key), groups.pop(key), windows), run.epoch(windows))
+                windows += 1
+        for number, key in enumerate(sorted(groups), windows):
+            yield from _elements(self.reduce(np.int64(key), groups[key], number), run.epoch(number))
+
+    def _key_of(self, element: Element, index: int) -> int:
+        found = call(self.key, element, "Dataset.group_by_window", index)
+        return _integer(found, "key_func", "a scalar integer")
+
+    def _size_of(self, key: int) -> int:
+        size = _integer(self.size(np.int64(key)), "window_size_func", "a scalar integer of at least 1")
+        if size < 1:
+            raise ArgumentError(
+                "Dataset.group_by_window",
+                found=f"a window of {size} elements for the key {key}",
+                rule="a window has at least one element",
+                remedy="pass a larger window_size",
+            )
+        return size
+
+
+def _open_batch(spec: specs.ArraySpec) -> specs.ArraySpec:
+    """Replaces the leading dim with None: the size of a window varies, and so does that of a batch of its elements."""
+    return specs.ArraySpec((None, *spec.shape[1:]), spec.dtype) if spec.shape else spec
+
+
+def _integer(value: Any, name: str, rule: str) -> int:
+    array = np.asarray(value)
+    if array.shape != () or array.dtype.kind not in "iub":
+        raise StructureError(
+            "Dataset.group_by_window",
+            found=f"{name} returned {value!r}",
+            rule=f"{name} returns {rule}",
+            remedy="cast the result to an integer",
+        )
+    return int(array)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Resampled(Remembering):
+    """Drops elements at random to reach a target class distribution, and returns pairs (class, element).
+
+    The elements of the parent are pairs (element, uniform number in [0, 1)).
+
+    Attributes:
+        class_of: From an element to its class.
+        target: The target frequency of each class.
+        initial: The actual frequency of each class, or None to count them.
+
+    Source: rejection sampling. The streaming count starts at 10 for every class, as in TensorFlow.
+    """
+
+    class_of: Callable[..., Any]
+    target: np.ndarray
+    initial: np.ndarray | None
+
+    @property
+    def spec(self) -> Any:
+        element = first_element(self.parent)[0]
+        return specs.spec_of(np.int32(0)), specs.after_map(self.parent.spec[0], element, element)
+
+    def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
+        counts = np.full(self.target.shape, 10.0)
+        for index, (element, uniform) in enumerate(elements):
+            found = self._checked(call(self.class_of, element, "Dataset.rejection_resample", index), index)
+            counts[found] += 1
+            wanted: np.ndarray = self.target / np.maximum(
+                counts / counts.sum() if self.initial is None else self.initial, 1e-30
+            )
+            if uniform * wanted.max() < wanted[found]:
+                yield np.int32(found), element
+
+    def _checked(self, value: Any, index: int) -> int:
+        array = np.asarray(value)
+        if array.shape != () or array.dtype.kind not in "iub" or not 0 <= array < len(self.target):
+            raise StructureError(
+                "Dataset.rejection_resample",
+                found=f"class_func returned {value!r} for element {index}",
+                rule=f"a class is an integer in [0, {len(self.target)}), an index into target_dist",
+                remedy="map the labels to such integers",
+            )
+        return int(array)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TakenWhile(StreamStep):
+    """Keeps the elements before the first one for which `function` returns False."""
+
+    function: Callable[..., Any]
+
+    @property
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def stream(self, run: Run) -> Any:
+        return engine().by_cursor(lambda: _WhileCursor(self.parent.cursor(run), self.function), "take_while")
+
+
+class _WhileCursor:
+    def __init__(self, parent: Cursor, function: Callable[..., Any]) -> None:
+        self._parent, self._function = parent, function
+        self._count, self._ended = 0, False
+
+    def __next__(self) -> Element:
+        if self._ended:
+            raise StopIteration
+        element = next(self._parent)
+        self._count += 1
+        if not bool(call(self._function, element, "Dataset.take_while", self._count - 1)):
+            self._ended = True
+            raise StopIteration
+        return element
+
+    def get_state(self) -> Any:
+        return {"count": self._count, "ended": self._ended, "parent": self._parent.get_state()}
+
+    def set_state(self, state: Any) -> None:
+        self._count, self._ended = state["count"], state["ended"]
+        self._parent.set_state(state["parent"])
+
+    def close(self) -> None:
+        self._parent.close()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Promised(Remembering):
+    """Checks while reading that the parent has `count` elements."""
+
+    count: int
+
+    @property
+    def cardinality(self) -> int:
+        return self.count
+
+    def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
+        seen = 0
+        for element in elements:
+            seen += 1
+            if 0 <= self.count < seen:
+                raise _broken_promise(self.count, "more")
+            yield element
+        if seen != self.count:
+            raise _broken_promise(self.count, str(seen))
+
+
+def _broken_promise(promised: int, found: str) -> InputError:
+    return InputError(
+        "assert_cardinality",
+        found=f"the dataset has {found} elements, expected_cardinality is {promised}",
+        rule="the dataset has exactly the expected number of elements",
+        remedy="pass the actual number of elements, or omit assert_cardinality",
+    )

@@ -1,0 +1,312 @@
+"""The element file: `Dataset.save` writes it, `Dataset.load` reads it, `cache(filename)` and `snapshot` do both.
+
+The file `elements.tfrecord` consists of TFRecords: first the version and the structure of the elements, as JSON; then
+one record per element with the dims and bytes of every leaf; then the offsets of all elements; last the offset of that
+record of offsets. The file is renamed to its path after it is complete, so an interrupted write leaves the previous
+file unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+import mmap
+import os
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored.data.elements import Element
+from mirrored.data.extra import engine
+from mirrored.data.pipeline.files import RECORD_OVERHEAD_BYTES, TFRecordWriter, open_file, read_tfrecord
+from mirrored.data.pipeline.indexed import ItemRows
+from mirrored.data.pipeline.nodes import Cursor, IndexedNode, Node, PositionCursor, Rows, Run
+from mirrored.data.pipeline.options import INFINITE_CARDINALITY
+from mirrored.data.pipeline.streams import StreamStep
+from mirrored.data.specs import ArraySpec
+from mirrored.errors import ArgumentError, DataFileError, StructureError
+
+FILE: Final = "elements.tfrecord"
+_VERSION: Final = 1
+_LENGTH: Final = struct.Struct("<Q")
+# How every file begins: the length of the first record and its checksum, then JSON.
+_HEAD_OFFSET_BYTES: Final = 12
+_HEAD_BEGIN: Final = b'{"version": '
+_TEXT: Final = "text"
+_KINDS: Final[dict[str, Any]] = {"dict": dict, "tuple": tuple}
+
+
+def store(node: Node, folder: str | os.PathLike[str], called: str) -> None:
+    """Writes the elements of one iteration to a folder, and replaces elements stored there before.
+
+    Raises:
+        ArgumentError: There is no end of them; or the folder is a file, or has another file of this name.
+        StructureError: They differ in structure or dtype, or have dictionaries with keys that are no text.
+    """
+    if node.cardinality == INFINITE_CARDINALITY:
+        raise ArgumentError(
+            called,
+            found="an infinite dataset",
+            rule="only a finite dataset can be written to a file",
+            remedy="call .take(n) first, or call .repeat() afterwards",
+        )
+    place = Path(folder)
+    _check_replaceable(place, called)
+    place.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=place, prefix=FILE + ".")
+    os.close(handle)
+    try:
+        _write(node, name, called)
+        os.replace(name, place / FILE)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def _check_replaceable(folder: Path, called: str) -> None:
+    """Refuses a path where the file would replace something that `store` has not written."""
+    path = folder / FILE
+    is_file = folder.exists() and not folder.is_dir()
+    if not is_file and (not os.path.lexists(path) or (path.is_file() and _is_stored(path))):
+        return
+    raise ArgumentError(
+        called,
+        found=f"{folder} is a file" if is_file else f"{path} is there, and does not hold elements of a dataset",
+        rule="elements replace only elements that were saved before; nothing was written",
+        remedy="give another folder, or move away what is there",
+    )
+
+
+def _is_stored(path: Path) -> bool:
+    """Whether a file begins as those of `store` do, or is empty."""
+    with path.open("rb") as file:
+        begin = file.read(_HEAD_OFFSET_BYTES + len(_HEAD_BEGIN))
+    return not begin or begin[_HEAD_OFFSET_BYTES:] == _HEAD_BEGIN
+
+
+def _write(node: Node, path: str, called: str) -> None:
+    structure = _structure(node.spec, called)
+    begins = []
+    cursor = node.cursor(Run())
+    try:
+        with TFRecordWriter(path) as writer:
+            head = json.dumps({"version": _VERSION, "structure": structure}).encode()
+            place = _written(writer, head)
+            for element in _rest_of(cursor):
+                begins.append(place)
+                out = io.BytesIO()
+                _pack(element, structure, out, called)
+                place += _written(writer, out.getvalue())
+            _written(writer, np.asarray(begins, "<u8").tobytes())
+            _written(writer, _LENGTH.pack(place))
+    finally:
+        cursor.close()
+
+
+def _written(writer: TFRecordWriter, record: bytes) -> int:
+    writer.write(record)
+    return len(record) + RECORD_OVERHEAD_BYTES
+
+
+def _rest_of(cursor: Cursor) -> Iterator[Element]:
+    while True:
+        try:
+            element = next(cursor)
+        except StopIteration:
+            return
+        yield element
+
+
+def _structure(spec: Any, called: str) -> Any:
+    """Converts a spec to JSON-like data."""
+    if isinstance(spec, dict):
+        if not all(isinstance(key, str) for key in spec):
+            raise StructureError(
+                called,
+                found=f"a dictionary with the keys {list(spec)}",
+                rule="the keys of stored dictionaries are strings",
+                remedy="map the elements to dictionaries with string keys, or to tuples",
+            )
+        return {"dict": {key: _structure(part, called) for key, part in spec.items()}}
+    if isinstance(spec, tuple):
+        return {"tuple": [_structure(part, called) for part in spec]}
+    if not isinstance(spec, ArraySpec):
+        raise StructureError(
+            called,
+            found=f"elements that contain {spec!r}",
+            rule="stored elements are dictionaries and tuples of arrays and bytes",
+            remedy="map the elements to such structures",
+        )
+    return {"dtype": _TEXT if spec.dtype.kind in "OSU" else spec.dtype.name, "shape": list(spec.shape)}
+
+
+def _pack(element: Element, structure: Any, out: IO[bytes], called: str) -> None:
+    if "dtype" not in structure:
+        ((kind, parts),) = structure.items()
+        fits = isinstance(element, _KINDS[kind]) and len(element) == len(parts)
+        if not fits or (kind == "dict" and set(element) != set(parts)):
+            raise _differs(called, f"a {type(element).__name__} of {element!r}", structure)
+        for key, part in parts.items() if kind == "dict" else enumerate(parts):
+            _pack(element[key], part, out, called)
+        return
+    array = np.asarray(element, object) if isinstance(element, bytes) else np.asarray(element)
+    is_text = array.dtype.kind in "OSU"
+    if is_text != (structure["dtype"] == _TEXT) or not (is_text or array.dtype.name == structure["dtype"]):
+        raise _differs(called, f"{array.dtype}{list(array.shape)}", structure)
+    if array.ndim != len(structure["shape"]):
+        raise _differs(called, f"{array.dtype}{list(array.shape)}", structure)
+    out.write(struct.pack(f"<{array.ndim}q", *array.shape))
+    if not is_text:
+        out.write(array.tobytes())
+        return
+    for one in array.ravel():
+        text = one.encode() if isinstance(one, str) else bytes(one)
+        out.write(_LENGTH.pack(len(text)) + text)
+
+
+def _differs(called: str, found: str, structure: Any) -> StructureError:
+    return StructureError(
+        called,
+        found=f"an element with {found} where the first ones had {json.dumps(structure)}",
+        rule="all stored elements have the same structure, dtypes and number of dims",
+        remedy="map all elements to one structure and dtype",
+    )
+
+
+class Stored:
+    """The elements of a file. Several threads can read concurrently.
+
+    Args:
+        folder: The folder passed to `store`.
+        called: The function that the user called, for messages.
+
+    Raises:
+        DataFileError: The file does not exist or is damaged.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], called: str) -> None:
+        self._path, self._called = str(Path(folder) / FILE), called
+        self._lock = threading.Lock()
+        try:
+            with open_file(self._path, "", called) as file:
+                self._file: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            head = json.loads(self._record(0, 0))
+            (end,) = _LENGTH.unpack(self._record(len(self._file) - _LENGTH.size - RECORD_OVERHEAD_BYTES, 0))
+            self._begins = np.frombuffer(self._record(end, 0), "<u8")
+        except (OSError, ValueError, struct.error) as error:
+            raise error if isinstance(error, DataFileError) else self._damaged(str(error)) from error
+        if head.get("version") != _VERSION:
+            raise self._damaged(f"it has version {head.get('version')}, but this version of mirrored reads {_VERSION}")
+        self._structure = head["structure"]
+
+    @property
+    def spec(self) -> Any:
+        """The spec of the elements."""
+        return _spec(self._structure)
+
+    def __len__(self) -> int:
+        return len(self._begins)
+
+    def __getitem__(self, index: int) -> Element:
+        return _unpack(io.BytesIO(self._record(int(self._begins[index]), index)), self._structure)
+
+    def _record(self, offset: int, index: int) -> bytes:
+        with self._lock:
+            self._file.seek(offset)
+            record = read_tfrecord(self._file, self._path, index)
+        if record is None:
+            raise self._damaged("it ends early")
+        return record
+
+    def _damaged(self, found: str) -> DataFileError:
+        return DataFileError(
+            self._called,
+            found=f"{self._path}: {found}",
+            rule="the file was not changed after Dataset.save, cache or snapshot wrote it",
+            remedy="delete the file and write it again",
+        )
+
+
+def _unpack(record: IO[bytes], structure: Any) -> Element:
+    if "dtype" not in structure:
+        return _rebuilt(structure, lambda part: _unpack(record, part))
+    dims = struct.unpack(f"<{len(structure['shape'])}q", record.read(8 * len(structure["shape"])))
+    count = int(np.prod(dims, dtype=np.int64))
+    if structure["dtype"] == _TEXT:
+        texts = np.empty(count, object)
+        for place in range(count):
+            (length,) = _LENGTH.unpack(record.read(_LENGTH.size))
+            texts[place] = record.read(length)
+        return texts.reshape(dims)[()]
+    dtype = jnp.dtype(structure["dtype"])
+    return np.frombuffer(record.read(count * dtype.itemsize), dtype).reshape(dims)[()]
+
+
+def _spec(structure: Any) -> Any:
+    if "dtype" not in structure:
+        return _rebuilt(structure, _spec)
+    is_text = structure["dtype"] == _TEXT
+    return ArraySpec(tuple(structure["shape"]), np.dtype(object) if is_text else jnp.dtype(structure["dtype"]))
+
+
+def _rebuilt(structure: Any, make: Callable[[Any], Any]) -> Any:
+    ((kind, parts),) = structure.items()
+    if kind == "dict":
+        return {key: make(part) for key, part in parts.items()}
+    return tuple(make(part) for part in parts)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredSource(IndexedNode):
+    """The elements of an existing file."""
+
+    stored: Stored
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        return ()
+
+    @property
+    def cardinality(self) -> int:
+        return len(self.stored)
+
+    @property
+    def spec(self) -> Any:
+        return self.stored.spec
+
+    def open(self, run: Run) -> Rows:
+        return _StoredRows(self.stored)
+
+
+class _StoredRows(ItemRows):
+    def __init__(self, stored: Stored) -> None:
+        self.length, self._stored = len(stored), stored
+
+    def item(self, index: int) -> Element:
+        return self._stored[index]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kept(StreamStep):
+    """Reads the parent's elements from a file. The first iteration writes the file before it returns an element."""
+
+    folder: str
+    called: str
+
+    def stream(self, run: Run) -> Any:
+        return engine().by_cursor(lambda: PositionCursor(_StoredRows(self._stored)), self.called)
+
+    @functools.cached_property
+    def _stored(self) -> Stored:
+        if not (Path(self.folder) / FILE).exists():
+            store(self.parent, self.folder, self.called)
+        return Stored(self.folder, self.called)

@@ -1,0 +1,256 @@
+"""Splits global batches into per-replica batches, and places them with the sharding that a compiled step expects."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NoReturn, TypeAlias
+
+import jax
+import numpy as np
+
+from mirrored._jax.arrays import aligned_empty, owned, put, put_rows
+from mirrored.errors import ArgumentError, StructureError
+from mirrored.topology.device_assignment import DeviceAssignment
+from mirrored.values.distributed_values import PerReplica
+
+# Splits a global batch into per-replica batches. Pure functions on arrays, without devices or strategies.
+#
+# A batch of m examples is split over n replicas into contiguous per-replica batches of ceil(m / n) examples. Later
+# replicas may get fewer examples, or none (shape ``[0, ...]``), as in `tf.distribute`.
+
+PyTree: TypeAlias = Any
+LastBatch: TypeAlias = Literal["split", "pad", "drop"]
+
+LAST_BATCH_RULES: tuple[LastBatch, ...] = ("split", "pad", "drop")
+
+
+BATCH_DATASET: Final = "call .batch(global_batch_size) on the dataset before it is distributed"
+
+
+def batch_size(batch: PyTree, called: str = "split", remedy: str = BATCH_DATASET) -> int:
+    """Returns the number of examples in a batch: the leading dim of all its leaves.
+
+    Args:
+        batch: A pytree of arrays ``[batch, ...]``.
+        called: The function that the user called, for messages.
+        remedy: How the user creates batches, for messages.
+
+    Raises:
+        StructureError: A leaf has no leading dim, the leading dims differ, or there is no leaf.
+
+    Example:
+        >>> batch_size({"x": np.zeros((6, 2)), "y": np.zeros(6)})
+        6
+    """
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(batch)}
+    if len(sizes) == 1 and () not in sizes:
+        return int(sizes.pop()[0])
+    return _refuse_sizes(batch, called, remedy)
+
+
+def _refuse_sizes(batch: PyTree, called: str, remedy: str) -> NoReturn:
+    found: int | None = None
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        shape = np.shape(leaf)
+        if not shape:
+            raise StructureError(
+                called,
+                found=f"the leaf {_name(path)} is a scalar: the dataset is not batched",
+                rule="the first dim of every leaf of a distributed batch is the batch dim",
+                remedy=remedy,
+            )
+        if found is not None and shape[0] != found:
+            raise StructureError(
+                called,
+                found=f"the leaf {_name(path)} has {shape[0]} examples, the leaves before it {found}",
+                rule="all leaves of a batch have the same number of examples",
+                remedy="if these are features of one example, the dataset is not batched: "
+                f"{remedy}; otherwise check the function that creates the batches",
+            )
+        found = shape[0]
+    raise StructureError(
+        called,
+        found=f"the batch {batch!r} contains no array",
+        rule="a batch is a pytree with at least one array",
+        remedy="yield the arrays of the batch",
+    )
+
+
+def share_bounds(size: int, num_replicas: int) -> list[tuple[int, int]]:
+    """Returns the start and stop index of each per-replica batch.
+
+    Args:
+        size: Number of examples in the global batch (m).
+        num_replicas: Number of replicas (n).
+
+    Example:
+        >>> share_bounds(5, 4)
+        [(0, 2), (2, 4), (4, 5), (5, 5)]
+    """
+    if num_replicas < 1:
+        raise ArgumentError(
+            "split",
+            found=f"num_replicas={num_replicas}",
+            rule="a batch is split over at least one replica",
+            remedy="pass strategy.num_replicas_in_sync",
+        )
+    each = -(-size // num_replicas)
+    return [(min(r * each, size), min((r + 1) * each, size)) for r in range(num_replicas)]
+
+
+def split(batch: PyTree, num_replicas: int) -> list[PyTree]:
+    """Splits a global batch into one contiguous per-replica batch per replica, without copying.
+
+    Args:
+        batch: A pytree of arrays ``[batch, ...]``.
+        num_replicas: Number of replicas.
+
+    Returns:
+        One pytree per replica, of arrays ``[ceil(batch / num_replicas) or less, ...]``.
+
+    Raises:
+        StructureError: The batch is not a pytree of arrays with one common leading dim.
+
+    Example:
+        >>> [part.tolist() for part in split(np.arange(5), 4)]
+        [[0, 1], [2, 3], [4], []]
+
+    TensorFlow: splits like `experimental_distribute_dataset`.
+    """
+    bounds = share_bounds(batch_size(batch), num_replicas)
+    return [jax.tree.map(lambda leaf, low=low, high=high: leaf[low:high], batch) for low, high in bounds]
+
+
+def pad(batch: PyTree, num_replicas: int, size: int | None = None) -> tuple[PyTree, np.ndarray]:
+    """Pads a batch so that it splits evenly, and returns a mask of the real examples.
+
+    Padding repeats the last example: its loss is as finite as that of a real example, and the mask multiplies it by
+    zero. A batch without examples is padded with zeros.
+
+    Args:
+        batch: A pytree of arrays ``[batch, ...]``.
+        num_replicas: The padded size is a multiple of this number.
+        size: Minimum padded size. Pass the size of the full batches to give all batches one shape.
+
+    Returns:
+        The padded batch ``[padded, ...]``, and the mask ``bool[padded]``: True for real examples.
+
+    Example:
+        >>> pad(np.array([7, 8, 9]), 2)
+        (array([7, 8, 9, 9]), array([ True,  True,  True, False]))
+    """
+    real = batch_size(batch, "pad")
+    padded = -(-max(real, size or 0) // num_replicas) * num_replicas
+    mask = np.arange(padded) < real
+    if padded == real:
+        return batch, mask
+    return jax.tree.map(lambda leaf: _filled(np.asarray(leaf), padded), batch), mask
+
+
+def check_last_batch(rule: str, called: str) -> None:
+    """Raises an error if `rule` is not a valid value of `last_batch`."""
+    if rule not in LAST_BATCH_RULES:
+        raise ArgumentError(
+            called,
+            found=f"last_batch={rule!r}",
+            rule='last_batch is "split", "pad" or "drop"',
+            remedy='use "pad" to compile the step once, or "split" for the per-replica batches of tf.distribute',
+        )
+
+
+def _filled(leaf: np.ndarray, padded: int) -> np.ndarray:
+    if leaf.shape[0] == 0:
+        return np.zeros((padded, *leaf.shape[1:]), leaf.dtype)
+    out = aligned_empty((padded, *leaf.shape[1:]), leaf.dtype)
+    out[: leaf.shape[0]], out[leaf.shape[0] :] = leaf, leaf[-1]
+    return out
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return f"element{jax.tree_util.keystr(path)}"
+
+
+# Places batches on the replicas' devices, with the sharding that a compiled step expects.
+
+
+@dataclasses.dataclass(frozen=True)
+class Placer:
+    """Creates per-replica values from host batches.
+
+    Attributes:
+        device_assignment: The device of each replica; None: one replica, on JAX's default device.
+        to_device: Whether to place components on devices. If False, they stay in host memory.
+        own_batches: With several workers: whether each worker reads separate batches for its own replicas. The workers
+            coordinate their shapes later (`mirrored.data.readers`). If False, all workers read the same global
+            batches, and each keeps the per-replica batches of its own replicas.
+    """
+
+    device_assignment: DeviceAssignment | None
+    to_device: bool = True
+    own_batches: bool = False
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of replicas."""
+        return 1 if self.device_assignment is None else self.device_assignment.num_replicas
+
+    def batch(self, batch: Any) -> Any:
+        """Splits a global batch (whose leaves have equal sizes) into per-replica batches, and places them.
+
+        Per-replica batches of equal size become one array ``[replicas, per_replica_batch, ...]``, sharded over all
+        devices; otherwise they become a tuple of arrays. Devices alias memory that the pipeline owns if they can read
+        it. Other memory is copied, since the source may reuse it. With one replica, the result is a plain array.
+        """
+        if self.device_assignment is None or self.device_assignment.num_replicas == 1:
+            return jax.tree.map(lambda leaf: self._put(leaf, 0), batch)
+        leaves, treedef = jax.tree_util.tree_flatten(batch)
+        count = leaves[0].shape[0]
+        shared_by = (
+            len(self.device_assignment.addressable_replicas)
+            if self.own_batches
+            else self.device_assignment.num_replicas
+        )
+        even = bool(count) and count % shared_by == 0
+        if even and self.to_device and not self.own_batches:
+            return jax.tree_util.tree_unflatten(treedef, self._stacked(leaves, shared_by, count // shared_by))
+        bounds = share_bounds(count, shared_by)
+        if not self.own_batches:
+            bounds = [bounds[replica] for replica in self.device_assignment.addressable_replicas]
+        # A process does not see the shapes on other processes, so it cannot tell later whether all are equal.
+        ragged = self.device_assignment.spans_processes and not even
+        return jax.tree.map(lambda leaf: self._components([leaf[low:high] for low, high in bounds], ragged), batch)
+
+    def elements(self, elements: Sequence[Any]) -> Any:
+        """Combines one element per replica of this process to a per-replica value; with one replica, the element."""
+        if self.num_replicas == 1:
+            return jax.tree.map(lambda leaf: self._put(leaf, 0), elements[0])
+        return jax.tree.map(lambda *leaves: self._components(leaves), *elements)
+
+    def _stacked(self, leaves: list[Any], shared_by: int, size: int) -> list[Any]:
+        assert self.device_assignment is not None
+        sharding = self.device_assignment.sharded
+        if any(leaf.dtype.hasobject for leaf in leaves):
+            here = self.device_assignment.addressable_replicas
+            parts = [np.split(owned(leaf), shared_by) for leaf in leaves]
+            return [PerReplica([part[r] for r in here], self.device_assignment) for part in parts]
+        rows = [leaf.reshape(shared_by, size, *leaf.shape[1:]) for leaf in leaves]
+        if sharding.is_fully_addressable:
+            placed = [put_rows(leaf, sharding, self.device_assignment.devices) for leaf in rows]
+        else:
+            copies = [owned(leaf) for leaf in rows]
+            placed = [jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__) for leaf in copies]
+        return [PerReplica.from_stacked(array, self.device_assignment) for array in placed]
+
+    def _components(self, batches: Sequence[Any], is_ragged: bool = False) -> PerReplica:
+        assert self.device_assignment is not None
+        replicas = self.device_assignment.addressable_replicas
+        placed = [self._put(batch, replica) for batch, replica in zip(batches, replicas, strict=True)]
+        return PerReplica(placed, self.device_assignment, is_ragged=is_ragged)
+
+    def _put(self, leaf: Any, replica: int) -> Any:
+        if getattr(leaf, "dtype", np.dtype(object)).hasobject:
+            return owned(leaf)
+        if not self.to_device:
+            return put(leaf, jax.local_devices(backend="cpu")[0])
+        return put(leaf, None if self.device_assignment is None else self.device_assignment.device_of(replica))

@@ -1,0 +1,182 @@
+"""Global batches of Keras loops: on one device if deterministic, and assembled from several workers' rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from mirrored._jax.arrays import owned
+from mirrored._jax.traces import is_tracer
+from mirrored.collectives.host_allgather import check_equal
+from mirrored.errors import ArgumentError, ContextError
+from mirrored.integrations.keras.newest import GROUPS, variables_of
+from mirrored.variables import Variable, VariableAggregation
+
+# Keras loops with `deterministic=True`: one program on one device computes every global batch.
+#
+# Keras computes a step over the global batch. If the batch is split over devices, the compiler sums over them in an
+# order that depends on their number, so the results are not bit-identical. Therefore the state of `fit` moves to the
+# first device, where the program is the same for every strategy. It moves back to all devices when Keras assigns it to
+# the model.
+
+
+def device_for(strategy: Any, called: str) -> Any:
+    """Returns the device on which `fit` computes, or None if it splits batches over all devices.
+
+    Raises:
+        ContextError: The strategy is deterministic and spans several processes.
+    """
+    if not getattr(strategy, "deterministic", False):
+        return None
+    if strategy.device_assignment.spans_processes:
+        raise ContextError(
+            called,
+            found="a model of a deterministic strategy over several workers",
+            rule="with deterministic=True, Keras computes each global batch on one device, in one process",
+            remedy="write a custom loop with strategy.run, or create the strategy without deterministic=True",
+        )
+    return strategy.device_assignment.devices[0]
+
+
+def put_on(device: Any) -> Callable[..., Any]:
+    """Returns a replacement for Keras' `distribute_data_input` that places a batch on one device."""
+
+    def distribute_data_input(batch: Any, layout: Any, batch_dim_name: Any) -> Any:
+        del layout, batch_dim_name
+        return None if batch is None else jax.device_put(owned(np.asarray(batch)), device)
+
+    return distribute_data_input
+
+
+def on_one_device(get_state: Callable[..., Any], device_of: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Wraps `Trainer._get_jax_state` to return the state on one device.
+
+    Args:
+        get_state: The wrapped method.
+        device_of: Returns the device of a model, see `device_for`.
+    """
+
+    @functools.wraps(get_state)
+    def getting(self: Any, **which: Any) -> Any:
+        device = device_of(self)
+        if device is None:
+            return get_state(self, **which)
+        groups = [variables_of(self, group) for group in GROUPS if which.get(group)]
+        state = tuple([_on_device(variable, device) for variable in group] for group in groups)
+        if which.get("purge_model_variables"):
+            self._purge_model_variables(**{group: which.get(group, False) for group in GROUPS})
+        return state
+
+    return getting
+
+
+def one_sharding(get_shardings: Callable[..., Any], device_of: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Wraps `Trainer._get_state_sharding_spec` to match the state of `on_one_device`."""
+
+    @functools.wraps(get_shardings)
+    def getting(self: Any) -> Any:
+        device = device_of(self)
+        if device is None:
+            return get_shardings(self)
+        sharding = jax.sharding.SingleDeviceSharding(device)
+        return tuple([sharding] * len(variables_of(self, group)) for group in GROUPS)
+
+    return getting
+
+
+def _on_device(variable: Any, device: Any) -> Any:
+    """Returns a copy, which the step can donate. The variable keeps its value until the step's result is assigned."""
+    made = getattr(variable, "mirrored", None)
+    value = _same_component(made) if isinstance(made, Variable) else None
+    return jnp.array(jax.device_put(variable.value if value is None else value, device), copy=True)
+
+
+def _same_component(made: Variable) -> Any:
+    """Returns the component of a statistic if it is bit-identical on all replicas, else None.
+
+    The mean of equal components can differ from them in the last bit.
+    """
+    if not made.per_replica or made.aggregation is not VariableAggregation.MEAN or made.num_replicas == 1:
+        return None
+    components = [made.stored_component(replica) for replica in range(made.num_replicas)]
+    first = np.asarray(components[0])
+    same = all(np.asarray(one).tobytes() == first.tobytes() for one in components[1:])
+    return components[0] if same else None
+
+
+# Keras on several workers: assembles global batches from each worker's rows, and replicates outputs.
+
+
+def across_workers(called: str, has_parts: bool) -> Callable[[Any, Any, Any], Any]:
+    """Returns a function that places a Keras batch on the devices of all workers.
+
+    Keras assumes that each worker passes its own part of the global batch. Here all workers read the same arrays or the
+    same dataset, so each has the global batch and contributes its own rows. Only a distributed dataset yields parts.
+
+    Args:
+        called: The method of the model, for messages.
+        has_parts: Whether the batches come from a distributed dataset.
+
+    Returns:
+        A function of a batch, its Keras layout and the name of the batch dimension.
+    """
+    checked = False
+
+    def distribute(batch: Any, layout: Any, batch_dim_name: Any) -> Any:
+        nonlocal checked
+        if batch is None:
+            return None
+        sharding = getattr(layout, "backend_layout", layout)
+        host = owned(np.asarray(batch))
+        if has_parts:
+            return _of_parts(called, host, sharding)
+        if not checked:
+            _check_same(called, host)
+            checked = True
+        if host.shape[0] % sharding.mesh.size:
+            sharding = NamedSharding(sharding.mesh, PartitionSpec())
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return distribute
+
+
+def _of_parts(called: str, host: np.ndarray[Any, Any], sharding: Any) -> Any:
+    local = len(sharding.addressable_devices)
+    if host.shape[0] % local:
+        raise ArgumentError(
+            f"Model.{called}",
+            found=f"a batch of a distributed dataset with {host.shape[0]} rows on this worker, and {local} devices",
+            rule="with several workers, the rows of a worker's batch are divisible by its number of devices",
+            remedy="pass the undistributed dataset, which Keras can split unevenly, or batch(..., drop_remainder=True)",
+        )
+    return jax.make_array_from_process_local_data(sharding, host)
+
+
+def _check_same(called: str, host: np.ndarray[Any, Any]) -> None:
+    check_equal(
+        f"Model.{called}",
+        {"the first batch": host},
+        rule="all workers read the same batches, and each trains on its own rows of them",
+        remedy="call keras.utils.set_random_seed with the same seed on all workers before data is shuffled, or pass "
+        "shuffle=False; if each worker has its own data, pass a distributed dataset",
+    )
+
+
+def everywhere(output: Any) -> Any:
+    """Replicates an array that is sharded over several processes; returns anything else unchanged."""
+    if not isinstance(output, jax.Array) or is_tracer(output):
+        return output
+    if output.is_fully_addressable or output.is_fully_replicated:
+        return output
+    return _replicated(NamedSharding(output.sharding.mesh, PartitionSpec()))(output)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _replicated(sharding: NamedSharding) -> Callable[..., Any]:
+    return jax.jit(lambda array: array, out_shardings=sharding)

@@ -1,0 +1,307 @@
+"""Keras callbacks and saving: backups that resume within an epoch, atomic writes, TensorBoard without TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import h5py  # a requirement of Keras
+
+from mirrored.checkpoint.sharing import settled, writes_here
+from mirrored.errors import CheckpointError, InputError
+from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.belonging import strategy_of
+from mirrored.patches import replace
+
+# Makes `BackupAndRestore(save_freq=int)` resume an interrupted epoch at the first batch after the backup.
+#
+# Keras records the batch but restarts the epoch, so it trains on the first batches twice. For a model of a strategy,
+# the batches before the backup are skipped. The weights then equal those of an uninterrupted run, provided that the
+# data arrive in the same order (``shuffle=False``, or a dataset that shuffles with a seed).
+#
+# A backup is one file that is renamed once it is complete. The file of the weights also records the epoch and the
+# batch, so that a kill cannot leave one without the other. Of several workers that name one folder, the first one
+# writes, the others wait for it, and all read.
+
+keras = load()
+_EpochIterator: Any = keras.src.trainers.epoch_iterator.EpochIterator
+_CALLED: Final = "BackupAndRestore"
+_NOTE: Final = "mirrored_training_metadata"
+_skipped_batches: contextvars.ContextVar[int] = contextvars.ContextVar("_skipped_batches", default=0)
+
+
+def connect_resuming() -> None:
+    """Wraps the callback, `fit`, and the iterator over the batches of an epoch."""
+    callback: Any = keras.callbacks.BackupAndRestore
+    replace("keras", callback, "on_epoch_begin", _noting_number(callback.on_epoch_begin))
+    replace("keras", callback, "on_train_batch_end", _noting_batch(callback.on_train_batch_end))
+    replace("keras", callback, "on_epoch_end", _noting_epoch(callback.on_epoch_end))
+    replace("keras", callback, "on_train_end", _ending(callback.on_train_end))
+    replace("keras", callback, "_save_model", _saving_steps(callback._save_model))
+    replace("keras", callback, "_load_model", _loading_steps(callback._load_model))
+    replace("keras", _EpochIterator, "_enumerate_iterator", _skipping(_EpochIterator._enumerate_iterator))
+    replace("keras", keras.Model, "fit", _forgetting(keras.Model.fit))
+
+
+def _noting_batch(end: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(end)
+    def noting_batch(self: Any, batch: int, logs: Any = None) -> None:
+        self._steps_done = batch + 1
+        end(self, batch, logs)
+
+    return noting_batch
+
+
+def _noting_number(begin: Callable[..., None]) -> Callable[..., None]:
+    """Wraps `on_epoch_begin` to record the number of the epoch.
+
+    Keras sets it only at the end of the previous epoch, so it is 0 in the first epoch of every `fit`.
+    """
+
+    @functools.wraps(begin)
+    def noting_number(self: Any, epoch: int, logs: Any = None) -> None:
+        begin(self, epoch, logs)
+        if strategy_of(self.model) is not None:
+            self._current_epoch = epoch
+
+    return noting_number
+
+
+def _noting_epoch(end: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(end)
+    def noting_epoch(self: Any, epoch: int, logs: Any = None) -> None:
+        self._steps_done = 0
+        end(self, epoch, logs)
+
+    return noting_epoch
+
+
+def _saving_steps(save: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(save)
+    def saving_steps(self: Any) -> None:
+        if strategy_of(self.model) is None:
+            save(self)
+            return
+        if not _is_shared(self.model):
+            _write(self, save)
+            return
+        writes = writes_here(_CALLED, Path(self.backup_dir).absolute())
+        write = lambda: _write(self, save) if writes else _read_along(self)  # noqa: E731
+        settled(_CALLED, "wait until the backup is written", write)
+
+    return saving_steps
+
+
+def _is_shared(model: Any) -> bool:
+    """Returns whether several workers train the model together."""
+    strategy = strategy_of(model)
+    return strategy is not None and bool(strategy.device_assignment.spans_processes)
+
+
+def _write(callback: Any, save: Callable[..., None]) -> None:
+    """Lets Keras write the backup to temporary names, records the batch in it, and renames it.
+
+    Raises:
+        CheckpointError: It cannot be written. The previous backup is unchanged.
+    """
+    weights, metadata = Path(callback._weights_path), Path(callback._training_metadata_path)
+    beside = [one.with_name(f"new.{one.name}") for one in (weights, metadata)]
+    kept = (callback._prev_weights_path, callback._prev_training_metadata_path) if _keeps_two(callback) else ()
+    try:
+        weights.parent.mkdir(parents=True, exist_ok=True)
+        for one, copy in zip((weights, metadata), kept, strict=False):
+            if one.exists():
+                shutil.copy(one, copy)
+        for one in beside:
+            one.unlink(missing_ok=True)
+        callback._weights_path, callback._training_metadata_path = map(str, beside)
+        save(callback)
+        about = {**json.loads(beside[1].read_text(encoding="utf-8")), "steps": callback._steps_done}
+        beside[1].write_text(json.dumps(about), encoding="utf-8")
+        with h5py.File(beside[0], "a") as file:
+            file.attrs[_NOTE] = json.dumps(about)
+        os.replace(beside[0], weights)
+        os.replace(beside[1], metadata)
+    except OSError as error:
+        raise CheckpointError(
+            _CALLED,
+            found=f"the backup {weights} could not be written: {error}",
+            rule="a backup is written completely or not at all; the previous one is unchanged",
+            remedy="check the folder and its file system, and restart",
+        ) from error
+    finally:
+        callback._weights_path, callback._training_metadata_path = str(weights), str(metadata)
+        for one in beside:
+            with contextlib.suppress(OSError):
+                one.unlink(missing_ok=True)
+
+
+def _keeps_two(callback: Any) -> bool:
+    return bool(getattr(callback, "double_checkpoint", False))
+
+
+def _read_along(callback: Any) -> None:
+    """Takes part in the collective reads of variables whose value is a mean over replicas."""
+    with tempfile.TemporaryDirectory() as folder:
+        callback.model.save_weights(os.path.join(folder, "unused.weights.h5"))
+
+
+def _ending(end: Callable[..., None]) -> Callable[..., None]:
+    """Removes the backup once for all workers. No worker continues before it is removed."""
+
+    @functools.wraps(end)
+    def ending(self: Any, logs: Any = None) -> None:
+        if not _is_shared(self.model):
+            end(self, logs)
+            return
+        writes = writes_here(_CALLED, Path(self.backup_dir).absolute())
+        settled(_CALLED, "wait until the backup is removed", lambda: end(self, logs) if writes else None)
+
+    return ending
+
+
+def _noted(callback: Any) -> dict[str, Any] | None:
+    """Returns the epoch and batch that the backup records, or None if there is no backup."""
+    weights, metadata = Path(callback._weights_path), Path(callback._training_metadata_path)
+    if weights.is_file():
+        with h5py.File(weights) as file:
+            note = file.attrs.get(_NOTE)
+        if note is not None:
+            return dict(json.loads(note))
+    return dict(json.loads(metadata.read_text(encoding="utf-8"))) if metadata.is_file() else None
+
+
+def _loading_steps(restore: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(restore)
+    def loading_steps(self: Any) -> None:
+        restore(self)
+        about = None if strategy_of(self.model) is None else _noted(self)
+        if about is None:
+            return
+        self.model._initial_epoch = about["epoch"]
+        steps, all_steps = about.get("steps", 0), self.params.get("steps")
+        # Otherwise the next backup would record the epoch in which the callback was created.
+        self._current_epoch = about["epoch"]
+        if all_steps is not None and steps >= all_steps:
+            self.model._initial_epoch = self._current_epoch = about["epoch"] + 1
+            steps = 0
+        self._last_batch_seen = max(0, steps - 1)
+        _skipped_batches.set(steps)
+
+    return loading_steps
+
+
+def _skipping(enumerate_steps: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(enumerate_steps)
+    def skipping(self: Any) -> Iterator[Any]:
+        first = _skipped_batches.get()
+        _skipped_batches.set(0)
+        last = 0
+        for begin, end, iterator in enumerate_steps(self):
+            last = end + 1
+            if begin >= first:
+                yield begin, end, iterator
+                continue
+            for _ in range(begin, end + 1):
+                next(iterator, None)
+        if first and last <= first:
+            raise InputError(
+                "BackupAndRestore",
+                found=f"the epoch was interrupted after {first} batches, and the data have {last}",
+                rule="a resumed run uses the same data as the interrupted run",
+                remedy="pass the same data, or another backup_dir to start a new run",
+            )
+
+    return skipping
+
+
+def _forgetting(fit: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fit)
+    def forgetting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return fit(self, *args, **kwargs)
+        finally:
+            _skipped_batches.set(0)
+
+    return forgetting
+
+
+# `Model.save` and `save_weights` of models of a strategy write atomically.
+#
+# Keras writes to the path itself. If the program is killed meanwhile, an incomplete file replaces the previous one. If
+# several workers save to one path, as callbacks of `fit` do, one of them fails on the lock that HDF5 takes. The
+# wrappers therefore write to a temporary name in the same folder and rename it. All workers write the same content, so
+# their order does not matter. The wrappers do not communicate, because a program may save on one worker only.
+
+_ONE_FILE: Final = (".weights.h5", ".h5", ".keras")
+
+
+def connect_saving() -> None:
+    """Wraps both methods."""
+    replace("keras", keras.Model, "save", _whole(keras.Model.save))
+    replace("keras", keras.Model, "save_weights", _whole(keras.Model.save_weights))
+
+
+def _whole(save: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(save)
+    def whole(self: Any, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
+        path = _replaceable(filepath, overwrite)
+        # Options may make folders or several files of it (zipped=False, max_shard_size).
+        if path is None or args or kwargs or strategy_of(self) is None:
+            return save(self, filepath, overwrite, *args, **kwargs)
+        beside = path.with_name(f".{secrets.token_hex(4)}-{path.name}")
+        try:
+            result = save(self, str(beside), True)
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+        return result
+
+    return whole
+
+
+def _replaceable(filepath: Any, overwrite: bool) -> Path | None:
+    """Returns the path if a local file can be placed there. Keras handles all other paths, questions and errors."""
+    if not isinstance(filepath, (str, os.PathLike)) or "://" in os.fspath(filepath):
+        return None
+    path = Path(filepath)
+    is_free = not path.exists() or (overwrite and path.is_file())
+    return path if path.name.endswith(_ONE_FILE) and path.parent.is_dir() and is_free else None
+
+
+# Makes Keras' TensorBoard callback work without TensorFlow: it writes through `mirrored.tf.summary`.
+
+
+def connect_tensorboard() -> None:
+    """Replaces the writer of `keras.callbacks.TensorBoard`, which is TensorFlow's, if TensorFlow is not installed."""
+    if importlib.util.find_spec("tensorflow") is not None:
+        return
+    callback: Any = keras.callbacks.TensorBoard
+    replace("keras", callback, "summary", property(_summary, doc="The summary writer."))
+    replace("keras", callback, "_write_keras_model_summary", _without_graph(callback._write_keras_model_summary))
+
+
+def _summary(callback: Any) -> Any:
+    # Loaded lazily: the facade depends on this package. If an extra is missing, the facade's error names it.
+    return importlib.import_module("mirrored.tf").summary
+
+
+def _without_graph(write: Callable[..., None]) -> Callable[..., None]:
+    """Omits the graph of the model, which needs a TensorFlow format."""
+
+    @functools.wraps(write)
+    def without_graph(self: Any) -> None:
+        return None
+
+    return without_graph

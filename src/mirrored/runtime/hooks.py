@@ -1,0 +1,262 @@
+"""Hooks that upper layers register: constructors of distributed datasets, framework bridges, loops in Python."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Final
+
+from mirrored.runtime.ambient import ambient
+
+# Hooks for `mirrored.data`: strategies offer distributed datasets, and the layer above registers constructors.
+
+Distributor = Callable[[Any, Any, Any], Any]
+"""Creates a distributed dataset or iterator from a strategy, a dataset or function, and options."""
+
+_distributors: dict[str, Distributor] = {}
+
+
+def set_distributors(
+    *,
+    dataset: Distributor,
+    from_function: Distributor,
+    dataset_iterator: Distributor,
+    input_fn_iterator: Distributor,
+) -> None:
+    """Registers the constructors of distributed datasets and of TensorFlow 1 iterators. Called by `mirrored.data`."""
+    _distributors.update(
+        dataset=dataset,
+        from_function=from_function,
+        dataset_iterator=dataset_iterator,
+        input_fn_iterator=input_fn_iterator,
+    )
+
+
+def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
+    """Returns a distributed dataset that splits the global batches of a dataset."""
+    return _distributors["dataset"](strategy, dataset, options)
+
+
+def distribute_from_function(strategy: Any, dataset_fn: Any, options: Any) -> Any:
+    """Returns a distributed dataset from a function that returns a dataset of per-replica batches."""
+    return _distributors["from_function"](strategy, dataset_fn, options)
+
+
+def make_dataset_iterator(strategy: Any, dataset: Any, per_replica_batches: bool) -> Any:
+    """Returns a reinitializable iterator over a dataset."""
+    return _distributors["dataset_iterator"](strategy, dataset, per_replica_batches)
+
+
+def make_input_fn_iterator(strategy: Any, input_fn: Any, replication_mode: Any) -> Any:
+    """Returns a reinitializable iterator over the dataset that a function returns."""
+    return _distributors["input_fn_iterator"](strategy, input_fn, replication_mode)
+
+
+# Connects frameworks whose models create their own variables, when the program opens a strategy's scope.
+#
+# A framework that is imported while a scope is open is connected at the end of its import, so the order of imports does
+# not matter.
+
+_bridges: dict[str, str] = {}
+_roots: dict[str, str] = {}
+_warned: set[str] = set()
+
+
+def set_bridges(bridges: Mapping[str, str], roots: Mapping[str, str]) -> None:
+    """Registers the bridges: the modules of `mirrored` that connect frameworks.
+
+    Args:
+        bridges: The bridge of each framework, by the framework module whose presence in `sys.modules` shows its use.
+        roots: That framework module, by the package that a program imports.
+    """
+    _bridges.update(bridges)
+    _roots.update(roots)
+
+
+def connect() -> None:
+    """Connects the frameworks that the program has imported."""
+    for framework, bridge in _bridges.items():
+        if framework in sys.modules:
+            module = importlib.import_module(bridge)
+            # A bridge imports its framework. If a scope is open, the end of that import calls `connect` again, before
+            # the bridge is complete. Such a bridge is skipped here; it connects at the end of its own import.
+            if not getattr(module.__spec__, "_initializing", False):
+                module.connect()
+
+
+def watch_imports() -> Finder | None:
+    """Connects frameworks at their import from now on. Returns None if all of them are already imported."""
+    for root, shown_by in _roots.items():
+        if root in sys.modules and shown_by not in sys.modules:
+            _warn_of_backend(root)
+    awaited = [root for root, shown_by in _roots.items() if shown_by not in sys.modules]
+    if not awaited:
+        return None
+    finder = Finder(awaited)
+    sys.meta_path.insert(0, finder)
+    return finder
+
+
+def end_watching(finder: Finder | None) -> None:
+    """Removes the finder that `watch_imports` has installed."""
+    if finder is not None:
+        sys.meta_path.remove(finder)
+
+
+def _warn_of_backend(root: str) -> None:
+    """Warns once if a framework uses a backend other than JAX, so that its models cannot be distributed."""
+    module = sys.modules[root]
+    backend = getattr(getattr(module, "backend", None), "backend", None)
+    if root in _warned or not callable(backend) or backend() == "jax":
+        return
+    _warned.add(root)
+    warnings.warn(
+        f"{root} uses the backend {backend()!r}: models created in strategy.scope() are not distributed\n"
+        f"  rule:   models of a strategy use the JAX backend\n"
+        f"  remedy: write at the top of the program, before {root} is imported: "
+        f"import os; os.environ['{root.upper()}_BACKEND'] = 'jax'",
+        stacklevel=4,
+    )
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Import finder that delegates to the other finders and connects a framework at the end of its import."""
+
+    def __init__(self, awaited: Sequence[str]) -> None:
+        self._awaited = awaited
+        self._asking = threading.local()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Returns the spec that Python finds, with a loader that connects the framework."""
+        if fullname not in self._awaited or getattr(self._asking, "now", False):
+            return None
+        self._asking.now = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asking.now = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Delegates to another loader and then calls `connect`."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        created: types.ModuleType | None = self._loader.create_module(spec)
+        return created
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        connect()
+
+
+# Functions driven from Python: compiled functions that iterate a dataset in their body.
+#
+# A compiled program cannot iterate a dataset: an element taken during tracing would become a constant of the program.
+# So a function that takes elements runs as Python at every call, and each `run` in it is compiled separately.
+
+_MAX_VARIANTS: Final = 8
+
+
+class IteratedWhileTracing(BaseException):
+    """Signals that a dataset is iterated while a function is traced. The function is then driven from Python.
+
+    It is not an `Exception`: user code that catches `Exception` must not handle it, or its handler would be traced.
+    """
+
+
+class EndOfElements(StopIteration):
+    """The end of a dataset inside a driven function. It ends a `for` loop there.
+
+    Args:
+        error: The error that the caller of the driven function receives if no loop handles the end.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
+def stop_iteration(error: Callable[[], Exception]) -> StopIteration:
+    """Returns the exception that `__next__` of a dataset's iterator raises at the end.
+
+    Args:
+        error: Creates the error for the caller of a driven function. A StopIteration must not leave the function, where
+            it would silently end a loop of the caller.
+    """
+    return StopIteration() if ambient().driver is None else EndOfElements(error())
+
+
+def note_iteration() -> None:
+    """Reports an iteration: a dataset calls it in `__iter__`, and its iterator for every element.
+
+    Raises:
+        IteratedWhileTracing: A function is being traced.
+    """
+    store = ambient().store
+    if store is not None and store.captures:
+        raise IteratedWhileTracing
+
+
+class Driver:
+    """Cache of the compiled replica functions of one driven function.
+
+    A replica function that is defined inside the driven function is a new object at each call. So the cache key is its
+    code and the identities of the objects that it closes over.
+
+    Args:
+        compile_function: Compiles a replica function.
+    """
+
+    def __init__(self, compile_function: Callable[[Callable[..., Any]], Any]) -> None:
+        self._compile = compile_function
+        self._compiled: dict[Hashable, tuple[Any, Any]] = {}
+        self._variants: dict[Any, int] = {}
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the compiled form of `function`, or `function` itself after too many different closures."""
+        code = getattr(function, "__code__", function)
+        key = (code, _closed_over(function), id(getattr(function, "__self__", None)))
+        if key not in self._compiled:
+            self._variants[code] = self._variants.get(code, 0) + 1
+            if self._variants[code] > _MAX_VARIANTS:
+                return function
+            # The entry keeps the function alive, so that no other object can take over an identity in the key.
+            self._compiled[key] = (self._compile(function), function)
+        return self._compiled[key][0]  # type: ignore[no-any-return]
+
+    @property
+    def trace_count(self) -> int:
+        """The number of traces of all functions in the cache."""
+        return sum(compiled.trace_count for compiled, _ in self._compiled.values())
+
+
+def _closed_over(function: Callable[..., Any]) -> tuple[Hashable, ...]:
+    cells = getattr(function, "__closure__", None) or ()
+    contents = []
+    for cell in cells:
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            continue
+        # A nested function is a new object at each call, too: it is identified by its code and closure.
+        inner = (value.__code__, _closed_over(value)) if hasattr(value, "__code__") else id(value)
+        contents.append(inner)
+    return tuple(contents)

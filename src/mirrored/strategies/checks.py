@@ -1,0 +1,286 @@
+"""Checks of `run`: the calling context, diverging assignments, and the declared `out_specs`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from mirrored._jax.source_lines import user_stacklevel
+from mirrored.errors import (
+    ArgumentError,
+    ContextError,
+    DivergingStateWarning,
+    OutOfScopeWarning,
+    ReplicaDivergenceError,
+    StructureError,
+)
+from mirrored.runtime.ambient import ambient
+from mirrored.topology.device_assignment import AXIS
+from mirrored.values import structures
+from mirrored.values.distributed_values import Makers, PerReplica
+
+# Checks that a strategy's method is called in the right context.
+
+
+def refuse_in_replica(method: str) -> None:
+    """Raises an error if a method that needs the cross-replica context is called inside a replica.
+
+    Raises:
+        ContextError: The call is inside a replica.
+    """
+    if ambient().replica is None:
+        return
+    raise ContextError(
+        f"Strategy.{method}",
+        found="it was called inside a replica",
+        rule="it needs the cross-replica context",
+        remedy="call it outside the function given to run, or inside get_replica_context().merge_call(fn)",
+    )
+
+
+def refuse_mixing(strategy: Any, method: str) -> None:
+    """Raises an error if a strategy is used inside the scope of another one.
+
+    Raises:
+        ContextError: Another strategy is current.
+    """
+    strategies = ambient().strategies
+    if not strategies or strategies[-1] is strategy:
+        return
+    raise ContextError(
+        f"Strategy.{method}",
+        found=f"{strategy!r} inside the scope of {strategies[-1]!r}",
+        rule="scopes and runs of different strategies cannot be nested",
+        remedy="leave the other strategy's scope first, or use one strategy for both",
+    )
+
+
+# Errors and warnings for assignments that would make replicas, or eager and compiled runs, diverge.
+#
+# A variable that was created outside any scope has no copies. In an eager run, as in TensorFlow, the replicas assign it
+# one after another. In a compiled run, they run at the same time, so all must assign the same value.
+
+
+def would_differ(variable: Any, where: Iterable[str], how: str) -> ReplicaDivergenceError:
+    """Returns the error for an assignment that would make the replicas' values of a variable diverge.
+
+    Args:
+        variable: A mirrored variable, or one that was created outside any scope.
+        where: The line where each replica assigned it; empty for a replica that did not.
+        how: What differs, as the end of a sentence.
+    """
+    lines = ", ".join(sorted({line for line in where if line})) or "one replica only"
+    kind, rule, remedy = _MIRRORED if variable.device_assignment is not None else _PLAIN
+    return ReplicaDivergenceError(
+        f"{variable.name}.assign",
+        found=f"{kind} {variable.name!r}, assigned at {lines}, would differ between replicas{how}",
+        rule=rule,
+        remedy=remedy,
+    )
+
+
+def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: int) -> None:
+    """Warns that a compiled run updates a variable from its old value once, not once per replica.
+
+    Args:
+        variable: A variable that was created outside any scope.
+        where: The lines that assigned it.
+        replicas: The number of replicas of the run.
+    """
+    lines = ", ".join(sorted({line for line in where if line}))
+    warnings.warn(
+        f"variable {variable.name!r}, made outside of strategy.scope(), is updated at {lines} by {replicas} replicas\n"
+        "  rule:   a compiled run updates it once; in an eager run, as in TensorFlow, the replicas update it one after "
+        "another\n"
+        "  remedy: make it (or the model or optimizer that it belongs to) inside `with strategy.scope():`; or assign "
+        "it once, outside of run",
+        OutOfScopeWarning,
+        stacklevel=user_stacklevel(),
+    )
+
+
+_REDUCE = "reduce it first (get_replica_context().all_reduce(ReduceOp.MEAN, value))"
+_MIRRORED = (
+    "mirrored variable",
+    "a mirrored variable is equal on all replicas at all times; a value that depends on the per-replica batch, "
+    "on the replica id or on per-replica state must be reduced first",
+    f"{_REDUCE}, create the variable with aggregation=VariableAggregation.MEAN, or make it sync-on-read "
+    "(synchronization=VariableSynchronization.ON_READ)",
+)
+_PLAIN = (
+    "variable (made outside of strategy.scope())",
+    "a variable that was made outside of strategy.scope() has one value for all replicas, which all of them assign",
+    f"{_REDUCE}, or make the variable (or the metric, layer or optimizer that it belongs to) inside "
+    "`with strategy.scope():`, as sync-on-read if each replica should have its own value",
+)
+
+
+# `out_specs` of `Strategy.run`: declares which results are replicated. Warns if a step feeds its results back.
+
+_REMEDY: Final = (
+    "average the gradients over replicas before they are used (get_replica_context().all_reduce(ReduceOp.MEAN, "
+    "gradients)), or declare the result per replica (PartitionSpec('replica'))"
+)
+
+
+class OutSpecs:
+    """The caller's declaration of which results of `run` are replicated.
+
+    Args:
+        specs: A tree prefix of the result, with ``PartitionSpec()`` for replicated results and
+            ``PartitionSpec("replica")`` for per-replica ones. None: all results are per replica.
+
+    Raises:
+        ArgumentError: `specs` contains another leaf.
+    """
+
+    def __init__(self, specs: Any = None) -> None:
+        self.is_given = specs is not None
+        self._specs, self._treedef = jax.tree.flatten(specs, is_leaf=_is_spec)
+        for spec in self._specs if self.is_given else ():
+            if spec not in (PartitionSpec(), PartitionSpec(AXIS)) or not _is_spec(spec):
+                raise ArgumentError(
+                    "Strategy.run",
+                    found=f"{spec!r} in out_specs",
+                    rule="a result is either equal on all replicas, PartitionSpec(), or per replica, "
+                    f"PartitionSpec({AXIS!r})",
+                    remedy="write out_specs=(PartitionSpec(), PartitionSpec('replica')) for a pair of a state and "
+                    "per-replica metrics, for instance",
+                )
+
+    @property
+    def key(self) -> Hashable:
+        """A cache key. Equal declarations have equal keys."""
+        return (self._treedef, tuple(self._specs)) if self.is_given else None
+
+    def replicated(self, result: Any) -> list[bool]:
+        """Returns, for each leaf of a result in the order of `structures.flatten`, whether it is declared replicated.
+
+        Raises:
+            StructureError: The declaration is not a tree prefix of the result.
+        """
+        if not self.is_given:
+            return [False] * len(structures.flatten(result)[0])
+        treedef: Any = self._treedef
+        try:
+            parts = treedef.flatten_up_to(result)
+        except ValueError as error:
+            raise StructureError(
+                "Strategy.run",
+                found=f"out_specs of structure {self._treedef} for a result of structure "
+                f"{structures.flatten(result)[1]}: {error}",
+                rule="out_specs is a tree prefix of what the replica function returns",
+                remedy="pass one PartitionSpec for each element of the returned tuple",
+            ) from None
+        return [
+            spec == PartitionSpec()
+            for spec, part in zip(self._specs, parts, strict=True)
+            for _ in structures.flatten(part)[0]
+        ]
+
+    def as_arrays(self, result: Any) -> Any:
+        """Converts the declared leaves of the only replica's result to arrays."""
+        leaves, treedef = structures.flatten(result)
+        declared = zip(leaves, self.replicated(result), strict=True)
+        return structures.unflatten(treedef, [as_array(leaf) if equal else leaf for leaf, equal in declared])
+
+
+def label_of(treedef: Any, place: int) -> str:
+    """Returns the name of a leaf of a result for messages: ``result[0]['w']``."""
+    numbered = structures.unflatten(treedef, range(treedef.num_leaves))
+    paths = jax.tree_util.tree_flatten_with_path(numbered, is_leaf=structures.is_leaf)[0]
+    return f"result{jax.tree_util.keystr(paths[place][0])}"
+
+
+def not_replicated(label: str, found: str) -> ReplicaDivergenceError:
+    """Returns the error for a result that is declared replicated but is not."""
+    return ReplicaDivergenceError(
+        "Strategy.run",
+        found=f"{label}, declared equal on all replicas by out_specs, would differ between them. {found}",
+        rule="PartitionSpec() declares a result that is replicated: computed from replicated and reduced values only",
+        remedy=_REMEDY,
+    )
+
+
+def warn_if_fed_back(fn: Callable[..., Any], arguments: Any) -> Makers:
+    """Warns if `fn` receives its own per-replica results, computed from values that were replicated.
+
+    Such a value is model state that has begun to diverge. A value that was per replica from the start is intended.
+
+    Returns:
+        The functions that have turned replicated values into per-replica ones, for these arguments and in `fn`.
+    """
+    made_by: frozenset[Any] = frozenset()
+    had_replicated = False
+    for leaf in structures.flatten(arguments)[0]:
+        if not isinstance(leaf, PerReplica):
+            had_replicated = had_replicated or _is_floating(leaf)
+        elif leaf.made_by.functions and _is_floating(leaf.first()):
+            made_by |= leaf.made_by.functions
+    code = _code_of(fn)
+    if code in made_by:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        warnings.warn(
+            f"Strategy.run({name}) got per-replica results of an earlier Strategy.run({name}) as arguments. If they "
+            "are the state of a model, every replica trains a separate model, on its per-replica batch only. Declare "
+            f"which results are equal on all replicas, which is then checked: run({name}, args=..., "
+            "out_specs=(PartitionSpec(), PartitionSpec('replica'))) for a state and per-replica metrics. Average the "
+            "gradients with get_replica_context().all_reduce(ReduceOp.MEAN, gradients) before the update. If each "
+            "replica should keep a separate state, declare out_specs=PartitionSpec('replica').",
+            DivergingStateWarning,
+            stacklevel=user_stacklevel(),
+        )
+    return Makers(made_by | {code}) if had_replicated else Makers(made_by)
+
+
+def as_array(value: Any) -> Any:
+    """Converts a number to an array, so that a step that receives it back is not traced for its value."""
+    return jnp.asarray(value) if isinstance(value, (bool, int, float, complex)) else value
+
+
+def mark_made_by(result: Any, functions: Makers) -> None:
+    """Records, on the per-replica values of a result, the functions that have computed them."""
+    for leaf in structures.flatten(result)[0]:
+        if isinstance(leaf, PerReplica):
+            leaf.made_by = functions
+
+
+def _is_spec(value: Any) -> bool:
+    return isinstance(value, PartitionSpec)
+
+
+def _is_floating(value: Any) -> bool:
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def _code_of(fn: Any) -> Any:
+    """Returns the code object of a function, which is the same for closures and lambdas re-created at each call."""
+    while True:
+        if isinstance(fn, functools.partial):
+            fn = fn.func
+        elif hasattr(fn, "__wrapped__"):
+            fn = inspect.unwrap(fn)
+        else:
+            break
+    fn = getattr(fn, "__func__", fn)
+    return getattr(fn, "__code__", None) or type(fn)
+
+
+def checked_components(components: Sequence[Any], bits: Callable[[Any], bytes], label: str) -> None:
+    """Checks that the replicas' values of a declared result are bit-identical.
+
+    Raises:
+        ReplicaDivergenceError: Two values differ.
+    """
+    found = [bits(component) for component in components]
+    for replica, one in enumerate(found):
+        if one != found[0]:
+            raise not_replicated(label, f"Replicas 0 and {replica} returned different bits.")
