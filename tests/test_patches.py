@@ -128,6 +128,7 @@ with mr.OneDeviceStrategy("CPU:0").scope():
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_order_of_imports_does_not_matter(order):

@@ -131,6 +131,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 @pytest.mark.parametrize("built", [True, False], ids=["built", "unbuilt"])

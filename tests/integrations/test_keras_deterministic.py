@@ -85,12 +85,13 @@ def expected() -> dict[str, list[bytes]]:
 
 
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "1 device"])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_the_same_bits_on_any_layout(expected: dict[str, list[bytes]], layout: str) -> None:
     found = trained(layout)
     assert {name: found[name] == expected[name] for name in expected} == dict.fromkeys(expected, True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{"steps_per_execution": 3}, {"run_eagerly": True}], ids=["steps", "eagerly"])
 def test_the_same_bits_with_options_of_compile(options: dict[str, Any]) -> None:
     found = []

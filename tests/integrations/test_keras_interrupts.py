@@ -88,6 +88,7 @@ LOOPS: dict[str, tuple[Callable[[Any], Any], int]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize(("loop", "step"), [*((loop, 1) for loop in LOOPS), ("fit", 2), ("evaluate", 2)])
 def test_an_interrupt_between_a_step_and_the_assignment_of_its_results(monkeypatch, loop, layout, step):

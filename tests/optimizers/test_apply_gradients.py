@@ -384,6 +384,7 @@ def test_embeddings_on_an_empty_share(look_up: str) -> None:
     np.testing.assert_allclose(table.numpy(), [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make", [lambda: mr.optimizers.SGD(0.1), lambda: mr.optimizers.Adam(0.1)], ids=["sgd", "adam"])
 def test_a_complex_variable_descends(way, make):
     with way.strategy.scope():

@@ -140,7 +140,7 @@ CLIPPINGS = {
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 2), (4, 4), (1, 2), (2, 4)])
 @pytest.mark.parametrize("name", CLIPPINGS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_clipping_acts_on_the_gradient_of_the_global_batch(
     name: str, devices: int, replicas: int, compiled: bool
 ) -> None:

@@ -69,6 +69,7 @@ def test_a_variable_may_join_later(way):
     np.testing.assert_allclose([early.numpy(), late.numpy()], [0.8, 0.9], rtol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.ways(replicas=(1, 2, 4))
 def test_hierarchical_models_with_a_tape_each(way):
     """Gradients of a shared trunk are summed over two tapes; one optimizer updates trunk and heads."""

@@ -81,7 +81,7 @@ def _assert_same_training(way: Any, name: str, sizes: list[int], steps: int, las
 
 @pytest.mark.ways(modes=("compiled", "folded"))
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 def test_50_compiled_steps(way, name):
     _assert_same_training(way, name, EVEN, 50)
 

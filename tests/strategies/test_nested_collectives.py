@@ -144,7 +144,7 @@ def run(program: Callable[[Any], Any], devices: int, **options: Any) -> list[np.
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["default", "deterministic"])
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_every_layout_gives_the_results_of_one_replica_per_device(name, deterministic):
     expected = run(PROGRAMS[name], REPLICAS, deterministic=deterministic)
     for devices in (1, 2):
@@ -253,6 +253,7 @@ def leaves_of(result: Any) -> list[Any]:
     return jax.tree.leaves(result, is_leaf=lambda leaf: isinstance(leaf, mr.PerReplica))
 
 
+@pytest.mark.sampled(4)
 @LAYOUTS
 @pytest.mark.parametrize("name", DERIVATIVES)
 def test_derivatives_through_eager_reductions_are_those_of_the_compiled_step(name, devices):

@@ -19,7 +19,7 @@ def by_tape(function, x):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(8)
 def test_eager_gradient_is_that_of_jax(name):
     # Un-jitted jax.grad runs each equation by itself; a rule compiles the few equations of one operation together, and
     # XLA may contract a multiplication and an addition there.

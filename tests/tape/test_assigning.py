@@ -165,6 +165,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 @pytest.mark.parametrize(("layout", "kind", "form"), CASES)
 def test_a_tape_around_what_assigns_sees_reads_of_the_variable(body, layout, kind, form):

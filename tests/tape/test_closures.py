@@ -121,6 +121,7 @@ def under_another_tape(step: Callable[..., Any]) -> Callable[..., Any]:
     return nested
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["eager", "compiled", "nested"])
 @pytest.mark.parametrize("kind", ["array", "computed", "variable"])
 @pytest.mark.parametrize("name", REFUSED)
@@ -237,7 +238,7 @@ DIFFERENTIATED: dict[str, Callable[[Read, Any], Any]] = {
 @pytest.mark.parametrize("mode", ["eager", "compiled", "nested"])
 @pytest.mark.parametrize("kind", ["computed", "variable"])
 @pytest.mark.parametrize("name", DIFFERENTIATED)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 def test_closed_over_values_have_the_gradients_of_jax(name: str, kind: str, mode: str) -> None:
     program = DIFFERENTIATED[name]
     expected = jax.grad(lambda w, x: jnp.sum(program(lambda: w, x)), (0, 1))(jnp.asarray(W), jnp.asarray(X))

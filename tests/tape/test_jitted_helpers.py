@@ -166,7 +166,7 @@ NEEDS_A_TRACE = {evaluated_first, evaluated_between, paused, assigned_under_a_ta
 
 @scenes
 @helpers
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 def test_every_tape_has_the_gradient(make, scene):
     v = mr.Variable(W, name="v")
     step = mr.function(lambda x: scene(make(v.read_value), v, x))
@@ -182,7 +182,7 @@ def test_every_tape_has_the_gradient(make, scene):
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 2), (1, 3), (2, 4)], ids=["1", "2", "1x3", "2x2"])
 @helpers
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 def test_every_replica_has_the_gradient(make, devices, replicas, compiled):
     strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas)
     with strategy.scope():

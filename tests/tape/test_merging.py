@@ -222,7 +222,7 @@ AROUND: dict[str, Callable[[Any, Any, Any], Any]] = {
 @pytest.mark.parametrize(
     ("name", "ragged"), [*((name, False) for name in AROUND), ("sum over examples", True), ("gather", True)]
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_what_a_tape_around_run_sees_meets_variables_again(compiled, devices, local, name, ragged):
     n = devices * local
     strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(devices)], num_replicas=n)

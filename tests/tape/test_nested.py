@@ -24,6 +24,7 @@ def nth(order, function, x):
     return tape.gradient(y, x)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("function", [cubed, lambda x: jnp.sin(x) * jnp.exp(x), lambda x: x / (1 + x * x)])
 def test_third_derivatives(order, function):

@@ -83,6 +83,7 @@ def in_thread(call: Callable[[], Any], errors: list[BaseException]) -> threading
     return thread
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 2), (1, 2)])
 @pytest.mark.parametrize("other", OTHERS)
 def test_an_eager_run_and_another_thread_lose_no_update(other, devices, replicas):
