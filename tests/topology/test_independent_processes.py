@@ -85,8 +85,8 @@ def test_a_process_alone_is_not_warned(monkeypatch, environment):
 
 
 def test_a_job_that_the_user_has_formed_is_evidence(monkeypatch):
-    monkeypatch.setattr(independent_processes.coordination, "is_connected", lambda: True)
-    monkeypatch.setattr(independent_processes.coordination, "num_processes", lambda: 2)
+    monkeypatch.setattr(independent_processes.distributed, "is_connected", lambda: True)
+    monkeypatch.setattr(independent_processes.distributed, "num_processes", lambda: 2)
     with pytest.warns(IndependentProcessesWarning, match=r"jax\.distributed: process 0 of 2"):
         mr.MirroredStrategy()
 

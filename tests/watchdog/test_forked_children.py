@@ -107,8 +107,8 @@ def test_a_child_of_a_worker_does_not_leave_the_job_for_it(tmp_path):
         warnings.simplefilter("ignore")
         child = os.fork()
         if child == 0:
-            from mirrored._jax import coordination
-            os._exit(coordination.is_connected())  # as multiprocessing ends its children
+            from mirrored._jax import distributed
+            os._exit(distributed.is_connected())  # as multiprocessing ends its children
         assert os.waitpid(child, 0)[1] == 0
         time.sleep(0.5)
         strategy.run(lambda: v.assign_add(mr.get_replica_context().all_reduce("SUM", 1.0)))

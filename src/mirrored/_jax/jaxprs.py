@@ -164,6 +164,22 @@ def kind_of(eqn: Any, axis: str | None) -> Kind:
     return _collective(eqn, axis) or _host(eqn) or _plain(eqn)
 
 
+def kinds_of(eqns: Sequence[Any], axis: str | None) -> list[Kind]:
+    """Returns `kind_of` each equation."""
+    return [kind_of(eqn, axis) for eqn in eqns]
+
+
+def primitive_names(jaxpr: Any) -> set[str]:
+    """Returns the names of all primitives of a jaxpr, at any depth."""
+    names = set()
+    for eqn in jaxpr.eqns:
+        names.add(eqn.primitive.name)
+        for value in eqn.params.values():
+            for inner in jaxprs_in(value):
+                names |= primitive_names(inner)
+    return names
+
+
 def jaxprs_in(value: Any) -> Iterator[Any]:
     """Yields the jaxprs in a parameter of an equation, at any depth of tuples, lists and dicts."""
     if isinstance(value, _JAXPRS):
@@ -205,11 +221,12 @@ def _collective(eqn: Any, axis: str | None) -> Kind | None:
     return ValueSource(f"{name} gives every device its own part", repeatable=True)
 
 
-def is_collective(eqn: Any, axis: str | None) -> bool:
-    """Returns whether this equation is a collective at which the devices of `axis` wait for each other."""
-    name = eqn.primitive.name
-    silent = name in _IDENTITY or name in ("axis_index", NAME)
-    return axis is not None and not silent and _mentions(eqn.params, axis)
+def collectives_in(eqns: Sequence[Any], axis: str | None) -> list[Any]:
+    """Returns the equations that are collectives, at which the devices of `axis` wait for each other."""
+    if axis is None:
+        return []
+    silent = {*_IDENTITY, "axis_index", NAME}
+    return [eqn for eqn in eqns if eqn.primitive.name not in silent and _mentions(eqn.params, axis)]
 
 
 def _mentions(params: dict[str, Any], axis: str) -> bool:

@@ -18,7 +18,7 @@ from jax.interpreters import ad as _ad
 from jax.interpreters import batching as _batching
 from jax.interpreters import mlir as _mlir
 
-from mirrored._jax.jaxprs import jaxprs_in
+from mirrored._jax.jaxprs import jaxprs_in, primitive_names
 from mirrored.errors import MergeError
 
 # Collectives of one local replica under a JAX transform, to be fused with those of the device's other replicas.
@@ -54,6 +54,11 @@ def replica_gather(arrays: Sequence[Any], local: int, replicas: int) -> list[Any
 def same_on_local_replicas(values: Sequence[Any]) -> Any:
     """Returns the common value of all local replicas. The replication check rejects the program if they may differ."""
     return values[0] if len(values) == 1 else _same.bind(*values)
+
+
+def has_local_collectives(jaxpr: Any) -> bool:
+    """Returns whether a jaxpr has the collective of a local replica, at any depth."""
+    return not primitive_names(jaxpr).isdisjoint({SUM, GATHER})
 
 
 def local_replica_of(eqn: Any) -> int | None:

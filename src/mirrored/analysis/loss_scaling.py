@@ -19,7 +19,7 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.jaxprs import Call, Literal, constants_of, kind_of
+from mirrored._jax.jaxprs import Call, Literal, constants_of, kinds_of
 from mirrored._jax.source_lines import source_line
 from mirrored._jax.traces import is_tracer
 
@@ -109,11 +109,10 @@ class LossScaling:
         return sorted({mean for value in values for mean in value.means}, key=str)
 
     def _run(self, jaxpr: Any, known: dict[Any, _Value], line: str | None) -> None:
-        for eqn in jaxpr.eqns:
+        for eqn, kind in zip(jaxpr.eqns, kinds_of(jaxpr.eqns, None), strict=True):
             operands = [
                 _number(atom.val) if isinstance(atom, Literal) else known.get(atom, _UNKNOWN) for atom in eqn.invars
             ]
-            kind = kind_of(eqn, None)
             if isinstance(kind, Call) and len(kind.jaxpr.invars) == len(operands):
                 known.update(zip(eqn.outvars, self._call(kind.jaxpr, operands, source_line(eqn) or line), strict=True))
                 continue

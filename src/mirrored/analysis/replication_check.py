@@ -5,11 +5,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from itertools import groupby
 from typing import Any, Final
 
-from mirrored._jax.jaxprs import Branch, Call, Literal, Plain, Scan, While, constants_of, is_collective, jaxprs_in
+from mirrored._jax.jaxprs import (
+    Branch,
+    Call,
+    Kind,
+    Literal,
+    Plain,
+    Scan,
+    While,
+    collectives_in,
+    constants_of,
+    primitive_names,
+)
 from mirrored._jax.local_collectives import SAME
 from mirrored._jax.source_lines import source_line
 from mirrored.analysis.value_numbering import ValueNumbering, constant_key
@@ -110,7 +121,7 @@ class ReplicationCheck:
             CollectiveSites(self._flows).check(self._jaxpr, [origin.varies for origin in self._inputs])
         # Virtual replicas share fused loops and branches, and `SAME` marks their conditions. If value numbering cannot
         # prove a condition equal on all of them, the replicas may need different iterations or branches.
-        if any(_contains(eqn, SAME) for eqn in self._jaxpr.eqns) and self._numbers.unequal:
+        if SAME in primitive_names(self._jaxpr) and self._numbers.unequal:
             raise mismatched("a reduction over replicas", "a loop or branch", self._numbers.unequal[0])
 
     def varies(self, atom: Any) -> bool:
@@ -189,14 +200,6 @@ def check_replication(jaxpr: Any, inputs: Sequence[Origin], *, axis: str | None 
     return ReplicationCheck(jaxpr, (*constants, *inputs), axis)
 
 
-def _contains(eqn: Any, name: str) -> bool:
-    """Returns whether an equation, or a jaxpr nested in it, binds the primitive called `name`."""
-    if eqn.primitive.name == name:
-        return True
-    inner = (jaxpr for value in eqn.params.values() for jaxpr in jaxprs_in(value))
-    return any(_contains(one, name) for jaxpr in inner for one in jaxpr.eqns)
-
-
 def shorten(steps: Sequence[PathStep]) -> list[PathStep]:
     """Joins adjacent steps of the same source line, and omits the middle of a long path."""
     joined = [_join(list(group)) for _, group in groupby(steps, key=lambda step: step.where or id(step))]
@@ -219,8 +222,6 @@ def _join(steps: Sequence[PathStep]) -> PathStep:
 # A collective is a barrier: it completes only when every device executes it. If a branch or loop has a condition that
 # differs between devices, some devices skip the collectives inside, and the others wait forever. This module raises an
 # error for such a body while it is traced.
-
-_Differs = Callable[[Any], bool]
 
 
 class CollectiveSites:
@@ -249,17 +250,13 @@ class CollectiveSites:
         if self._collective_in(jaxpr) is None:
             return
         inputs = (*jaxpr.constvars, *jaxpr.invars)[-len(differing) :] if differing else ()
-        known = {var for var, differs in zip(inputs, differing, strict=True) if differs}
+        entering = [0 if differs else None for differs in differing]
+        varying = VaryingAnalysis(jaxpr, entering, self._flows, inputs).varying()
+        for eqn, kind in self._flows.kinds(jaxpr.eqns):
+            self._check_equation(eqn, kind, varying)
 
-        def differs(atom: Any) -> bool:
-            return not isinstance(atom, Literal) and atom in known
-
-        for eqn in jaxpr.eqns:
-            self._check_equation(eqn, differs)
-            known.update(self._differing_results(eqn, differs))
-
-    def _check_equation(self, eqn: Any, differs: _Differs) -> None:
-        kind, operands = self._flows.kind(eqn), [differs(atom) for atom in eqn.invars]
+    def _check_equation(self, eqn: Any, kind: Kind, varying: Set[Any]) -> None:
+        operands = [not isinstance(atom, Literal) and atom in varying for atom in eqn.invars]
         match kind:
             case Call(jaxpr):
                 self.check(jaxpr, operands)
@@ -269,21 +266,21 @@ class CollectiveSites:
                 for branch in branches:
                     self.check(branch, operands[1:])
             case Scan():
-                self._check_scan(eqn, kind, operands, set(self._differing_results(eqn, differs)))
+                self._check_scan(eqn, kind, operands, varying)
             case While():
-                self._check_while(eqn, kind, operands, set(self._differing_results(eqn, differs)))
+                self._check_while(eqn, kind, operands, varying)
             case Plain(jaxprs):
                 for jaxpr in jaxprs:
                     if len(jaxpr.invars) == len(operands):
                         self.check(jaxpr, operands)
 
-    def _check_scan(self, eqn: Any, scan: Scan, operands: Sequence[bool], differing: set[Any]) -> None:
+    def _check_scan(self, eqn: Any, scan: Scan, operands: Sequence[bool], varying: Set[Any]) -> None:
         consts, carries = scan.num_consts, scan.num_carries
-        varying_carries = [var in differing for var in eqn.outvars[:carries]]
+        varying_carries = [var in varying for var in eqn.outvars[:carries]]
         self.check(scan.jaxpr, [*operands[:consts], *varying_carries, *operands[consts + carries :]])
 
-    def _check_while(self, eqn: Any, loop: While, operands: Sequence[bool], differing: set[Any]) -> None:
-        varying_carries = [var in differing for var in eqn.outvars]
+    def _check_while(self, eqn: Any, loop: While, operands: Sequence[bool], varying: Set[Any]) -> None:
+        varying_carries = [var in varying for var in eqn.outvars]
         of_cond = loop.num_cond_consts
         entering = [*operands[:of_cond], *varying_carries]
         (continues,) = self._flows.of_jaxpr(loop.cond)
@@ -292,12 +289,6 @@ class CollectiveSites:
         self.check(loop.cond, entering)
         self.check(loop.body, [*operands[of_cond : of_cond + loop.num_body_consts], *varying_carries])
 
-    def _differing_results(self, eqn: Any, differs: _Differs) -> Iterator[Any]:
-        operands = [differs(atom) for atom in eqn.invars]
-        for var, flow in zip(eqn.outvars, self._flows.of(eqn), strict=True):
-            if flow.varies & ALWAYS or any(operands[i] for i in operands_in(flow.varies)):
-                yield var
-
     def _refuse(self, eqn: Any, jaxprs: Sequence[Any], what: str) -> None:
         found = next((eqn for jaxpr in jaxprs if (eqn := self._collective_in(jaxpr)) is not None), None)
         if found is None:
@@ -305,17 +296,16 @@ class CollectiveSites:
         raise mismatched(f"a reduction over replicas ({found.primitive.name}, {source_line(found)})", what, eqn)
 
     def _collective_in(self, jaxpr: Any) -> Any:
-        """Returns the first collective of a jaxpr, at any depth, or None."""
+        """Returns a collective of a jaxpr, at any depth, or None."""
         if id(jaxpr) not in self._with_collective:
             self._with_collective[id(jaxpr)] = next(self._collectives(jaxpr), None)
             self._kept.append(jaxpr)
         return self._with_collective[id(jaxpr)]
 
     def _collectives(self, jaxpr: Any) -> Iterator[Any]:
-        for eqn in jaxpr.eqns:
-            if is_collective(eqn, self._flows.axis):
-                yield eqn
-            for inner in inner_jaxprs(self._flows.kind(eqn)):
+        yield from collectives_in(jaxpr.eqns, self._flows.axis)
+        for _, kind in self._flows.kinds(jaxpr.eqns):
+            for inner in inner_jaxprs(kind):
                 found = self._collective_in(inner)
                 if found is not None:
                     yield found

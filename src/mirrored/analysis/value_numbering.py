@@ -24,6 +24,7 @@ from mirrored._jax.jaxprs import (
     Call,
     ClosedJaxpr,
     Jaxpr,
+    Kind,
     Literal,
     Plain,
     Scan,
@@ -95,12 +96,12 @@ class ValueNumbering:
 
     def _walk(self, jaxpr: Any, numbers: _Numbered, site: _Site) -> None:
         """Numbers the results of all equations. `site` identifies the chain of calls that leads to the jaxpr."""
-        for eqn in jaxpr.eqns:
+        for eqn, kind in self._flows.kinds(jaxpr.eqns):
             operands = [self._read(numbers, atom) for atom in eqn.invars]
-            numbers.update(zip(eqn.outvars, self._equation(eqn, operands, site), strict=True))
+            numbers.update(zip(eqn.outvars, self._equation(eqn, kind, operands, site), strict=True))
 
-    def _equation(self, eqn: Any, operands: list[int], site: _Site) -> list[int]:
-        kind, here = self._flows.kind(eqn), (*site, id(eqn))
+    def _equation(self, eqn: Any, kind: Kind, operands: list[int], site: _Site) -> list[int]:
+        here = (*site, id(eqn))
         if eqn.primitive.name == SAME:
             if len(set(operands)) > 1:
                 self.unequal.append(eqn)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, Final
 
-from mirrored._jax.jaxprs import Branch, Call, Equalising, Kind, Literal, Plain, Scan, ValueSource, Var, While, kind_of
+from mirrored._jax.jaxprs import Branch, Call, Equalising, Kind, Literal, Plain, Scan, ValueSource, Var, While, kinds_of
 from mirrored._jax.source_lines import source_line
 
 # Dataflow: computes which operands each output of an equation depends on, and which can make it vary between devices.
@@ -55,9 +55,15 @@ class DataflowRules:
         """Returns `kind_of` the equation, cached."""
         found = self._kinds.get(id(eqn))
         if found is None:
-            found = self._kinds[id(eqn)] = kind_of(eqn, self.axis)
-            self._kept.append(eqn)
+            ((_, found),) = self.kinds([eqn])
         return found
+
+    def kinds(self, eqns: Sequence[Any]) -> list[tuple[Any, Kind]]:
+        """Returns equations with their kinds, cached."""
+        new = [eqn for eqn in eqns if id(eqn) not in self._kinds]
+        self._kinds.update(zip(map(id, new), kinds_of(new, self.axis), strict=True))
+        self._kept += new
+        return [(eqn, self._kinds[id(eqn)]) for eqn in eqns]
 
     def of(self, eqn: Any) -> tuple[EquationDataflow, ...]:
         """Returns the dataflow of each output of `eqn` with respect to its operands."""
@@ -97,9 +103,8 @@ class DataflowRules:
         def read(atom: Any) -> EquationDataflow:
             return NOTHING if isinstance(atom, Literal) else known.get(atom, NOTHING)
 
-        for eqn in jaxpr.eqns:
+        for eqn, kind in self.kinds(jaxpr.eqns):
             operands = [read(atom) for atom in eqn.invars]
-            kind = self.kind(eqn)
             if isinstance(kind, Plain) and not kind.jaxprs:
                 known.update(dict.fromkeys(eqn.outvars, union(operands)))
             else:
@@ -126,12 +131,13 @@ class DataflowRules:
         """Returns the dataflow that a jaxpr adds by itself, if it is unknown how its equation uses it."""
         found = self._sources.get(id(jaxpr))
         if found is None:
-            found = self._sources[id(jaxpr)] = union(flow for eqn in jaxpr.eqns for flow in self._source(eqn))
+            found = self._sources[id(jaxpr)] = union(
+                flow for _, kind in self.kinds(jaxpr.eqns) for flow in self._source(kind)
+            )
             self._kept.append(jaxpr)
         return found
 
-    def _source(self, eqn: Any) -> Iterator[EquationDataflow]:
-        kind = self.kind(eqn)
+    def _source(self, kind: Kind) -> Iterator[EquationDataflow]:
         if isinstance(kind, ValueSource):
             yield EquationDataflow(ALWAYS, int(not kind.repeatable))
         for inner in inner_jaxprs(kind):
@@ -271,8 +277,12 @@ class VaryingAnalysis:
         self._distance: dict[Var, int] = {
             var: distance for var, distance in zip(inputs, entering, strict=True) if distance is not None
         }
-        for eqn in jaxpr.eqns:
-            self._walk(eqn)
+        for eqn, kind in flows.kinds(jaxpr.eqns):
+            self._walk(eqn, kind)
+
+    def varying(self) -> Set[Var]:
+        """Returns the varying variables of the jaxpr."""
+        return self._distance.keys()
 
     def distance(self, atom: Any) -> int | None:
         """Returns the distance of a variable or literal from a varying origin, or None if it is replicated."""
@@ -290,8 +300,7 @@ class VaryingAnalysis:
             atom = eqn.invars[operand]
         return VaryingPath(tuple(steps), self._inputs[atom])
 
-    def _walk(self, eqn: Any) -> None:
-        kind = self._flows.kind(eqn)
+    def _walk(self, eqn: Any, kind: Kind) -> None:
         distances = [self.distance(atom) for atom in eqn.invars]
         if isinstance(kind, Plain) and not kind.jaxprs:
             nearest = _nearest(distances)

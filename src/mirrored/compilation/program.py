@@ -357,17 +357,17 @@ def _check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) 
     Raises:
         ContextError: The runs and variables belong to strategies on different devices.
     """
-    owners = {
-        tuple(one.device_assignment.devices): f"variable {one.name!r} of {one.strategy!r}"
-        for one in variables
-        if one.device_assignment
-    }
+    owners: dict[Any, Any] = {one.device_assignment: one for one in variables if one.device_assignment}
     if store.device_assignment is not None:
-        owners.setdefault(tuple(store.device_assignment.devices), "a run of another strategy")
-    if len(owners) > 1:
+        owners.setdefault(store.device_assignment, None)
+    if len({tuple(one.devices) for one in owners}) > 1:
+        named = (
+            "a run of another strategy" if one is None else f"variable {one.name!r} of {one.strategy!r}"
+            for one in {tuple(assignment.devices): owner for assignment, owner in owners.items()}.values()
+        )
         raise ContextError(
             called,
-            found=f"one function uses {' and '.join(owners.values())}, which are on different devices",
+            found=f"one function uses {' and '.join(named)}, which are on different devices",
             rule="a compiled function is one program on the devices of one strategy",
             remedy="write one function for each strategy, and pass values between them as arrays on the host",
         )

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from mirrored._jax.jaxprs import is_collective, jaxprs_in
+from mirrored._jax.jaxprs import collectives_in, jaxprs_in
 from mirrored.topology.device_assignment import AXIS
 
 _PASSES = {"psum": 2, "psum_invariant": 2, "pmax": 2, "pmin": 2, "all_gather": 1, "all_gather_invariant": 1,
@@ -92,7 +92,7 @@ def exchanges_in(jaxpr: Any, devices: int) -> tuple[Exchange, ...]:
 
 def _walk(jaxpr: Any, devices: int, times: int) -> Iterator[_Found]:
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        if is_collective(equation, AXIS):
+        if collectives_in([equation], AXIS):
             yield _found(equation, devices, times)
             continue
         inner_times = times * int(equation.params.get("length", 1)) if equation.primitive.name == "scan" else times

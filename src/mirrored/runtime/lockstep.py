@@ -15,8 +15,10 @@ from mirrored._jax.dispatch import ThreadState, adopt_thread_state, capture_thre
 from mirrored._jax.traces import current_trace, recording_parent
 from mirrored.errors import MergeError
 from mirrored.runtime.ambient import Ambient, ambient, entered
+from mirrored.runtime.overlay_store import OverlayStore
 
 if TYPE_CHECKING:
+    from mirrored.runtime.variable_store import ReplicaStore, VariableStore
     from mirrored.topology.device_assignment import DeviceAssignment
 
 
@@ -247,7 +249,8 @@ class Merge:
     Attributes:
         name: What the user called, for messages: ``"ReplicaContext.all_reduce"``.
         run: Maps one payload per local replica to one result per local replica. Called once, in cross-replica context.
-            Array payloads are flat lists of arrays, so that a tape can unwrap and record them.
+            A payload and a result are flat lists. A tape unwraps and records the arrays in them, and passes all other
+            objects on.
         nested: The implementation under a JAX transform, where the local replicas cannot wait for each other. It
             records this local replica's part of the merge, for a later fusion. None: not supported under transforms.
     """
@@ -277,8 +280,7 @@ class ReplicaRunner(abc.ABC):
         writes_halves: Whether, with one local replica, collectives under transforms are recorded for a later fusion, as
             with several. True if the reduction algorithm does not support every kind of derivative.
         base_trace: The JAX trace that was current when the replicas started.
-        side_inputs: The inputs of each local replica to a merge other than its arrays, by local index.
-        side_results: The results of the newest merge other than its arrays, for all local replicas.
+        store: The variable store of the run.
         created: The variables that the replicas have created, by the line of user code and its number of executions.
         creations: The number of variables that each local replica has created at a line.
     """
@@ -289,10 +291,14 @@ class ReplicaRunner(abc.ABC):
     in_place: bool
     writes_halves: bool = False
     base_trace: Any
-    side_inputs: dict[int, Any]
-    side_results: Any
+    store: ReplicaStore
     created: dict[tuple[str, int], Any]
     creations: dict[tuple[int, str], int]
+
+    def current_store(self) -> VariableStore:
+        """Returns the store for replicas that start now: an `OverlayStore` over `store` in a merge that it stages."""
+        here = ambient()
+        return here.store if here.runner is self and isinstance(here.store, OverlayStore) else self.store
 
     def trace_key(self, local: int) -> Hashable:
         """Returns the token of a local replica in the keys of JAX's tracing caches."""

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 
 from mirrored._jax import caches
 from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
-from mirrored.runtime.ambient import ambient, announce_read, within
+from mirrored.runtime.ambient import ambient, announce_read
 
 
 class State(Protocol):
@@ -244,44 +243,46 @@ class StagedAssignment(Bookkeeping):
 
 
 class ReplicaStore(VariableStore):
-    """One run: each local replica's staged values, over the enclosing store or the storage.
+    """One run: each local replica's staged values, over the values from before the run.
+
+    A subclass defines where the values from before the run come from, and how components and whole values convert.
 
     Args:
         num_local: The number of local replicas.
-        captures: Whether the run is being traced.
-        base: Returns a local replica's component from before the run.
-        whole_base: Returns the whole value from before the run.
-        join: Returns the whole value of a variable from its assigned local components. For a mirrored variable it
-            checks that they are equal.
-        split: Returns a local replica's component of a whole value.
     """
 
-    def __init__(
-        self,
-        num_local: int,
-        *,
-        captures: bool,
-        base: Callable[[Any, int], Any],
-        whole_base: Callable[[Any], Any],
-        join: Callable[[Any, Sequence[Any], Sequence[str]], Any],
-        split: Callable[[Any, int], Any],
-    ) -> None:
+    def __init__(self, num_local: int) -> None:
         self.num_local = num_local
-        self.captures = captures
         self.staged: dict[int, StagedAssignment] = {}
         self.new = Created()
-        self._base = base
-        self._whole_base = whole_base
-        self._join = join
-        self._split = split
+
+    @abc.abstractmethod
+    def before(self, variable: Any, replica: int) -> Any:
+        """Returns a local replica's component from before the run."""
+
+    @abc.abstractmethod
+    def whole_before(self, variable: Any) -> Any:
+        """Returns the whole value from before the run."""
+
+    @abc.abstractmethod
+    def join(self, variable: Any, components: Sequence[Any], where: Sequence[str]) -> Any:
+        """Returns the whole value of a variable from its assigned local components.
+
+        Raises:
+            ReplicaDivergenceError: The components of a mirrored variable differ.
+        """
+
+    @abc.abstractmethod
+    def split(self, value: Any, replica: int) -> Any:
+        """Returns a local replica's component of a whole value."""
 
     def local(self, variable: Any, replica: int) -> Any:
         entry = self.staged.get(id(variable))
         if entry is None or entry.locals[replica] is None:
-            return self._base(variable, replica)
+            return self.before(variable, replica)
         self.rereads = True
         newest = entry.locals[replica]
-        return _of_variable(variable, newest, lambda one: self._base(one, replica)) if self.under_tape else newest
+        return _of_variable(variable, newest, lambda one: self.before(one, replica)) if self.under_tape else newest
 
     def set_local(self, variable: Any, replica: int, value: Any, where: str) -> None:
         entry = self._entry(variable)
@@ -290,16 +291,16 @@ class ReplicaStore(VariableStore):
     def whole(self, variable: Any) -> Any:
         entry = self.staged.get(id(variable))
         if entry is None:
-            return self._whole_base(variable)
+            return self.whole_before(variable)
         if entry.whole is None:
             components = [self.local(variable, replica) for replica in range(self.num_local)]
-            entry.whole = self._join(variable, components, entry.where)
+            entry.whole = self.join(variable, components, entry.where)
         self.rereads = True
-        return _of_variable(variable, entry.whole, self._whole_base) if self.under_tape else entry.whole
+        return _of_variable(variable, entry.whole, self.whole_before) if self.under_tape else entry.whole
 
     def set_whole(self, variable: Any, value: Any, where: str) -> None:
         entry = self._entry(variable)
-        entry.locals = [self._split(value, replica) for replica in range(self.num_local)]
+        entry.locals = [self.split(value, replica) for replica in range(self.num_local)]
         entry.where = [where] * self.num_local
         entry.whole = value
 
@@ -315,121 +316,68 @@ class ReplicaStore(VariableStore):
         return entry
 
 
-# `OverlayStore`: stages the assignments of a function while it is differentiated.
-#
-# During the differentiation the assigned values are its tracers, which must not reach another store. The overlay
-# collects them. When the differentiation is complete, the values are known, and `settle` assigns them to the store
-# below.
+@dataclasses.dataclass(frozen=True)
+class Captured(Bookkeeping):
+    """The source of a capture tracer in a traced run: a variable, or one local replica's component of it."""
+
+    variable: Any
+    local: int | None
+
+    def __str__(self) -> str:
+        return f"variable {self.variable.name!r}"
 
 
-class OverlayStore(VariableStore):
-    """A variable store over another one: reads fall through, assignments are staged until `settle`.
+class LocalReplicas(Protocol):
+    """The interface of a replica runner that a `TracedReplicaStore` uses."""
+
+    num_local: int
+
+    def all_components(self, components: Sequence[Any]) -> list[Any]:
+        """Returns the components of all replicas, in replica order, given those of this device."""
+        ...
+
+    def component(self, value: Any, local: int) -> Any:
+        """Returns what a local replica receives of a cross-replica value."""
+        ...
+
+
+class TracedReplicaStore(ReplicaStore):
+    """A run that is traced: a read of a value from before the run captures it as an operand of the program.
 
     Args:
-        below: The store to read variables from that are not assigned here; None means their storage.
-        runner: The replica runner of the enclosing run, whose store is `below`; None outside of `run`.
+        replicas: The local replicas of the run.
+
+    Attributes:
+        separates_reads: Whether replicated values are captured once per local replica, so that each has its own
+            cotangent.
     """
 
     captures = True
 
-    # `VariableStore` documents the methods of the interface.
+    def __init__(self, replicas: LocalReplicas) -> None:
+        super().__init__(replicas.num_local)
+        self._replicas = replicas
+        self.separates_reads = False
+        self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
 
-    def __init__(self, below: VariableStore | None, runner: Any) -> None:
-        self._below, self._runner = below, runner
-        self._staged: dict[tuple[int, int | None], tuple[Any, Any, str]] = {}
-        self.num_local = 1 if runner is None else runner.num_local
+    def capture(self, variable: Any, local: int | None) -> CaptureTracer:
+        """Returns the capture tracer of a variable, or of one local replica's component of it."""
+        key = (id(variable), local)
+        if key not in self._captured:
+            self._captured[key] = CaptureTracer(variable.shape, variable.dtype, Captured(variable, local))
+        return self._captured[key]
 
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        """Makes this the current store for the block, and for runs inside it."""
-        self.base_trace = current_trace()
-        if self._runner is not None:
-            self._runner.store = self
-        try:
-            with within(store=self):
-                yield
-        finally:
-            if self._runner is not None:
-                self._runner.store = self._below
+    def before(self, variable: Any, replica: int) -> Any:
+        apart = self.separates_reads and jnp.issubdtype(variable.dtype, jnp.inexact)
+        return self.capture(variable, replica if variable.per_replica or apart else None)
 
-    def values(self) -> list[Any]:
-        """Returns the assigned values, in order of assignment."""
-        return [jnp.asarray(value) for _, value, _ in self._staged.values()]
+    def whole_before(self, variable: Any) -> Any:
+        if not variable.per_replica:
+            return self.capture(variable, None)
+        return jnp.stack(self._replicas.all_components([self.capture(variable, k) for k in range(self.num_local)]))
 
-    def settle(self, values: Sequence[Any]) -> None:
-        """Assigns the staged variables in the store below.
+    def join(self, variable: Any, components: Sequence[Any], where: Sequence[str]) -> Any:
+        return jnp.stack(self._replicas.all_components(components)) if variable.per_replica else components[0]
 
-        Args:
-            values: The concrete values for the tracers that `values` has returned, in the same order.
-        """
-        for ((_, replica), (variable, _, where)), value in zip(self._staged.items(), values, strict=True):
-            if self._below is None or (variable.device_assignment is None and not self._below.captures):
-                variable.store(value)
-            elif replica is None:
-                self._below.set_whole(variable, self._spread(variable, value), where)
-            else:
-                self._below.set_local(variable, replica, self._moved(value, replica), where)
-
-    # In an eager run each replica computes on its own device, and merges compute on the first replica's device.
-
-    def _is_eager(self) -> bool:
-        return self._runner is not None and self._below is not None and not self._below.captures
-
-    def _moved(self, value: Any, replica: int) -> Any:
-        return jax.device_put(value, self._runner.device_assignment.device_of(replica)) if self._is_eager() else value
-
-    def _spread(self, variable: Any, value: Any) -> Any:
-        if not self._is_eager():
-            return value
-        device_assignment = self._runner.device_assignment
-        return jax.device_put(
-            value, device_assignment.sharded if variable.per_replica else device_assignment.replicated
-        )
-
-    def whole(self, variable: Any) -> Any:
-        if (id(variable), None) in self._staged:
-            return self._staged[id(variable), None][1]
-        if not any(key[0] == id(variable) for key in self._staged):
-            return self._moved(variable.stored() if self._below is None else self._below.whole(variable), 0)
-        locals_ = [self._moved(self.local(variable, replica), 0) for replica in range(self.num_local)]
-        return jnp.stack(locals_) if variable.per_replica else locals_[0]
-
-    def set_whole(self, variable: Any, value: Any, where: str) -> None:
-        self._forget(variable)
-        self._staged[id(variable), None] = (variable, value, where)
-
-    def local(self, variable: Any, replica: int) -> Any:
-        if (id(variable), replica) in self._staged:
-            return self._staged[id(variable), replica][1]
-        if (id(variable), None) in self._staged:
-            whole = self._staged[id(variable), None][1]
-            return whole[replica] if variable.per_replica else whole
-        return variable.stored_component(replica) if self._below is None else self._below.local(variable, replica)
-
-    def set_local(self, variable: Any, replica: int, value: Any, where: str) -> None:
-        whole = self._staged.pop((id(variable), None), None)
-        if whole is not None:
-            for other in range(self.num_local):
-                part = whole[1][other] if variable.per_replica else whole[1]
-                self._staged[id(variable), other] = (variable, part, whole[2])
-        self._staged[id(variable), replica] = (variable, value, where)
-
-    def created(self, variable: Any) -> None:
-        if self._below is not None:
-            self._below.created(variable)
-
-    def _forget(self, variable: Any) -> None:
-        for key in [key for key in self._staged if key[0] == id(variable)]:
-            del self._staged[key]
-
-
-def assignments_apart(function: Callable[..., Any]) -> tuple[OverlayStore, Callable[..., Any]]:
-    """Returns an overlay of the current store, and `function` wrapped so that its assignments are staged there."""
-    here = ambient()
-    overlay = OverlayStore(here.store, here.runner)
-
-    def apart(*args: Any) -> Any:
-        with overlay.current():
-            return function(*args)
-
-    return overlay, apart
+    def split(self, value: Any, replica: int) -> Any:
+        return self._replicas.component(value, replica)

@@ -27,7 +27,7 @@ from mirrored.analysis.replication_check import Origin, check_replication
 from mirrored.collectives.summation import stack_isolated
 from mirrored.errors import LossScaleWarning, StructureError
 from mirrored.runtime.ambient import ambient, announce_read, within
-from mirrored.runtime.variable_store import FunctionStore, VariableStore, announced_components
+from mirrored.runtime.variable_store import Captured, FunctionStore, VariableStore, announced_components
 from mirrored.runtime.variable_store import StagedAssignment as Assigned
 from mirrored.strategies import tracing_runner
 from mirrored.strategies.checks import (
@@ -39,7 +39,7 @@ from mirrored.strategies.checks import (
     would_differ,
 )
 from mirrored.strategies.fusing import fuse
-from mirrored.strategies.tracing_runner import Captured, Passed, TracingRunner
+from mirrored.strategies.tracing_runner import Passed, TracingRunner
 from mirrored.topology.device_assignment import AXIS
 from mirrored.values import structures
 from mirrored.values.distributed_values import PerReplica
@@ -85,7 +85,7 @@ class _Run:
         self._runner.store.under_tape = _is_under_tape() or self._outermost.under_tape
         several = self._device_assignment.num_replicas > 1
         self._fixed_order = several and strategy.cross_device_ops.as_written and self._runner.store.under_tape
-        self._runner.separates_reads = self._fixed_order
+        self._runner.store.separates_reads = self._fixed_order
 
     def result(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         leaves, treedef = structures.flatten((tuple(args), kwargs))

@@ -114,19 +114,15 @@ class ReplicaContext:
         arrays = [as_array(leaf) for leaf in leaves if leaf is not None and not isinstance(leaf, IndexedSlices)]
         runner = ambient().runner
         if runner is None or runner.device_assignment.num_replicas == 1:
-            reduced, given = iter(arrays), [leaf is not None for leaf in leaves]
+            reduced, given = arrays, [leaf is not None for leaf in leaves]
         elif not leaves:
-            reduced, given = iter(arrays), []
+            reduced, given = [], []
         else:
             mask = [None if isinstance(leaf, IndexedSlices) else leaf is not None for leaf in leaves]
-            runner.side_inputs[self.local_index] = mask
-            reduced = iter(run_merge(_all_reduction(runner, op), arrays))
-            # Under a transform the merge runs later, when the body is fused, and leaves the side input here. Each leaf
-            # is then None on all replicas or on none.
-            still_here = runner.side_inputs.pop(self.local_index, None)
-            given = runner.side_results if still_here is None else [here is not False for here in still_here]
+            *reduced, given = run_merge(_all_reduction(runner, op), [*arrays, mask])
+        remaining = iter(reduced)
         results = [
-            self._all_rows(op, leaf) if isinstance(leaf, IndexedSlices) else next(reduced) if here else None
+            self._all_rows(op, leaf) if isinstance(leaf, IndexedSlices) else next(remaining) if here else None
             for leaf, here in zip(leaves, given, strict=True)
         ]
         return structures.unflatten(treedef, results)
@@ -206,15 +202,26 @@ class ReplicaContext:
 
 
 def _all_reduction(runner: ReplicaRunner, op: Any) -> Merge:
+    """Returns the merge of an all-reduce.
+
+    A replica's payload is its arrays, then the mask that `_columns` describes. Its result is the reduced arrays, then
+    for each leaf whether any replica has it.
+    """
+
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
-        columns, runner.side_results = _columns(payloads, [runner.side_inputs.pop(k) for k in range(len(payloads))])
+        columns, given = _columns([payload[:-1] for payload in payloads], [payload[-1] for payload in payloads])
         for components in columns:
             check_alike("ReplicaContext.all_reduce", components)
         results = runner.all_reduce(op, columns) if columns else []
-        return [[parts[k] for parts in results] for k in range(len(payloads))]
+        return [[*(parts[k] for parts in results), given] for k in range(len(payloads))]
+
+    def nested(local: int, payload: list[Any]) -> list[Any]:
+        # The merge runs later, when the body is fused. Each leaf is None on all replicas or on none.
+        *arrays, mask = payload
+        return [*nested_reduce(op, arrays, local, replicas), [here is not False for here in mask]]
 
     replicas = runner.device_assignment.num_replicas
-    return Merge("ReplicaContext.all_reduce", run, lambda local, parts: nested_reduce(op, parts, local, replicas))
+    return Merge("ReplicaContext.all_reduce", run, nested)
 
 
 def _columns(

@@ -41,12 +41,47 @@ _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
 carry(lambda: excuse)
 
 
+class EagerReplicaStore(ReplicaStore):
+    """The staged values of an eager run. Components are arrays on the replicas' devices.
+
+    Args:
+        runner: The runner of the run.
+    """
+
+    captures = False
+
+    def __init__(self, runner: EagerRunner) -> None:
+        super().__init__(runner.num_local)
+        self._runner = runner
+
+    def before(self, variable: Any, replica: int) -> Any:
+        if variable.device_assignment is None:
+            return self._runner.component(variable.stored(), replica)
+        return self._runner.separate(variable.stored_component(replica))
+
+    def whole_before(self, variable: Any) -> Any:
+        return variable.stored()
+
+    def join(self, variable: Any, components: Sequence[Any], where: Sequence[str]) -> Any:
+        components = [payload_of(component) for component in components]
+        if variable.per_replica:
+            return stack_components(components, self._runner.device_assignment)
+        if not structures.identical(components):
+            _check_equal(variable, components, where)
+        return self._runner.whole(components)
+
+    def split(self, value: Any, replica: int) -> Any:
+        return self._runner.reduced_component(value, replica)
+
+
 class EagerRunner(ReplicaRunner):
     """Runs the replicas of a strategy on this process, one after another between merges.
 
     With several processes, each process runs its own replicas. A merge is then a compiled collective, which all
     processes must issue in the same order.
     """
+
+    store: EagerReplicaStore
 
     def __init__(self, strategy: Strategy) -> None:
         assert strategy.device_assignment is not None
@@ -56,18 +91,9 @@ class EagerRunner(ReplicaRunner):
         self.stands_for_others = False
         self.in_place = False
         self.base_trace = current_trace()
-        self.side_inputs: dict[int, Any] = {}
-        self.side_results: Any = None
         self.created: dict[tuple[str, int], Any] = {}
         self.creations: dict[tuple[int, str], int] = {}
-        self.store = ReplicaStore(
-            self.num_local,
-            captures=False,
-            base=self._before,
-            whole_base=lambda variable: variable.stored(),
-            join=self._join,
-            split=self.reduced_component,
-        )
+        self.store = EagerReplicaStore(self)
         self._lockstep = LockStep("Strategy.run")
         # Provenance: the per-device copy of an outer value that a replica received -> that value. If all replicas
         # return their copies, the result is the outer value itself, not a new per-replica value.
@@ -97,7 +123,7 @@ class EagerRunner(ReplicaRunner):
         self._uneven = any(_is_uneven(leaf) for leaf in structures.flatten((tuple(args), kwargs))[0])
         replicas = range(self.num_local)
         is_outermost = ambient().runner is None
-        with within(store=self.store, runner=self, replica=None) as here:
+        with within(store=self.current_store(), runner=self, replica=None) as here:
             ids = self.device_assignment.addressable_replicas
             contexts = [here.fork(replica=ReplicaContext(self.strategy, ids[local], local)) for local in replicas]
             previous, self._lockstep = self._lockstep, LockStep("Strategy.run")
@@ -137,7 +163,7 @@ class EagerRunner(ReplicaRunner):
             check_equal("Strategy.run", {label: jnp.asarray(values[0])}, rule=rule, remedy=remedy)
         if _is_recorded(components[0]):
             return components[0]
-        return self._whole([jnp.asarray(value) for value in values])
+        return self.whole([jnp.asarray(value) for value in values])
 
     def commit(self) -> None:
         """Commits the staged assignments of the replicas to the variables' storage: all of them or none."""
@@ -242,15 +268,10 @@ class EagerRunner(ReplicaRunner):
 
     def reduced_component(self, value: Any, local: int) -> Any:
         device = self._device_of(local)
-        return self._separate(self._moved(value, device) if _is_recorded(value) else _own_view(value, device))
+        return self.separate(self._moved(value, device) if _is_recorded(value) else _own_view(value, device))
 
-    def _before(self, variable: Any, local: int) -> Any:
-        """Returns a replica's component of a variable from before the run; for a plain variable, its whole value."""
-        if variable.device_assignment is None:
-            return self.component(variable.stored(), local)
-        return self._separate(variable.stored_component(local))
-
-    def _separate(self, component: Any) -> Any:
+    def separate(self, component: Any) -> Any:
+        """Marks an array as the component of one replica, even if other replicas hold the same object."""
         self._separated[id(component)] = component
         return component
 
@@ -285,15 +306,7 @@ class EagerRunner(ReplicaRunner):
             return _own_view(value, device)
         return value if not value.committed or value.device == device else jax.device_put(value, device)
 
-    def _join(self, variable: Any, components: Sequence[Any], where: Sequence[str]) -> Any:
-        components = [payload_of(component) for component in components]
-        if variable.per_replica:
-            return stack_components(components, self.device_assignment)
-        if not structures.identical(components):
-            _check_equal(variable, components, where)
-        return self._whole(components)
-
-    def _whole(self, components: Sequence[Any]) -> Any:
+    def whole(self, components: Sequence[Any]) -> Any:
         """Assembles equal components, each on its replica's device, into a replicated array without a copy."""
         firsts = components[:: self.device_assignment.local]
         devices = self.device_assignment.addressable_devices

@@ -17,12 +17,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrored._jax.inlining import Staged, stage
-from mirrored._jax.jaxprs import Branch, Call, Literal, Scan, While, constants_of, kind_of
+from mirrored._jax.jaxprs import Branch, Call, Literal, Scan, While, constants_of, kinds_of
 from mirrored._jax.local_collectives import (
     GATHER,
     SUM,
     at_source_of,
     bind_equation,
+    has_local_collectives,
     local_replica_of,
     same_on_local_replicas,
 )
@@ -44,7 +45,7 @@ def fuse(body: Staged, runner: TracingRunner, axes: Sequence[tuple[str, int]]) -
     Raises:
         MergeError: The local replicas' programs do not contain the same collectives.
     """
-    if not any(local_replica_of(eqn) is not None for eqn in body.jaxpr.eqns):
+    if not has_local_collectives(body.jaxpr):
         return body
     avals: list[Any] = [var.aval for var in body.jaxpr.invars]
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
@@ -104,7 +105,7 @@ class _Body:
                 return _transposed(self._runner.all_reduce(ReduceOp.SUM, _transposed(operands)))
             if name == GATHER:
                 return _transposed(self._runner.stack_each(_transposed(operands)))
-            kinds: list[Any] = [kind_of(eqn, None) for eqn in eqns]
+            kinds: list[Any] = kinds_of(eqns, None)
             match kinds[0]:
                 case Call():
                     return self._call(first, [kind.jaxpr for kind in kinds], operands)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.summation import narrow, widen
 from mirrored.errors import TapeError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.lockstep import Merge, ReplicaRunner, run_merge
+from mirrored.runtime.lockstep import Merge, run_merge
 from mirrored.strategies.reducing import gather_with_sizes
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
@@ -164,11 +164,28 @@ def _check(op: Any, arrays: Lists) -> None:
 
 # `merge_call`: runs a user's function once, on the arguments of all replicas.
 #
-# Arrays are the payload of the merge, so that tapes record them. All other objects are side inputs and side results.
+# A replica's payload is its arrays, which tapes record, then one `_Rest` with all other objects; so is its result.
 
 
 class _Slot:
-    """A placeholder for an array among the leaves of the side inputs and side results."""
+    """A placeholder for an array among the leaves of a `_Rest`."""
+
+
+class _Rest(NamedTuple):
+    """The part of a structure that is not arrays.
+
+    Attributes:
+        leaves: The leaves, with `_SLOT` in place of each array.
+        treedef: The structure.
+    """
+
+    leaves: list[Any]
+    treedef: Any
+
+    def restored(self, arrays: Sequence[Any]) -> Any:
+        """Returns the structure with `arrays` in its slots."""
+        rest = iter(arrays)
+        return structures.unflatten(self.treedef, [next(rest) if leaf is _SLOT else leaf for leaf in self.leaves])
 
 
 _SLOT = _Slot()
@@ -178,46 +195,29 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray)) and not isinstance(leaf, DistributedValues)
 
 
+def _payload(leaves: Sequence[Any], treedef: Any) -> list[Any]:
+    """Returns the arrays of a structure, then its `_Rest`."""
+    rest = _Rest([_SLOT if _is_array(leaf) else leaf for leaf in leaves], treedef)
+    return [*(leaf for leaf in leaves if _is_array(leaf)), rest]
+
+
 def call_merged(context: ReplicaContext, merge_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
     """Runs ``merge_fn(strategy, *args, **kwargs)`` once for all replicas and returns this replica's result."""
     runner = ambient().runner
     if runner is None:
         with within(replica=None):
             return merge_fn(context.strategy, *args, **kwargs)
-    leaves, treedef = structures.flatten((args, kwargs))
-    arrays = [leaf for leaf in leaves if _is_array(leaf)]
-    runner.side_inputs[context.local_index] = ([_SLOT if _is_array(leaf) else leaf for leaf in leaves], treedef)
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         with within(replica=None):
-            merged_args, merged_kwargs = _regrouped(runner, payloads)
-            result = merge_fn(context.strategy, *merged_args, **merged_kwargs)
-        return _merge_results(runner, result, len(payloads))
+            parts = [payload[-1].restored(payload[:-1]) for payload in payloads]
+            merged_args, merged_kwargs = structures.regroup(
+                parts, "ReplicaContext.merge_call", runner.group, is_shared=runner.is_shared
+            )
+            leaves, treedef = structures.flatten(merge_fn(context.strategy, *merged_args, **merged_kwargs))
+        columns = [runner.components_each(leaf) for leaf in leaves]
+        return [_payload([column[local] for column in columns], treedef) for local in range(len(payloads))]
 
     name = f"ReplicaContext.merge_call({getattr(merge_fn, '__name__', 'merge_fn')})"
-    result_arrays = iter(run_merge(Merge(name, run), arrays))
-    flat, out_treedef = runner.side_results[context.local_index]
-    return structures.unflatten(out_treedef, [next(result_arrays) if leaf is _SLOT else leaf for leaf in flat])
-
-
-def _regrouped(runner: ReplicaRunner, payloads: Sequence[Any]) -> Any:
-    """Returns the arguments of the merge function, given the payloads and side inputs of all replicas."""
-    parts = []
-    for local, payload in enumerate(payloads):
-        leaves, treedef = runner.side_inputs.pop(local)
-        arrays = iter(payload)
-        parts.append(structures.unflatten(treedef, [next(arrays) if leaf is _SLOT else leaf for leaf in leaves]))
-    return structures.regroup(parts, "ReplicaContext.merge_call", runner.group, is_shared=runner.is_shared)
-
-
-def _merge_results(runner: ReplicaRunner, result: Any, count: int) -> list[list[Any]]:
-    """Returns the arrays of each replica's result, and stores its other leaves as side results."""
-    flat, treedef = structures.flatten(result)
-    arrays: list[list[Any]] = []
-    runner.side_results = {}
-    columns = [runner.components_each(leaf) for leaf in flat]
-    for local in range(count):
-        own = [column[local] for column in columns]
-        arrays.append([leaf for leaf in own if _is_array(leaf)])
-        runner.side_results[local] = ([_SLOT if _is_array(leaf) else leaf for leaf in own], treedef)
-    return arrays
+    *arrays, rest = run_merge(Merge(name, run), _payload(*structures.flatten((args, kwargs))))
+    return rest.restored(arrays)

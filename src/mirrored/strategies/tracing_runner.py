@@ -22,7 +22,7 @@ from mirrored.collectives.summation import stack_isolated
 from mirrored.errors import TransformError
 from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.lockstep import LockStep, Merge, ReplicaRunner
-from mirrored.runtime.variable_store import Bookkeeping, ReplicaStore
+from mirrored.runtime.variable_store import Bookkeeping, Captured, TracedReplicaStore
 from mirrored.strategies.context import ReplicaContext
 from mirrored.topology.device_assignment import AXIS
 from mirrored.values import structures
@@ -30,17 +30,6 @@ from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerRep
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
-
-
-@dataclasses.dataclass(frozen=True)
-class Captured(Bookkeeping):
-    """The source of a capture tracer in the body: a variable, or one local replica's component of it."""
-
-    variable: Any
-    local: int | None
-
-    def __str__(self) -> str:
-        return f"variable {self.variable.name!r}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,6 +46,8 @@ class Passed(Bookkeeping):
 class TracingRunner(ReplicaRunner):
     """Traces the local replicas of one device together, into one SPMD program for all devices."""
 
+    store: TracedReplicaStore
+
     def __init__(self, strategy: Strategy) -> None:
         assert strategy.device_assignment is not None
         self.strategy = strategy
@@ -66,27 +57,14 @@ class TracingRunner(ReplicaRunner):
         self.in_place = self.num_local == 1
         self.writes_halves = strategy.cross_device_ops.as_written
         self.base_trace: Any = None
-        self.side_inputs: dict[int, Any] = {}
-        self.side_results: Any = None
         self.created: dict[tuple[str, int], Any] = {}
         self.creations: dict[tuple[int, str], int] = {}
         self.group_info = group_of(self.device_assignment)
         # For reads in cross-replica context: a merge runs once per device, not once per replica.
         self.group_of_devices = dataclasses.replace(self.group_info, local=1)
-        # Whether replicated values are captured once per local replica, so that each has its own cotangent (see
-        # `outer_tape`).
-        self.separates_reads = False
         self.summed: list[tuple[str, list[Any]]] = []
-        self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
         self._lockstep = LockStep("Strategy.run")
-        self.store = ReplicaStore(
-            self.num_local,
-            captures=True,
-            base=self._base,
-            whole_base=self._whole_base,
-            join=self._join,
-            split=self.component,
-        )
+        self.store = TracedReplicaStore(self)
 
     def run_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """Traces ``fn`` once per local replica, in lock-step, and returns one structure of cross-replica values."""
@@ -105,7 +83,7 @@ class TracingRunner(ReplicaRunner):
 
             return call
 
-        with within(store=self.store, runner=self, replica=None) as here:
+        with within(store=self.current_store(), runner=self, replica=None) as here:
             contexts = [here.fork(replica=self._context(local)) for local in range(self.num_local)]
             if self.in_place:
                 with within(replica=contexts[0].replica):
@@ -119,7 +97,7 @@ class TracingRunner(ReplicaRunner):
 
     def _argument(self, leaf: Any, local: int) -> Any:
         value = self.component(leaf, local)
-        if not self.separates_reads or isinstance(leaf, (LocalPerReplica, PerReplica)) or not is_tracer(value):
+        if not self.store.separates_reads or isinstance(leaf, (LocalPerReplica, PerReplica)) or not is_tracer(value):
             return value
         if not jnp.issubdtype(value.dtype, jnp.inexact):
             return value
@@ -214,29 +192,6 @@ class TracingRunner(ReplicaRunner):
             stacked = lax.all_gather(stacked, AXIS, axis=0, tiled=True)
         return [stacked[i] for i in range(self.device_assignment.num_replicas)]
 
-    # Variables
-
-    def _base(self, variable: Any, local: int) -> Any:
-        apart = self.separates_reads and jnp.issubdtype(variable.dtype, jnp.inexact)
-        return self.capture(variable, local if variable.per_replica or apart else None)
-
-    def _whole_base(self, variable: Any) -> Any:
-        if not variable.per_replica:
-            return self.capture(variable, None)
-        return jnp.stack(self.all_components([self.capture(variable, k) for k in range(self.num_local)]))
-
-    def capture(self, variable: Any, local: int | None) -> CaptureTracer:
-        """Returns the capture tracer of a variable, or of one local replica's component of it."""
-        key = (id(variable), local)
-        if key not in self._captured:
-            self._captured[key] = CaptureTracer(variable.shape, variable.dtype, Captured(variable, local))
-        return self._captured[key]
-
-    def _join(self, variable: Any, components: Sequence[Any], where: Sequence[str]) -> Any:
-        if variable.per_replica:
-            return jnp.stack(self.all_components(components))
-        return components[0]
-
 
 def _all_equal(components: Sequence[Any]) -> bool:
     return all(type(one) is type(components[0]) and one == components[0] for one in components)
@@ -266,7 +221,7 @@ def with_fixed_order(
     """Returns the body of a run with one constant per captured value, instead of one per virtual replica.
 
     Args:
-        body: The body, traced with `TracingRunner.separates_reads`.
+        body: The body, traced with `TracedReplicaStore.separates_reads`.
         runner: The runner that traced it.
         shapes: The shapes and dtypes of its inputs.
         axes: The mesh axis and its size.
@@ -291,7 +246,7 @@ class _Constants:
         source = constant.source if isinstance(constant, CaptureTracer) else None
         match source:
             case Captured(variable=variable, local=int(local)) if not variable.per_replica:
-                return self._copy(variable, self._runner.capture(variable, None), local)
+                return self._copy(variable, self._runner.store.capture(variable, None), local)
             case Captured(variable=variable, local=None) if has_gradient(constant):
                 # Read in cross-replica context, once per device.
                 [value] = fan_out(self._runner.group_of_devices, constant)

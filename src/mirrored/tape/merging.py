@@ -15,19 +15,23 @@ even if no cotangent has reached it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
 from mirrored._jax.boxes import another_object
 from mirrored._jax.jaxprs import aval_of, is_inexact
 from mirrored.runtime.lockstep import Merge, run_merge
-from mirrored.runtime.variable_store import assignments_apart
+from mirrored.runtime.overlay_store import assignments_apart
 from mirrored.tape.operation import linearize_with
 from mirrored.tape.record import Key, Pulled, Record, Runner, no_cotangent
 
 if TYPE_CHECKING:
     from mirrored.tape.trace import TapeTrace
+
+
+_ARRAY: Final = object()
+"""Marks the position of an array among the results of a merge."""
 
 
 class MergePullback:
@@ -89,8 +93,8 @@ def _forward(merge: Merge, payloads: Sequence[list[Any]]) -> list[list[Any]]:
 
     def merged(*values: Any) -> list[Any]:
         results = [list(result) for result in merge.run(_split(values, sizes))]
-        # If an inner tape records the merge too, the results contain its `MergePart` objects, which are not arrays.
-        shapes[:] = [[None if _is_array(value) else value for value in result] for result in results]
+        # Other results are passed on: those of the merge that are not arrays, and the `MergePart` of an inner tape.
+        shapes[:] = [[_ARRAY if _is_array(value) else value for value in result] for result in results]
         return [value for result in results for value in result if _is_array(value)]
 
     overlay, staged = assignments_apart(merged)
@@ -98,7 +102,7 @@ def _forward(merge: Merge, payloads: Sequence[list[Any]]) -> list[list[Any]]:
     overlay.settle(assigned)
     residuals, tree = jax.tree.flatten(pullback)
     arrays = iter(results)
-    by_replica = [[next(arrays) if other is None else other for other in shape] for shape in shapes]
+    by_replica = [[next(arrays) if other is _ARRAY else other for other in shape] for shape in shapes]
     merge_pullback = MergePullback(
         tree, sizes, watched, [[aval_of(value) for value in result if _is_array(value)] for result in by_replica]
     )

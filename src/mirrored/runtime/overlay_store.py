@@ -1,0 +1,126 @@
+"""`OverlayStore`: stages the assignments of a function while it is differentiated.
+
+During the differentiation the assigned values are its tracers, which must not reach another store. The overlay
+collects them. When the differentiation is complete, the values are known, and `settle` assigns them to the store
+below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mirrored._jax.traces import current_trace
+from mirrored.runtime.ambient import ambient, within
+from mirrored.runtime.variable_store import VariableStore
+
+
+class OverlayStore(VariableStore):
+    """A variable store over another one: reads fall through, assignments are staged until `settle`.
+
+    Args:
+        below: The store to read variables from that are not assigned here; None means their storage.
+        runner: The replica runner of the enclosing run, whose store is `below`; None outside of `run`.
+    """
+
+    captures = True
+
+    # `VariableStore` documents the methods of the interface.
+
+    def __init__(self, below: VariableStore | None, runner: Any) -> None:
+        self._below, self._runner = below, runner
+        self._staged: dict[tuple[int, int | None], tuple[Any, Any, str]] = {}
+        self.num_local = 1 if runner is None else runner.num_local
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Makes this the current store for the block, and for runs inside it."""
+        self.base_trace = current_trace()
+        with within(store=self):
+            yield
+
+    def values(self) -> list[Any]:
+        """Returns the assigned values, in order of assignment."""
+        return [jnp.asarray(value) for _, value, _ in self._staged.values()]
+
+    def settle(self, values: Sequence[Any]) -> None:
+        """Assigns the staged variables in the store below.
+
+        Args:
+            values: The concrete values for the tracers that `values` has returned, in the same order.
+        """
+        for ((_, replica), (variable, _, where)), value in zip(self._staged.items(), values, strict=True):
+            if self._below is None or (variable.device_assignment is None and not self._below.captures):
+                variable.store(value)
+            elif replica is None:
+                self._below.set_whole(variable, self._spread(variable, value), where)
+            else:
+                self._below.set_local(variable, replica, self._moved(value, replica), where)
+
+    # In an eager run each replica computes on its own device, and merges compute on the first replica's device.
+
+    def _is_eager(self) -> bool:
+        return self._runner is not None and self._below is not None and not self._below.captures
+
+    def _moved(self, value: Any, replica: int) -> Any:
+        return jax.device_put(value, self._runner.device_assignment.device_of(replica)) if self._is_eager() else value
+
+    def _spread(self, variable: Any, value: Any) -> Any:
+        if not self._is_eager():
+            return value
+        device_assignment = self._runner.device_assignment
+        return jax.device_put(
+            value, device_assignment.sharded if variable.per_replica else device_assignment.replicated
+        )
+
+    def whole(self, variable: Any) -> Any:
+        if (id(variable), None) in self._staged:
+            return self._staged[id(variable), None][1]
+        if not any(key[0] == id(variable) for key in self._staged):
+            return self._moved(variable.stored() if self._below is None else self._below.whole(variable), 0)
+        locals_ = [self._moved(self.local(variable, replica), 0) for replica in range(self.num_local)]
+        return jnp.stack(locals_) if variable.per_replica else locals_[0]
+
+    def set_whole(self, variable: Any, value: Any, where: str) -> None:
+        self._forget(variable)
+        self._staged[id(variable), None] = (variable, value, where)
+
+    def local(self, variable: Any, replica: int) -> Any:
+        if (id(variable), replica) in self._staged:
+            return self._staged[id(variable), replica][1]
+        if (id(variable), None) in self._staged:
+            whole = self._staged[id(variable), None][1]
+            return whole[replica] if variable.per_replica else whole
+        return variable.stored_component(replica) if self._below is None else self._below.local(variable, replica)
+
+    def set_local(self, variable: Any, replica: int, value: Any, where: str) -> None:
+        whole = self._staged.pop((id(variable), None), None)
+        if whole is not None:
+            for other in range(self.num_local):
+                part = whole[1][other] if variable.per_replica else whole[1]
+                self._staged[id(variable), other] = (variable, part, whole[2])
+        self._staged[id(variable), replica] = (variable, value, where)
+
+    def created(self, variable: Any) -> None:
+        if self._below is not None:
+            self._below.created(variable)
+
+    def _forget(self, variable: Any) -> None:
+        for key in [key for key in self._staged if key[0] == id(variable)]:
+            del self._staged[key]
+
+
+def assignments_apart(function: Callable[..., Any]) -> tuple[OverlayStore, Callable[..., Any]]:
+    """Returns an overlay of the current store, and `function` wrapped so that its assignments are staged there."""
+    here = ambient()
+    overlay = OverlayStore(here.store, here.runner)
+
+    def apart(*args: Any) -> Any:
+        with overlay.current():
+            return function(*args)
+
+    return overlay, apart
