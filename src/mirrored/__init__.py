@@ -13,10 +13,26 @@ from typing import TYPE_CHECKING, Any
 from mirrored import settings
 from mirrored.runtime.hooks import set_bridges, set_distributors
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what `__getattr__` loads: type checkers know these names and no others
+    from mirrored import checkpoint as checkpoint
+    from mirrored import cluster as cluster
+    from mirrored import collectives as collectives
     from mirrored import config as config
+    from mirrored import data as data
     from mirrored import errors as errors
+    from mirrored import losses as losses
+    from mirrored import optimizers as optimizers
+    from mirrored import testing as testing
+    from mirrored import tf as tf
     from mirrored._core import *
+    from mirrored.cluster import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+    from mirrored.gradients import GradientAccumulator as GradientAccumulator
+    from mirrored.gradients import aggregate_gradients as aggregate_gradients
+    from mirrored.integrations.trees import assign as assign
+    from mirrored.integrations.trees import mirror as mirror
+    from mirrored.integrations.trees import unmirror as unmirror
+
+    __version__: str
 
 
 def _from_data(name: str) -> Callable[[Any, Any, Any], Any]:
@@ -63,19 +79,21 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Imports a name at its first access: all core names together, modules and other names one by one."""
-    if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name == "__version__":
-        return importlib.metadata.version(__name__)
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    if name in __all__:
-        core = importlib.import_module("mirrored._core")
-        globals().update({each: vars(core)[each] for each in __all__ if each in vars(core)})
-        return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every name
+
+    def __getattr__(name: str) -> Any:
+        """Imports a name at its first access: all core names together, modules and other names one by one."""
+        if name in _MODULES:
+            return importlib.import_module(f"{__name__}.{name}")
+        if name == "__version__":
+            return importlib.metadata.version(__name__)
+        if name in _LAZY:
+            return getattr(importlib.import_module(_LAZY[name]), name)
+        if name in __all__:
+            core = importlib.import_module("mirrored._core")
+            globals().update({each: vars(core)[each] for each in __all__ if each in vars(core)})
+            return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class _Package(types.ModuleType):

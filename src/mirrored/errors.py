@@ -44,7 +44,7 @@ Every error message states what was called, what was found, the rule, and the re
 from __future__ import annotations
 
 import warnings
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 
 class MirroredError(Exception):
@@ -223,11 +223,13 @@ class LossScaleWarning(UserWarning):
 _RENAMED: Final = {"SynchronyError": ReplicaDivergenceError}
 
 
-def __getattr__(name: str) -> type[MirroredError]:
-    """Serves former names of errors."""
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(
-        f"mirrored.errors.{name} is mirrored.errors.{_RENAMED[name].__name__} now", DeprecationWarning, stacklevel=2
-    )
-    return _RENAMED[name]
+if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every name
+
+    def __getattr__(name: str) -> type[MirroredError]:
+        """Serves former names of errors."""
+        if name not in _RENAMED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        warnings.warn(
+            f"mirrored.errors.{name} is mirrored.errors.{_RENAMED[name].__name__} now", DeprecationWarning, stacklevel=2
+        )
+        return _RENAMED[name]
