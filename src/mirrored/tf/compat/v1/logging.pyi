@@ -1,0 +1,11 @@
+"""Type stub of `tf.compat.v1.logging`, written by tools/tf_stubs.py."""
+
+from typing import Any
+
+DEBUG: int
+ERROR: int
+FATAL: int
+INFO: int
+WARN: int
+
+def set_verbosity(level: Any) -> None: ...

@@ -1,0 +1,252 @@
+"""Type stub of `tf.nn`, written by tools/tf_stubs.py."""
+
+from typing import Any
+
+from mirrored.tf import Tensor
+from mirrored.tf import space_to_batch as space_to_batch
+from mirrored.tf.math import approx_max_k as approx_max_k
+from mirrored.tf.math import approx_min_k as approx_min_k
+from mirrored.tf.math import in_top_k as in_top_k
+from mirrored.tf.math import tanh as tanh
+from mirrored.tf.math import top_k as top_k
+from mirrored.tf.math import zero_fraction as zero_fraction
+from mirrored.tf.nn import experimental as experimental
+from mirrored.tf.random import all_candidate_sampler as all_candidate_sampler
+from mirrored.tf.random import fixed_unigram_candidate_sampler as fixed_unigram_candidate_sampler
+
+def atrous_conv2d(value: Any, filters: Any, rate: int, padding: Any, name: str | None = None) -> Tensor: ...
+def atrous_conv2d_transpose(
+    value: Any, filters: Any, output_shape: Any, rate: Any, padding: str, name: str | None = None
+) -> Tensor: ...
+def avg_pool(
+    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str | None = None, name: str | None = None
+) -> Tensor: ...
+def avg_pool1d(
+    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str = "NWC", name: str | None = None
+) -> Tensor: ...
+def avg_pool2d(
+    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str = "NHWC", name: str | None = None
+) -> Tensor: ...
+def avg_pool3d(
+    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str = "NDHWC", name: str | None = None
+) -> Tensor: ...
+def batch_normalization(
+    x: Any, mean: Any, variance: Any, offset: Any, scale: Any, variance_epsilon: Any, name: str | None = None
+) -> Tensor: ...
+def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | None = None) -> Tensor: ...
+def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None) -> Tensor: ...
+def conv1d(
+    input: Any,
+    filters: Any,
+    stride: Any,
+    padding: Any,
+    data_format: str = "NWC",
+    dilations: Any = None,
+    name: str | None = None,
+) -> Tensor: ...
+def conv1d_transpose(
+    input: Any,
+    filters: Any,
+    output_shape: Any,
+    strides: Any,
+    padding: Any = "SAME",
+    data_format: str = "NWC",
+    dilations: Any = None,
+    name: str | None = None,
+) -> Tensor: ...
+def conv2d(
+    input: Any,
+    filters: Any,
+    strides: Any,
+    padding: Any,
+    data_format: str = "NHWC",
+    dilations: Any = None,
+    name: str | None = None,
+) -> Tensor: ...
+def conv2d_transpose(
+    input: Any,
+    filters: Any,
+    output_shape: Any,
+    strides: Any,
+    padding: Any = "SAME",
+    data_format: str = "NHWC",
+    dilations: Any = None,
+    name: str | None = None,
+) -> Tensor: ...
+def conv3d(
+    input: Any,
+    filters: Any,
+    strides: Any,
+    padding: Any,
+    data_format: str = "NDHWC",
+    dilations: Any = None,
+    name: str | None = None,
+) -> Tensor: ...
+def conv3d_transpose(
+    input: Any,
+    filters: Any,
+    output_shape: Any,
+    strides: Any,
+    padding: Any = "SAME",
+    data_format: str = "NDHWC",
+    dilations: Any = None,
+    name: str | None = None,
+) -> Tensor: ...
+def conv_transpose(
+    input: Any,
+    filters: Any,
+    output_shape: Any,
+    strides: Any,
+    padding: Any = "SAME",
+    data_format: str | None = None,
+    dilations: Any = None,
+    name: str | None = None,
+) -> Tensor: ...
+def convolution(
+    input: Any,
+    filters: Any,
+    strides: Any = None,
+    padding: Any = "VALID",
+    data_format: str | None = None,
+    dilations: Any = None,
+    name: str | None = None,
+) -> Tensor: ...
+def crelu(features: Any, axis: Any = -1, *, name: str | None = None) -> Tensor: ...
+def ctc_loss(
+    labels: Any,
+    logits: Any,
+    label_length: Any,
+    logit_length: Any,
+    logits_time_major: bool = True,
+    unique: Any = None,
+    blank_index: int | None = None,
+    name: str | None = None,
+) -> Tensor: ...
+def depth_to_space(input: Any, block_size: int, data_format: str = "NHWC", name: str | None = None) -> Tensor: ...
+def depthwise_conv2d(
+    input: Any,
+    filter: Any,
+    strides: Any,
+    padding: Any,
+    data_format: str | None = None,
+    dilations: Any = None,
+    name: str | None = None,
+) -> Tensor: ...
+def dilation2d(
+    input: Any, filters: Any, strides: Any, padding: str, data_format: str, dilations: Any, name: str | None = None
+) -> Tensor: ...
+def dropout(x: Any, rate: Any, noise_shape: Any = None, seed: Any = None, name: str | None = None) -> Tensor: ...
+def elu(features: Any, *, name: str | None = None) -> Tensor: ...
+def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | None = None) -> Tensor: ...
+def erosion2d(
+    value: Any, filters: Any, strides: Any, padding: str, data_format: str, dilations: Any, name: str | None = None
+) -> Tensor: ...
+def gelu(features: Any, approximate: Any = False, *, name: str | None = None) -> Tensor: ...
+def l2_loss(t: Any, name: str | None = None) -> Tensor: ...
+def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | None = None) -> Tensor: ...
+def leaky_relu(features: Any, alpha: Any = 0.2, *, name: str | None = None) -> Tensor: ...
+def local_response_normalization(
+    input: Any, depth_radius: int = 5, bias: float = 1.0, alpha: float = 1.0, beta: float = 0.5, name: str | None = None
+) -> Tensor: ...
+def log_poisson_loss(
+    targets: Any, log_input: Any, compute_full_loss: bool = False, name: str | None = None
+) -> Tensor: ...
+def log_softmax(logits: Any, axis: Any = None, *, name: str | None = None) -> Tensor: ...
+def max_pool(
+    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str | None = None, name: str | None = None
+) -> Tensor: ...
+def max_pool1d(
+    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str = "NWC", name: str | None = None
+) -> Tensor: ...
+def max_pool2d(
+    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str = "NHWC", name: str | None = None
+) -> Tensor: ...
+def max_pool3d(
+    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str = "NDHWC", name: str | None = None
+) -> Tensor: ...
+def max_pool_with_argmax(
+    input: Any,
+    ksize: Any,
+    strides: Any,
+    padding: str,
+    data_format: str = "NHWC",
+    output_dtype: Any = "int64",
+    include_batch_in_index: bool = False,
+    name: str | None = None,
+) -> tuple[Tensor, Tensor]: ...
+def moments(
+    x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None
+) -> tuple[Tensor, Tensor]: ...
+def nce_loss(
+    weights: Any,
+    biases: Any,
+    labels: Any,
+    inputs: Any,
+    num_sampled: Any,
+    num_classes: Any,
+    num_true: int = 1,
+    sampled_values: Any = None,
+    remove_accidental_hits: bool = False,
+    name: str | None = None,
+) -> Tensor: ...
+def normalize_moments(
+    counts: Any, mean_ss: Any, variance_ss: Any, shift: Any, name: str | None = None
+) -> tuple[Tensor, Tensor]: ...
+def pool(
+    input: Any,
+    window_shape: Any,
+    pooling_type: str,
+    strides: Any = None,
+    padding: Any = "VALID",
+    data_format: str | None = None,
+    dilations: Any = None,
+    name: str | None = None,
+) -> Tensor: ...
+def relu(features: Any, *, name: str | None = None) -> Tensor: ...
+def relu6(features: Any, *, name: str | None = None) -> Tensor: ...
+def sampled_softmax_loss(
+    weights: Any,
+    biases: Any,
+    labels: Any,
+    inputs: Any,
+    num_sampled: Any,
+    num_classes: Any,
+    num_true: int = 1,
+    sampled_values: Any = None,
+    remove_accidental_hits: bool = True,
+    seed: Any = None,
+    name: str | None = None,
+) -> Tensor: ...
+def scale_regularization_loss(regularization_loss: Any) -> Tensor: ...
+def selu(features: Any, *, name: str | None = None) -> Tensor: ...
+def separable_conv2d(
+    input: Any,
+    depthwise_filter: Any,
+    pointwise_filter: Any,
+    strides: Any,
+    padding: Any,
+    data_format: str | None = None,
+    dilations: Any = None,
+    name: str | None = None,
+) -> Tensor: ...
+def sigmoid(x: Any, *, name: str | None = None) -> Tensor: ...
+def sigmoid_cross_entropy_with_logits(labels: Any = None, logits: Any = None, name: str | None = None) -> Tensor: ...
+def silu(features: Any, beta: Any = 1.0) -> Tensor: ...
+def softmax(logits: Any, axis: Any = None, *, name: str | None = None) -> Tensor: ...
+def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1, name: str | None = None) -> Tensor: ...
+def softplus(features: Any, *, name: str | None = None) -> Tensor: ...
+def softsign(features: Any, *, name: str | None = None) -> Tensor: ...
+def space_to_depth(input: Any, block_size: int, data_format: str = "NHWC", name: str | None = None) -> Tensor: ...
+def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None = None) -> Tensor: ...
+def sufficient_statistics(
+    x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]: ...
+def weighted_cross_entropy_with_logits(
+    labels: Any, logits: Any, pos_weight: Any, name: str | None = None
+) -> Tensor: ...
+def weighted_moments(
+    x: Any, axes: Any, frequency_weights: Any, keepdims: bool = False, name: str | None = None
+) -> tuple[Tensor, Tensor]: ...
+
+lrn = local_response_normalization
+swish = silu

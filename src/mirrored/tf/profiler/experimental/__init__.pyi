@@ -1,0 +1,11 @@
+"""Type stub of `tf.profiler.experimental`, written by tools/tf_stubs.py."""
+
+from typing import Any
+
+from mirrored.tf._profiler import Profile as Profile
+from mirrored.tf._profiler import ProfilerOptions as ProfilerOptions
+from mirrored.tf.profiler.experimental import server as server
+
+def Trace(name: str, step_num: Any = None, **metadata: Any) -> Any: ...
+def start(logdir: Any, options: ProfilerOptions | None = None) -> None: ...
+def stop(save: bool = True) -> None: ...

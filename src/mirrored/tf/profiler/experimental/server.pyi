@@ -1,0 +1,3 @@
+"""Type stub of `tf.profiler.experimental.server`, written by tools/tf_stubs.py."""
+
+def start(port: int) -> None: ...

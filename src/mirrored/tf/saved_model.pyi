@@ -1,0 +1,18 @@
+"""Type stub of `tf.saved_model`, written by tools/tf_stubs.py."""
+
+from typing import Any
+
+from mirrored.tf._loaded_model import LoadedModel
+from mirrored.tf._loaded_model import LoadOptions as LoadOptions
+from mirrored.tf._saved_model import SaveOptions as SaveOptions
+
+ASSETS_DIRECTORY: str
+DEFAULT_SERVING_SIGNATURE_DEF_KEY: str
+GPU: str
+SERVING: str
+TPU: str
+TRAINING: str
+
+def contains_saved_model(export_dir: Any) -> bool: ...
+def load(export_dir: Any, tags: Any = None, options: Any = None) -> LoadedModel: ...
+def save(obj: Any, export_dir: Any, signatures: Any = None, options: Any = None) -> None: ...

@@ -1,0 +1,6 @@
+"""Type stub of `tf.summary.experimental`, written by tools/tf_stubs.py."""
+
+from typing import Any
+
+def get_step() -> Any: ...
+def set_step(step: Any) -> None: ...
