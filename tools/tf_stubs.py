@@ -8,17 +8,16 @@ An object with several names is declared at one of them, and the others import i
 
 What differs from the runtime, because programs that are right need it:
 
-- ``Tensor``, at runtime `jax.Array`, is a subclass with the methods that `mirrored.tf` adds to arrays; its operators and
-  the operations return it.
+- ``Tensor``, at runtime `jax.Array`, is a subclass with the methods that `mirrored.tf` adds to arrays. Its operators
+  and the operations return it.
 - A class whose methods return arrays is declared as a subclass whose methods return ``Tensor``.
-- The result of `tf.shape` and other host values are ``Any``: programs use them as tensors.
+- The result of `tf.shape` and other host values are ``Any``, and so is a loaded model: see `OPEN`.
 - `tf.keras` and what it contains are ``Any``: Keras has no types.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections.abc
 import contextlib
 import dataclasses
 import importlib
@@ -33,7 +32,9 @@ from typing import Any, Final, NamedTuple
 
 import jax
 
+from mirrored import Function
 from mirrored.tf import _names
+from mirrored.tf._loaded_model import LoadedModel
 from mirrored.tf._static import StaticTensor
 
 ROOT: Final = "mirrored.tf"
@@ -44,6 +45,11 @@ PUBLIC: Final = (
     "mirrored", "mirrored.data", "mirrored.cluster", "mirrored.collectives", "mirrored.losses", "mirrored.checkpoint",
     "mirrored.errors", "mirrored.strategies", "mirrored.compilation", "mirrored.tape", "mirrored.variables",
 )  # fmt: skip
+# Results that programs use by members that their class does not have: a loaded model has those of the saved one, and a
+# host value takes part in operations like a `jax.Array`.
+OPEN: Final = (LoadedModel, StaticTensor)
+# Decorators with and without arguments, and what they make of a function: one signature cannot say both.
+DECORATORS: Final = {"function": Function, "autograph.experimental.do_not_convert": Callable[..., Any]}
 # Keras' own: described by Keras, or not at all.
 KERAS: Final = ("keras", "losses", "metrics", "optimizers")
 
@@ -88,6 +94,14 @@ class Place(NamedTuple):
 
     space: str
     leaf: str
+
+
+class Method(NamedTuple):
+    """A method or property of a class: its name, its function, and its decorator or ""."""
+
+    name: str
+    function: Callable[..., Any]
+    decorator: str
 
 
 def place_of(path: str) -> Place:
@@ -188,10 +202,15 @@ class Writer:
 
     Args:
         names: Every name with its object.
+
+    Attributes:
+        names: The same.
+        spaces: The namespaces, "" for the top.
+        stubs: What is known of each namespace's stub.
     """
 
     def __init__(self, names: dict[str, Any]) -> None:
-        self._names = names
+        self.names = names
         spaces = {""} | {place_of(path).space for path in names}
         spaces |= {".".join(one.split(".")[:depth]) for one in spaces if one for depth in range(1, one.count(".") + 1)}
         self.spaces = sorted(spaces | {"experimental.numpy", "experimental.numpy.random"})
@@ -207,12 +226,12 @@ class Writer:
     def _homes(self) -> dict[int, Place]:
         """Returns where each object is declared: at the name that it has itself, else at its first."""
         found: dict[int, list[str]] = {}
-        for path, value in self._names.items():
+        for path, value in self.names.items():
             if isinstance(value, (type, types.FunctionType, types.MethodType)) and self._is_described(value):
                 found.setdefault(id(value), []).append(path)
         homes = {}
         for paths in found.values():
-            value = self._names[paths[0]]
+            value = self.names[paths[0]]
             own = [path for path in paths if place_of(path).leaf == value.__name__ and ".experimental" not in path]
             homes[id(value)] = place_of(min(own or paths, key=lambda path: path.startswith("compat.")))
         homes[id(jax.Array)] = Place("", "Tensor")
@@ -220,13 +239,25 @@ class Writer:
 
     def _classes_with_tensors(self) -> set[type]:
         """Returns the public classes with a method that returns an array or such a class."""
-        classes = {value for value in self._names.values() if isinstance(value, type) and _is_ours(value)}
+        classes = {value for value in self.names.values() if isinstance(value, type) and _is_ours(value)}
         found: set[type] = set()
         while True:
-            more = {one for one in classes - found if any(self._retypes(one, found, f) for _, f, _ in _methods(one))}
+            more = {
+                one
+                for one in classes - found
+                if any(self._retypes(one, found, function) for _, function, _ in self._own_methods(one))
+            }
             if not more:
                 return found
             found |= more
+
+    def _own_methods(self, owner: type) -> Iterable[Method]:
+        """Returns the methods of a class and of its bases that are not public."""
+        found: dict[str, Method] = {}
+        for base in owner.__mro__:
+            if base is owner or (_is_ours(base) and id(base) not in self._home and _importable(base)[0] not in PUBLIC):
+                found = {one.name: one for one in _methods(base)} | found
+        return found.values()
 
     def _retypes(self, owner: type, retyped: set[type], method: Callable[..., Any]) -> bool:
         mentioned = set(_mentioned(signature_of(method).return_annotation))
@@ -234,15 +265,16 @@ class Writer:
 
     def write(self) -> dict[Path, str]:
         """Returns the text of every stub by its path below the package."""
-        for path, value in self._names.items():
+        for path, value in self.names.items():
             self._enter(path, value)
         for space in filter(None, self.spaces):
             above, leaf = place_of(space)
             self.stubs[above].from_imports.add((module_of(above), leaf, leaf))
         self._enter_numpy()
-        return {self._path(space): stub.text() for space, stub in self.stubs.items()} | {Path("keras.pyi"): _KERAS_STUB}
+        return {self.path(space): stub.text() for space, stub in self.stubs.items()} | {Path("keras.pyi"): _KERAS_STUB}
 
-    def _path(self, space: str) -> Path:
+    def path(self, space: str) -> Path:
+        """Returns where the stub of a namespace lies."""
         folder = Path(*space.split("."))
         if not space or any(other.startswith(f"{space}.") for other in self.spaces):
             return folder / "__init__.pyi"
@@ -288,8 +320,23 @@ class Writer:
             self._declare_retyped(stub, place.leaf, value)
         elif isinstance(value, type) or self._is_public_elsewhere(value):
             self._assign(stub, place.leaf, *_importable(value))
+        elif ".".join(filter(None, place)) in DECORATORS:
+            stub.functions[place.leaf] = self._decorator(stub, place, value)
         else:
             stub.functions[place.leaf] = self._function(stub, place.leaf, value, indent="")
+
+    def _decorator(self, stub: Stub, place: Place, value: Any) -> str:
+        made, function = DECORATORS[".".join(filter(None, place))], Callable[..., Any]
+        signature = signature_of(value)
+        first, *rest = signature.parameters.values()
+        without = signature.replace(
+            parameters=[first.replace(annotation=None), *rest], return_annotation=Callable[[function], made]
+        )
+        applied = signature.replace(
+            parameters=[first.replace(annotation=function, default=first.empty), *rest], return_annotation=made
+        )
+        mark = f"@{stub.bring('typing', 'overload')}\n"
+        return "\n".join(mark + self._signed(stub, place.leaf, one, indent="") for one in (without, applied))
 
     def _is_public_elsewhere(self, function: Any) -> bool:
         """Returns whether a public module has the function, and its annotations are right for the facade too."""
@@ -313,14 +360,19 @@ class Writer:
         stub.classes[name] = f"class {name}(_Message):\n" + "\n".join(lines)
 
     def _declare_retyped(self, stub: Stub, name: str, value: type) -> None:
-        module, original = _importable(value)
-        base = f"_{original}"
-        stub.from_imports.add((module, original, base))
+        if _is_declared(value):
+            module, original = _importable(value)
+            base = f"_{original}"
+            stub.from_imports.add((module, original, base))
+        else:
+            base = self._class(stub, value.__base__)
         lines = []
         if "__new__" in vars(value):  # the original's returns the original, whose methods return arrays
             anything, own = stub.bring("typing", "Any"), stub.bring("typing", "Self")
             lines.append(f"    def __new__(cls, *args: {anything}, **kwargs: {anything}) -> {own}: ...")
-        for method, function, kind in _methods(value):
+        if "__new__" in vars(value) or not _is_declared(value):
+            lines.append(self._function(stub, "__init__", vars(value)["__init__"], indent="    "))
+        for method, function, kind in self._own_methods(value):
             if self._retypes(value, self._retyped, function):
                 lines += [f"    @{kind}"] if kind else []
                 text = self._function(stub, method, function, indent="    ")
@@ -329,8 +381,10 @@ class Writer:
         stub.classes[name] = f"class {name}({base}):\n" + "\n".join(lines)
 
     def _function(self, stub: Stub, name: str, function: Any, *, indent: str) -> str:
-        signature = signature_of(function)
-        returned = self._annotation(stub, signature.return_annotation, of=getattr(function, "__self__", None))
+        return self._signed(stub, name, signature_of(function), indent=indent, of=getattr(function, "__self__", None))
+
+    def _signed(self, stub: Stub, name: str, signature: inspect.Signature, *, indent: str, of: Any = None) -> str:
+        returned = self._annotation(stub, signature.return_annotation, of=of)
         return _def(indent, f"def {name}", list(self._arguments(stub, signature)), returned)
 
     def _arguments(self, stub: Stub, signature: inspect.Signature) -> Iterator[str]:
@@ -343,7 +397,7 @@ class Writer:
                 yield "*"
             starred = starred or one.kind in (one.VAR_POSITIONAL, one.KEYWORD_ONLY)
             stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
-            if one.name in ("self", "cls") and one.annotation is one.empty:
+            if one.name in ("self", "cls"):
                 yield one.name
                 continue
             default = "" if one.default is one.empty else f" = {_default(one.default)}"
@@ -357,30 +411,26 @@ class Writer:
         def inner(one: Any) -> str:
             return self._annotation(stub, one, of=of, tensors=tensors)
 
-        origin, arguments = typing.get_origin(what), typing.get_args(what)
-        if what is None or what is type(None):
-            return "None"
-        if what is Ellipsis:
-            return "..."
-        if what is typing.Self and isinstance(of, type):
-            return self._class(stub, of)
         if isinstance(what, list):  # the parameters of a Callable
             return f"[{', '.join(map(inner, what))}]"
+        origin, arguments = typing.get_origin(what), typing.get_args(what)
         if origin in (types.UnionType, typing.Union):
             return " | ".join(map(inner, arguments))
-        if origin is typing.Literal:
-            return f"{stub.bring('typing', 'Literal')}[{', '.join(map(repr, arguments))}]"
         if origin is not None:
             return f"{self._class(stub, origin)}[{', '.join(map(inner, arguments))}]"
+        if what is typing.Self:
+            return self._class(stub, of) if isinstance(of, type) else stub.bring("typing", "Self")
         if what is jax.Array and not tensors:
             return stub.bring("jax", "Array")
-        if what is inspect.Signature.empty or what is Any or not isinstance(what, type):
-            return stub.bring("typing", "Self" if what is typing.Self else "Any")
+        if what in _WRITTEN:
+            return _WRITTEN[what]
+        if what is inspect.Signature.empty or not isinstance(what, type):
+            return stub.bring("typing", "Any")
         return self._class(stub, what)
 
     def _class(self, stub: Stub, what: Any) -> str:
         home = self._home.get(id(what))
-        if what is StaticTensor:  # a tensor to the programs, but no `jax.Array`
+        if what in OPEN:
             return stub.bring("typing", "Any")
         if home is not None:
             return stub.bring(module_of(home.space), home.leaf)
@@ -404,7 +454,7 @@ class Writer:
 
     def _enter_numpy(self) -> None:
         """Describes `tf.experimental.numpy`: all of `jax.numpy`, and what only TensorFlow has."""
-        module = self._names["experimental.numpy"]
+        module = self.names["experimental.numpy"]
         stub = self.stubs["experimental.numpy"]
         stub.names |= set(dir(jax.numpy))
         stub.from_imports.add(("jax.numpy", "*", ""))
@@ -417,6 +467,7 @@ class Writer:
                 stub.functions[name] = self._function(stub, name, function, indent="")
 
 
+_WRITTEN: Final = {None: "None", type(None): "None", Ellipsis: "..."}
 _KERAS_STUB: Final = '''\
 """Type stub of `tf.keras`, written by tools/tf_stubs.py: every name is Keras' own."""
 
@@ -430,21 +481,26 @@ def _is_ours(value: Any) -> bool:
     return str(getattr(value, "__module__", "")).partition(".")[0] == "mirrored" and not _is_message(value)
 
 
+def _is_declared(value: type) -> bool:
+    """Returns whether a class statement defines the class, which a call may do as well."""
+    return "<locals>" not in vars(value).get("__init__", _is_declared).__qualname__
+
+
 def _is_message(value: Any) -> bool:
     return hasattr(value, "DESCRIPTOR")
 
 
-def _methods(owner: type) -> Iterator[tuple[str, Callable[..., Any], str]]:
-    """Yields the public methods and properties of a class: name, function and decorator."""
+def _methods(owner: type) -> Iterator[Method]:
+    """Yields the public methods and properties that a class itself defines."""
     for name, value in vars(owner).items():
         if name.startswith("_") and name not in ("__call__", "__enter__"):
             continue
         if isinstance(value, property) and value.fget is not None:
-            yield name, value.fget, "property"
+            yield Method(name, value.fget, "property")
         elif isinstance(value, (classmethod, staticmethod)) and _is_ours(value.__func__):
-            yield name, value.__func__, type(value).__name__
+            yield Method(name, value.__func__, type(value).__name__)
         elif isinstance(value, types.FunctionType):
-            yield name, value, ""
+            yield Method(name, value, "")
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
@@ -507,7 +563,11 @@ def _importable(value: Any) -> tuple[str, str]:
     """Returns a module and a name to import an object by: a public module's where there is one."""
     owner = value.__module__
     for module in (*PUBLIC, owner):
-        if _is_ours(value) and module in PUBLIC and getattr(importlib.import_module(module), value.__name__, None) is value:
+        if (
+            _is_ours(value)
+            and module in PUBLIC
+            and getattr(importlib.import_module(module), value.__name__, None) is value
+        ):
             return module, value.__name__
     if owner in ("builtins", "typing", "collections.abc", "jax"):
         return owner, value.__name__

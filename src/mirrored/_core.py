@@ -5,6 +5,8 @@ No import is deferred further, because a module that is imported while JAX trace
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from mirrored.collectives.reduce_op import ReduceOp as ReduceOp
 from mirrored.compilation import Function as Function
 from mirrored.compilation import function as function
@@ -15,7 +17,6 @@ from mirrored.strategies import OneDeviceStrategy as OneDeviceStrategy
 from mirrored.strategies import ReplicaContext as ReplicaContext
 from mirrored.strategies import Strategy as Strategy
 from mirrored.strategies import experimental_set_strategy as experimental_set_strategy
-from mirrored.strategies import get_replica_context as get_replica_context
 from mirrored.strategies import get_strategy as get_strategy
 from mirrored.strategies import has_strategy as has_strategy
 from mirrored.strategies import in_cross_replica_context as in_cross_replica_context
@@ -30,3 +31,14 @@ from mirrored.variables import Variable as Variable
 from mirrored.variables import VariableAggregation as VariableAggregation
 from mirrored.variables import VariableSynchronization as VariableSynchronization
 from mirrored.variables import variable_creator_scope as variable_creator_scope
+
+if TYPE_CHECKING:
+
+    def get_replica_context() -> ReplicaContext | Any:
+        """Returns the context of the replica, or None in cross-replica context.
+
+        For type checkers `Any` takes the place of None: programs call it where they know that a replica runs.
+        """
+
+else:
+    from mirrored.strategies import get_replica_context as get_replica_context

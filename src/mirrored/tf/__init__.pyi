@@ -4,10 +4,11 @@ import builtins
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from logging import Logger
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, overload
 
 from jax import Array
 
+from mirrored import Function
 from mirrored import GradientTape as _GradientTape
 from mirrored import UnconnectedGradients as UnconnectedGradients
 from mirrored import Variable as _Variable
@@ -222,6 +223,17 @@ class TensorArray(_TensorArray):
 
 class Variable(_Variable):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
+    def __init__(
+        self,
+        initial_value: Any = None,
+        trainable: builtins.bool | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        *,
+        synchronization: Any = ...,
+        aggregation: Any = ...,
+        shape: Any = None,
+    ) -> None: ...
     def read_value(self) -> Tensor: ...
     def value(self) -> Tensor: ...
 
@@ -291,14 +303,24 @@ def foldr(
     swap_memory: builtins.bool = False,
     name: str | None = None,
 ) -> Any: ...
+@overload
 def function(
-    func: Callable[..., Any] | None = None,
+    func: None = None,
     input_signature: Sequence[Any] | None = None,
     autograph: builtins.bool = True,
     jit_compile: builtins.bool | None = None,
     reduce_retracing: builtins.bool = False,
     **options: Any,
-) -> Any: ...
+) -> Callable[[Callable[..., Any]], Function]: ...
+@overload
+def function(
+    func: Callable[..., Any],
+    input_signature: Sequence[Any] | None = None,
+    autograph: builtins.bool = True,
+    jit_compile: builtins.bool | None = None,
+    reduce_retracing: builtins.bool = False,
+    **options: Any,
+) -> Function: ...
 def gather(
     params: Any,
     indices: Any,

@@ -1,20 +1,68 @@
 """Type stub of `tf.initializers`, written by tools/tf_stubs.py."""
 
-from mirrored.tf._initializers import Constant as Constant
-from mirrored.tf._initializers import GlorotNormal as GlorotNormal
-from mirrored.tf._initializers import GlorotUniform as GlorotUniform
-from mirrored.tf._initializers import HeNormal as HeNormal
-from mirrored.tf._initializers import HeUniform as HeUniform
-from mirrored.tf._initializers import Identity as Identity
-from mirrored.tf._initializers import LecunNormal as LecunNormal
-from mirrored.tf._initializers import LecunUniform as LecunUniform
-from mirrored.tf._initializers import Ones as Ones
-from mirrored.tf._initializers import Orthogonal as Orthogonal
-from mirrored.tf._initializers import RandomNormal as RandomNormal
-from mirrored.tf._initializers import RandomUniform as RandomUniform
-from mirrored.tf._initializers import TruncatedNormal as TruncatedNormal
-from mirrored.tf._initializers import VarianceScaling as VarianceScaling
-from mirrored.tf._initializers import Zeros as Zeros
+from typing import Any
+
+from mirrored.tf import Tensor
+from mirrored.tf._initializers import Constant as _Constant
+from mirrored.tf._initializers import Identity as _Identity
+from mirrored.tf._initializers import Ones as _Ones
+from mirrored.tf._initializers import Orthogonal as _Orthogonal
+from mirrored.tf._initializers import RandomNormal as _RandomNormal
+from mirrored.tf._initializers import RandomUniform as _RandomUniform
+from mirrored.tf._initializers import TruncatedNormal as _TruncatedNormal
+from mirrored.tf._initializers import VarianceScaling as _VarianceScaling
+from mirrored.tf._initializers import Zeros as _Zeros
+
+class Constant(_Constant):
+    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+
+class GlorotNormal(VarianceScaling):
+    def __init__(self, seed: int | None = None) -> None: ...
+    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+
+class GlorotUniform(VarianceScaling):
+    def __init__(self, seed: int | None = None) -> None: ...
+    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+
+class HeNormal(VarianceScaling):
+    def __init__(self, seed: int | None = None) -> None: ...
+    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+
+class HeUniform(VarianceScaling):
+    def __init__(self, seed: int | None = None) -> None: ...
+    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+
+class Identity(_Identity):
+    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+
+class LecunNormal(VarianceScaling):
+    def __init__(self, seed: int | None = None) -> None: ...
+    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+
+class LecunUniform(VarianceScaling):
+    def __init__(self, seed: int | None = None) -> None: ...
+    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+
+class Ones(_Ones):
+    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+
+class Orthogonal(_Orthogonal):
+    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+
+class RandomNormal(_RandomNormal):
+    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+
+class RandomUniform(_RandomUniform):
+    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+
+class TruncatedNormal(_TruncatedNormal):
+    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+
+class VarianceScaling(_VarianceScaling):
+    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+
+class Zeros(_Zeros):
+    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
 
 constant = Constant
 glorot_normal = GlorotNormal

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from mirrored.tf._loaded_model import LoadedModel
 from mirrored.tf._loaded_model import LoadOptions as LoadOptions
 from mirrored.tf._saved_model import SaveOptions as SaveOptions
 
@@ -14,5 +13,5 @@ TPU: str
 TRAINING: str
 
 def contains_saved_model(export_dir: Any) -> bool: ...
-def load(export_dir: Any, tags: Any = None, options: Any = None) -> LoadedModel: ...
+def load(export_dir: Any, tags: Any = None, options: Any = None) -> Any: ...
 def save(obj: Any, export_dir: Any, signatures: Any = None, options: Any = None) -> None: ...

@@ -1,10 +1,15 @@
-"""The members that `ArrayOperators` sets in a loop, which type checkers do not see in the module itself."""
+"""`ArrayOperators` for type checkers, which do not see members that the module sets in a loop.
+
+Here it derives from `jax.Array`, at runtime it does not: JAX's functions take variables, and are annotated with a union
+that only a subclass of `jax.Array` can join.
+"""
 
 from typing import Any
 
 import numpy as np
+from jax import Array
 
-class ArrayOperators:
+class ArrayOperators(Array):
     __array_ufunc__: None
     __array_priority__: int
     __hash__: None  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -79,5 +84,5 @@ class ArrayOperators:
     def __complex__(self) -> complex: ...
     def __round__(self, digits: int | None = None) -> Any: ...
     def __format__(self, spec: str) -> str: ...
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]: ...
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]: ...  # type: ignore[override]
     def __jax_array__(self) -> Any: ...
