@@ -25,7 +25,7 @@ help:
 	@echo "make bench        runs all benchmarks and writes their report (half an hour); make bench-quick: some (3 minutes)"
 	@echo "make bench-peers  installs TensorFlow and PyTorch for the benchmarks, in separate environments"
 	@echo "make bench-previous  installs the previous JAX, for the benchmarks' comparison of versions"
-	@echo "make lint         runs the linter, the format check and the type checker"
+	@echo "make lint         runs the linter, the format check and the type checkers, these also over programs of users"
 	@echo "make test-lowest  runs the core of the suite on the lowest supported Python and JAX"
 	@echo "make test-gpu-dry-run  runs the GPU benchmarks at tiny sizes on the CPU, on Python 3.12 with JAX 0.11.2"
 
@@ -104,6 +104,7 @@ lint: $(VENV)/.installed-lint
 	$(RUN) -m ruff format --check
 	$(RUN) -m codespell_lib src tests docs README.md
 	$(RUN) -m mypy
+	$(RUN) tools/check_user_programs.py
 
 format: $(VENV)/.installed-lint
 	$(RUN) -m ruff check --fix
