@@ -9,7 +9,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -44,20 +44,23 @@ class VariableMeta(abc.ABCMeta):
         first, *rest = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
         return inspect.Signature(rest)
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        make: Creator = super().__call__
-        here = ambient()
-        if here.creators:
-            bound = inspect.signature(cls).bind(*args, **kwargs)
-            bound.apply_defaults()
-            args, kwargs = (), dict(bound.arguments)
-        for creator in here.creators:
-            make = _nested(creator, make)
-        runner = here.runner
-        if runner is None or runner.in_place or here.replica is None:
-            return make(*args, **kwargs)
-        name = inspect.signature(cls).bind(*args, **kwargs).arguments.get("name")
-        return _shared(runner, here.replica.local_index, name, lambda: make(*args, **kwargs))
+    # Type checkers do not look at a constructor's arguments if the metaclass has a `__call__`.
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            make: Creator = super().__call__
+            here = ambient()
+            if here.creators:
+                bound = inspect.signature(cls).bind(*args, **kwargs)
+                bound.apply_defaults()
+                args, kwargs = (), dict(bound.arguments)
+            for creator in here.creators:
+                make = _nested(creator, make)
+            runner = here.runner
+            if runner is None or runner.in_place or here.replica is None:
+                return make(*args, **kwargs)
+            name = inspect.signature(cls).bind(*args, **kwargs).arguments.get("name")
+            return _shared(runner, here.replica.local_index, name, lambda: make(*args, **kwargs))
 
 
 def _nested(creator: Callable[..., Any], make: Creator) -> Creator:

@@ -299,10 +299,9 @@ def as_keras(variable: Any) -> Any:
     """Returns a Keras variable: `variable` itself, or the unique view of a `mirrored.Variable`."""
     if not isinstance(variable, Variable):
         return variable
-    view = vars(variable).get("_keras_view")
+    view = variable.__dict__.get("_keras_view")
     if view is None:
-        view = View(variable)
-        vars(variable)["_keras_view"] = view
+        view = variable.__dict__["_keras_view"] = View(variable)
     return view
 
 

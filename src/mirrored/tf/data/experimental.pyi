@@ -6,7 +6,7 @@ from typing import Any
 from mirrored.data import AutoShardPolicy as AutoShardPolicy
 from mirrored.data import DistributeOptions as DistributeOptions
 from mirrored.data import Optional as Optional
-from mirrored.data.dataset_steps import Steps
+from mirrored.data.pipeline.iterators import Steps
 from mirrored.tf._dataset_experimental import Reducer as Reducer
 from mirrored.tf.data import Dataset
 
