@@ -34,7 +34,7 @@ import jax
 
 from mirrored import Function
 from mirrored.tf import _names
-from mirrored.tf._loaded_model import LoadedModel
+from mirrored.tf._saved_model.loading import LoadedModel
 from mirrored.tf._static import StaticTensor
 
 ROOT: Final = "mirrored.tf"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mirrored.tf as tf
-from mirrored.tf import _generator
+from mirrored.tf._ops import generator as _generator
 
 
 @pytest.fixture(autouse=True)

@@ -49,8 +49,8 @@ from mirrored.tf import version as version
 from mirrored.tf._dtypes import DType as DType
 from mirrored.tf._module import Module as _Module
 from mirrored.tf._module import name_scope as name_scope
+from mirrored.tf._ops.tensor_array import TensorArray as _TensorArray
 from mirrored.tf._shapes import TensorSpec as TensorSpec
-from mirrored.tf._tensor_array import TensorArray as _TensorArray
 from mirrored.tf.debugging import Assert as Assert
 from mirrored.tf.debugging import assert_equal as assert_equal
 from mirrored.tf.debugging import assert_greater as assert_greater

@@ -13,8 +13,8 @@ import numpy as np
 
 from mirrored._jax.arrays import NotConstant
 from mirrored._jax.traces import is_tracer
-from mirrored.tf._arrays import executing_eagerly
 from mirrored.tf._module import current_name_scope
+from mirrored.tf._ops.arrays import executing_eagerly
 from mirrored.tf._shapes import TensorSpec
 from mirrored.tf._static import known
 from mirrored.tf._tensors import as_tensor

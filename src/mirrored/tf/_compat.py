@@ -7,7 +7,7 @@ import types
 from typing import Any
 
 from mirrored.tf._errors import UnimplementedError
-from mirrored.tf._generator import set_seed
+from mirrored.tf._ops.generator import set_seed
 
 
 def as_bytes(bytes_or_text: Any, encoding: str = "utf-8") -> bytes:

@@ -8,48 +8,38 @@ from typing import Any, Final
 
 import jax
 
-from mirrored.tf import (
-    _activations,
-    _arrays,
-    _asking,
-    _compat,
-    _config,
-    _control_flow,
-    _convolution,
-    _debugging,
-    _distribute,
-    _dtypes,
-    _errors,
-    _function,
-    _gfile,
-    _host_calls,
-    _image,
-    _image_boxes,
-    _image_quality,
-    _indexing,
-    _initializers,
-    _linalg,
-    _linalg_solving,
-    _losses,
-    _math,
-    _nest,
-    _numpy,
-    _printing,
-    _profiler,
-    _random,
-    _reductions,
-    _sampled_losses,
-    _signal,
-    _spectra,
-    _summary,
-    _test_case,
-    _windows,
-)
+from mirrored.tf import _asking, _compat, _config, _debugging, _dtypes, _errors, _function, _nest, _test_case
+from mirrored.tf._data import host_calls as _host_calls
+from mirrored.tf._distribute import names as _distribute
+from mirrored.tf._io import gfile as _gfile
+from mirrored.tf._io import printing as _printing
+from mirrored.tf._io import profiler as _profiler
+from mirrored.tf._io import summary as _summary
 from mirrored.tf._module import Module, name_scope
+from mirrored.tf._ops import activations as _activations
+from mirrored.tf._ops import arrays as _arrays
+from mirrored.tf._ops import control_flow as _control_flow
+from mirrored.tf._ops import convolution as _convolution
+from mirrored.tf._ops import image as _image
+from mirrored.tf._ops import image_boxes as _image_boxes
+from mirrored.tf._ops import image_quality as _image_quality
+from mirrored.tf._ops import indexing as _indexing
+from mirrored.tf._ops import initializers as _initializers
+from mirrored.tf._ops import linalg as _linalg
+from mirrored.tf._ops import linalg_solving as _linalg_solving
+from mirrored.tf._ops import losses as _losses
+from mirrored.tf._ops import math as _math
+from mirrored.tf._ops import numpy as _numpy
+from mirrored.tf._ops import random as _random
+from mirrored.tf._ops import reductions as _reductions
+from mirrored.tf._ops import sampled_losses as _sampled_losses
+from mirrored.tf._ops import signal as _signal
+from mirrored.tf._ops import spectra as _spectra
+from mirrored.tf._ops import windows as _windows
+from mirrored.tf._ops.tensor_array import TensorArray
 from mirrored.tf._scopes import device, init_scope
 from mirrored.tf._shapes import TensorShape, TensorSpec
 from mirrored.tf._table import OPS
-from mirrored.tf._tensor_array import TensorArray
 from mirrored.values.indexed_slices import IndexedSlices
 
 VERSION: Final = "2.21.0"  # the TensorFlow release whose behaviour this facade follows
@@ -198,37 +188,35 @@ _MESSAGES: Final = (
 
 
 def _message(name: str) -> Callable[[], Any]:
-    return lambda: importlib.import_module("mirrored.tf._messages").message(name)
+    return lambda: importlib.import_module("mirrored.tf._data.messages").message(name)
 
 
 # Imported on first access: parts that need more than the core or are slow to import.
 LAZY: Final[dict[str, Callable[[], Any]]] = {
     "distribute.MultiWorkerMirroredStrategy": _from("mirrored.cluster", "MultiWorkerMirroredStrategy"),
     "distribute.experimental.MultiWorkerMirroredStrategy": _from("mirrored.cluster", "MultiWorkerMirroredStrategy"),
-    "compat.v1.distribute.MirroredStrategy": _from("mirrored.tf._distribute_v1", "MirroredStrategy"),
-    "compat.v1.distribute.OneDeviceStrategy": _from("mirrored.tf._distribute_v1", "OneDeviceStrategy"),
-    "contrib.distribute.MirroredStrategy": _from("mirrored.tf._contrib", "MirroredStrategy"),
+    "compat.v1.distribute.MirroredStrategy": _from("mirrored.tf._distribute.v1", "MirroredStrategy"),
+    "compat.v1.distribute.OneDeviceStrategy": _from("mirrored.tf._distribute.v1", "OneDeviceStrategy"),
+    "contrib.distribute.MirroredStrategy": _from("mirrored.tf._distribute.contrib", "MirroredStrategy"),
     "keras": lambda: importlib.import_module("mirrored.tf.keras"),
     **{name: _from("mirrored.tf.keras", name) for name in ("losses", "metrics", "optimizers")},
     **{place: _from("mirrored.data", name) for place, name in _DATA.items()},
-    **{
-        f"data.experimental.{name}": _of_table("mirrored.tf._dataset_experimental", name) for name in _DATA_EXPERIMENTAL
-    },
-    "data.experimental.CsvDataset": _from("mirrored.tf._datasets", "CsvDataset"),
-    "data.experimental.make_csv_dataset": _from("mirrored.tf._datasets", "make_csv_dataset"),
-    **{name: _of_table("mirrored.tf._files", name) for name in _FILES},
-    **{f"io.{name}": _of_table("mirrored.tf._parsing", name) for name in _PARSING},
+    **{f"data.experimental.{name}": _of_table("mirrored.tf._data.experimental", name) for name in _DATA_EXPERIMENTAL},
+    "data.experimental.CsvDataset": _from("mirrored.tf._data.datasets", "CsvDataset"),
+    "data.experimental.make_csv_dataset": _from("mirrored.tf._data.datasets", "make_csv_dataset"),
+    **{name: _of_table("mirrored.tf._io.files", name) for name in _FILES},
+    **{f"io.{name}": _of_table("mirrored.tf._data.parsing", name) for name in _PARSING},
     **{f"train.{name}": _message(name) for name in _MESSAGES},
     **{place: _from("mirrored.cluster", name) for place, name in _CLUSTER.items()},
-    "saved_model.contains_saved_model": _from("mirrored.tf._loaded_model", "contains_saved_model"),
-    "saved_model.load": _from("mirrored.tf._loaded_model", "load"),
-    "saved_model.LoadOptions": _from("mirrored.tf._loaded_model", "LoadOptions"),
-    "saved_model.SaveOptions": _from("mirrored.tf._saved_model", "SaveOptions"),
-    "saved_model.save": _from("mirrored.tf._saved_model", "save"),
+    "saved_model.contains_saved_model": _from("mirrored.tf._saved_model.loading", "contains_saved_model"),
+    "saved_model.load": _from("mirrored.tf._saved_model.loading", "load"),
+    "saved_model.LoadOptions": _from("mirrored.tf._saved_model.loading", "LoadOptions"),
+    "saved_model.SaveOptions": _from("mirrored.tf._saved_model.saving", "SaveOptions"),
+    "saved_model.save": _from("mirrored.tf._saved_model.saving", "save"),
     **{f"train.{name}": _from("mirrored.tf._train", name) for name in _TRAIN},
     "train.ExponentialMovingAverage": _from("mirrored.tf._moving_averages", "ExponentialMovingAverage"),
     **{
-        f"data.{name}": _from("mirrored.tf._datasets", name)
+        f"data.{name}": _from("mirrored.tf._data.datasets", name)
         for name in ("Dataset", "TextLineDataset", "TFRecordDataset")
     },
 }

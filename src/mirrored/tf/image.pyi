@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mirrored.tf import Tensor
-from mirrored.tf._image import ResizeMethod as ResizeMethod
+from mirrored.tf._ops.image import ResizeMethod as ResizeMethod
 from mirrored.tf.io import decode_bmp as decode_bmp
 from mirrored.tf.io import decode_image as decode_image
 from mirrored.tf.io import decode_jpeg as decode_jpeg

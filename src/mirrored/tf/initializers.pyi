@@ -3,15 +3,15 @@
 from typing import Any
 
 from mirrored.tf import Tensor
-from mirrored.tf._initializers import Constant as _Constant
-from mirrored.tf._initializers import Identity as _Identity
-from mirrored.tf._initializers import Ones as _Ones
-from mirrored.tf._initializers import Orthogonal as _Orthogonal
-from mirrored.tf._initializers import RandomNormal as _RandomNormal
-from mirrored.tf._initializers import RandomUniform as _RandomUniform
-from mirrored.tf._initializers import TruncatedNormal as _TruncatedNormal
-from mirrored.tf._initializers import VarianceScaling as _VarianceScaling
-from mirrored.tf._initializers import Zeros as _Zeros
+from mirrored.tf._ops.initializers import Constant as _Constant
+from mirrored.tf._ops.initializers import Identity as _Identity
+from mirrored.tf._ops.initializers import Ones as _Ones
+from mirrored.tf._ops.initializers import Orthogonal as _Orthogonal
+from mirrored.tf._ops.initializers import RandomNormal as _RandomNormal
+from mirrored.tf._ops.initializers import RandomUniform as _RandomUniform
+from mirrored.tf._ops.initializers import TruncatedNormal as _TruncatedNormal
+from mirrored.tf._ops.initializers import VarianceScaling as _VarianceScaling
+from mirrored.tf._ops.initializers import Zeros as _Zeros
 
 class Constant(_Constant):
     def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mirrored.tf._loaded_model import LoadOptions as LoadOptions
-from mirrored.tf._saved_model import SaveOptions as SaveOptions
+from mirrored.tf._saved_model.loading import LoadOptions as LoadOptions
+from mirrored.tf._saved_model.saving import SaveOptions as SaveOptions
 
 ASSETS_DIRECTORY: str
 DEFAULT_SERVING_SIGNATURE_DEF_KEY: str

@@ -22,7 +22,7 @@ from mirrored.tf._autograph.state import (
     zeros_like,
 )
 from mirrored.tf._autograph.truth import truth
-from mirrored.tf._blocks import Block, choose, trace_block
+from mirrored.tf._ops.blocks import Block, choose, trace_block
 from mirrored.tf._tensors import as_tensor
 
 _PLACEHOLDERS = (RETURN_VALUE, "do_return", "break_", "continue_")

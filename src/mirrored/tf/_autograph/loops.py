@@ -25,7 +25,7 @@ from mirrored.tf._autograph.state import (
 )
 from mirrored.tf._autograph.truth import truth
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._loops import Loop, LoopMismatch
+from mirrored.tf._ops.loops import Loop, LoopMismatch
 from mirrored.tf._tensors import as_tensor
 
 _MOST_LOOKS = 6  # traces of a loop body, until its variables' types are stable

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.traces import is_tracer
-from mirrored.tf._control_flow import known_bool
+from mirrored.tf._ops.control_flow import known_bool
 from mirrored.tf._tensors import as_tensor
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from mirrored.data import Options as Options
-from mirrored.tf._datasets import Dataset as Dataset
+from mirrored.tf._data.datasets import Dataset as Dataset
 from mirrored.tf.data import experimental as experimental
 
 AUTOTUNE: int

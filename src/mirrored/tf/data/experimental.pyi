@@ -7,7 +7,7 @@ from mirrored.data import AutoShardPolicy as AutoShardPolicy
 from mirrored.data import DistributeOptions as DistributeOptions
 from mirrored.data import Optional as Optional
 from mirrored.data.pipeline.iterators import Steps
-from mirrored.tf._dataset_experimental import Reducer as Reducer
+from mirrored.tf._data.experimental import Reducer as Reducer
 from mirrored.tf.data import Dataset
 
 AUTOTUNE: int

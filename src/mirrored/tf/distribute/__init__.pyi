@@ -19,9 +19,9 @@ from mirrored.data import InputContext as InputContext
 from mirrored.data import InputOptions as InputOptions
 from mirrored.data import InputReplicationMode as InputReplicationMode
 from mirrored.strategies import StrategyExtended as StrategyExtended
-from mirrored.tf._cross_device import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
-from mirrored.tf._cross_device import NcclAllReduce as NcclAllReduce
-from mirrored.tf._cross_device import ReductionToOneDevice as ReductionToOneDevice
-from mirrored.tf._distribute import RunOptions as RunOptions
+from mirrored.tf._distribute.cross_device import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
+from mirrored.tf._distribute.cross_device import NcclAllReduce as NcclAllReduce
+from mirrored.tf._distribute.cross_device import ReductionToOneDevice as ReductionToOneDevice
+from mirrored.tf._distribute.names import RunOptions as RunOptions
 from mirrored.tf.distribute import cluster_resolver as cluster_resolver
 from mirrored.tf.distribute import experimental as experimental

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mirrored.tf._files import TFRecordOptions as TFRecordOptions
-from mirrored.tf._files import TFRecordWriter as TFRecordWriter
-from mirrored.tf._parsing import FixedLenFeature as FixedLenFeature
-from mirrored.tf._parsing import FixedLenSequenceFeature as FixedLenSequenceFeature
+from mirrored.tf._data.parsing import FixedLenFeature as FixedLenFeature
+from mirrored.tf._data.parsing import FixedLenSequenceFeature as FixedLenSequenceFeature
+from mirrored.tf._io.files import TFRecordOptions as TFRecordOptions
+from mirrored.tf._io.files import TFRecordWriter as TFRecordWriter
 from mirrored.tf.io import gfile as gfile
 
 def decode_bmp(contents: Any, channels: int = 0, dtype: Any = ..., **_: Any) -> Any: ...

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from mirrored.tf import Tensor, Variable
 from mirrored.tf._asking import Algorithm as Algorithm
-from mirrored.tf._generator import Generator as _Generator
+from mirrored.tf._ops.generator import Generator as _Generator
 from mirrored.tf.random import experimental as experimental
 
 class Generator(_Generator):

@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
-from mirrored.tf._summary import SummaryWriter as SummaryWriter
+from mirrored.tf._io.summary import SummaryWriter as SummaryWriter
 from mirrored.tf.summary import experimental as experimental
 
 def create_file_writer(

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mirrored.tf._profiler import Profile as Profile
-from mirrored.tf._profiler import ProfilerOptions as ProfilerOptions
+from mirrored.tf._io.profiler import Profile as Profile
+from mirrored.tf._io.profiler import ProfilerOptions as ProfilerOptions
 from mirrored.tf.profiler.experimental import server as server
 
 def Trace(name: str, step_num: Any = None, **metadata: Any) -> Any: ...

@@ -1,7 +1,7 @@
 """Type stub of `tf.compat.v1.distribute`, written by tools/tf_stubs.py."""
 
-from mirrored.tf._distribute_v1 import MirroredStrategy as MirroredStrategy
-from mirrored.tf._distribute_v1 import OneDeviceStrategy as OneDeviceStrategy
+from mirrored.tf._distribute.v1 import MirroredStrategy as MirroredStrategy
+from mirrored.tf._distribute.v1 import OneDeviceStrategy as OneDeviceStrategy
 from mirrored.tf.compat.v1.distribute import experimental as experimental
 from mirrored.tf.distribute import CrossDeviceOps as CrossDeviceOps
 from mirrored.tf.distribute import DistributedValues as DistributedValues

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored.tf._dtypes import array_dtype
-from mirrored.tf._generator import next_key
+from mirrored.tf._ops.generator import next_key
 from mirrored.tf._static import static_ints
 from mirrored.tf._table import op
 from mirrored.tf._tensors import as_tensor

@@ -12,7 +12,7 @@ from jax import lax
 
 from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._jax.jaxprs import dependencies, evaluate_outputs
-from mirrored.tf._blocks import Block, assigned_by, commit, outer_values, trace_block
+from mirrored.tf._ops.blocks import Block, assigned_by, commit, outer_values, trace_block
 
 _MOST_COUNTED: Final = 10_000  # iterations counted on the host, about a second
 

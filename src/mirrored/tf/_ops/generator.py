@@ -18,7 +18,7 @@ import numpy as np
 
 from mirrored._jax.traces import current_trace, eager, is_eval
 from mirrored.runtime.ambient import Ambient, ambient, entered
-from mirrored.tf import _samplers as samplers
+from mirrored.tf._ops import samplers
 from mirrored.tf._tensors import as_tensor
 from mirrored.variables.variable import Variable
 

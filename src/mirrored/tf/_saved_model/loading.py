@@ -18,7 +18,7 @@ from mirrored.checkpoint import CheckpointReader
 from mirrored.errors import ArgumentError
 from mirrored.tf._errors import NotFoundError
 from mirrored.tf._module import Module
-from mirrored.tf._saved_objects import rebuilt
+from mirrored.tf._saved_model.objects import rebuilt
 from mirrored.tf._shapes import TensorSpec
 from mirrored.variables import Variable
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirrored.tf import _samplers as samplers
-from mirrored.tf._generator import (
+from mirrored.tf._ops import samplers
+from mirrored.tf._ops.generator import (
     Generator,
     get_global_generator,
     key_from_seed,

@@ -11,7 +11,7 @@ import numpy as np
 
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._signal import dct, frame, hann_window, overlap_and_add
+from mirrored.tf._ops.signal import dct, frame, hann_window, overlap_and_add
 from mirrored.tf._static import static_int, static_ints
 from mirrored.tf._table import op
 from mirrored.tf._tensors import as_tensor

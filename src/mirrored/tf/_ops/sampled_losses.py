@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._generator import next_key
+from mirrored.tf._ops.generator import next_key
 from mirrored.tf._static import static_axis, static_int
 from mirrored.tf._table import op, tensors
 from mirrored.tf._tensors import as_tensor

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored.tf._convolution import conv2d_transpose
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._ops.convolution import conv2d_transpose
 from mirrored.tf._static import static_int, static_ints
 from mirrored.tf._table import op, tensors
 from mirrored.tf._tensors import as_tensor

@@ -14,7 +14,7 @@ import jax
 from mirrored.compilation import Function
 from mirrored.compilation.concrete import ConcreteFunction
 from mirrored.errors import ArgumentError
-from mirrored.tf._open_sizes import opened
+from mirrored.tf._ops.open_sizes import opened
 from mirrored.tf._shapes import TensorSpec
 
 SAVED: Final = "tf.saved_model.save"

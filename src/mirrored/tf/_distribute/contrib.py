@@ -8,7 +8,7 @@ from typing import Any
 from mirrored.data.legacy import InputIterator, make_dataset_iterator
 from mirrored.errors import ArgumentError
 from mirrored.strategies import MirroredStrategy as _MirroredStrategy
-from mirrored.tf._datasets import Dataset
+from mirrored.tf._data.datasets import Dataset
 
 _CALLED = "tf.contrib.distribute.MirroredStrategy"
 

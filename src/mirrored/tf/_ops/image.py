@@ -11,7 +11,7 @@ import numpy as np
 
 from mirrored.tf._dtypes import array_dtype, as_dtype
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._generator import key_from_seed, next_key
+from mirrored.tf._ops.generator import key_from_seed, next_key
 from mirrored.tf._static import static_ints
 from mirrored.tf._table import op, reported
 from mirrored.tf._tensors import as_tensor

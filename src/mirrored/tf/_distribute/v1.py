@@ -6,7 +6,7 @@ from typing import Any
 
 from mirrored.strategies import MirroredStrategy as _MirroredStrategy
 from mirrored.strategies import OneDeviceStrategy as _OneDeviceStrategy
-from mirrored.tf._datasets import Dataset
+from mirrored.tf._data.datasets import Dataset
 
 
 class _Version1:

@@ -16,8 +16,8 @@ from mirrored.data.pipeline.files import TFRecordWriter as _Writer
 from mirrored.errors import MirroredError
 from mirrored.extras import load
 from mirrored.tf import _dtypes
+from mirrored.tf._data.host_arrays import as_bytes_array, on_host
 from mirrored.tf._errors import InvalidArgumentError, NotFoundError
-from mirrored.tf._host_arrays import as_bytes_array, on_host
 from mirrored.tf._tensors import as_tensor
 
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored.tf._convolution import avg_pool, depthwise_conv2d
-from mirrored.tf._image import convert_image_dtype
+from mirrored.tf._ops.convolution import avg_pool, depthwise_conv2d
+from mirrored.tf._ops.image import convert_image_dtype
 from mirrored.tf._table import op
 from mirrored.tf._tensors import as_tensor
 

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mirrored.tf import _dtypes
+from mirrored.tf._data.host_arrays import as_bytes_array, on_host
+from mirrored.tf._data.messages import message, parsed
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._host_arrays import as_bytes_array, on_host
-from mirrored.tf._messages import message, parsed
 
 _LISTS: Final = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
 _TYPED: Final = {"float32": "float_val", "float64": "double_val", "int32": "int_val", "int64": "int64_val",

@@ -24,7 +24,7 @@ from mirrored.strategies import (
     in_cross_replica_context,
 )
 from mirrored.tape import GradientTape, UnconnectedGradients, custom_gradient, stop_gradient
-from mirrored.tf import _cross_device
+from mirrored.tf._distribute import cross_device as _cross_device
 from mirrored.values.distributed_values import DistributedValues
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization, variable_creator_scope
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from mirrored import data
 from mirrored._jax.arrays import owned
 from mirrored.errors import EndOfDataError
+from mirrored.tf._data.host_arrays import on_host
 from mirrored.tf._errors import OutOfRangeError
-from mirrored.tf._host_arrays import on_host
 
 
 def _tensors(element: Any) -> Any:

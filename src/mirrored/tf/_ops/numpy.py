@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored.tf._generator import set_seed
-from mirrored.tf._random import normal, uniform
+from mirrored.tf._ops.generator import set_seed
+from mirrored.tf._ops.random import normal, uniform
 from mirrored.tf._tensors import as_tensor
 
 

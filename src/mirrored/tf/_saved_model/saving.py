@@ -22,10 +22,10 @@ import jax.numpy as jnp
 from mirrored.checkpoint import Checkpoint
 from mirrored.compilation.concrete import Pure, as_pure
 from mirrored.errors import ArgumentError, MissingExtraError
-from mirrored.tf._loaded_model import FILE, PROGRAMS, VARIABLES
-from mirrored.tf._open_sizes import Traced, traced_for
-from mirrored.tf._saved_functions import SAVED, Signature, functions_of, signatures_of
-from mirrored.tf._saved_objects import Objects
+from mirrored.tf._ops.open_sizes import Traced, traced_for
+from mirrored.tf._saved_model.functions import SAVED, Signature, functions_of, signatures_of
+from mirrored.tf._saved_model.loading import FILE, PROGRAMS, VARIABLES
+from mirrored.tf._saved_model.objects import Objects
 from mirrored.variables import Variable
 
 DEFAULT: Final = "serving_default"

@@ -9,7 +9,7 @@ import numpy as np
 
 from mirrored import data
 from mirrored.data.pipeline.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from mirrored.tf._datasets import Dataset
+from mirrored.tf._data.datasets import Dataset
 
 Transformation: TypeAlias = Callable[[Dataset], Dataset]
 

@@ -20,11 +20,11 @@ from jax import lax
 from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._jax.traces import is_eager
 from mirrored.errors import MirroredError, TransformError
-from mirrored.tf._arrays import executing_eagerly
-from mirrored.tf._blocks import choose, trace_block
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._loops import Loop, LoopMismatch
 from mirrored.tf._nest import assert_same_structure, flatten, is_nested, pack_sequence_as
+from mirrored.tf._ops.arrays import executing_eagerly
+from mirrored.tf._ops.blocks import choose, trace_block
+from mirrored.tf._ops.loops import Loop, LoopMismatch
 from mirrored.tf._static import static_int
 from mirrored.tf._table import op
 from mirrored.tf._tensors import as_tensor

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirrored.tf._indexing import gather
-from mirrored.tf._linalg import clip_by_norm
+from mirrored.tf._ops.indexing import gather
+from mirrored.tf._ops.linalg import clip_by_norm
 from mirrored.tf._static import static_axis
 from mirrored.tf._table import op, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor

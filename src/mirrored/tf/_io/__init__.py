@@ -1,0 +1,1 @@
+"""Files, summaries, printed output and profiles."""

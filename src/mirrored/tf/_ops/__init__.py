@@ -1,0 +1,1 @@
+"""Operations: tensors, mathematics, neural networks, images, linear algebra, signals, random numbers."""
