@@ -18,7 +18,7 @@ import pytest
 import mirrored as mr
 from mirrored._jax.dispatch import Dispatch, DispatchJob
 from mirrored.compilation.dispatch import DonatingStep
-from mirrored.variables import storage
+from mirrored.variables import state_lock
 
 _PROGRAM = pathlib.Path(__file__).with_name("interrupted.py")
 # Up to Python 3.11 the state of a thread that is being started carries its creator's id, so that an exception injected
@@ -184,9 +184,9 @@ def test_a_step_that_was_cut_short_is_finished_by_the_next_access(monkeypatch):
     monkeypatch.setattr(Dispatch, "_miss", lambda self, *args, **kwargs: _lose_the_result(real(self, *args, **kwargs)))
     with pytest.raises(Interrupt):
         step()
-    assert storage.state.step is not None
+    assert state_lock.state.step is not None
     assert (v.tolist(), w.tolist()) == ([1.0] * 3, [1.0] * 3)
-    assert storage.state.step is None
+    assert state_lock.state.step is None
 
 
 def _lose_the_result(result):

@@ -12,7 +12,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.checkpoint import Checkpoint
-from mirrored.variables import storage
+from mirrored.variables import state_lock
 
 
 class Model:
@@ -218,19 +218,19 @@ def test_a_checkpoint_beside_an_eager_run_of_one_replica_is_of_whole_steps():
 def test_threads_of_replicas_belong_to_the_run(replicas):
     strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=replicas)
     found = []
-    strategy.run(lambda: found.append(storage.thread.excused))
+    strategy.run(lambda: found.append(state_lock.thread.excused))
     assert found == [replicas > 1] * replicas
-    assert not storage.thread.excused
+    assert not state_lock.thread.excused
 
 
 def test_a_trace_that_fails_leaves_the_thread_to_take_turns():
     def fails() -> None:
-        assert storage.thread.excused
+        assert state_lock.thread.excused
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         mr.function(fails)()
-    assert not storage.thread.excused
+    assert not state_lock.thread.excused
 
 
 def test_an_assignment_in_a_callback_is_refused_and_does_not_deadlock():

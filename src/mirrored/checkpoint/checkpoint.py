@@ -26,7 +26,7 @@ from mirrored.errors import ArgumentError, CheckpointError
 from mirrored.runtime import hooks
 from mirrored.runtime.ambient import within
 from mirrored.variables import Variable
-from mirrored.variables.storage import lock, refuse_callbacks, tracing, turn
+from mirrored.variables.state_lock import lock, refuse_callbacks, tracing, turn
 
 PathLike = str | os.PathLike[str]
 

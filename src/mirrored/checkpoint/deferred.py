@@ -20,7 +20,7 @@ from mirrored.errors import CheckpointError
 from mirrored.runtime.ambient import within
 from mirrored.variables import Variable
 from mirrored.variables.creation import Settle, set_watch
-from mirrored.variables.storage import lock, turn
+from mirrored.variables.state_lock import lock, turn
 
 # Views of a checkpoint's lists and dicts that report new items, while a restore waits for state.
 #

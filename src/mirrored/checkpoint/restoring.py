@@ -19,7 +19,7 @@ from mirrored.checkpoint.sharing import own_position, settled
 from mirrored.collectives.host_allgather import skipping_comparisons
 from mirrored.errors import CheckpointError, CheckpointMismatchError, ContextError, DamagedCheckpointError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.variables.storage import together
+from mirrored.variables.state_lock import together
 
 _log = logging.getLogger("mirrored.checkpoint")
 

@@ -15,7 +15,8 @@ from mirrored._jax.dispatch import Dispatch, consume
 from mirrored._jax.source_lines import user_lines
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.errors import DisagreementError
-from mirrored.variables.storage import placed, state, storing
+from mirrored.variables.state_lock import state, storing
+from mirrored.variables.storage import placed
 from mirrored.watchdog.collective_log import collective_log
 
 # Steps that donate their variables' buffers, dispatched and stored in one uninterruptible call.

@@ -21,7 +21,7 @@ from mirrored.compilation.signature import Arguments, Ragged, check_signature, d
 from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import Ambient, ambient, thread, within
 from mirrored.runtime.hooks import Driver, EndOfElements, IteratedWhileTracing
-from mirrored.variables.storage import tracing, without_turns
+from mirrored.variables.state_lock import tracing, without_turns
 
 _DECISIONS = (
     "mirrored.function: Python code used a value that is known only when the compiled program runs "

@@ -29,7 +29,7 @@ from mirrored.runtime.variable_store import Bookkeeping, FunctionStore, announce
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.variables.creation import settle_all, withheld
-from mirrored.variables.storage import (
+from mirrored.variables.state_lock import (
     lock,
     note_former,
     refuse_callbacks,

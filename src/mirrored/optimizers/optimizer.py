@@ -19,7 +19,7 @@ from mirrored.runtime.ambient import within
 from mirrored.strategies import get_replica_context
 from mirrored.tape import GradientTape, unrecorded
 from mirrored.variables import Variable
-from mirrored.variables.storage import together, turn
+from mirrored.variables.state_lock import together, turn
 
 
 class Optimizer:

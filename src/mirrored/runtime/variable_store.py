@@ -23,20 +23,13 @@ from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
 from mirrored.runtime.ambient import ambient, announce_read
 
 
-class State(Protocol):
-    """The interface of a variable that a store uses."""
+class VariableLike(Protocol):
+    """The interface of a variable that variable stores use."""
 
     name: str
-
-    @property
-    def per_replica(self) -> bool:
-        """Whether each replica has its own component (sync-on-read)."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one component."""
-        ...
+    device_assignment: Any
+    per_replica: bool
+    component_shape: tuple[int, ...]
 
     @property
     def dtype(self) -> Any:
@@ -59,6 +52,14 @@ class State(Protocol):
         """Returns the shape of the whole stored value."""
         ...
 
+    def mark_shared(self) -> None:
+        """Marks the value's buffers as shared with other code: a step that donates them must copy them first."""
+        ...
+
+    def lose(self, why: str) -> None:
+        """Marks the value as lost: its buffer was donated to a step that failed."""
+        ...
+
 
 class Bookkeeping:
     """Base of internal containers of variables: a reference from one does not count as a use by the program."""
@@ -71,7 +72,7 @@ class Created(list[Any], Bookkeeping):
 class Held(NamedTuple):
     """A variable and its value in a trace: its capture tracer, or its newest value."""
 
-    variable: Any
+    variable: VariableLike
     value: Any
 
 
@@ -97,14 +98,14 @@ class VariableStore(abc.ABC):
         """Returns the store of the enclosing function or run: `self`, except for the store of a branch or loop body."""
         return self
 
-    def on_read(self, variable: Any, value: Any) -> Any:
+    def on_read(self, variable: VariableLike, value: Any) -> Any:
         """Implements `ReadListener`: returns the value, and records that a jitted helper being traced captures it."""
         trace = recording_parent(current_trace())
         if trace is not self.base_trace and trace is not getattr(ambient().store, "base_trace", None):
             caches.note_read()
         return value
 
-    def on_write(self, variable: Any) -> None:
+    def on_write(self, variable: VariableLike) -> None:
         """Implements `ReadListener`: a jitted helper that has captured the old value must be traced again."""
         caches.renew()
 
@@ -113,23 +114,23 @@ class VariableStore(abc.ABC):
         return False
 
     @abc.abstractmethod
-    def whole(self, variable: Any) -> Any:
+    def whole(self, variable: VariableLike) -> Any:
         """Returns the whole value: mirrored, or stacked ``[replicas, ...]`` if per replica. Cross-replica context."""
 
     @abc.abstractmethod
-    def set_whole(self, variable: Any, value: Any, where: str) -> None:
+    def set_whole(self, variable: VariableLike, value: Any, where: str) -> None:
         """Stages the whole value. Cross-replica context."""
 
     @abc.abstractmethod
-    def local(self, variable: Any, replica: int) -> Any:
+    def local(self, variable: VariableLike, replica: int) -> Any:
         """Returns a local replica's component. Replica context."""
 
     @abc.abstractmethod
-    def set_local(self, variable: Any, replica: int, value: Any, where: str) -> None:
+    def set_local(self, variable: VariableLike, replica: int, value: Any, where: str) -> None:
         """Stages a local replica's component. Replica context."""
 
     @abc.abstractmethod
-    def created(self, variable: Any) -> None:
+    def created(self, variable: VariableLike) -> None:
         """Records that `variable` was created under this store. Its initial value is in storage in any case."""
 
 
@@ -163,7 +164,7 @@ def _components_of_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple
     return primals[0], jnp.broadcast_to(tangents[1], primals[0].shape)
 
 
-def announced_components(variable: Any, stacked: Any) -> Any:
+def announced_components(variable: VariableLike, stacked: Any) -> Any:
     """Announces the read of a sync-on-read variable's components ``[replicas, ...]``, of which a tape knows one."""
     if not jnp.issubdtype(variable.dtype, jnp.inexact):
         return stacked
@@ -194,34 +195,34 @@ class FunctionStore(VariableStore):
         self.as_written = False
         self.device_assignment: Any = None
 
-    def whole(self, variable: Any) -> Any:
+    def whole(self, variable: VariableLike) -> Any:
         if id(variable) in self.staged:
             self.rereads = True
             newest = self.staged[id(variable)][1]
             return _of_variable(variable, newest, self._before) if self.under_tape else newest
         return self._before(variable)
 
-    def _before(self, variable: Any) -> Any:
+    def _before(self, variable: VariableLike) -> Any:
         if id(variable) not in self.captured:
             tracer = CaptureTracer(variable.stored_shape(), variable.dtype, variable)
             self.captured[id(variable)] = Held(variable, tracer)
         return self.captured[id(variable)][1]
 
-    def set_whole(self, variable: Any, value: Any, where: str) -> None:
+    def set_whole(self, variable: VariableLike, value: Any, where: str) -> None:
         self.staged[id(variable)] = Held(variable, value)
 
-    def local(self, variable: Any, replica: int) -> Any:
+    def local(self, variable: VariableLike, replica: int) -> Any:
         value = self.whole(variable)
         return value[replica] if variable.per_replica else value
 
-    def set_local(self, variable: Any, replica: int, value: Any, where: str) -> None:
+    def set_local(self, variable: VariableLike, replica: int, value: Any, where: str) -> None:
         self.set_whole(variable, value[None] if variable.per_replica else value, where)
 
-    def created(self, variable: Any) -> None:
+    def created(self, variable: VariableLike) -> None:
         self.new.append(variable)
 
 
-def _of_variable(variable: Any, newest: Any, before: Callable[[Any], Any]) -> Any:
+def _of_variable(variable: VariableLike, newest: Any, before: Callable[[Any], Any]) -> Any:
     return read_again(newest, before(variable)) if jnp.issubdtype(variable.dtype, jnp.inexact) else newest
 
 
@@ -236,7 +237,7 @@ class StagedAssignment(Bookkeeping):
         whole: The mirrored value that a merge assigned last, unless a replica has assigned the variable since.
     """
 
-    variable: Any
+    variable: VariableLike
     locals: list[Any]
     where: list[str]
     whole: Any = None
@@ -257,15 +258,15 @@ class ReplicaStore(VariableStore):
         self.new = Created()
 
     @abc.abstractmethod
-    def before(self, variable: Any, replica: int) -> Any:
+    def before(self, variable: VariableLike, replica: int) -> Any:
         """Returns a local replica's component from before the run."""
 
     @abc.abstractmethod
-    def whole_before(self, variable: Any) -> Any:
+    def whole_before(self, variable: VariableLike) -> Any:
         """Returns the whole value from before the run."""
 
     @abc.abstractmethod
-    def join(self, variable: Any, components: Sequence[Any], where: Sequence[str]) -> Any:
+    def join(self, variable: VariableLike, components: Sequence[Any], where: Sequence[str]) -> Any:
         """Returns the whole value of a variable from its assigned local components.
 
         Raises:
@@ -276,7 +277,7 @@ class ReplicaStore(VariableStore):
     def split(self, value: Any, replica: int) -> Any:
         """Returns a local replica's component of a whole value."""
 
-    def local(self, variable: Any, replica: int) -> Any:
+    def local(self, variable: VariableLike, replica: int) -> Any:
         entry = self.staged.get(id(variable))
         if entry is None or entry.locals[replica] is None:
             return self.before(variable, replica)
@@ -284,11 +285,11 @@ class ReplicaStore(VariableStore):
         newest = entry.locals[replica]
         return _of_variable(variable, newest, lambda one: self.before(one, replica)) if self.under_tape else newest
 
-    def set_local(self, variable: Any, replica: int, value: Any, where: str) -> None:
+    def set_local(self, variable: VariableLike, replica: int, value: Any, where: str) -> None:
         entry = self._entry(variable)
         entry.locals[replica], entry.where[replica], entry.whole = value, where, None
 
-    def whole(self, variable: Any) -> Any:
+    def whole(self, variable: VariableLike) -> Any:
         entry = self.staged.get(id(variable))
         if entry is None:
             return self.whole_before(variable)
@@ -298,16 +299,16 @@ class ReplicaStore(VariableStore):
         self.rereads = True
         return _of_variable(variable, entry.whole, self.whole_before) if self.under_tape else entry.whole
 
-    def set_whole(self, variable: Any, value: Any, where: str) -> None:
+    def set_whole(self, variable: VariableLike, value: Any, where: str) -> None:
         entry = self._entry(variable)
         entry.locals = [self.split(value, replica) for replica in range(self.num_local)]
         entry.where = [where] * self.num_local
         entry.whole = value
 
-    def created(self, variable: Any) -> None:
+    def created(self, variable: VariableLike) -> None:
         self.new.append(variable)
 
-    def _entry(self, variable: Any) -> StagedAssignment:
+    def _entry(self, variable: VariableLike) -> StagedAssignment:
         entry = self.staged.get(id(variable))
         if entry is None:
             entry = self.staged[id(variable)] = StagedAssignment(
@@ -320,7 +321,7 @@ class ReplicaStore(VariableStore):
 class Captured(Bookkeeping):
     """The source of a capture tracer in a traced run: a variable, or one local replica's component of it."""
 
-    variable: Any
+    variable: VariableLike
     local: int | None
 
     def __str__(self) -> str:
@@ -360,23 +361,23 @@ class TracedReplicaStore(ReplicaStore):
         self.separates_reads = False
         self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
 
-    def capture(self, variable: Any, local: int | None) -> CaptureTracer:
+    def capture(self, variable: VariableLike, local: int | None) -> CaptureTracer:
         """Returns the capture tracer of a variable, or of one local replica's component of it."""
         key = (id(variable), local)
         if key not in self._captured:
-            self._captured[key] = CaptureTracer(variable.shape, variable.dtype, Captured(variable, local))
+            self._captured[key] = CaptureTracer(variable.component_shape, variable.dtype, Captured(variable, local))
         return self._captured[key]
 
-    def before(self, variable: Any, replica: int) -> Any:
+    def before(self, variable: VariableLike, replica: int) -> Any:
         apart = self.separates_reads and jnp.issubdtype(variable.dtype, jnp.inexact)
         return self.capture(variable, replica if variable.per_replica or apart else None)
 
-    def whole_before(self, variable: Any) -> Any:
+    def whole_before(self, variable: VariableLike) -> Any:
         if not variable.per_replica:
             return self.capture(variable, None)
         return jnp.stack(self._replicas.all_components([self.capture(variable, k) for k in range(self.num_local)]))
 
-    def join(self, variable: Any, components: Sequence[Any], where: Sequence[str]) -> Any:
+    def join(self, variable: VariableLike, components: Sequence[Any], where: Sequence[str]) -> Any:
         return jnp.stack(self._replicas.all_components(components)) if variable.per_replica else components[0]
 
     def split(self, value: Any, replica: int) -> Any:

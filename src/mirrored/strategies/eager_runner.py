@@ -29,7 +29,8 @@ from mirrored.strategies.merge_call import all_reduce_recorded, gather_recorded
 from mirrored.strategies.reducing import gather_across
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica, stack_components
-from mirrored.variables.storage import excuse, or_undone, placed, store_all, turn, uncommitted
+from mirrored.variables.state_lock import excuse, or_undone, store_all, turn
+from mirrored.variables.storage import placed, uncommitted
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy

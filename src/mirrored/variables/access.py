@@ -2,36 +2,154 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.arrays import as_array, is_key
-from mirrored.collectives.host_allgather import host_allgather
+from mirrored._jax.arrays import as_array
+from mirrored._jax.traces import current_trace, is_eval, recording_parent
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
-from mirrored.errors import ContextError, VariableError
+from mirrored.errors import ContextError, TransformError, VariableError
 from mirrored.runtime.ambient import Ambient, ambient
 from mirrored.runtime.lockstep import Merge, ReplicaRunner
 from mirrored.runtime.variable_store import VariableStore
 from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica, stack_components
-from mirrored.variables.rules import (
-    Assignment,
-    VariableAggregation,
-    aggregation_name,
-    check_kind,
-    check_readable,
-    check_same_everywhere,
-    check_strategy,
-    check_writable,
-    reduction_of,
-    store_of,
-)
-from mirrored.variables.storage import aligned, lock, near, own, placed, turn, uncommitted
+from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, reduction_of
+from mirrored.variables.state_lock import lock, turn
+from mirrored.variables.storage import aligned, near, own, placed, uncommitted
+from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, write_components
 
-# Reads a variable in each context: implements the read column of the table in `rules`.
+_COMBINE: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "assign": lambda old, new: new,
+    "assign_add": lambda old, new: old + new,
+    "assign_sub": lambda old, new: old - new,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """A call of `assign`, `assign_add` or `assign_sub`.
+
+    Attributes:
+        variable: The variable that is assigned.
+        method: ``"assign"``, ``"assign_add"`` or ``"assign_sub"``.
+        where: The line of user code that makes the call.
+        called: The call as the user wrote it, for messages.
+        read_value: Whether the caller receives the new value.
+    """
+
+    variable: Any
+    method: str
+    where: str
+    called: str
+    read_value: bool = True
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the new value does not depend on the old one."""
+        return self.method == "assign"
+
+    def old(self) -> Any:
+        """Returns the stored value to combine with; None for `assign`.
+
+        `assign` does not read the old value, so it also works on a variable whose value is lost.
+        """
+        return None if self.replaces else self.variable.stored()
+
+    def combined(self, old: Any, value: Any) -> Any:
+        """Returns the new value (or component), after checking that `value` fits the variable.
+
+        Raises:
+            VariableError: The shape of `value` differs from the variable's, or its dtype would lose information.
+        """
+        variable = self.variable
+        shape = np.shape(value)
+        if shape != variable.component_shape:
+            raise VariableError(
+                self.called,
+                found=f"a value of shape {shape} for variable {variable.name!r} of shape {variable.shape}",
+                rule="an assigned value has the variable's shape",
+                remedy="reshape or broadcast it: jnp.broadcast_to(value, variable.shape)",
+            )
+        check_kind(value, variable.dtype, self.called, variable.name)
+        new = _COMBINE[self.method](old, as_array(value, variable.dtype))
+        return new if jnp.issubdtype(variable.dtype, jax.dtypes.extended) else new.astype(variable.dtype)
+
+
+# Resolves the variable store of the current context, and refuses reads and writes that the context does not allow.
+
+
+def store_of(variable: Any, here: Ambient) -> VariableStore | None:
+    """Returns the store that `variable` is read from and written to in this context; None means its storage.
+
+    In an eager run the replicas share a plain variable and run one after another. It has no copies to stage, so they
+    use its storage directly. The slots of an optimizer that was made outside of the scope are staged nevertheless: one
+    step must update them once.
+    """
+    store = here.store
+    if store is not None and not store.captures and variable.device_assignment is None and not variable.internal:
+        return None
+    return store
+
+
+def eager_replica(variable: Any) -> int | None:
+    """Returns the local replica index if `variable` is sync-on-read and this is an eager run, else None.
+
+    There an assignment returns the component object, as in TensorFlow, and not an array.
+    """
+    here = ambient()
+    eager_run = here.replica is not None and here.store is not None and not here.store.captures
+    return here.replica.local_index if eager_run and variable.per_replica else None
+
+
+def check_strategy(variable: Any, here: Ambient, called: str) -> None:
+    """Refuses a variable that belongs to a strategy other than the current one."""
+    if variable.device_assignment is None or not here.strategies or variable.strategy is here.strategies[-1]:
+        return
+    raise ContextError(
+        called,
+        found=f"variable {variable.name!r} belongs to {variable.strategy!r}, but {here.strategies[-1]!r} is current",
+        rule="a run or scope uses only plain variables and variables of its own strategy",
+        remedy="create the variable in the scope of the strategy that uses it",
+    )
+
+
+def check_readable(variable: Any, store: VariableStore | None, here: Ambient) -> None:
+    """Refuses a read under a JAX transform that would turn the value into a constant of the traced program."""
+    if here.listeners or (store is not None and store.captures) or is_eval(recording_parent(current_trace())):
+        return
+    raise TransformError(
+        f"reading {variable.name}",
+        found=f"the value of variable {variable.name!r} was read under a JAX transform ({_transform()})",
+        rule="a transform outside mirrored.function and GradientTape would turn the value into a constant",
+        remedy="use mirrored.function instead of jax.jit and GradientTape instead of jax.grad, "
+        "or pass variable.read_value() as an argument",
+    )
+
+
+def check_writable(variable: Any, store: VariableStore | None, called: str) -> None:
+    """Refuses an assignment under a transform, where it would happen during tracing and not when the program runs."""
+    trace = recording_parent(current_trace())
+    if trace is store.base_trace if store is not None and store.captures else is_eval(trace):
+        return
+    raise TransformError(
+        called,
+        found=f"variable {variable.name!r} was assigned under a JAX transform ({_transform()})",
+        rule="an assignment inside jit, grad, scan, cond or vmap would happen once, during tracing, "
+        "and not when the program runs",
+        remedy="return the new value from the transformed function and assign it outside",
+    )
+
+
+def _transform() -> str:
+    return type(recording_parent(current_trace())).__name__.removesuffix("Trace")
+
+
+# Reads
 
 
 def read(variable: Any) -> Any:
@@ -70,123 +188,76 @@ def component(variable: Any, replica: int) -> Any:
     return whole[replica] if variable.per_replica else whole
 
 
-def aggregate(variable: Any, store: VariableStore | None, here: Ambient) -> Any:
-    """Aggregates a sync-on-read variable's components to one value. Cross-replica context.
+# Assignments
 
-    Raises:
-        VariableError: The variable has aggregation NONE.
-    """
+
+def check_assignable(variable: Any, called: str) -> None:
+    """Refuses an assignment under a transform, where it would happen during tracing and not when the program runs."""
+    check_writable(variable, store_of(variable, ambient()), called)
+
+
+def write(assignment: Assignment, value: Any) -> Any:
+    """Assigns according to the rules, and returns the new value in the current context."""
+    here = ambient()
+    variable = assignment.variable
+    store = store_of(variable, here)
+    check_writable(variable, store, assignment.called)
+    check_strategy(variable, here, assignment.called)
+    if isinstance(value, Mirrored):
+        value = value.value
+    if here.replica is not None:
+        return _write_in_replica(assignment, value, store, here)
+    if not variable.per_replica:
+        return _write_whole(assignment, value, store, here)
+    write_components(assignment, value, store, here)
+    if variable.aggregation is VariableAggregation.NONE or not assignment.read_value:
+        return None
+    return aggregate(variable, store, here)
+
+
+# Assignments in cross-replica context
+
+
+def _write_whole(assignment: Assignment, value: Any, store: VariableStore | None, here: Ambient) -> Any:
+    variable = assignment.variable
+    if isinstance(value, PerReplica):
+        value = _reduced(assignment, value, here)
+    if store is None:
+        check_same_everywhere(assignment, value)
+        # The lock makes read and store atomic: no other thread assigns between them.
+        with turn(), lock:
+            new = assignment.combined(assignment.old(), aligned(value, variable.device_assignment))
+            stored = placed(own(new), variable.device_assignment, per_replica=False)
+            variable.store(stored, shared=assignment.read_value)
+        return stored
+    new = assignment.combined(store.whole(variable), aligned(value, variable.device_assignment))
+    store.set_whole(variable, new, assignment.where)
+    return store.whole(variable)
+
+
+def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
+    """Aggregates a per-replica value for a mirrored variable."""
+    variable = assignment.variable
     aggregation = variable.aggregation
     if aggregation is VariableAggregation.NONE:
         raise VariableError(
-            f"reading {variable.name}",
-            found=f"sync-on-read variable {variable.name!r} with aggregation NONE, in cross-replica context",
-            rule="outside run a sync-on-read variable is read as one value, so its components must be aggregated",
-            remedy="set aggregation=VariableAggregation.SUM (or MEAN, ...), or read the components, variable.values",
+            assignment.called,
+            found=f"a per-replica value for mirrored variable {variable.name!r} with aggregation NONE",
+            rule="a mirrored variable is equal on all replicas, so values that differ must be aggregated",
+            remedy="create it with aggregation=VariableAggregation.MEAN (or SUM, ...), or reduce the value first",
         )
-    only_first = aggregation is VariableAggregation.ONLY_FIRST_REPLICA
-    runner = here.runner
-    if runner is not None and store is not None:
-        locals_ = [store.local(variable, index) for index in range(runner.num_local)]
-        return runner.first(locals_) if only_first else runner.reduce(reduction_of(aggregation), [locals_])[0]
-    stacked = variable.stored() if store is None else store.whole(variable)
-    if store is None and variable.device_assignment.spans_processes:
-        # If only some workers read, the device collective below would deadlock. The host all-gather detects that.
-        host_allgather(f"reading {variable.name}", f"read the sync-on-read variable {variable.name!r}")
-    if only_first or variable.num_replicas == 1:
-        return first_stacked(stacked, variable.device_assignment)
-    algorithm = variable.strategy.cross_device_ops
-    return reduce_stacked(algorithm, reduction_of(aggregation), [stacked], variable.device_assignment)[0]
-
-
-# Assigns the components of sync-on-read variables in cross-replica context.
-
-
-def write_components(assignment: Assignment, value: Any, store: VariableStore | None, here: Ambient) -> None:
-    """Assigns all components: from a per-replica value component by component, or from one value (see `rules`)."""
-    _check_determines_all(assignment, value)
-    variable = assignment.variable
-    if here.runner is not None and store is not None:
-        _stage_locals(assignment, value, store, here.runner)
-        return
-    if store is not None:
-        every = range(variable.num_replicas)
-        parts = list(value.values) if isinstance(value, PerReplica) else [_share(assignment, value, k) for k in every]
-        olds = list(store.whole(variable))
-        new = [assignment.combined(old, part) for old, part in zip(olds, parts, strict=True)]
-        store.set_whole(variable, jnp.stack(new), assignment.where)
-        return
-    local_replicas = variable.device_assignment.addressable_replicas
-    value = _checked(assignment, value)
-    one_each = isinstance(value, PerReplica)
-    parts = list(value.values) if one_each else [_share(assignment, value, replica) for replica in local_replicas]
-    with turn(), lock:  # no other thread may assign between the read of the old values and the store
-        olds = [None if assignment.replaces else variable.stored_component(k) for k in range(len(local_replicas))]
-        new = [assignment.combined(old, near(part, old)) for old, part in zip(olds, parts, strict=True)]
-        variable.store(stack_components(new, variable.device_assignment))
-
-
-def _checked(assignment: Assignment, value: Any) -> Any:
-    """Returns one value for all components: checked equal on all workers, and on the host of this one."""
-    if isinstance(value, PerReplica) or not assignment.variable.device_assignment.spans_processes:
-        return value
-    check_same_everywhere(assignment, value)
-    return value if is_key(value) else np.asarray(value)  # which cannot hold typed keys
-
-
-def _check_determines_all(assignment: Assignment, value: Any) -> None:
-    """Refuses a single value that does not determine every component."""
-    aggregation = assignment.variable.aggregation
-    undefined = aggregation is VariableAggregation.NONE
-    cannot_add = aggregation is VariableAggregation.SUM and not assignment.replaces
-    if isinstance(value, PerReplica) or not (undefined or cannot_add):
-        return
-    raise VariableError(
-        assignment.called,
-        found=f"sync-on-read variable {assignment.variable.name!r} with aggregation {aggregation_name(aggregation)}, "
-        "in cross-replica context",
-        rule="an assignment there must determine every replica's component: SUM divides an assigned value among the "
-        "replicas and does not support assign_add or assign_sub; NONE defines no rule",
-        remedy="assign inside run, or assign a per-replica value",
-    )
-
-
-def _stage_locals(assignment: Assignment, value: Any, store: VariableStore, runner: ReplicaRunner) -> None:
-    """Stages the components of the local replicas, in a merge."""
-    variable = assignment.variable
-    for k in range(runner.num_local):
-        if isinstance(value, PerReplica):
-            part = runner.component(value, k)
-        else:
-            part = _share(assignment, value, _replica_index(runner, k))
-        store.set_local(variable, k, assignment.combined(store.local(variable, k), part), assignment.where)
-
-
-def _replica_index(runner: ReplicaRunner, local: int) -> Any:
-    """Returns the replica id of a local replica.
-
-    Where one program runs on all devices (SPMD), the id differs per device, so it is a value of the running program.
-    """
-    if not runner.stands_for_others:
-        return runner.device_assignment.addressable_replicas[local]
-    indices = range(runner.device_assignment.num_replicas)
-    return runner.component(PerReplica([jnp.asarray(index) for index in indices], runner.device_assignment), local)
-
-
-def _share(assignment: Assignment, value: Any, replica: Any) -> Any:
-    """The part of a value assigned in cross-replica context that one replica's component gets."""
-    variable = assignment.variable
-    if variable.share_of is not None and assignment.replaces:
-        return variable.share_of(value, replica)
-    if variable.aggregation is not VariableAggregation.SUM:
-        return value
-    count = variable.num_replicas
-    check_kind(value, variable.dtype, f"{variable.name}.assign", variable.name)
-    value = as_array(value, variable.dtype)
-    if jnp.issubdtype(variable.dtype, jnp.integer):
-        # The first replicas get the remainder, so that the components sum to the assigned value.
-        return value // count + (replica < value % count).astype(value.dtype)
-    return value / count
+    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return (
+            first_stacked(value.stacked(variable.device_assignment), variable.device_assignment)
+            if here.store is None
+            else value.values[0]
+        )
+    op, runner = reduction_of(aggregation), here.runner
+    if runner is not None and (isinstance(value, LocalPerReplica) or here.store is not None):
+        return runner.reduce(op, [[runner.component(value, k) for k in range(runner.num_local)]])[0]
+    return reduce_stacked(
+        variable.strategy.cross_device_ops, op, [value.stacked(variable.device_assignment)], variable.device_assignment
+    )[0]
 
 
 def write_component(assignment: Assignment, replica: int, value: Any) -> Any:
@@ -241,79 +312,7 @@ def _check_has_components(assignment: Assignment) -> None:
     )
 
 
-# Assigns a variable in each context: implements the assign column of the table in `rules`.
-
-
-def check_assignable(variable: Any, called: str) -> None:
-    """Refuses an assignment under a transform, where it would happen during tracing and not when the program runs."""
-    check_writable(variable, store_of(variable, ambient()), called)
-
-
-def write(assignment: Assignment, value: Any) -> Any:
-    """Assigns according to the rules, and returns the new value in the current context."""
-    here = ambient()
-    variable = assignment.variable
-    store = store_of(variable, here)
-    check_writable(variable, store, assignment.called)
-    check_strategy(variable, here, assignment.called)
-    if isinstance(value, Mirrored):
-        value = value.value
-    if here.replica is not None:
-        return _write_in_replica(assignment, value, store, here)
-    if not variable.per_replica:
-        return _write_whole(assignment, value, store, here)
-    write_components(assignment, value, store, here)
-    if variable.aggregation is VariableAggregation.NONE or not assignment.read_value:
-        return None
-    return aggregate(variable, store, here)
-
-
-# Cross-replica context
-
-
-def _write_whole(assignment: Assignment, value: Any, store: VariableStore | None, here: Ambient) -> Any:
-    variable = assignment.variable
-    if isinstance(value, PerReplica):
-        value = _reduced(assignment, value, here)
-    if store is None:
-        check_same_everywhere(assignment, value)
-        # The lock makes read and store atomic: no other thread assigns between them.
-        with turn(), lock:
-            new = assignment.combined(assignment.old(), aligned(value, variable.device_assignment))
-            stored = placed(own(new), variable.device_assignment, per_replica=False)
-            variable.store(stored, shared=assignment.read_value)
-        return stored
-    new = assignment.combined(store.whole(variable), aligned(value, variable.device_assignment))
-    store.set_whole(variable, new, assignment.where)
-    return store.whole(variable)
-
-
-def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
-    """Aggregates a per-replica value for a mirrored variable."""
-    variable = assignment.variable
-    aggregation = variable.aggregation
-    if aggregation is VariableAggregation.NONE:
-        raise VariableError(
-            assignment.called,
-            found=f"a per-replica value for mirrored variable {variable.name!r} with aggregation NONE",
-            rule="a mirrored variable is equal on all replicas, so values that differ must be aggregated",
-            remedy="create it with aggregation=VariableAggregation.MEAN (or SUM, ...), or reduce the value first",
-        )
-    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-        return (
-            first_stacked(value.stacked(variable.device_assignment), variable.device_assignment)
-            if here.store is None
-            else value.values[0]
-        )
-    op, runner = reduction_of(aggregation), here.runner
-    if runner is not None and (isinstance(value, LocalPerReplica) or here.store is not None):
-        return runner.reduce(op, [[runner.component(value, k) for k in range(runner.num_local)]])[0]
-    return reduce_stacked(
-        variable.strategy.cross_device_ops, op, [value.stacked(variable.device_assignment)], variable.device_assignment
-    )[0]
-
-
-# Replica context
+# Assignments in replica context
 
 
 def _write_in_replica(assignment: Assignment, value: Any, store: VariableStore | None, here: Ambient) -> Any:

@@ -10,7 +10,7 @@ from mirrored._jax.arrays import key_data, register_array_like
 from mirrored._jax.traces import ShapedArray
 from mirrored.runtime.ambient import ambient
 from mirrored.values.operators import ArrayOperators
-from mirrored.variables.rules import store_of
+from mirrored.variables.access import store_of
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable

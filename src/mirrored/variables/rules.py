@@ -1,23 +1,17 @@
-"""The rules of variables: synchronization, aggregation, accepted values, and contexts of reads and assignments."""
+"""The rules of variables: synchronization, aggregation, and the dtypes of assigned values."""
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-from collections.abc import Callable
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.arrays import as_array, is_key_dtype
-from mirrored._jax.traces import current_trace, is_eval, is_tracer, recording_parent
-from mirrored.collectives.host_allgather import check_equal
+from mirrored._jax.arrays import is_key_dtype
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_reduction
-from mirrored.errors import ArgumentError, ContextError, TransformError, VariableError
-from mirrored.runtime.ambient import Ambient, ambient
-from mirrored.runtime.variable_store import VariableStore
+from mirrored.errors import ArgumentError, VariableError
 
 # Synchronization and aggregation rules of variables.
 #
@@ -110,6 +104,11 @@ def as_aggregation(value: Any, name: str | None) -> Any:
     )
 
 
+def aggregation_name(aggregation: Any) -> str:
+    """Returns the name of an aggregation, for messages."""
+    return str(getattr(aggregation, "name", None) or getattr(aggregation, "__name__", repr(aggregation)))
+
+
 def reduction_of(aggregation: Any) -> Any:
     """Returns the reduction of an aggregation. NONE and ONLY_FIRST_REPLICA have none."""
     if aggregation is VariableAggregation.SUM:
@@ -191,160 +190,3 @@ def _casts(given: Any, wanted: Any) -> bool:
     if ranks[0] is None or ranks[1] is None:
         return bool(given == wanted)
     return ranks[0] <= ranks[1]
-
-
-# `Assignment`: one call of `assign`, `assign_add` or `assign_sub`, and the check that the value fits the variable.
-
-_COMBINE: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "assign": lambda old, new: new,
-    "assign_add": lambda old, new: old + new,
-    "assign_sub": lambda old, new: old - new,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Assignment:
-    """A call of `assign`, `assign_add` or `assign_sub`.
-
-    Attributes:
-        variable: The variable that is assigned.
-        method: ``"assign"``, ``"assign_add"`` or ``"assign_sub"``.
-        where: The line of user code that makes the call.
-        called: The call as the user wrote it, for messages.
-        read_value: Whether the caller receives the new value.
-    """
-
-    variable: Any
-    method: str
-    where: str
-    called: str
-    read_value: bool = True
-
-    @property
-    def replaces(self) -> bool:
-        """Whether the new value does not depend on the old one."""
-        return self.method == "assign"
-
-    def old(self) -> Any:
-        """Returns the stored value to combine with; None for `assign`.
-
-        `assign` does not read the old value, so it also works on a variable whose value is lost.
-        """
-        return None if self.replaces else self.variable.stored()
-
-    def combined(self, old: Any, value: Any) -> Any:
-        """Returns the new value (or component), after checking that `value` fits the variable.
-
-        Raises:
-            VariableError: The shape of `value` differs from the variable's, or its dtype would lose information.
-        """
-        variable = self.variable
-        shape = np.shape(value)
-        if shape != variable.shape:
-            raise VariableError(
-                self.called,
-                found=f"a value of shape {shape} for variable {variable.name!r} of shape {variable.shape}",
-                rule="an assigned value has the variable's shape",
-                remedy="reshape or broadcast it: jnp.broadcast_to(value, variable.shape)",
-            )
-        check_kind(value, variable.dtype, self.called, variable.name)
-        new = _COMBINE[self.method](old, as_array(value, variable.dtype))
-        return new if jnp.issubdtype(variable.dtype, jax.dtypes.extended) else new.astype(variable.dtype)
-
-
-def aggregation_name(aggregation: Any) -> str:
-    """Returns the name of an aggregation, for messages."""
-    return str(getattr(aggregation, "name", None) or getattr(aggregation, "__name__", repr(aggregation)))
-
-
-# Resolves the variable store of the current context, and refuses reads and writes that the context does not allow.
-
-
-def store_of(variable: Any, here: Ambient) -> VariableStore | None:
-    """Returns the store that `variable` is read from and written to in this context; None means its storage.
-
-    In an eager run the replicas share a plain variable and run one after another. It has no copies to stage, so they
-    use its storage directly. The slots of an optimizer that was made outside of the scope are staged nevertheless: one
-    step must update them once.
-    """
-    store = here.store
-    if store is not None and not store.captures and variable.device_assignment is None and not variable.internal:
-        return None
-    return store
-
-
-def eager_replica(variable: Any) -> int | None:
-    """Returns the local replica index if `variable` is sync-on-read and this is an eager run, else None.
-
-    There an assignment returns the component object, as in TensorFlow, and not an array.
-    """
-    here = ambient()
-    eager_run = here.replica is not None and here.store is not None and not here.store.captures
-    return here.replica.local_index if eager_run and variable.per_replica else None
-
-
-def check_strategy(variable: Any, here: Ambient, called: str) -> None:
-    """Refuses a variable that belongs to a strategy other than the current one."""
-    if variable.device_assignment is None or not here.strategies or variable.strategy is here.strategies[-1]:
-        return
-    raise ContextError(
-        called,
-        found=f"variable {variable.name!r} belongs to {variable.strategy!r}, but {here.strategies[-1]!r} is current",
-        rule="a run or scope uses only plain variables and variables of its own strategy",
-        remedy="create the variable in the scope of the strategy that uses it",
-    )
-
-
-def check_readable(variable: Any, store: VariableStore | None, here: Ambient) -> None:
-    """Refuses a read under a JAX transform that would turn the value into a constant of the traced program."""
-    if here.listeners or (store is not None and store.captures) or is_eval(recording_parent(current_trace())):
-        return
-    raise TransformError(
-        f"reading {variable.name}",
-        found=f"the value of variable {variable.name!r} was read under a JAX transform ({_transform()})",
-        rule="a transform outside mirrored.function and GradientTape would turn the value into a constant",
-        remedy="use mirrored.function instead of jax.jit and GradientTape instead of jax.grad, "
-        "or pass variable.read_value() as an argument",
-    )
-
-
-def check_writable(variable: Any, store: VariableStore | None, called: str) -> None:
-    """Refuses an assignment under a transform, where it would happen during tracing and not when the program runs."""
-    trace = recording_parent(current_trace())
-    if trace is store.base_trace if store is not None and store.captures else is_eval(trace):
-        return
-    raise TransformError(
-        called,
-        found=f"variable {variable.name!r} was assigned under a JAX transform ({_transform()})",
-        rule="an assignment inside jit, grad, scan, cond or vmap would happen once, during tracing, "
-        "and not when the program runs",
-        remedy="return the new value from the transformed function and assign it outside",
-    )
-
-
-def _transform() -> str:
-    return type(recording_parent(current_trace())).__name__.removesuffix("Trace")
-
-
-# Checks that all workers assign the same value to a variable: unequal values would make its copies diverge.
-
-
-def check_same_everywhere(assignment: Assignment, value: Any) -> None:
-    """Refuses a host value or process-local array that differs between workers.
-
-    An array over the devices of all workers passes without a comparison: one program on all workers computed it.
-
-    Raises:
-        DisagreementError: The values differ; the message names the workers.
-    """
-    device_assignment = assignment.variable.device_assignment
-    if device_assignment is None or not device_assignment.spans_processes or is_tracer(value):
-        return
-    if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        return
-    check_equal(
-        assignment.called,
-        {f"the value for variable {assignment.variable.name!r}": value},
-        rule="a variable has one value on all workers",
-        remedy="compute it from the same data on all workers, or from the result of strategy.reduce or strategy.gather",
-    )

@@ -12,8 +12,9 @@ from mirrored._jax.arrays import as_array
 from mirrored._jax.source_lines import user_line
 from mirrored.errors import NotSupportedError
 from mirrored.runtime.ambient import ambient, announce_write
-from mirrored.variables.rules import VariableAggregation, check_kind, check_writable, store_of
-from mirrored.variables.storage import turn
+from mirrored.variables.access import check_writable, store_of
+from mirrored.variables.rules import VariableAggregation, check_kind
+from mirrored.variables.state_lock import turn
 
 _PLAIN: Final = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA)
 

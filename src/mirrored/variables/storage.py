@@ -1,12 +1,8 @@
-"""Storage of variables: placement on devices, and the state lock, under which values are replaced."""
+"""Storage of variables: placement of values on devices, and `VariableStorage`, which holds a variable's value."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from itertools import repeat
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +10,10 @@ import numpy as np
 
 from mirrored._jax import caches
 from mirrored._jax.arrays import is_key
-from mirrored._jax.dispatch import consume
 from mirrored._jax.traces import eager, is_tracer
-from mirrored.errors import ContextError
+from mirrored.errors import LostStateError
+from mirrored.variables.creation import Awaiting
+from mirrored.variables.state_lock import lock, note_former, settle, state, thread
 
 # Places values of variables: on all devices of the strategy, or on JAX's default device for plain variables.
 
@@ -102,213 +99,144 @@ def _is_committed(value: Any) -> bool:
     return isinstance(value, jax.Array) and not is_tracer(value) and bool(value.committed)
 
 
-# The state lock: one thread at a time replaces the values of variables, atomically.
-#
-# A donating step passes the buffers of its variables to XLA, which deletes them when the step is dispatched. Until the
-# results are stored, the variables hold deleted buffers. Three kinds of code must never see this state:
-#
-# - *Exception handlers* in the thread that runs the step (after Ctrl-C, a signal handler that raises, or an exception
-#   that another thread injects). Python raises such exceptions between bytecodes, so `store_all` stores all values in
-#   one C call.
-# - *Other threads*. A writer holds `lock`. A reader takes no lock. It first registers: it marks the variable as shared
-#   if it hands out the value, or adds the variable to `state.reading` if it copies the value to the host. It then
-#   checks that no step is in progress and that none has ended in the meantime (`state.version`). A step first announces
-#   itself (`state.step`) and then copies the buffers of registered readers. The GIL ensures that at least one sees the
-#   other.
-# - *Code that runs after an exception in the remaining window* (an exception while another one is handled).
-#   `state.step` is still set, and the next access finishes the step from the results that it has recorded.
-
-T = TypeVar("T")
-
-lock: Final = threading.RLock()
-"""Held while values are replaced, and while several values are read that must be consistent."""
-
-tracing: Final = threading.RLock()
-"""Held while a function is traced, which may create variables. Lock order: this lock before `lock`."""
-
-running: Final = threading.RLock()
-"""Held during an eager run, by the thread that called `run`. Lock order: `turn` takes it before the other two.
-
-The replicas of a run read variables one after another, and their assignments are stored at the end. No other thread may
-replace values in between, whether by a run, a compiled step, an assignment, an optimizer or a restore.
-"""
-_NO_TURN: Final = nullcontext()
-
-
-class StepInProgress(Protocol):
-    """A step that has been announced and whose results are not stored yet."""
-
-    def finish(self) -> None:
-        """Stores the results, or finds that the step has not begun. Called with `lock` held, at the next access."""
-        ...
-
-
-class _StateVersion:
-    """The state of all variables of this process.
+class VariableStorage(Awaiting):
+    """The stored value of a variable. Variable stores and compiled functions use it; programs use `Variable`.
 
     Attributes:
-        step: The step in progress, whose variables must not be read; None between steps.
-        version: The number of replacements so far.
-        reading: The variables that are being copied to the host, by a unique key per copy.
-        calls_back: The thread that runs a program with Python callbacks; 0 without such a program.
+        name: The name, for messages.
+        device_assignment: The devices of the replicas; None for a plain variable.
+        per_replica: Whether every replica has its own component (ON_READ, in a strategy).
+        num_replicas: The number of replicas that have a copy; 1 for a plain variable.
+        component_shape: The shape of one copy or component.
     """
 
-    __slots__ = ("calls_back", "reading", "step", "version")
+    name: str
+    device_assignment: Any  # `DeviceAssignment`, or None; most callers have excluded plain variables
+    per_replica: bool
+    num_replicas: int
+    component_shape: tuple[int, ...]
 
-    def __init__(self) -> None:
-        self.step: StepInProgress | None = None
-        self.version = 0
-        self.reading: dict[object, Any] = {}
-        self.calls_back = 0
+    def hold(self, array: jax.Array) -> None:
+        """Sets the first stored value."""
+        # A step replaces `_array` from C and cannot reset other attributes at the same time. So facts about a value
+        # (`_lost`, `_components`) are stored with the array that they describe, and are valid only while `_array` is
+        # that array.
+        self._array: Any = array
+        self._lost: tuple[Any, str] | None = None
+        self._components: tuple[Any, tuple[Any, ...]] | None = None
+        self._shared = False
 
+    def stored(self) -> Any:
+        """Returns the whole stored value: mirrored, or stacked ``[replicas, ...]``.
 
-state: Final = _StateVersion()
+        It marks the value as shared, so that a step that donates the buffer copies it first.
 
+        Raises:
+            LostStateError: The value is lost: a step that owned its buffer failed.
+        """
+        if self._withheld is not None:
+            self.settle()
+        while True:
+            self._shared = True  # before the check of `state.step`: a step that begins now finds the mark
+            version = state.version
+            if state.step is None:
+                array = self._array
+                # A step that began after the first check may have replaced the marked value by its own copy.
+                if state.step is None and state.version == version:
+                    self._check_kept()
+                    return array
+            settle()
 
-class _LockThread(threading.local):
-    """Thread-local state.
+    def borrowed(self) -> Any:
+        """Returns the whole stored value without marking it as shared. Valid while the caller holds the state lock."""
+        self._check_kept()
+        return self._array
 
-    Attributes:
-        kept_back: The variables and new values that `together` stores at its end.
-        before: The variables assigned so far inside `or_undone`, by identity, each with the value that an exception
-            restores.
-        excused: Whether this thread must not take `running`: it is a replica thread of an eager run, whose caller holds
-            the lock, or it traces. A trace holds `tracing`, and accesses storage only to create variables.
-    """
+    def taken(self) -> Any:
+        """Replaces the whole stored value by an unshared copy and returns it. Called by steps, under the state lock."""
+        self._check_kept()
+        self._array = copied = jnp.array(self._array, copy=True)
+        self._components, self._shared = None, False
+        return copied
 
-    kept_back: list[tuple[Any, Any]] | None = None
-    before: dict[int, tuple[Any, Any]] | None = None
-    excused: bool = False
+    def on_host(self) -> np.ndarray[Any, Any]:
+        """Returns the whole stored value as a new NumPy array.
 
-
-thread: Final = _LockThread()
-
-
-def turn() -> AbstractContextManager[Any]:
-    """Returns the lock to hold for a read-modify-write of variables.
-
-    It serializes such operations across threads. A thread waits here while another one executes an eager run.
-
-    Raises:
-        ContextError: The call is in a callback of a compiled program, which would deadlock.
-    """
-    if thread.excused:
-        return _NO_TURN
-    refuse_callbacks("replacing the value of a variable")
-    return running
-
-
-def excuse() -> None:
-    """Exempts this replica thread from `turn`: the thread that started the replicas holds the lock for it."""
-    thread.excused = True
-
-
-def without_turns(trace: Callable[[], T]) -> T:
-    """Returns the result of `trace`, which traces a function. Exempts this thread from `turn` meanwhile."""
-    before = thread.excused
-    try:
-        thread.excused = True
-        return trace()
-    finally:
-        thread.excused = before
-
-
-def settle() -> None:
-    """Waits for the step in progress in another thread, or finishes a step that an exception interrupted."""
-    refuse_callbacks("reading a variable")
-    with lock:
-        if state.step is not None:
-            state.step.finish()
-
-
-def refuse_callbacks(called: str) -> None:
-    """Refuses an operation that waits for the running program, in a callback of that program: it would deadlock.
-
-    Raises:
-        ContextError: This thread runs a callback: Python did not start it, or it is the thread that waits for the
-            program.
-    """
-    if not state.calls_back:
-        return
-    here = threading.current_thread()
-    if here.ident == state.calls_back or isinstance(here, threading._DummyThread):
-        raise ContextError(
-            called,
-            found="the call is in a callback of a compiled function (jax.debug.callback, io_callback, pure_callback)",
-            rule="a callback runs while the function runs, so waiting for the function would deadlock",
-            remedy="do it after the function has returned, or pass the value to the callback as an argument",
-        )
-
-
-def storing(variables: Sequence[Any], values: Iterable[Any]) -> Iterable[Any]:
-    """Returns an iterator that stores `values` as it is consumed."""
-    return map(object.__setattr__, variables, repeat("_array"), values)
-
-
-def store_all(variables: Sequence[Any], values: Iterable[Any]) -> None:
-    """Replaces the values of several variables atomically.
-
-    One C call stores all values, so neither an exception nor another thread can interrupt it.
-
-    Args:
-        variables: The variables.
-        values: The whole value of each variable, in the form in which it is stored. Surplus values are ignored.
-    """
-    assignments = storing(variables, values)
-    with lock:
-        if state.step is not None:
-            state.step.finish()
-        if thread.before is not None:
-            note_former(variables)
-        state.version += 1
-        consume(assignments)
-
-
-def note_former(variables: Iterable[Any]) -> None:
-    """Records the values of variables that are about to be assigned inside `or_undone`. Called with `lock` held."""
-    before = thread.before
-    assert before is not None
-    for variable in variables:
-        if id(variable) not in before:
-            variable.mark_shared()  # a step that donates the buffer must copy it first
-            before[id(variable)] = variable, variable.initial()
-
-
-def or_undone(call: Callable[[], Any]) -> Any:
-    """Returns the result of `call`. If it raises, restores all variables that this thread has assigned in it.
-
-    Reads inside `call` return the new values, as everywhere outside of runs of several replicas.
-    """
-    if thread.before is not None:
-        return call()
-    before: dict[int, tuple[Any, Any]] = {}
-    thread.before = before
-    try:
-        return call()
-    except BaseException:
-        thread.before = None
-        variables, values = [variable for variable, _ in before.values()], [value for _, value in before.values()]
-        for variable in variables:
-            variable.mark_shared()
-        store_all(variables, values)
-        raise
-    finally:
-        thread.before = None
-
-
-def together(assign: Callable[[], None]) -> None:
-    """Calls `assign` and stores all its assignments atomically when it returns. If it raises, stores none.
-
-    Reads inside `assign` return the old values.
-    """
-    if thread.kept_back is not None:
-        assign()
-        return
-    kept: list[tuple[Any, Any]] = []
-    with turn():
-        thread.kept_back = kept
+        It does not mark the value as shared. Only a step that is dispatched during the copy has to copy the buffer.
+        """
+        if self._withheld is not None:
+            self.settle()
+        key = object()
         try:
-            assign()
+            state.reading[key] = self
+            while True:
+                version = state.version
+                if state.step is None:
+                    array = self._array
+                    if state.step is None and state.version == version:
+                        self._check_kept()
+                        return np.array(array)
+                settle()
         finally:
-            thread.kept_back = None
-        store_all([variable for variable, _ in kept], [value for _, value in kept])
+            state.reading.pop(key, None)
+
+    def _check_kept(self) -> None:
+        if self.is_lost:
+            assert self._lost is not None
+            raise LostStateError(
+                f"reading {self.name}",
+                found=f"its value was donated to a step that failed: {self._lost[1]}",
+                rule="a compiled step reuses the memory of its variables, so an error while it runs loses their values",
+                remedy="restore a checkpoint (or assign a new value); function(donate=False) keeps the old values",
+            )
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the value is lost: its buffer was donated to a step that failed."""
+        return self._lost is not None and self._lost[0] is self._array
+
+    def stored_shape(self) -> tuple[int, ...]:
+        """Returns the shape of the whole stored value."""
+        return (self.num_replicas, *self.component_shape) if self.per_replica else self.component_shape
+
+    def stored_component(self, replica: int) -> Any:
+        """Returns one replica's stored component, on that replica's device."""
+        whole = self.stored()
+        if self.device_assignment is None:
+            return whole
+        found = self._components
+        if found is None or found[0] is not whole:
+            found = self._components = (whole, components(whole, self.device_assignment, self.per_replica))
+        return found[1][replica]
+
+    def store(self, value: Any, *, shared: bool = False) -> None:
+        """Replaces the whole stored value.
+
+        Args:
+            value: The value, in the form in which it is stored.
+            shared: Whether other code also holds its buffers.
+        """
+        self.release()
+        if thread.kept_back is not None:
+            thread.kept_back.append((self, value))
+            return
+        with lock:
+            if state.step is not None:
+                settle()
+            if thread.before is not None:
+                note_former((self,))
+            state.version += 1
+            self._array, self._components, self._shared = value, None, shared
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other code may hold this value's buffers."""
+        return self._shared
+
+    def mark_shared(self) -> None:
+        """Marks the value's buffers as shared with other code: a step that donates them must copy them first."""
+        self._shared = True
+
+    def lose(self, why: str) -> None:
+        """Marks the value as lost: its buffer was donated to a step that failed."""
+        self._lost, self._components, self._shared = (self._array, why), None, True

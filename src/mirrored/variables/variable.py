@@ -7,39 +7,35 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import is_key_dtype, key_data, register_array_like
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import ShapedArray, is_eager
-from mirrored.errors import ArgumentError, LostStateError
+from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import ambient, announce_read, announce_write
 from mirrored.values.distributed_values import DistributedValues, distributed_repr
 from mirrored.values.operators import ArrayOperators
 from mirrored.values.tensor_shape import TensorShape
 from mirrored.variables import access, copying
-from mirrored.variables.access import write_component
 from mirrored.variables.component import VariableComponent
 from mirrored.variables.copying import Reference
-from mirrored.variables.creation import Awaiting, VariableMeta, broadcast_initial, evaluate_initial
+from mirrored.variables.creation import VariableMeta, broadcast_initial, evaluate_initial
 from mirrored.variables.rules import (
-    Assignment,
     VariableAggregation,
     VariableSynchronization,
     as_aggregation,
     as_synchronization,
     check_aggregation,
-    eager_replica,
 )
 from mirrored.variables.scattering import Scattering
-from mirrored.variables.storage import components, lock, note_former, placed, settle, state, thread
+from mirrored.variables.storage import VariableStorage, placed
 
 _unnamed = itertools.count()
 
 
-class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
+class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMeta):
     """A variable. In a strategy's scope it is mirrored: every replica has a copy, and all copies are always equal.
 
     Context: any. A variable created in a strategy's scope belongs to that strategy. Inside `run` all replicas create
@@ -98,10 +94,14 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
         self._aggregation = as_aggregation(aggregation, name)
         here = ambient()
         self._strategy = here.strategies[-1] if here.strategies else None
-        self._device_assignment = getattr(self._strategy, "device_assignment", None)
+        self.device_assignment = getattr(self._strategy, "device_assignment", None)
+        self.per_replica = (
+            self.device_assignment is not None and self._synchronization is VariableSynchronization.ON_READ
+        )
+        self.num_replicas = 1 if self.device_assignment is None else int(self.device_assignment.num_replicas)
         value = evaluate_initial(initial_value, dtype, name)
-        if self._device_assignment is not None and self._device_assignment.spans_processes:
-            value = broadcast_initial(value, name, self._device_assignment)
+        if self.device_assignment is not None and self.device_assignment.spans_processes:
+            value = broadcast_initial(value, name, self.device_assignment)
         if shape is not None and tuple(shape) != value.shape:
             raise ArgumentError(
                 "Variable",
@@ -111,17 +111,11 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
             )
         check_aggregation(self._aggregation, value.shape, value.dtype, name, self.num_replicas)
         self.name = name or f"Variable{'' if (number := next(_unnamed)) == 0 else f'_{number}'}"
-        self._shape, self._dtype = value.shape, value.dtype
+        self.component_shape, self._dtype = value.shape, value.dtype
         self._public_shape = TensorShape(value.shape)
         on_read = self._synchronization is VariableSynchronization.ON_READ
         self._trainable = not on_read if trainable is None else bool(trainable)
-        # A step replaces `_array` from C (see `state_lock`) and cannot reset other attributes at the same time. So
-        # facts about a value (`_lost`, `_components`) are stored with the array that they describe, and are valid only
-        # while `_array` is that array.
-        self._array: Any = placed(value, self._device_assignment, self.per_replica)
-        self._lost: tuple[Any, str] | None = None
-        self._components: tuple[Any, tuple[Any, ...]] | None = None
-        self._shared = False
+        self.hold(placed(value, self.device_assignment, self.per_replica))
         self.await_value()
         if here.store is not None:
             here.store.created(self)
@@ -141,12 +135,12 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
     @property
     def ndim(self) -> int:
         """The number of dimensions."""
-        return len(self._shape)
+        return len(self.component_shape)
 
     @property
     def size(self) -> int:
         """The number of elements of one copy."""
-        return int(np.prod(self._shape, dtype=np.int64))
+        return int(np.prod(self.component_shape, dtype=np.int64))
 
     @property
     def trainable(self) -> bool:
@@ -164,19 +158,9 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
         return self._aggregation
 
     @property
-    def per_replica(self) -> bool:
-        """Whether every replica has its own component (ON_READ, in a strategy)."""
-        return self._device_assignment is not None and self._synchronization is VariableSynchronization.ON_READ
-
-    @property
     def is_sum_of_components(self) -> bool:
         """Whether its value is the sum of the replicas' components (ON_READ with aggregation SUM)."""
         return self._synchronization is VariableSynchronization.ON_READ and self._aggregation is VariableAggregation.SUM
-
-    @property
-    def device_assignment(self) -> Any:
-        """The devices of the replicas; None for a plain variable."""
-        return self._device_assignment
 
     @property
     def strategy(self) -> Any:
@@ -189,19 +173,14 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
         return self._strategy
 
     @property
-    def num_replicas(self) -> int:
-        """The number of replicas that have a copy; 1 for a plain variable."""
-        return 1 if self._device_assignment is None else int(self._device_assignment.num_replicas)
-
-    @property
     def device(self) -> str:
         """The name of the first copy's device."""
         return self.device_of(0)
 
     def device_of(self, replica: int) -> str:
         """Returns the name of the device of one replica's copy, as TensorFlow writes it."""
-        if self._device_assignment is not None:
-            return str(self._device_assignment.name_of(self._device_assignment.addressable_replicas[replica]))
+        if self.device_assignment is not None:
+            return str(self.device_assignment.name_of(self.device_assignment.addressable_replicas[replica]))
         device = next(iter(self.stored().devices()))
         return f"/job:localhost/replica:0/task:0/device:{device.platform.upper()}:{device.id}"
 
@@ -271,11 +250,11 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
 
     def _update(self, method: str, value: Any, read_value: bool) -> Any:
         announce_write(self)
-        assignment = Assignment(self, method, user_line(), f"{self.name}.{method}", read_value)
+        assignment = access.Assignment(self, method, user_line(), f"{self.name}.{method}", read_value)
         new = access.write(assignment, payload_of(value))
         if not read_value:
             return None
-        replica = eager_replica(self)
+        replica = access.eager_replica(self)
         # Returning the new value is a read: a tape then treats results computed from it as computed from the variable.
         return announce_read(self, new) if replica is None else VariableComponent(self, replica)
 
@@ -283,121 +262,13 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
         """Assigns one component of a sync-on-read variable. Called by `VariableComponent`."""
         announce_write(self)
         called = f"{VariableComponent(self, replica).name}.{method}"
-        new = write_component(Assignment(self, method, user_line(), called), replica, payload_of(value))
+        assignment = access.Assignment(self, method, user_line(), called)
+        new = access.write_component(assignment, replica, payload_of(value))
         return new if read_value else None
-
-    # Storage: used by variable stores and compiled functions only
-
-    def stored(self) -> Any:
-        """Returns the whole stored value: mirrored, or stacked ``[replicas, ...]``.
-
-        It marks the value as shared, so that a step that donates the buffer copies it first.
-
-        Raises:
-            LostStateError: The value is lost: a step that owned its buffer failed.
-        """
-        if self._withheld is not None:
-            self.settle()
-        while True:
-            self._shared = True  # before the check of `state.step`: a step that begins now finds the mark
-            version = state.version
-            if state.step is None:
-                array = self._array
-                # A step that began after the first check may have replaced the marked value by its own copy.
-                if state.step is None and state.version == version:
-                    self._check_kept()
-                    return array
-            settle()
-
-    def borrowed(self) -> Any:
-        """Returns the whole stored value without marking it as shared. Valid while the caller holds the state lock."""
-        self._check_kept()
-        return self._array
-
-    def taken(self) -> Any:
-        """Replaces the whole stored value by an unshared copy and returns it. Called by steps, under the state lock."""
-        self._check_kept()
-        self._array = copied = jnp.array(self._array, copy=True)
-        self._components, self._shared = None, False
-        return copied
-
-    def on_host(self) -> np.ndarray[Any, Any]:
-        """Returns the whole stored value as a new NumPy array.
-
-        It does not mark the value as shared. Only a step that is dispatched during the copy has to copy the buffer.
-        """
-        if self._withheld is not None:
-            self.settle()
-        key = object()
-        try:
-            state.reading[key] = self
-            while True:
-                version = state.version
-                if state.step is None:
-                    array = self._array
-                    if state.step is None and state.version == version:
-                        self._check_kept()
-                        return np.array(array)
-                settle()
-        finally:
-            state.reading.pop(key, None)
-
-    def _check_kept(self) -> None:
-        if self.is_lost:
-            assert self._lost is not None
-            raise LostStateError(
-                f"reading {self.name}",
-                found=f"its value was donated to a step that failed: {self._lost[1]}",
-                rule="a compiled step reuses the memory of its variables, so an error while it runs loses their values",
-                remedy="restore a checkpoint (or assign a new value); function(donate=False) keeps the old values",
-            )
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the value is lost: its buffer was donated to a step that failed."""
-        return self._lost is not None and self._lost[0] is self._array
-
-    def stored_shape(self) -> tuple[int, ...]:
-        """Returns the shape of the whole stored value."""
-        return (self.num_replicas, *self._shape) if self.per_replica else self._shape
-
-    def stored_component(self, replica: int) -> Any:
-        """Returns one replica's stored component, on that replica's device."""
-        whole = self.stored()
-        if self._device_assignment is None:
-            return whole
-        found = self._components
-        if found is None or found[0] is not whole:
-            found = self._components = (whole, components(whole, self._device_assignment, self.per_replica))
-        return found[1][replica]
 
     def component_value(self, replica: int) -> Any:
         """Returns one replica's component in the current context."""
         return announce_read(self, access.component(self, replica))
-
-    def store(self, value: Any, *, shared: bool = False) -> None:
-        """Replaces the whole stored value.
-
-        Args:
-            value: The value, in the form in which it is stored.
-            shared: Whether other code also holds its buffers.
-        """
-        self.release()
-        if thread.kept_back is not None:
-            thread.kept_back.append((self, value))
-            return
-        with lock:
-            if state.step is not None:
-                settle()
-            if thread.before is not None:
-                note_former((self,))
-            state.version += 1
-            self._array, self._components, self._shared = value, None, shared
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other code may hold this value's buffers."""
-        return self._shared
 
     def checked_value(self) -> Any:
         """Returns the value, after checking that it can be read here. Does not notify read listeners."""
@@ -406,14 +277,6 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
     def check_assignable(self, called: str) -> None:
         """Refuses an assignment under a bare JAX transform."""
         access.check_assignable(self, called)
-
-    def mark_shared(self) -> None:
-        """Marks the value's buffers as shared with other code: a step that donates them must copy them first."""
-        self._shared = True
-
-    def lose(self, why: str) -> None:
-        """Marks the value as lost: its buffer was donated to a step that failed."""
-        self._lost, self._components, self._shared = (self._array, why), None, True
 
     # Python protocols
 
@@ -434,9 +297,9 @@ class Variable(Awaiting, ArrayOperators, Scattering, metaclass=VariableMeta):
     def __repr__(self) -> str:
         if ambient().store is not None or self.is_lost:
             condition = "lost" if self.is_lost else "being traced"
-            return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} ({condition})>"
+            return f"<Variable {self.name!r} shape={self.component_shape} dtype={self._dtype} ({condition})>"
         value = np.array(key_data(self.stored())) if is_key_dtype(self._dtype) else self.on_host()
-        return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype} value={value}>"
+        return f"<Variable {self.name!r} shape={self.component_shape} dtype={self._dtype} value={value}>"
 
 
 class DistributedVariable(Variable, DistributedValues):
@@ -449,7 +312,7 @@ class DistributedVariable(Variable, DistributedValues):
     def values(self) -> tuple[VariableComponent, ...]:
         """The copies, one per replica of this process."""
         num_local = (
-            self.num_replicas if self._device_assignment is None else len(self._device_assignment.addressable_replicas)
+            self.num_replicas if self.device_assignment is None else len(self.device_assignment.addressable_replicas)
         )
         return tuple(VariableComponent(self, replica) for replica in range(num_local))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.variable_store import VariableStore
-from mirrored.variables.rules import check_readable, check_writable
+from mirrored.variables.access import check_readable, check_writable
 
 
 class ScopeStore(VariableStore):

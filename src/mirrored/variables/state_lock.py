@@ -1,0 +1,222 @@
+"""The state lock: one thread at a time replaces the values of variables, atomically.
+
+A donating step passes the buffers of its variables to XLA, which deletes them when the step is dispatched. Until the
+results are stored, the variables hold deleted buffers. Three kinds of code must never see this state:
+
+- *Exception handlers* in the thread that runs the step (after Ctrl-C, a signal handler that raises, or an exception
+  that another thread injects). Python raises such exceptions between bytecodes, so `store_all` stores all values in
+  one C call.
+- *Other threads*. A writer holds `lock`. A reader takes no lock. It first registers: it marks the variable as shared
+  if it hands out the value, or adds the variable to `state.reading` if it copies the value to the host. It then
+  checks that no step is in progress and that none has ended in the meantime (`state.version`). A step first announces
+  itself (`state.step`) and then copies the buffers of registered readers. The GIL ensures that at least one sees the
+  other.
+- *Code that runs after an exception in the remaining window* (an exception while another one is handled).
+  `state.step` is still set, and the next access finishes the step from the results that it has recorded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import repeat
+from typing import Any, Final, Protocol, TypeVar
+
+from mirrored._jax.dispatch import consume
+from mirrored.errors import ContextError
+
+T = TypeVar("T")
+
+lock: Final = threading.RLock()
+"""Held while values are replaced, and while several values are read that must be consistent."""
+
+tracing: Final = threading.RLock()
+"""Held while a function is traced, which may create variables. Lock order: this lock before `lock`."""
+
+running: Final = threading.RLock()
+"""Held during an eager run, by the thread that called `run`. Lock order: `turn` takes it before the other two.
+
+The replicas of a run read variables one after another, and their assignments are stored at the end. No other thread may
+replace values in between, whether by a run, a compiled step, an assignment, an optimizer or a restore.
+"""
+_NO_TURN: Final = nullcontext()
+
+
+class StepInProgress(Protocol):
+    """A step that has been announced and whose results are not stored yet."""
+
+    def finish(self) -> None:
+        """Stores the results, or finds that the step has not begun. Called with `lock` held, at the next access."""
+        ...
+
+
+class _StateVersion:
+    """The state of all variables of this process.
+
+    Attributes:
+        step: The step in progress, whose variables must not be read; None between steps.
+        version: The number of replacements so far.
+        reading: The variables that are being copied to the host, by a unique key per copy.
+        calls_back: The thread that runs a program with Python callbacks; 0 without such a program.
+    """
+
+    __slots__ = ("calls_back", "reading", "step", "version")
+
+    def __init__(self) -> None:
+        self.step: StepInProgress | None = None
+        self.version = 0
+        self.reading: dict[object, Any] = {}
+        self.calls_back = 0
+
+
+state: Final = _StateVersion()
+
+
+class _LockThread(threading.local):
+    """Thread-local state.
+
+    Attributes:
+        kept_back: The variables and new values that `together` stores at its end.
+        before: The variables assigned so far inside `or_undone`, by identity, each with the value that an exception
+            restores.
+        excused: Whether this thread must not take `running`: it is a replica thread of an eager run, whose caller holds
+            the lock, or it traces. A trace holds `tracing`, and accesses storage only to create variables.
+    """
+
+    kept_back: list[tuple[Any, Any]] | None = None
+    before: dict[int, tuple[Any, Any]] | None = None
+    excused: bool = False
+
+
+thread: Final = _LockThread()
+
+
+def turn() -> AbstractContextManager[Any]:
+    """Returns the lock to hold for a read-modify-write of variables.
+
+    It serializes such operations across threads. A thread waits here while another one executes an eager run.
+
+    Raises:
+        ContextError: The call is in a callback of a compiled program, which would deadlock.
+    """
+    if thread.excused:
+        return _NO_TURN
+    refuse_callbacks("replacing the value of a variable")
+    return running
+
+
+def excuse() -> None:
+    """Exempts this replica thread from `turn`: the thread that started the replicas holds the lock for it."""
+    thread.excused = True
+
+
+def without_turns(trace: Callable[[], T]) -> T:
+    """Returns the result of `trace`, which traces a function. Exempts this thread from `turn` meanwhile."""
+    before = thread.excused
+    try:
+        thread.excused = True
+        return trace()
+    finally:
+        thread.excused = before
+
+
+def settle() -> None:
+    """Waits for the step in progress in another thread, or finishes a step that an exception interrupted."""
+    refuse_callbacks("reading a variable")
+    with lock:
+        if state.step is not None:
+            state.step.finish()
+
+
+def refuse_callbacks(called: str) -> None:
+    """Refuses an operation that waits for the running program, in a callback of that program: it would deadlock.
+
+    Raises:
+        ContextError: This thread runs a callback: Python did not start it, or it is the thread that waits for the
+            program.
+    """
+    if not state.calls_back:
+        return
+    here = threading.current_thread()
+    if here.ident == state.calls_back or isinstance(here, threading._DummyThread):
+        raise ContextError(
+            called,
+            found="the call is in a callback of a compiled function (jax.debug.callback, io_callback, pure_callback)",
+            rule="a callback runs while the function runs, so waiting for the function would deadlock",
+            remedy="do it after the function has returned, or pass the value to the callback as an argument",
+        )
+
+
+def storing(variables: Sequence[Any], values: Iterable[Any]) -> Iterable[Any]:
+    """Returns an iterator that stores `values` as it is consumed."""
+    return map(object.__setattr__, variables, repeat("_array"), values)
+
+
+def store_all(variables: Sequence[Any], values: Iterable[Any]) -> None:
+    """Replaces the values of several variables atomically.
+
+    One C call stores all values, so neither an exception nor another thread can interrupt it.
+
+    Args:
+        variables: The variables.
+        values: The whole value of each variable, in the form in which it is stored. Surplus values are ignored.
+    """
+    assignments = storing(variables, values)
+    with lock:
+        if state.step is not None:
+            state.step.finish()
+        if thread.before is not None:
+            note_former(variables)
+        state.version += 1
+        consume(assignments)
+
+
+def note_former(variables: Iterable[Any]) -> None:
+    """Records the values of variables that are about to be assigned inside `or_undone`. Called with `lock` held."""
+    before = thread.before
+    assert before is not None
+    for variable in variables:
+        if id(variable) not in before:
+            variable.mark_shared()  # a step that donates the buffer must copy it first
+            before[id(variable)] = variable, variable.initial()
+
+
+def or_undone(call: Callable[[], Any]) -> Any:
+    """Returns the result of `call`. If it raises, restores all variables that this thread has assigned in it.
+
+    Reads inside `call` return the new values, as everywhere outside of runs of several replicas.
+    """
+    if thread.before is not None:
+        return call()
+    before: dict[int, tuple[Any, Any]] = {}
+    thread.before = before
+    try:
+        return call()
+    except BaseException:
+        thread.before = None
+        variables, values = [variable for variable, _ in before.values()], [value for _, value in before.values()]
+        for variable in variables:
+            variable.mark_shared()
+        store_all(variables, values)
+        raise
+    finally:
+        thread.before = None
+
+
+def together(assign: Callable[[], None]) -> None:
+    """Calls `assign` and stores all its assignments atomically when it returns. If it raises, stores none.
+
+    Reads inside `assign` return the old values.
+    """
+    if thread.kept_back is not None:
+        assign()
+        return
+    kept: list[tuple[Any, Any]] = []
+    with turn():
+        thread.kept_back = kept
+        try:
+            assign()
+        finally:
+            thread.kept_back = None
+        store_all([variable for variable, _ in kept], [value for _, value in kept])

@@ -1,0 +1,162 @@
+"""Sync-on-read variables in cross-replica context: aggregates their components, and assigns all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.arrays import as_array, is_key
+from mirrored._jax.traces import is_tracer
+from mirrored.collectives.host_allgather import check_equal, host_allgather
+from mirrored.collectives.stacked import first_stacked, reduce_stacked
+from mirrored.errors import VariableError
+from mirrored.runtime.ambient import Ambient
+from mirrored.runtime.lockstep import ReplicaRunner
+from mirrored.runtime.variable_store import VariableStore
+from mirrored.values.distributed_values import PerReplica, stack_components
+from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, reduction_of
+from mirrored.variables.state_lock import lock, turn
+from mirrored.variables.storage import near
+
+if TYPE_CHECKING:
+    from mirrored.variables.access import Assignment
+
+
+def aggregate(variable: Any, store: VariableStore | None, here: Ambient) -> Any:
+    """Aggregates a sync-on-read variable's components to one value. Cross-replica context.
+
+    Raises:
+        VariableError: The variable has aggregation NONE.
+    """
+    aggregation = variable.aggregation
+    if aggregation is VariableAggregation.NONE:
+        raise VariableError(
+            f"reading {variable.name}",
+            found=f"sync-on-read variable {variable.name!r} with aggregation NONE, in cross-replica context",
+            rule="outside run a sync-on-read variable is read as one value, so its components must be aggregated",
+            remedy="set aggregation=VariableAggregation.SUM (or MEAN, ...), or read the components, variable.values",
+        )
+    only_first = aggregation is VariableAggregation.ONLY_FIRST_REPLICA
+    runner = here.runner
+    if runner is not None and store is not None:
+        locals_ = [store.local(variable, index) for index in range(runner.num_local)]
+        return runner.first(locals_) if only_first else runner.reduce(reduction_of(aggregation), [locals_])[0]
+    stacked = variable.stored() if store is None else store.whole(variable)
+    if store is None and variable.device_assignment.spans_processes:
+        # If only some workers read, the device collective below would deadlock. The host all-gather detects that.
+        host_allgather(f"reading {variable.name}", f"read the sync-on-read variable {variable.name!r}")
+    if only_first or variable.num_replicas == 1:
+        return first_stacked(stacked, variable.device_assignment)
+    algorithm = variable.strategy.cross_device_ops
+    return reduce_stacked(algorithm, reduction_of(aggregation), [stacked], variable.device_assignment)[0]
+
+
+def write_components(assignment: Assignment, value: Any, store: VariableStore | None, here: Ambient) -> None:
+    """Assigns all components: from a per-replica value component by component, or from one value (see `rules`)."""
+    _check_determines_all(assignment, value)
+    variable = assignment.variable
+    if here.runner is not None and store is not None:
+        _stage_locals(assignment, value, store, here.runner)
+        return
+    if store is not None:
+        every = range(variable.num_replicas)
+        parts = list(value.values) if isinstance(value, PerReplica) else [_share(assignment, value, k) for k in every]
+        olds = list(store.whole(variable))
+        new = [assignment.combined(old, part) for old, part in zip(olds, parts, strict=True)]
+        store.set_whole(variable, jnp.stack(new), assignment.where)
+        return
+    local_replicas = variable.device_assignment.addressable_replicas
+    value = _checked(assignment, value)
+    one_each = isinstance(value, PerReplica)
+    parts = list(value.values) if one_each else [_share(assignment, value, replica) for replica in local_replicas]
+    with turn(), lock:  # no other thread may assign between the read of the old values and the store
+        olds = [None if assignment.replaces else variable.stored_component(k) for k in range(len(local_replicas))]
+        new = [assignment.combined(old, near(part, old)) for old, part in zip(olds, parts, strict=True)]
+        variable.store(stack_components(new, variable.device_assignment))
+
+
+def _checked(assignment: Assignment, value: Any) -> Any:
+    """Returns one value for all components: checked equal on all workers, and on the host of this one."""
+    if isinstance(value, PerReplica) or not assignment.variable.device_assignment.spans_processes:
+        return value
+    check_same_everywhere(assignment, value)
+    return value if is_key(value) else np.asarray(value)  # which cannot hold typed keys
+
+
+def check_same_everywhere(assignment: Assignment, value: Any) -> None:
+    """Refuses a host value or process-local array that differs between workers.
+
+    An array over the devices of all workers passes without a comparison: one program on all workers computed it.
+
+    Raises:
+        DisagreementError: The values differ; the message names the workers.
+    """
+    device_assignment = assignment.variable.device_assignment
+    if device_assignment is None or not device_assignment.spans_processes or is_tracer(value):
+        return
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return
+    check_equal(
+        assignment.called,
+        {f"the value for variable {assignment.variable.name!r}": value},
+        rule="a variable has one value on all workers",
+        remedy="compute it from the same data on all workers, or from the result of strategy.reduce or strategy.gather",
+    )
+
+
+def _check_determines_all(assignment: Assignment, value: Any) -> None:
+    """Refuses a single value that does not determine every component."""
+    aggregation = assignment.variable.aggregation
+    undefined = aggregation is VariableAggregation.NONE
+    cannot_add = aggregation is VariableAggregation.SUM and not assignment.replaces
+    if isinstance(value, PerReplica) or not (undefined or cannot_add):
+        return
+    raise VariableError(
+        assignment.called,
+        found=f"sync-on-read variable {assignment.variable.name!r} with aggregation {aggregation_name(aggregation)}, "
+        "in cross-replica context",
+        rule="an assignment there must determine every replica's component: SUM divides an assigned value among the "
+        "replicas and does not support assign_add or assign_sub; NONE defines no rule",
+        remedy="assign inside run, or assign a per-replica value",
+    )
+
+
+def _stage_locals(assignment: Assignment, value: Any, store: VariableStore, runner: ReplicaRunner) -> None:
+    """Stages the components of the local replicas, in a merge."""
+    variable = assignment.variable
+    for k in range(runner.num_local):
+        if isinstance(value, PerReplica):
+            part = runner.component(value, k)
+        else:
+            part = _share(assignment, value, _replica_index(runner, k))
+        store.set_local(variable, k, assignment.combined(store.local(variable, k), part), assignment.where)
+
+
+def _replica_index(runner: ReplicaRunner, local: int) -> Any:
+    """Returns the replica id of a local replica.
+
+    Where one program runs on all devices (SPMD), the id differs per device, so it is a value of the running program.
+    """
+    if not runner.stands_for_others:
+        return runner.device_assignment.addressable_replicas[local]
+    indices = range(runner.device_assignment.num_replicas)
+    return runner.component(PerReplica([jnp.asarray(index) for index in indices], runner.device_assignment), local)
+
+
+def _share(assignment: Assignment, value: Any, replica: Any) -> Any:
+    """The part of a value assigned in cross-replica context that one replica's component gets."""
+    variable = assignment.variable
+    if variable.share_of is not None and assignment.replaces:
+        return variable.share_of(value, replica)
+    if variable.aggregation is not VariableAggregation.SUM:
+        return value
+    count = variable.num_replicas
+    check_kind(value, variable.dtype, f"{variable.name}.assign", variable.name)
+    value = as_array(value, variable.dtype)
+    if jnp.issubdtype(variable.dtype, jnp.integer):
+        # The first replicas get the remainder, so that the components sum to the assigned value.
+        return value // count + (replica < value % count).astype(value.dtype)
+    return value / count
