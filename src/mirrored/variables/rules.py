@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,10 @@ class VariableSynchronization(enum.Enum):
         return f"VariableSynchronization.{self.name}"
 
     __str__ = __repr__
+
+
+Aggregation: TypeAlias = "VariableAggregation | ReduceOp | Callable[[jax.Array], jax.Array]"
+"""How values of several replicas become one. A callable maps stacked components ``[replicas, ...]`` to one value."""
 
 
 def as_synchronization(value: Any, name: str | None) -> VariableSynchronization:
