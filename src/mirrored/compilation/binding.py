@@ -35,14 +35,14 @@ class Bindings(Generic[F]):
     def __init__(self) -> None:
         self._made: dict[int, tuple[Any, F]] = {}
 
-    def find(self, instance: Any, make: Callable[[], F]) -> F:
+    def find(self, instance: object, make: Callable[[], F]) -> F:
         """Returns the object of this instance. At the first use, `make` creates it."""
         key = id(instance)
         if key not in self._made:
             self._made[key] = (self._holder(instance, key), make())
         return self._made[key][1]
 
-    def _holder(self, instance: Any, key: int) -> Any:
+    def _holder(self, instance: object, key: int) -> Any:
         try:
             # The callback removes the entry when the instance is deleted, before a new object can have the same id.
             return weakref.ref(instance, lambda _: self._made.pop(key, None))
@@ -50,7 +50,7 @@ class Bindings(Generic[F]):
             return instance
 
 
-def bind(python_function: Callable[..., Any], instance: Any) -> Callable[..., Any]:
+def bind(python_function: Callable[..., Any], instance: object) -> Callable[..., Any]:
     """Returns `python_function` with `instance` as its first argument. The result does not keep the instance alive.
 
     Raises:

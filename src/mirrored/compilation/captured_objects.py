@@ -97,7 +97,7 @@ class ContainerSnapshot:
             self._container.extend(self._before)
 
 
-def is_container(value: Any) -> bool:
+def is_container(value: object) -> bool:
     """Returns whether `value` is a plain list, dict, set, deque or queue, from which a function may remove elements."""
     return type(value) in (*_ORDERED, *_KEYED, *_QUEUES)
 
@@ -150,7 +150,7 @@ def nested(roots: Iterable[Named]) -> Iterator[Named]:
             waiting.extend((inner, part, depth + 1) for inner, part in _parts(name, value))
 
 
-def of_user(value: Any) -> bool:
+def of_user(value: object) -> bool:
     """Returns whether the class of `value` is defined outside the known libraries."""
     kind: Any = type(value)
     return _is_class_of_user(kind)
@@ -203,7 +203,7 @@ def names_in(code: types.CodeType) -> tuple[set[str], set[str]]:
     return names, attributes
 
 
-def attributes_of(owner: Any) -> dict[str, Any]:
+def attributes_of(owner: object) -> dict[str, Any]:
     """Returns the data attributes of a user's object: instance dictionary, slots and class attributes.
 
     Properties are not evaluated.
@@ -237,7 +237,7 @@ class Progress:
         ('a', True)
     """
 
-    def __init__(self, iterator: Any) -> None:
+    def __init__(self, iterator: object) -> None:
         self._iterator = iterator
         self._before = _marks(iterator)
 
@@ -247,7 +247,7 @@ class Progress:
         return len(after) != len(self._before) or not all(map(_is_same, self._before, after))
 
 
-def _marks(iterator: Any) -> list[Any]:
+def _marks(iterator: object) -> list[Any]:
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
         return [] if frame is None else [frame.f_lasti, *_items(frame.f_locals)]
@@ -261,7 +261,7 @@ def _items(names: Mapping[str, Any]) -> list[Any]:
     return [part for item in list(names.items()) for part in item]
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(one: object, other: object) -> bool:
     return one is other or (isinstance(one, (int, str)) and type(one) is type(other) and one == other)
 
 

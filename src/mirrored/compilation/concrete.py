@@ -25,7 +25,7 @@ from mirrored.variables import Variable
 # `ConcreteFunction`: a compiled function with fixed static arguments, from `Function.get_concrete_function`.
 
 
-def is_spec(leaf: Any) -> bool:
+def is_spec(leaf: object) -> bool:
     """Returns whether a leaf only describes an array: it has a shape and a dtype but no value."""
     return not isinstance(leaf, (jax.Array, np.ndarray)) and hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
@@ -154,7 +154,7 @@ class ConcreteFunction:
         return f"<concrete function {self._name}({', '.join(shown)})>"
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray, DistributedValues)) or is_spec(leaf)
 
 
@@ -196,7 +196,7 @@ class Pure:
     output: Any
 
 
-def as_pure(python_function: Callable[..., Any], inputs: Any, called: str) -> Pure:
+def as_pure(python_function: Callable[..., Any], inputs: Sequence[Any], called: str) -> Pure:
     """Traces a function for these inputs and returns it as a pure function.
 
     Args:
@@ -245,7 +245,7 @@ def as_pure(python_function: Callable[..., Any], inputs: Any, called: str) -> Pu
     return Pure(call, reads, assigns, structures.unflatten(out_tree, described))
 
 
-def _is_exported_array(leaf: Any) -> bool:
+def _is_exported_array(leaf: object) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
 
 

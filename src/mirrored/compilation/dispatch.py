@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import chain, starmap
 from operator import attrgetter, iadd
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
@@ -18,6 +18,10 @@ from mirrored.errors import DisagreementError
 from mirrored.variables.state_lock import state, storing
 from mirrored.variables.storage import placed
 from mirrored.watchdog.collective_log import collective_log
+
+if TYPE_CHECKING:
+    from mirrored.topology.device_assignment import DeviceAssignment
+
 
 # Steps that donate their variables' buffers, dispatched and stored in one uninterruptible call.
 
@@ -208,11 +212,11 @@ class WorkerArguments:
         self._calls = 0
         self._place = f"call {name}"
 
-    def passed(self, token: Any) -> None:
+    def passed(self, token: object) -> None:
         """Records in the collective log that the program was dispatched; `token` is one of its results."""
         collective_log.depart(token)
 
-    def arguments(self, arrays: Sequence[Any], device_assignment: Any, program: str) -> list[Any]:
+    def arguments(self, arrays: Sequence[Any], device_assignment: DeviceAssignment, program: str) -> list[Any]:
         """Returns the arguments, placed on the devices of all workers.
 
         Args:
@@ -296,6 +300,6 @@ class WorkerArguments:
                 )
 
 
-def _is_own(array: Any) -> bool:
+def _is_own(array: jax.Array) -> bool:
     """Returns whether `array` is only in this worker's memory."""
     return not isinstance(array, jax.Array) or array.is_fully_addressable

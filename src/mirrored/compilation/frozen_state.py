@@ -171,7 +171,7 @@ def _within_reach(function: Callable[..., Any]) -> list[tuple[str, Any]]:
     return [part for name, value in found for part in _with_parts(name, value, attributes)]
 
 
-def _plain(function: Any) -> tuple[Any, list[tuple[str, Any]]]:
+def _plain(function: Callable[..., Any]) -> tuple[Any, list[tuple[str, Any]]]:
     """Unwraps methods, partial functions and compiled functions. Returns the Python function and the bound values."""
     bound: list[tuple[str, Any]] = []
     for _ in range(8):
@@ -189,7 +189,7 @@ def _plain(function: Any) -> tuple[Any, list[tuple[str, Any]]]:
     return function, bound
 
 
-def _captured(function: Any, names: set[str]) -> Iterator[tuple[str, Any]]:
+def _captured(function: Callable[..., Any], names: set[str]) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield f"the captured {name!r}", cell.cell_contents
@@ -202,7 +202,7 @@ def _captured(function: Any, names: set[str]) -> Iterator[tuple[str, Any]]:
         yield f"the default {_described(value)}", value
 
 
-def _with_parts(name: str, value: Any, attributes: set[str]) -> Iterator[tuple[str, Any]]:
+def _with_parts(name: str, value: object, attributes: set[str]) -> Iterator[tuple[str, Any]]:
     yield name, value
     if isinstance(value, dict) and len(value) <= _MOST_ITEMS:
         yield from ((f"an item of {name}", item) for item in value.values())
@@ -215,7 +215,7 @@ def _with_parts(name: str, value: Any, attributes: set[str]) -> Iterator[tuple[s
             yield f"{name}.{attribute}", vars(value)[attribute]
 
 
-def _is_iterator(value: Any) -> bool:
+def _is_iterator(value: object) -> bool:
     """Returns whether `value` is an iterator of Python or a library.
 
     Iterators of our datasets are excluded: a function that iterates over a dataset runs as Python with compiled steps.
@@ -225,7 +225,7 @@ def _is_iterator(value: Any) -> bool:
     return not type(value).__module__.startswith("mirrored.") and iter(value) is value
 
 
-def _may_move(value: Any) -> bool:
+def _may_move(value: object) -> bool:
     """Returns the same as `_is_iterator` without a call of `__iter__`, which might restart the iteration."""
     if isinstance(value, io.IOBase) or not isinstance(value, Iterator):
         return False
@@ -242,7 +242,7 @@ def _containers_of(found: Sequence[tuple[str, Any]], deep: Sequence[tuple[str, A
     return containers
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     return f"of type {type(value).__name__}"
 
 

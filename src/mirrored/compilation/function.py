@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,10 @@ from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import Ambient, ambient, thread, within
 from mirrored.runtime.hooks import Driver, EndOfElements, IteratedWhileTracing
 from mirrored.variables.state_lock import tracing, without_turns
+
+if TYPE_CHECKING:
+    from mirrored.strategies.strategy import Strategy
+
 
 _DECISIONS = (
     "mirrored.function: Python code used a value that is known only when the compiled program runs "
@@ -337,7 +341,7 @@ class Function(Code):
         return found
 
     def around(
-        self, strategy: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]], key: Hashable = None
+        self, strategy: Strategy, make: Callable[[Callable[..., Any]], Callable[..., Any]], key: Hashable = None
     ) -> Function:
         """Returns the compiled function for a run of this function by `strategy`, created once per strategy and key.
 
@@ -357,13 +361,13 @@ class Function(Code):
             made = self._by_strategy.setdefault((strategy, key), made)  # another thread may have made it meanwhile
         return made
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Function:
+    def __get__(self, instance: object, owner: type | None = None) -> Function:
         """Binds it as a method, with one compiled function per instance."""
         if instance is None:
             return self
         return self._by_instance.find(instance, lambda: self._bound(instance))
 
-    def _bound(self, instance: Any) -> Function:
+    def _bound(self, instance: object) -> Function:
         to_trace = bind(self._to_trace, instance)  # the conversion is shared by all instances
         return Function(
             bind(self.python_function, instance),

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,10 @@ from mirrored.variables.state_lock import (
     turn,
     without_turns,
 )
+
+if TYPE_CHECKING:
+    from mirrored.topology.device_assignment import DeviceAssignment
+    from mirrored.variables.variable import Variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +116,7 @@ class Program:
         with caches.fresh():
             return stage(flat, shapes)
 
-    def _take_result(self, leaf: Any) -> Any:
+    def _take_result(self, leaf: object) -> Any:
         """Records the kind of a result leaf and returns its array, or None if the leaf is static."""
         if isinstance(leaf, PerReplica) and leaf.device_assignment is not None:
             device_assignment, made_by = leaf.device_assignment, leaf.made_by
@@ -341,7 +345,7 @@ class Program:
         return structures.unflatten(self._out_treedef, leaves)
 
 
-def _is_outer(constant: Any) -> bool:
+def _is_outer(constant: object) -> bool:
     """Returns whether a constant has to be passed as an operand.
 
     That is a tracer of an enclosing trace (a `jax.jit` around the call), or an array on devices of several processes.
@@ -398,26 +402,26 @@ def _several_processes(store: FunctionStore, variables: Sequence[Any]) -> Any:
     )
 
 
-def _result_sharding(result: _Result, device_assignment: Any) -> Any:
+def _result_sharding(result: _Result, device_assignment: DeviceAssignment | None) -> Any:
     """Returns the sharding of a result over several processes: sharded if per replica, else replicated."""
     if device_assignment is None:
         return None
     return device_assignment.sharded if result.is_per_replica else device_assignment.replicated
 
 
-def _place(constant: Any, places: dict[int, int]) -> int | None:
+def _place(constant: object, places: dict[int, int]) -> int | None:
     if not isinstance(constant, CaptureTracer):
         return None
     return places.get(id(constant.source))
 
 
-def _sharding(variable: Any) -> Any:
+def _sharding(variable: Variable) -> Any:
     if variable.device_assignment is None:
         return None
     return variable.device_assignment.sharded if variable.per_replica else variable.device_assignment.replicated
 
 
-def _announced(variable: Any) -> Any:
+def _announced(variable: Variable) -> Any:
     if variable.per_replica:
         return announced_components(variable, variable.stored())
     return announce_read(variable, variable.checked_value())

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,15 @@ import numpy as np
 from mirrored._jax.arrays import owned
 from mirrored._jax.boxes import Array
 from mirrored._jax.traces import canonical_dtype
+from mirrored._typing import Leaf
 from mirrored.errors import SignatureError
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
 from mirrored.values.operators import ArrayOperators
+
+if TYPE_CHECKING:
+    from mirrored.topology.device_assignment import DeviceAssignment
+
 
 # Cache keys of static arguments, which are constants of a program.
 
@@ -28,7 +33,7 @@ class Identity:
 
     __slots__ = ("_object",)
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self._object = value
 
     def __eq__(self, other: object) -> bool:
@@ -46,7 +51,7 @@ class _Content:
 
     __slots__ = ("_copy",)
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self._copy = copy.deepcopy(value)
 
     def __eq__(self, other: object) -> bool:
@@ -87,7 +92,7 @@ def static_key(value: Any) -> tuple[Any, ...]:
     return (kind, _opaque(value))
 
 
-def _opaque(value: Any) -> Hashable:
+def _opaque(value: object) -> Hashable:
     # Variables and arrays are keyed by identity, because their `==` compares values elementwise.
     if isinstance(value, (ArrayOperators, jax.Array)) or type(value).__eq__ is object.__eq__:  # type: ignore[comparison-overlap]
         return Identity(value)
@@ -98,7 +103,7 @@ def _opaque(value: Any) -> Hashable:
     return value  # type: ignore[no-any-return]
 
 
-def _copied(value: Any) -> Hashable:
+def _copied(value: object) -> Hashable:
     try:
         return _Content(value)
     except Exception:  # an object that cannot be copied is assumed not to change
@@ -146,7 +151,7 @@ def check_signature(
     return tuple(_fit(name, i, spec, arg) for i, (spec, arg) in enumerate(zip(signature, args, strict=True))), {}
 
 
-def _fit(name: str, place: int, spec: Any, arg: Any) -> Any:
+def _fit(name: str, place: int, spec: object, arg: object) -> Any:
     if _is_spec(spec) and isinstance(arg, (list, tuple)):
         arg = np.asarray(arg, _dtype_of(spec))
     specs, spec_tree = jax.tree_util.tree_flatten(spec, is_leaf=_is_spec)
@@ -158,7 +163,7 @@ def _fit(name: str, place: int, spec: Any, arg: Any) -> Any:
     )
 
 
-def _fit_leaf(name: str, place: int, spec: Any, leaf: Any) -> Any:
+def _fit_leaf(name: str, place: int, spec: Any, leaf: Leaf) -> Any:
     if isinstance(leaf, PerReplica):
         return leaf
     dtype = _dtype_of(spec)
@@ -182,11 +187,11 @@ def _sizes(spec: Any) -> tuple[int | None, ...] | None:
     return None if unknown else tuple(spec.shape)
 
 
-def _dims(shape: Any) -> str:
+def _dims(shape: Sequence[int | None] | None) -> str:
     return "..." if shape is None else ",".join("any" if size is None else str(size) for size in shape)
 
 
-def _is_spec(value: Any) -> bool:
+def _is_spec(value: object) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
@@ -320,7 +325,7 @@ def _quick_keys(kind: type, values: Sequence[Any], arrays: list[Any]) -> Hashabl
     return tuple(keys)
 
 
-def _array_of(leaf: Any, device_assignment: Any) -> Any:
+def _array_of(leaf: Leaf, device_assignment: DeviceAssignment | None) -> Any:
     """Returns the leaf as an array, or None if it is static."""
     if isinstance(leaf, jax.Array):
         return leaf
@@ -345,7 +350,7 @@ def _type_of(array: Any) -> tuple[Hashable, ...]:
     return (array.dtype, False)
 
 
-def _static_key(leaf: Any) -> Hashable:
+def _static_key(leaf: object) -> Hashable:
     if leaf is None or isinstance(leaf, (bool, int, str, bytes)):
         return (type(leaf), leaf)
     if isinstance(leaf, DistributedValues):
@@ -379,7 +384,7 @@ def _argument_name(path: Sequence[Any]) -> str:
     return f"argument {inside}"
 
 
-def _described_key(key: Any) -> str:
+def _described_key(key: Hashable) -> str:
     if isinstance(key, tuple) and len(key) == 4:
         return f"{key[2]}{list(key[1])}{' per replica' if key[0] else ''}"
     return repr(key[1]) if isinstance(key, tuple) and len(key) == 2 else repr(key)

@@ -6,13 +6,14 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from mirrored._jax.source_lines import user_stacklevel
+from mirrored._typing import PyTree
 from mirrored.errors import (
     ArgumentError,
     ContextError,
@@ -25,6 +26,10 @@ from mirrored.runtime.ambient import ambient
 from mirrored.topology.device_assignment import AXIS
 from mirrored.values import structures
 from mirrored.values.distributed_values import Makers, PerReplica
+
+if TYPE_CHECKING:
+    from mirrored.strategies.strategy import Strategy
+
 
 # Checks that a strategy's method is called in the right context.
 
@@ -45,7 +50,7 @@ def refuse_in_replica(method: str) -> None:
     )
 
 
-def refuse_mixing(strategy: Any, method: str) -> None:
+def refuse_mixing(strategy: Strategy, method: str) -> None:
     """Raises an error if a strategy is used inside the scope of another one.
 
     Raises:
@@ -141,7 +146,7 @@ class OutSpecs:
         ArgumentError: `specs` contains another leaf.
     """
 
-    def __init__(self, specs: Any = None) -> None:
+    def __init__(self, specs: PyTree = None) -> None:
         self.is_given = specs is not None
         self._specs, self._treedef = jax.tree.flatten(specs, is_leaf=_is_spec)
         for spec in self._specs if self.is_given else ():
@@ -160,7 +165,7 @@ class OutSpecs:
         """A cache key. Equal declarations have equal keys."""
         return (self._treedef, tuple(self._specs)) if self.is_given else None
 
-    def replicated(self, result: Any) -> list[bool]:
+    def replicated(self, result: PyTree) -> list[bool]:
         """Returns, for each leaf of a result in the order of `structures.flatten`, whether it is declared replicated.
 
         Raises:
@@ -185,14 +190,14 @@ class OutSpecs:
             for _ in structures.flatten(part)[0]
         ]
 
-    def as_arrays(self, result: Any) -> Any:
+    def as_arrays(self, result: PyTree) -> Any:
         """Converts the declared leaves of the only replica's result to arrays."""
         leaves, treedef = structures.flatten(result)
         declared = zip(leaves, self.replicated(result), strict=True)
         return structures.unflatten(treedef, [as_array(leaf) if equal else leaf for leaf, equal in declared])
 
 
-def label_of(treedef: Any, place: int) -> str:
+def label_of(treedef: jax.tree_util.PyTreeDef, place: int) -> str:
     """Returns the name of a leaf of a result for messages: ``result[0]['w']``."""
     numbered = structures.unflatten(treedef, range(treedef.num_leaves))
     paths = jax.tree_util.tree_flatten_with_path(numbered, is_leaf=structures.is_leaf)[0]
@@ -209,7 +214,7 @@ def not_replicated(label: str, found: str) -> ReplicaDivergenceError:
     )
 
 
-def warn_if_fed_back(fn: Callable[..., Any], arguments: Any) -> Makers:
+def warn_if_fed_back(fn: Callable[..., Any], arguments: PyTree) -> Makers:
     """Warns if `fn` receives its own per-replica results, computed from values that were replicated.
 
     Such a value is model state that has begun to diverge. A value that was per replica from the start is intended.
@@ -240,28 +245,28 @@ def warn_if_fed_back(fn: Callable[..., Any], arguments: Any) -> Makers:
     return Makers(made_by | {code}) if had_replicated else Makers(made_by)
 
 
-def as_array(value: Any) -> Any:
+def as_array(value: object) -> Any:
     """Converts a number to an array, so that a step that receives it back is not traced for its value."""
     return jnp.asarray(value) if isinstance(value, (bool, int, float, complex)) else value
 
 
-def mark_made_by(result: Any, functions: Makers) -> None:
+def mark_made_by(result: PyTree, functions: Makers) -> None:
     """Records, on the per-replica values of a result, the functions that have computed them."""
     for leaf in structures.flatten(result)[0]:
         if isinstance(leaf, PerReplica):
             leaf.made_by = functions
 
 
-def _is_spec(value: Any) -> bool:
+def _is_spec(value: object) -> bool:
     return isinstance(value, PartitionSpec)
 
 
-def _is_floating(value: Any) -> bool:
+def _is_floating(value: object) -> bool:
     dtype = getattr(value, "dtype", None)
     return dtype is not None and bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
-def _code_of(fn: Any) -> Any:
+def _code_of(fn: Callable[..., Any]) -> Any:
     """Returns the code object of a function, which is the same for closures and lambdas re-created at each call."""
     while True:
         if isinstance(fn, functools.partial):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -22,6 +22,7 @@ from mirrored._jax.inlining import Staged as Body
 from mirrored._jax.inlining import stage
 from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import CaptureTracer, belongs_to, current_trace, is_tracer
+from mirrored._typing import Leaf
 from mirrored.analysis.loss_scaling import LossScaling, Mean
 from mirrored.analysis.replication_check import Origin, check_replication
 from mirrored.collectives.summation import stack_isolated
@@ -48,7 +49,9 @@ if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
 
 
-def run_compiled(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, specs: OutSpecs) -> Any:
+def run_compiled(
+    strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs
+) -> Any:
     """Traces one run into the current program. Context: cross-replica, while a `function` is traced."""
     return _Run(strategy, specs).result(fn, args, kwargs)
 
@@ -87,7 +90,7 @@ class _Run:
         self._fixed_order = several and strategy.cross_device_ops.as_written and self._runner.store.under_tape
         self._runner.store.separates_reads = self._fixed_order
 
-    def result(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+    def result(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         leaves, treedef = structures.flatten((tuple(args), kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
         self._inputs = [
@@ -127,7 +130,12 @@ class _Run:
         return body.giving(range(count))
 
     def _trace(
-        self, fn: Any, leaves: Sequence[Any], treedef: Any, places: Sequence[int], parts: Sequence[Any]
+        self,
+        fn: Callable[..., Any],
+        leaves: Sequence[Any],
+        treedef: jax.tree_util.PyTreeDef,
+        places: Sequence[int],
+        parts: Sequence[Any],
     ) -> list[Any]:
         runner = self._runner
         runner.base_trace = runner.store.base_trace = current_trace()
@@ -240,7 +248,7 @@ class _Run:
         ]
         return self._finish(list(stacked), mirrored)
 
-    def _in_rows(self, value: Any) -> bool:
+    def _in_rows(self, value: object) -> bool:
         """Returns whether a replicated operand or result enters or leaves the run as one row per device."""
         return self._fixed_order and tracing_runner.has_gradient(value)
 
@@ -339,7 +347,7 @@ class _Component:
         return parts[self.place] if self.local is None else parts[self.place][self.local]
 
 
-def _as_passed(leaf: Any) -> Any:
+def _as_passed(leaf: Leaf) -> Any:
     """Replaces the capture tracer of an argument that a replica returns unchanged by the argument itself."""
     is_passed = isinstance(leaf, CaptureTracer) and isinstance(leaf.source, Passed)
     return leaf.source.value if is_passed else leaf
@@ -349,7 +357,7 @@ def _is_under_tape() -> bool:
     return any(not isinstance(listener, VariableStore) for listener in ambient().listeners)
 
 
-def _origin(constant: Any) -> Origin:
+def _origin(constant: object) -> Origin:
     source = constant.source if isinstance(constant, CaptureTracer) else None
     if isinstance(source, Captured):
         varies = source.variable.per_replica

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.arrays import as_array
+from mirrored._typing import PyTree
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.errors import ArgumentError, ContextError, StructureError
 from mirrored.runtime.ambient import ambient, within
@@ -33,7 +34,9 @@ class ReplicaContext:
     TensorFlow: `tf.distribute.ReplicaContext`.
     """
 
-    def __init__(self, strategy: Strategy, replica_id: Any, local_index: int = 0) -> None:
+    def __init__(
+        self, strategy: Strategy, replica_id: int | jax.Array | Callable[[], jax.Array], local_index: int = 0
+    ) -> None:
         self._strategy = strategy
         self._replica_id = replica_id
         self.local_index = local_index
@@ -90,7 +93,7 @@ class ReplicaContext:
         self._check("merge_call")
         return call_merged(self, merge_fn, tuple(args), dict(kwargs or {}))
 
-    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp | str, value: PyTree, options: object = None) -> Any:
         """Reduces `value` over all replicas and returns the result on every replica.
 
         Context: replica context, eager or compiled.
@@ -127,7 +130,7 @@ class ReplicaContext:
         ]
         return structures.unflatten(treedef, results)
 
-    def _all_rows(self, op: Any, rows: IndexedSlices) -> IndexedSlices:
+    def _all_rows(self, op: ReduceOp, rows: IndexedSlices) -> IndexedSlices:
         """Returns the rows of all replicas, concatenated; for a mean, divided by the number of replicas."""
         check_sums_rows("ReplicaContext.all_reduce", op)
         values, indices = self.all_gather([rows.values, rows.indices], 0)
@@ -135,7 +138,7 @@ class ReplicaContext:
             values / self.num_replicas_in_sync if op is ReduceOp.MEAN else values, indices, rows.dense_shape
         )
 
-    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+    def all_gather(self, value: PyTree, axis: int, options: object = None) -> Any:
         """Concatenates `value` of all replicas along `axis` and returns the result on every replica.
 
         Context: replica context, eager or compiled. In eager mode the sizes along `axis` may differ.
@@ -201,7 +204,7 @@ class ReplicaContext:
         return f"ReplicaContext(replica {replica} of {self.num_replicas_in_sync})"
 
 
-def _all_reduction(runner: ReplicaRunner, op: Any) -> Merge:
+def _all_reduction(runner: ReplicaRunner, op: ReduceOp) -> Merge:
     """Returns the merge of an all-reduce.
 
     A replica's payload is its arrays, then the mask that `_columns` describes. Its result is the reduced arrays, then
@@ -267,7 +270,7 @@ def check_others(called: str, payloads: Sequence[Sequence[Any]], axis: int) -> N
             )
 
 
-def check_axis(called: str, array: Any, axis: int) -> None:
+def check_axis(called: str, array: jax.Array, axis: int) -> None:
     """Raises ArgumentError if `array` is a scalar or has no dimension `axis`."""
     if -array.ndim <= axis < array.ndim:
         return

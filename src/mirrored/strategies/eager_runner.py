@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -16,6 +16,7 @@ from mirrored._jax import caches
 from mirrored._jax.arrays import key_data
 from mirrored._jax.boxes import has_payload, payload_of
 from mirrored._jax.traces import current_trace, is_differentiated, is_tracer, put_trace
+from mirrored._typing import Operand
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.collectives.stacked import on_all_devices, reduce_stacked
 from mirrored.collectives.summation import Group
@@ -33,7 +34,9 @@ from mirrored.variables.state_lock import excuse, or_undone, store_all, turn
 from mirrored.variables.storage import placed, uncommitted
 
 if TYPE_CHECKING:
+    from mirrored.collectives.reduce_op import ReduceOp
     from mirrored.strategies.strategy import Strategy
+    from mirrored.variables.variable import Variable
 
 
 _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
@@ -71,7 +74,7 @@ class EagerReplicaStore(ReplicaStore):
             _check_equal(variable, components, where)
         return self._runner.whole(components)
 
-    def split(self, value: Any, replica: int) -> Any:
+    def split(self, value: object, replica: int) -> Any:
         return self._runner.reduced_component(value, replica)
 
 
@@ -109,7 +112,7 @@ class EagerRunner(ReplicaRunner):
         self._uneven = False
 
     def run_replicas(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, specs: OutSpecs | None = None
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs | None = None
     ) -> Any:
         """Runs ``fn`` once per local replica, in lock-step, and returns one structure of cross-replica values."""
 
@@ -177,7 +180,7 @@ class EagerRunner(ReplicaRunner):
             entry.variable.mark_shared()  # user code may hold the new values: a donating step must copy them
         store_all([entry.variable for entry in entries], values)
 
-    def _stored(self, variable: Any, whole: Any) -> Any:
+    def _stored(self, variable: Any, whole: Operand) -> Any:
         """Returns a whole value with the sharding in which the variable stores it."""
         if variable.device_assignment is None:
             return uncommitted(whole)
@@ -190,7 +193,7 @@ class EagerRunner(ReplicaRunner):
     def trace_key(self, local: int) -> Hashable:
         return self.device_assignment.num_replicas, self.device_assignment.addressable_replicas[local]
 
-    def run_merge(self, merge: Merge, payload: Any) -> Any:
+    def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
         result = self._lockstep.run_merge(merge, payload)
         caches.resume_replica(self.trace_key(ambient().replica.local_index))
         return result
@@ -210,7 +213,7 @@ class EagerRunner(ReplicaRunner):
         stacked = [stack_components(components, self.device_assignment) for components in arrays]
         return reduce_stacked(algorithm, op, stacked, self.device_assignment)
 
-    def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def all_reduce(self, op: ReduceOp, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
         if not _has_recorded(arrays):
             results = [[whole] * self.num_local for whole in self.reduce(op, arrays)]
         elif self._spans:
@@ -221,7 +224,7 @@ class EagerRunner(ReplicaRunner):
             results = self.strategy.cross_device_ops.all_reduce(op, near, alone)
         return [[self.reduced_component(part, k) for k, part in enumerate(parts)] for parts in results]
 
-    def _reduce_apart(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def _reduce_apart(self, op: ReduceOp, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """Reduces concrete arrays, with a result on each local replica's device."""
         wholes = self.reduce(op, arrays)
         return [[_own_view(whole, self._device_of(k)) for k in range(self.num_local)] for whole in wholes]
@@ -250,7 +253,7 @@ class EagerRunner(ReplicaRunner):
         # Data that the replicas of this process share may differ on other processes, unless it came from outside.
         return not self._spans or not isinstance(components[0], _DATA) or id(components[0]) in self._outer
 
-    def component(self, value: Any, local: int) -> Any:
+    def component(self, value: object, local: int) -> Any:
         if isinstance(value, PerReplica):
             if value.is_stacked and is_tracked(value.first()):
                 # A tape that watches the stacked array records indexing, but does not know the component buffers.
@@ -267,11 +270,11 @@ class EagerRunner(ReplicaRunner):
             self._outer_by_copy[id(moved)] = (moved, value)
         return moved
 
-    def reduced_component(self, value: Any, local: int) -> Any:
+    def reduced_component(self, value: Operand, local: int) -> Any:
         device = self._device_of(local)
         return self.separate(self._moved(value, device) if _is_recorded(value) else _own_view(value, device))
 
-    def separate(self, component: Any) -> Any:
+    def separate(self, component: jax.Array) -> Any:
         """Marks an array as the component of one replica, even if other replicas hold the same object."""
         self._separated[id(component)] = component
         return component
@@ -293,7 +296,7 @@ class EagerRunner(ReplicaRunner):
             "variable with aggregation=",
         )
 
-    def _near(self, component: Any) -> Any:
+    def _near(self, component: jax.Array) -> Any:
         return (
             component
             if len(self.device_assignment.devices) == 1
@@ -332,7 +335,7 @@ def _refuse_differentiated(results: Sequence[Any]) -> None:
         )
 
 
-def _described(component: Any) -> str:
+def _described(component: jax.Array) -> str:
     array = jnp.asarray(component)
     return f"{array.dtype}{list(array.shape)}"
 
@@ -348,16 +351,16 @@ def _has_recorded(arrays: Sequence[Sequence[Any]]) -> bool:
     return any(_is_recorded(component) for components in arrays for component in components)
 
 
-def _is_recorded(value: Any) -> bool:
+def _is_recorded(value: object) -> bool:
     return is_tracer(value) or has_payload(value)
 
 
-def _bits(value: Any) -> bytes:
+def _bits(value: object) -> bytes:
     array = np.asarray(key_data(value))
     return f"{array.dtype}{array.shape}".encode() + array.tobytes()
 
 
-def _check_equal(variable: Any, components: Sequence[Any], where: Sequence[str]) -> None:
+def _check_equal(variable: Variable, components: Sequence[Any], where: Sequence[str]) -> None:
     components = [key_data(component) for component in components]
     bits = [np.asarray(component).tobytes() for component in components]
     if all(one == bits[0] for one in bits):
@@ -370,14 +373,16 @@ def _check_equal(variable: Any, components: Sequence[Any], where: Sequence[str])
     raise would_differ(variable, where, f": {found}{unassigned}")
 
 
-def _is_uneven(leaf: Any) -> bool:
+def _is_uneven(leaf: object) -> bool:
     """Returns whether the per-replica batches have different numbers of rows."""
     if not isinstance(leaf, PerReplica) or leaf.is_stacked:
         return False
     return leaf.component_shape is None and len({np.shape(one)[:1] for one in leaf.values}) > 1
 
 
-def run_eager(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, specs: OutSpecs) -> Any:
+def run_eager(
+    strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs
+) -> Any:
     """Executes one eager run. Commits all assignments of the replicas if it succeeds, and discards them otherwise."""
     runner = EagerRunner(strategy)
     here, trace = ambient(), current_trace()
@@ -395,7 +400,7 @@ def run_eager(strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], k
     return result
 
 
-def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Executes one eager run of one replica, directly on the variables' storage. Undoes assignments if it fails."""
     here, trace = ambient(), current_trace()
     try:
@@ -407,12 +412,12 @@ def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         put_trace(trace)
 
 
-def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Runs one replica as part of its surroundings: a trace, another run, or no strategy."""
     return fn(*args, **kwargs)
 
 
-def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Any, specs: OutSpecs) -> Any:
+def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs) -> Any:
     """Executes a run inside a merge of another run, with the same replicas and the same staged values."""
     if specs.is_given:
         raise ContextError(

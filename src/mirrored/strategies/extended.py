@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from mirrored._typing import Operand, PyTree
 from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import reducing
@@ -44,7 +45,7 @@ class StrategyExtended:
 
     # Reductions
 
-    def reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any = None) -> Any:
+    def reduce_to(self, reduce_op: Any, value: Operand, destinations: Any, options: Any = None) -> Any:
         """Reduces a per-replica value. The result is on every replica, whatever `destinations` are.
 
         Args:
@@ -57,7 +58,7 @@ class StrategyExtended:
         reduced = reducing.reduce_structure(self._strategy, reduce_op, value, None, "StrategyExtended.reduce_to")
         return self._delivered(value, reduced, destinations)
 
-    def _delivered(self, value: Any, reduced: Any, destinations: Any) -> Any:
+    def _delivered(self, value: object, reduced: PyTree, destinations: object) -> Any:
         """Returns a result in the form for its destinations: a plain value for one device, else a mirrored value."""
         if isinstance(destinations, str):
             return reduced
@@ -84,7 +85,7 @@ class StrategyExtended:
         """Returns a mirrored value: `tensor` on all replicas."""
         return self._mirrored(tensor)
 
-    def _mirrored(self, value: Any) -> Any:
+    def _mirrored(self, value: object) -> Any:
         return value if value is None else Mirrored(value, self._strategy.num_replicas_in_sync)
 
     # Variables
@@ -145,20 +146,20 @@ class StrategyExtended:
         result = self._cross_replica(lambda: fn(*args, **(kwargs or {})))
         return result if group else (result,) * len(self.worker_devices)
 
-    def read_var(self, v: Any) -> Any:
+    def read_var(self, v: Variable) -> Any:
         """Reads a variable in cross-replica context."""
         return v.read_value()
 
-    def value_container(self, value: Any) -> Any:
+    def value_container(self, value: object) -> Any:
         """Returns the variable that a component belongs to, or `value` itself."""
         return getattr(value, "container", value)
 
-    def variable_created_in_scope(self, v: Any) -> bool:
+    def variable_created_in_scope(self, v: object) -> bool:
         """Returns whether `v` was created in this strategy's scope."""
         return isinstance(v, Variable) and v.strategy is self._strategy
 
     @contextmanager
-    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+    def colocate_vars_with(self, colocate_with_variable: object) -> Iterator[None]:
         """Creates variables on the devices of `colocate_with_variable`: on all replicas of this strategy.
 
         Raises:
@@ -175,7 +176,7 @@ class StrategyExtended:
         with self._strategy.scope():
             yield
 
-    def non_slot_devices(self, var_list: Any) -> Any:
+    def non_slot_devices(self, var_list: object) -> Any:
         """Returns the devices of variables that are not optimizer slots: those of all replicas."""
         return self.parameter_devices
 
@@ -235,7 +236,7 @@ class StrategyExtended:
         """The same as `Strategy.run`."""
         return self._strategy.run(fn, args=tuple(args), kwargs=kwargs)
 
-    def local_results(self, value: Any) -> tuple[Any, ...]:
+    def local_results(self, value: object) -> tuple[Any, ...]:
         """The same as `Strategy.local_results`."""
         return self._strategy.experimental_local_results(value)
 

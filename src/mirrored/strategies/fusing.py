@@ -28,10 +28,12 @@ from mirrored._jax.local_collectives import (
     same_on_local_replicas,
 )
 from mirrored._jax.source_lines import source_line
+from mirrored._typing import PyTree
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import MergeError
 
 if TYPE_CHECKING:
+    from mirrored._jax.jaxprs import Jaxpr, JaxprEqn, Var
     from mirrored.strategies.tracing_runner import TracingRunner
 
 _Values = list[Any]
@@ -82,7 +84,7 @@ class _Body:
             pending = later
         return [_read(known, atom) for atom in jaxpr.outvars]
 
-    def _groups(self, jaxpr: Any) -> list[tuple[Any, ...]]:
+    def _groups(self, jaxpr: Jaxpr) -> list[tuple[Any, ...]]:
         """Returns the groups of equations to be fused: the first of each replica, the second of each, ..."""
         by_replica: list[list[Any]] = [[] for _ in range(self._count)]
         for eqn in jaxpr.eqns:
@@ -133,13 +135,13 @@ class _Body:
             ]
         return [result for result in results if result is not None]
 
-    def _call(self, eqn: Any, jaxprs: Sequence[Any], operands: list[_Values]) -> list[_Values]:
+    def _call(self, eqn: JaxprEqn, jaxprs: Sequence[Any], operands: list[_Values]) -> list[_Values]:
         function = functools.partial(self._lockstep, jaxprs)
         if "policy" in eqn.params and "prevent_cse" in eqn.params:
             function = jax.checkpoint(function, policy=eqn.params["policy"])  # type: ignore[assignment]
         return function(operands)
 
-    def _scan(self, eqn: Any, scans: Sequence[Scan], operands: list[_Values]) -> list[_Values]:
+    def _scan(self, eqn: JaxprEqn, scans: Sequence[Scan], operands: list[_Values]) -> list[_Values]:
         lengths = {scan_eqn_length(scan, values) for scan, values in zip(scans, operands, strict=True)}
         params = eqn.params
         if len(lengths) > 1:
@@ -147,7 +149,7 @@ class _Body:
         first, last = scans[0].num_consts, scans[0].num_consts + scans[0].num_carries
         consts = [values[:first] for values in operands]
 
-        def scan_body(carries: Any, elements: Any) -> Any:
+        def scan_body(carries: PyTree, elements: PyTree) -> Any:
             inputs = [[*a, *b, *c] for a, b, c in zip(consts, carries, elements, strict=True)]
             results = self._lockstep([scan.jaxpr for scan in scans], inputs)
             return [result[: last - first] for result in results], [result[last - first :] for result in results]
@@ -166,12 +168,12 @@ class _Body:
         of_cond = loops[0].num_cond_consts
         first = of_cond + loops[0].num_body_consts
 
-        def condition(carries: Any) -> Any:
+        def condition(carries: PyTree) -> Any:
             inputs = [[*values[:of_cond], *carry] for values, carry in zip(operands, carries, strict=True)]
             results = self._lockstep([loop.cond for loop in loops], inputs)
             return same_on_local_replicas([result[0] for result in results])
 
-        def loop_body(carries: Any) -> Any:
+        def loop_body(carries: PyTree) -> Any:
             inputs = [[*values[of_cond:first], *carry] for values, carry in zip(operands, carries, strict=True)]
             return self._lockstep([loop.body for loop in loops], inputs)
 
@@ -191,7 +193,7 @@ def scan_eqn_length(scan: Scan, operands: _Values) -> Any:
     return scanned[0].shape[0] if scanned else None
 
 
-def _walk(jaxpr: Any, inputs: _Values) -> _Walk:
+def _walk(jaxpr: Jaxpr, inputs: _Values) -> _Walk:
     known = dict(zip(jaxpr.constvars, constants_of(jaxpr), strict=False))
     known.update(zip(jaxpr.invars, inputs, strict=True))
     for eqn in jaxpr.eqns:
@@ -209,11 +211,11 @@ def _advance(walk: _Walk, fused: Any, results: list[_Values | None], k: int) -> 
         return None
 
 
-def _read(known: dict[Any, Any], atom: Any) -> Any:
+def _read(known: dict[Any, Any], atom: Var | Literal) -> Any:
     return atom.val if isinstance(atom, Literal) else known[atom]
 
 
-def _is_known(known: dict[Any, Any], atom: Any) -> bool:
+def _is_known(known: dict[Any, Any], atom: Var | Literal) -> bool:
     return isinstance(atom, Literal) or atom in known
 
 
@@ -221,7 +223,7 @@ def _transposed(rows: Sequence[Sequence[Any]]) -> list[_Values]:
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-def _unequal(eqn: Any, why: str) -> MergeError:
+def _unequal(eqn: JaxprEqn, why: str) -> MergeError:
     return MergeError(
         "Strategy.run",
         found=f"a reduction over replicas in {eqn.primitive.name} ({source_line(eqn)}): {why}",

@@ -58,7 +58,7 @@ class DistributesInput(abc.ABC):
     def num_replicas_in_sync(self) -> int:
         """The number of replicas."""
 
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+    def experimental_distribute_dataset(self, dataset: object, options: object = None) -> Any:
         """Splits each global batch of `dataset` into contiguous per-replica batches.
 
         Context: cross-replica.
@@ -78,7 +78,7 @@ class DistributesInput(abc.ABC):
 
     distribute_dataset = experimental_distribute_dataset
 
-    def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: Any = None) -> Any:
+    def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: object = None) -> Any:
         """Returns a distributed dataset of per-replica batches: consecutive elements go to consecutive replicas.
 
         Context: cross-replica.
@@ -134,5 +134,5 @@ def _on_devices(column: Sequence[Any], device_assignment: DeviceAssignment | Non
     ]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, list))

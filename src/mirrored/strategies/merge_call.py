@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Collectives of one local replica under a JAX transform, where it cannot wait for the other local replicas.
 
 
-def nested_reduce(op: Any, arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
+def nested_reduce(op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
     """Reduces arrays over all replicas, given those of local replica `local`."""
     if not arrays:
         return []
@@ -49,7 +49,7 @@ def nested_gather(arrays: Sequence[Any], axis: int, local: int, replicas: int) -
     return [jnp.concatenate(list(stacked), axis) for stacked in replica_gather(arrays, local, replicas)]
 
 
-def _merge(name: str, run: Any, arrays: list[Any]) -> list[Any]:
+def _merge(name: str, run: Callable[[Sequence[Any]], Sequence[Any]], arrays: list[Any]) -> list[Any]:
     runner = ambient().runner
     assert runner is not None
     return list(runner.run_merge(Merge(name, run), arrays))
@@ -92,7 +92,9 @@ run_eagerly(_sums, _gathers, _number)
 Lists = Sequence[Sequence[Any]]
 
 
-def all_reduce_recorded(reduce: Callable[[Any, Lists], list[list[Any]]], op: Any, arrays: Lists) -> list[list[Any]]:
+def all_reduce_recorded(
+    reduce: Callable[[Any, Lists], list[list[Any]]], op: ReduceOp, arrays: Lists
+) -> list[list[Any]]:
     """All-reduces arrays. The gradient is the all-reduce of the upstream gradients by the same operation.
 
     Args:
@@ -124,11 +126,11 @@ def gather_recorded(
     axis %= jnp.ndim(components[0])
     local = len(components)
 
-    def forward(parts: Any) -> Any:
+    def forward(parts: Sequence[Any]) -> Any:
         whole, sizes = gather_with_sizes(parts, axis, device_assignment)
         return whole.addressable_data(0), sizes
 
-    def backward(sizes: Any, cotangent: Any) -> Any:
+    def backward(sizes: Sequence[int], cotangent: jax.Array) -> Any:
         zeros = [jnp.zeros_like(cotangent)] * (local - 1)
         totals = reduce(ReduceOp.SUM, [[cotangent, *zeros]])[0]
         starts = [sum(sizes[:replica]) for replica in device_assignment.addressable_replicas]
@@ -147,7 +149,7 @@ def gather_recorded(
     return run(list(components))
 
 
-def _check(op: Any, arrays: Lists) -> None:
+def _check(op: ReduceOp, arrays: Lists) -> None:
     outside = any(is_live_box(component) for components in arrays for component in components)
     if not outside and op in (ReduceOp.SUM, ReduceOp.MEAN):
         return
@@ -191,17 +193,19 @@ class _Rest(NamedTuple):
 _SLOT = _Slot()
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray)) and not isinstance(leaf, DistributedValues)
 
 
-def _payload(leaves: Sequence[Any], treedef: Any) -> list[Any]:
+def _payload(leaves: Sequence[Any], treedef: jax.tree_util.PyTreeDef) -> list[Any]:
     """Returns the arrays of a structure, then its `_Rest`."""
     rest = _Rest([_SLOT if _is_array(leaf) else leaf for leaf in leaves], treedef)
     return [*(leaf for leaf in leaves if _is_array(leaf)), rest]
 
 
-def call_merged(context: ReplicaContext, merge_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+def call_merged(
+    context: ReplicaContext, merge_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
     """Runs ``merge_fn(strategy, *args, **kwargs)`` once for all replicas and returns this replica's result."""
     runner = ambient().runner
     if runner is None:

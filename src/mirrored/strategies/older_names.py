@@ -25,21 +25,21 @@ class OlderNames(abc.ABC):
         """Calls `fn` on every replica."""
 
     @abc.abstractmethod
-    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+    def experimental_local_results(self, value: object) -> tuple[Any, ...]:
         """Returns a tuple with the components of a value on this process's replicas."""
 
-    def group(self, value: Any, name: str | None = None) -> None:
+    def group(self, value: object, name: str | None = None) -> None:
         """Has no effect: the assignments of `value` have run, or are part of the traced function.
 
         TensorFlow: returns an operation to run in a session, or None when executing eagerly.
         """
         del value, name
 
-    def unwrap(self, value: Any) -> tuple[Any, ...]:
+    def unwrap(self, value: object) -> tuple[Any, ...]:
         """The same as `experimental_local_results`."""
         return self.experimental_local_results(value)
 
-    def make_dataset_iterator(self, dataset: Any) -> Any:
+    def make_dataset_iterator(self, dataset: object) -> Any:
         """Returns an iterator over global batches, split over the replicas. `initialize()` restarts it.
 
         Context: cross-replica. TensorFlow: the same; new programs write `iter(experimental_distribute_dataset(...))`.
@@ -47,7 +47,7 @@ class OlderNames(abc.ABC):
         refuse_in_replica("make_dataset_iterator")
         return hooks.make_dataset_iterator(self, dataset, self._batches_are_per_replica)
 
-    def make_input_fn_iterator(self, input_fn: Callable[[Any], Any], replication_mode: Any = None) -> Any:
+    def make_input_fn_iterator(self, input_fn: Callable[[Any], Any], replication_mode: object = None) -> Any:
         """Returns an iterator over the elements of `input_fn` for this worker. Each replica takes the next element.
 
         Context: cross-replica.
@@ -99,7 +99,7 @@ class OlderNames(abc.ABC):
                 remedy="start one process per worker, with MultiWorkerMirroredStrategy in each",
             )
 
-    def update_config_proto(self, config_proto: Any) -> Any:
+    def update_config_proto(self, config_proto: object) -> Any:
         """Returns a copy of `config_proto` with isolated session state, if it has that field. Has no other effect."""
         if not hasattr(config_proto, "isolate_session_state"):
             return config_proto

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import is_tracer
+from mirrored._typing import Leaf
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.collectives.stacked import gather_padded, gather_stacked, on_all_devices, reduce_stacked
@@ -68,7 +69,7 @@ def gather_with_sizes(
     return gather_padded(stack_components(padded, device_assignment), axis, sizes, device_assignment), sizes
 
 
-def _padded(array: Any, axis: int, size: int) -> Any:
+def _padded(array: jax.Array, axis: int, size: int) -> Any:
     after = [(0, size - length if dim == axis else 0) for dim, length in enumerate(array.shape)]
     return jnp.pad(array, after)
 
@@ -94,7 +95,7 @@ def reduce_structure(strategy: Strategy, reduce_op: Any, value: Any, axis: Any, 
     return structures.unflatten(treedef, out)
 
 
-def _reduce_leaf(strategy: Strategy, op: Any, leaf: Any, axis: Any, called: str) -> Any:
+def _reduce_leaf(strategy: Strategy, op: ReduceOp, leaf: object, axis: int, called: str) -> Any:
     """Reduces one leaf of a structure that contains IndexedSlices, whose rows are concatenated over the replicas."""
     if not isinstance(leaf, IndexedSlices):
         return reduce_structure(strategy, op, leaf, axis, called)
@@ -139,7 +140,7 @@ def _warn_of_mean_of_means() -> None:
     )
 
 
-def as_per_replica(strategy: Strategy, leaf: Any) -> Any:
+def as_per_replica(strategy: Strategy, leaf: Leaf) -> Any:
     """Converts a leaf that has one component per replica, such as a sync-on-read variable, to a per-replica value."""
     if isinstance(leaf, PerReplica) or leaf is None:
         return leaf
@@ -172,7 +173,7 @@ def _axes(called: str, axis: Any) -> tuple[int, ...] | None:
     )
 
 
-def _reduce_plain(strategy: Strategy, called: str, op: Any, leaf: Any, axes: tuple[int, ...] | None) -> Any:
+def _reduce_plain(strategy: Strategy, called: str, op: ReduceOp, leaf: object, axes: tuple[int, ...] | None) -> Any:
     if leaf is None:
         return None
     array = as_array(leaf)
@@ -192,7 +193,7 @@ def _reduce_plain(strategy: Strategy, called: str, op: Any, leaf: Any, axes: tup
 
 
 def _reduce_all(
-    strategy: Strategy, called: str, op: Any, values: Sequence[PerReplica], axes: tuple[int, ...] | None
+    strategy: Strategy, called: str, op: ReduceOp, values: Sequence[PerReplica], axes: tuple[int, ...] | None
 ) -> list[Any]:
     if not values:
         return []
@@ -210,7 +211,7 @@ def _reduce_all(
     return [narrow(mean, _mean_dtype(value)) for mean, value in zip(means, values, strict=True)]
 
 
-def _map_components(value: PerReplica, function: Any) -> PerReplica:
+def _map_components(value: PerReplica, function: Callable[..., Any]) -> PerReplica:
     if isinstance(value, LocalPerReplica):
         runner = ambient().runner
         assert runner is not None
@@ -223,7 +224,7 @@ def _map_components(value: PerReplica, function: Any) -> PerReplica:
     return PerReplica([function(component) for component in value.values], value.device_assignment)
 
 
-def _reduce_components(strategy: Strategy, op: Any, values: Sequence[PerReplica]) -> list[Any]:
+def _reduce_components(strategy: Strategy, op: ReduceOp, values: Sequence[PerReplica]) -> list[Any]:
     if strategy.num_replicas_in_sync == 1 or strategy.device_assignment is None:
         return [as_array(value.values[0]) for value in values]
     for value in values:
@@ -271,17 +272,17 @@ def _check_axes(called: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> N
             )
 
 
-def _count(called: str, component: Any, axes: tuple[int, ...]) -> int:
+def _count(called: str, component: jax.Array, axes: tuple[int, ...]) -> int:
     shape = np.shape(component)
     _check_axes(called, shape, axes)
     return int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
 
 
-def _floating(array: Any) -> Any:
+def _floating(array: jax.Array) -> Any:
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)
 
 
-def _addends(component: Any, op: Any) -> Any:
+def _addends(component: jax.Array, op: ReduceOp) -> Any:
     """Returns the addends. For a mean, 16-bit floats are widened to float32, which can represent their sum."""
     array = as_array(component)
     return widen(_floating(array)) if op is ReduceOp.MEAN else array
@@ -293,7 +294,7 @@ def _mean_dtype(value: PerReplica) -> Any:
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.dtype(jnp.float32)
 
 
-def gather_structure(strategy: Strategy, value: Any, axis: int) -> Any:
+def gather_structure(strategy: Strategy, value: object, axis: int) -> Any:
     """Concatenates the components of every leaf of a structure."""
     leaves, treedef = structures.flatten(value, also=IndexedSlices)
     for leaf in leaves:
@@ -301,7 +302,7 @@ def gather_structure(strategy: Strategy, value: Any, axis: int) -> Any:
     return structures.unflatten(treedef, [gather_leaf(strategy, leaf, axis) for leaf in leaves])
 
 
-def refuse_rows(called: str, leaf: Any) -> None:
+def refuse_rows(called: str, leaf: object) -> None:
     """Raises an error for IndexedSlices, which cannot be gathered.
 
     Raises:
@@ -317,7 +318,7 @@ def refuse_rows(called: str, leaf: Any) -> None:
         )
 
 
-def gather_leaf(strategy: Strategy, leaf: Any, axis: int) -> Any:
+def gather_leaf(strategy: Strategy, leaf: object, axis: int) -> Any:
     """Concatenates the components of one value.
 
     Raises:

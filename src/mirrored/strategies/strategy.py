@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 from mirrored._jax.arrays import frozen
 from mirrored._jax.source_lines import boundary
+from mirrored._typing import PyTree
 from mirrored.collectives.cross_device_ops import CrossDeviceOps
 from mirrored.compilation.function import Function, functions_run_eagerly
 from mirrored.errors import ArgumentError, ArgumentTypeError
@@ -174,7 +175,7 @@ class Strategy(DistributesInput, OlderNames):
             mark_made_by(result, made_by)
             return result
 
-    def _runs(self, out_specs: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def _runs(self, out_specs: PyTree, fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fn)
         def run(*args: Any, **kwargs: Any) -> Any:
             # Without a driver the run stays eager if shapes differ between replicas, also in a loop that compiles runs.
@@ -234,7 +235,7 @@ class Strategy(DistributesInput, OlderNames):
         refuse_mixing(self, "reduce")
         return reducing.reduce_structure(self, reduce_op, value, axis)
 
-    def gather(self, value: Any, axis: int) -> Any:
+    def gather(self, value: object, axis: int) -> Any:
         """Concatenates a per-replica value's components along `axis`, in replica order. Sizes along `axis` may differ.
 
         Context: cross-replica, eager or compiled.
@@ -247,7 +248,7 @@ class Strategy(DistributesInput, OlderNames):
         refuse_mixing(self, "gather")
         return reducing.gather_structure(self, value, axis)
 
-    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+    def experimental_local_results(self, value: object) -> tuple[Any, ...]:
         """Returns a tuple with the components of a value on this process's replicas.
 
         Context: cross-replica. The result for a structure is a tuple of structures, for a plain value a tuple of one
@@ -283,7 +284,7 @@ class Strategy(DistributesInput, OlderNames):
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
         return self
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise ArgumentTypeError(
             f"pickle of {type(self).__name__}",
             found=f"{self!r}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,6 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from mirrored._jax import caches
 from mirrored._jax.inlining import Staged, stage
 from mirrored._jax.traces import CaptureTracer, belongs_to, is_staging_above, is_tracer, recording_parent
+from mirrored._typing import Operand
 from mirrored.collectives.fixed_order_tree import fan_out, fan_out_once
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.stacked import group_of, reduce_stacked
@@ -30,6 +31,7 @@ from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerRep
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
+    from mirrored.variables.variable import Variable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,13 +68,13 @@ class TracingRunner(ReplicaRunner):
         self._lockstep = LockStep("Strategy.run")
         self.store = TracedReplicaStore(self)
 
-    def run_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+    def run_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Traces ``fn`` once per local replica, in lock-step, and returns one structure of cross-replica values."""
         return structures.regroup(
             self.trace_replicas(fn, args, kwargs), "Strategy.run", self.group, is_shared=self.is_shared
         )
 
-    def trace_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> list[Any]:
+    def trace_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Traces ``fn`` once per local replica, in lock-step, and returns one result per local replica."""
 
         def body(local: int) -> Callable[[], Any]:
@@ -95,7 +97,7 @@ class TracingRunner(ReplicaRunner):
                 self._lockstep = previous
                 caches.moved()
 
-    def _argument(self, leaf: Any, local: int) -> Any:
+    def _argument(self, leaf: object, local: int) -> Any:
         value = self.component(leaf, local)
         if not self.store.separates_reads or isinstance(leaf, (LocalPerReplica, PerReplica)) or not is_tracer(value):
             return value
@@ -115,7 +117,7 @@ class TracingRunner(ReplicaRunner):
         own = [gradient for gradient in gradients if belongs_to(gradient, self.base_trace)]
         self.summed.append((called, own))
 
-    def run_merge(self, merge: Merge, payload: Any) -> Any:
+    def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
         if not self.in_place:
             result = self._lockstep.run_merge(merge, payload)
             caches.resume_replica(self.trace_key(ambient().replica.local_index))
@@ -126,7 +128,7 @@ class TracingRunner(ReplicaRunner):
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
         return list(self.strategy.cross_device_ops.reduce_arrays(op, arrays, self.group_info))
 
-    def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def all_reduce(self, op: ReduceOp, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
         return self.strategy.cross_device_ops.all_reduce(op, arrays, self.group_info)
 
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
@@ -155,7 +157,7 @@ class TracingRunner(ReplicaRunner):
         # even if the local replicas return the same tracer; a value from outside is shared.
         return not (is_tracer(first) and (self._is_inside(first) or self._is_component(first)))
 
-    def component(self, value: Any, local: int) -> Any:
+    def component(self, value: object, local: int) -> Any:
         if isinstance(value, LocalPerReplica):
             return value.local[local]
         if isinstance(value, Mirrored):
@@ -166,7 +168,7 @@ class TracingRunner(ReplicaRunner):
             )
         return value
 
-    def components_each(self, value: Any) -> list[Any]:
+    def components_each(self, value: object) -> list[Any]:
         values = super().components_each(value)
         first = values[0]
         is_one = len(values) > 1 and structures.identical(values) and is_tracer(first)
@@ -174,7 +176,7 @@ class TracingRunner(ReplicaRunner):
             return values
         return fan_out_once(self.group_info, first)
 
-    def reduced_component(self, value: Any, local: int) -> Any:
+    def reduced_component(self, value: object, local: int) -> Any:
         return value
 
     def _is_inside(self, tracer: Any) -> bool:
@@ -210,7 +212,7 @@ def _all_equal(components: Sequence[Any]) -> bool:
 # Neither communicates in the forward pass: every device reads and writes its own copy.
 
 
-def has_gradient(value: Any) -> bool:
+def has_gradient(value: Operand) -> bool:
     """Returns whether `value` can have a cotangent: float or complex."""
     return bool(jnp.issubdtype(value.dtype, jnp.inexact))
 
@@ -242,7 +244,7 @@ class _Constants:
         self._runner = runner
         self._copies: dict[int, list[Any]] = {}
 
-    def of(self, constant: Any) -> Any:
+    def of(self, constant: Operand) -> Any:
         source = constant.source if isinstance(constant, CaptureTracer) else None
         match source:
             case Captured(variable=variable, local=int(local)) if not variable.per_replica:
@@ -257,18 +259,18 @@ class _Constants:
                 return _without_gradient(constant)
         return constant
 
-    def _copy(self, key: Any, value: Any, local: int) -> Any:
+    def _copy(self, key: Any, value: Operand, local: int) -> Any:
         if id(key) not in self._copies:
             self._copies[id(key)] = fan_out(self._runner.group_info, value)
         return self._copies[id(key)][local]
 
 
 @jax.custom_vjp
-def _without_gradient(value: Any) -> Any:
+def _without_gradient(value: object) -> Any:
     return value
 
 
-def _refuse_gradient(_: None, cotangent: Any) -> Any:
+def _refuse_gradient(_: None, cotangent: jax.Array) -> Any:
     raise TransformError(
         "GradientTape.gradient",
         found=f"deterministic=True, and the gradient of an array {cotangent.dtype}{list(cotangent.shape)} from outside "
@@ -288,21 +290,21 @@ def _over(mesh: Mesh, function: Callable[[Any], Any], *, given: PartitionSpec, g
 _ROWS, _EQUAL = PartitionSpec(AXIS), PartitionSpec()
 
 
-def _to_rows(mesh: Mesh, value: Any) -> Any:
+def _to_rows(mesh: Mesh, value: object) -> Any:
     return _over(mesh, lambda one: one[None], given=_EQUAL, gives=_ROWS)(value)
 
 
-def _to_equal(mesh: Mesh, rows: Any) -> Any:
+def _to_equal(mesh: Mesh, rows: jax.Array) -> Any:
     return _over(mesh, lambda row: row[0], given=_ROWS, gives=_EQUAL)(rows)
 
 
-def _to_first_row(mesh: Mesh, value: Any) -> Any:
+def _to_first_row(mesh: Mesh, value: object) -> Any:
     only_first = lambda one: jnp.where(lax.axis_index(AXIS) == 0, one, jnp.zeros_like(one))[None]  # noqa: E731
     return _over(mesh, only_first, given=_EQUAL, gives=_ROWS)(value)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def one_row_each(mesh: Mesh, value: Any) -> Any:
+def one_row_each(mesh: Mesh, value: object) -> Any:
     """Returns a replicated value as ``[devices, ...]``, one row on each device.
 
     The rows of the cotangent are equal: `fan_out` has summed them over all replicas.
@@ -314,7 +316,7 @@ one_row_each.defvjp(lambda mesh, value: (_to_rows(mesh, value), None), lambda me
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def first_row(mesh: Mesh, rows: Any) -> Any:
+def first_row(mesh: Mesh, rows: jax.Array) -> Any:
     """Returns equal rows ``[devices, ...]``, one on each device, as one replicated value.
 
     The cotangent goes to the first device alone.
@@ -325,18 +327,18 @@ def first_row(mesh: Mesh, rows: Any) -> Any:
 first_row.defvjp(lambda mesh, rows: (_to_equal(mesh, rows), None), lambda mesh, _, value: (_to_first_row(mesh, value),))
 
 
-def rows_of(stacked: Any) -> list[Any]:
+def rows_of(stacked: jax.Array) -> list[Any]:
     """Returns the components of ``[local, ...]``. Iteration over a tracer would add a jitted helper to the program."""
     return [stacked[k] for k in range(stacked.shape[0])]
 
 
-def unstack(stacked: Any) -> list[Any]:
+def unstack(stacked: jax.Array) -> list[Any]:
     """Returns the components of ``[local, ...]``. The backward pass stacks cotangents behind a fusion boundary."""
     return _unstack(stacked) if has_gradient(stacked) else rows_of(stacked)
 
 
 @jax.custom_vjp
-def _unstack(stacked: Any) -> list[Any]:
+def _unstack(stacked: jax.Array) -> list[Any]:
     return rows_of(stacked)
 
 
@@ -346,7 +348,7 @@ _unstack.defvjp(
 )
 
 
-def announced_components(variable: Any, stacked: Any) -> Any:
+def announced_components(variable: Variable, stacked: jax.Array) -> Any:
     """Acts as `variable_store.announced_components`, but the strategy's algorithm sums the components' cotangents."""
     if not has_gradient(variable):
         return stacked
@@ -354,7 +356,7 @@ def announced_components(variable: Any, stacked: Any) -> Any:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _components_of(strategy: Any, stacked: Any, one: Any) -> Any:
+def _components_of(strategy: Strategy, stacked: jax.Array, one: object) -> Any:
     del strategy, one
     return stacked
 

@@ -7,6 +7,8 @@ from logging import Logger
 from typing import Any, NamedTuple, Self, overload
 
 from jax import Array
+from jax._src.typing import SupportsDType
+from numpy import dtype
 
 from mirrored import Function
 from mirrored import GradientTape as _GradientTape
@@ -228,11 +230,11 @@ class Variable(_Variable):
         initial_value: Any = None,
         trainable: builtins.bool | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: str | type[Any] | dtype | SupportsDType | None = None,
         *,
-        synchronization: Any = ...,
+        synchronization: VariableSynchronization | str = ...,
         aggregation: Any = ...,
-        shape: Any = None,
+        shape: Sequence[int | None] | None = None,
     ) -> None: ...
     def read_value(self) -> Tensor: ...
     def value(self) -> Tensor: ...

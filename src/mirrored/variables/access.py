@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 
 from mirrored._jax.arrays import as_array
 from mirrored._jax.traces import current_trace, is_eval, recording_parent
+from mirrored._typing import Number, Operand
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import ContextError, TransformError, VariableError
 from mirrored.runtime.ambient import Ambient, ambient
@@ -22,6 +23,10 @@ from mirrored.variables.rules import VariableAggregation, aggregation_name, chec
 from mirrored.variables.state_lock import lock, turn
 from mirrored.variables.storage import aligned, near, own, placed, uncommitted
 from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, write_components
+
+if TYPE_CHECKING:
+    from mirrored.variables.variable import Variable
+
 
 _COMBINE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "assign": lambda old, new: new,
@@ -60,7 +65,7 @@ class Assignment:
         """
         return None if self.replaces else self.variable.stored()
 
-    def combined(self, old: Any, value: Any) -> Any:
+    def combined(self, old: Operand, value: object) -> Any:
         """Returns the new value (or component), after checking that `value` fits the variable.
 
         Raises:
@@ -83,7 +88,7 @@ class Assignment:
 # Resolves the variable store of the current context, and refuses reads and writes that the context does not allow.
 
 
-def store_of(variable: Any, here: Ambient) -> VariableStore | None:
+def store_of(variable: Variable, here: Ambient) -> VariableStore | None:
     """Returns the store that `variable` is read from and written to in this context; None means its storage.
 
     In an eager run the replicas share a plain variable and run one after another. It has no copies to stage, so they
@@ -96,7 +101,7 @@ def store_of(variable: Any, here: Ambient) -> VariableStore | None:
     return store
 
 
-def eager_replica(variable: Any) -> int | None:
+def eager_replica(variable: Variable) -> int | None:
     """Returns the local replica index if `variable` is sync-on-read and this is an eager run, else None.
 
     There an assignment returns the component object, as in TensorFlow, and not an array.
@@ -106,7 +111,7 @@ def eager_replica(variable: Any) -> int | None:
     return here.replica.local_index if eager_run and variable.per_replica else None
 
 
-def check_strategy(variable: Any, here: Ambient, called: str) -> None:
+def check_strategy(variable: Variable, here: Ambient, called: str) -> None:
     """Refuses a variable that belongs to a strategy other than the current one."""
     if variable.device_assignment is None or not here.strategies or variable.strategy is here.strategies[-1]:
         return
@@ -118,7 +123,7 @@ def check_strategy(variable: Any, here: Ambient, called: str) -> None:
     )
 
 
-def check_readable(variable: Any, store: VariableStore | None, here: Ambient) -> None:
+def check_readable(variable: Variable, store: VariableStore | None, here: Ambient) -> None:
     """Refuses a read under a JAX transform that would turn the value into a constant of the traced program."""
     if here.listeners or (store is not None and store.captures) or is_eval(recording_parent(current_trace())):
         return
@@ -131,7 +136,7 @@ def check_readable(variable: Any, store: VariableStore | None, here: Ambient) ->
     )
 
 
-def check_writable(variable: Any, store: VariableStore | None, called: str) -> None:
+def check_writable(variable: Variable, store: VariableStore | None, called: str) -> None:
     """Refuses an assignment under a transform, where it would happen during tracing and not when the program runs."""
     trace = recording_parent(current_trace())
     if trace is store.base_trace if store is not None and store.captures else is_eval(trace):
@@ -152,7 +157,7 @@ def _transform() -> str:
 # Reads
 
 
-def read(variable: Any) -> Any:
+def read(variable: Variable) -> Any:
     """Returns the value in the current context."""
     here = ambient()
     store = store_of(variable, here)
@@ -164,7 +169,7 @@ def read(variable: Any) -> Any:
     return _read_in_replica(variable, store, here)
 
 
-def _read_in_replica(variable: Any, store: VariableStore | None, here: Ambient) -> Any:
+def _read_in_replica(variable: Variable, store: VariableStore | None, here: Ambient) -> Any:
     index = here.replica.local_index
     if store is not None:
         check_strategy(variable, here, f"reading {variable.name}")
@@ -175,7 +180,7 @@ def _read_in_replica(variable: Any, store: VariableStore | None, here: Ambient) 
     return variable.stored() if here.runner is None else here.runner.component(variable.stored(), index)
 
 
-def component(variable: Any, replica: int) -> Any:
+def component(variable: Variable, replica: int) -> Any:
     """Returns one replica's component, without aggregation."""
     here = ambient()
     store = store_of(variable, here)
@@ -191,12 +196,12 @@ def component(variable: Any, replica: int) -> Any:
 # Assignments
 
 
-def check_assignable(variable: Any, called: str) -> None:
+def check_assignable(variable: Variable, called: str) -> None:
     """Refuses an assignment under a transform, where it would happen during tracing and not when the program runs."""
     check_writable(variable, store_of(variable, ambient()), called)
 
 
-def write(assignment: Assignment, value: Any) -> Any:
+def write(assignment: Assignment, value: object) -> Any:
     """Assigns according to the rules, and returns the new value in the current context."""
     here = ambient()
     variable = assignment.variable
@@ -218,7 +223,7 @@ def write(assignment: Assignment, value: Any) -> Any:
 # Assignments in cross-replica context
 
 
-def _write_whole(assignment: Assignment, value: Any, store: VariableStore | None, here: Ambient) -> Any:
+def _write_whole(assignment: Assignment, value: object, store: VariableStore | None, here: Ambient) -> Any:
     variable = assignment.variable
     if isinstance(value, PerReplica):
         value = _reduced(assignment, value, here)
@@ -260,7 +265,7 @@ def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
     )[0]
 
 
-def write_component(assignment: Assignment, replica: int, value: Any) -> Any:
+def write_component(assignment: Assignment, replica: int, value: object) -> Any:
     """Assigns one component.
 
     Raises:
@@ -288,7 +293,7 @@ def write_component(assignment: Assignment, replica: int, value: Any) -> Any:
     return new
 
 
-def _store_component(assignment: Assignment, replica: int, value: Any) -> Any:
+def _store_component(assignment: Assignment, replica: int, value: object) -> Any:
     variable = assignment.variable
     if variable.device_assignment.spans_processes:
         parts = [variable.stored_component(k) for k in range(len(variable.device_assignment.addressable_replicas))]
@@ -315,7 +320,7 @@ def _check_has_components(assignment: Assignment) -> None:
 # Assignments in replica context
 
 
-def _write_in_replica(assignment: Assignment, value: Any, store: VariableStore | None, here: Ambient) -> Any:
+def _write_in_replica(assignment: Assignment, value: object, store: VariableStore | None, here: Ambient) -> Any:
     variable, runner, index = assignment.variable, here.runner, here.replica.local_index
     if isinstance(value, PerReplica):
         raise VariableError(
@@ -348,7 +353,7 @@ def _without_components(assignment: Assignment) -> ContextError:
     )
 
 
-def _write_alone(assignment: Assignment, value: Any) -> Any:
+def _write_alone(assignment: Assignment, value: object) -> Any:
     """Assigns to storage, from the only replica."""
     variable = assignment.variable
     with turn(), lock:
@@ -359,7 +364,7 @@ def _write_alone(assignment: Assignment, value: Any) -> Any:
     return new
 
 
-def _write_shared(assignment: Assignment, value: Any, runner: ReplicaRunner, index: int) -> Any:
+def _write_shared(assignment: Assignment, value: object, runner: ReplicaRunner, index: int) -> Any:
     """Assigns a plain variable from one replica of an eager run. The new value is computed on the replica's device."""
     with lock:
         new = assignment.combined(runner.component(assignment.old(), index), value)
@@ -367,7 +372,7 @@ def _write_shared(assignment: Assignment, value: Any, runner: ReplicaRunner, ind
     return new
 
 
-def _merge(assignment: Assignment, value: Any, store: VariableStore, runner: ReplicaRunner) -> None:
+def _merge(assignment: Assignment, value: object, store: VariableStore, runner: ReplicaRunner) -> None:
     """Assigns a mirrored variable from all replicas: a merge aggregates their values."""
     variable = assignment.variable
 
@@ -391,7 +396,7 @@ def _merged(assignment: Assignment, payloads: Sequence[Any], runner: ReplicaRunn
     return runner.reduce(reduction_of(aggregation), [arrays])[0]
 
 
-def _one_number(assignment: Assignment, number: Any) -> Any:
+def _one_number(assignment: Assignment, number: Number) -> Any:
     variable = assignment.variable
     if variable.aggregation in (VariableAggregation.MEAN, VariableAggregation.ONLY_FIRST_REPLICA):
         return number

@@ -8,6 +8,7 @@ import numpy as np
 
 from mirrored._jax.arrays import key_data, register_array_like
 from mirrored._jax.traces import ShapedArray
+from mirrored._typing import Operand
 from mirrored.runtime.ambient import ambient
 from mirrored.values.operators import ArrayOperators
 from mirrored.variables.access import store_of
@@ -91,7 +92,7 @@ class VariableComponent(ArrayOperators):
         """Returns the copy as a new NumPy array."""
         return np.array(self.read_value())
 
-    def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
+    def assign(self, value: object, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
         """Replaces this component of a sync-on-read variable. See `Variable.assign`.
 
         Context: cross-replica. `strategy.extended.update` calls its function in this context.
@@ -102,13 +103,13 @@ class VariableComponent(ArrayOperators):
         return self._variable.update_component(self._replica, "assign", value, read_value)
 
     def assign_add(
-        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+        self, delta: Operand, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
         """Adds `delta` to this component of a sync-on-read variable. See `assign`."""
         return self._variable.update_component(self._replica, "assign_add", delta, read_value)
 
     def assign_sub(
-        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+        self, delta: Operand, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
         """Subtracts `delta` from this component of a sync-on-read variable. See `assign`."""
         return self._variable.update_component(self._replica, "assign_sub", delta, read_value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +11,10 @@ import numpy as np
 from mirrored._jax.traces import current_trace, eager, is_eval, recording_parent
 from mirrored.errors import ArgumentTypeError, ContextError
 from mirrored.runtime.ambient import ambient, within
+
+if TYPE_CHECKING:
+    from mirrored.variables.variable import Variable
+
 
 # `Reference`: a hashable reference to a variable, compared by identity.
 
@@ -33,7 +37,7 @@ class Reference:
 
     __slots__ = ("_variable",)
 
-    def __init__(self, variable: Any) -> None:
+    def __init__(self, variable: Variable) -> None:
         self._variable = variable
 
     def deref(self) -> Any:
@@ -58,7 +62,7 @@ _OF_THE_VALUE: Final = {"_array": None, "_lost": None, "_components": None, "_sh
 _OF_THE_ORIGINAL: Final = ("_withheld", "_keras_view")
 
 
-def deep_copy(variable: Any, memo: dict[int, Any]) -> Any:
+def deep_copy(variable: Variable, memo: dict[int, Any]) -> Any:
     """Returns a new variable of the same strategy with a copy of the value.
 
     Raises:
@@ -79,7 +83,7 @@ def deep_copy(variable: Any, memo: dict[int, Any]) -> Any:
     return made
 
 
-def reduced(variable: Any) -> Any:
+def reduced(variable: Variable) -> Any:
     """Returns the `__reduce_ex__` tuple of a plain variable.
 
     Raises:
@@ -111,7 +115,7 @@ def reduced(variable: Any) -> Any:
     return _plain, (type(variable), np.asarray(value), options)
 
 
-def _plain(kind: Any, value: Any, options: dict[str, Any]) -> Any:
+def _plain(kind: type[Variable], value: object, options: dict[str, Any]) -> Any:
     with within(strategies=()):
         return kind(value, **options)
 

@@ -19,6 +19,7 @@ from mirrored._jax import caches
 from mirrored._jax.arrays import NotConstant, evaluate, is_key, owned
 from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import eager
+from mirrored._typing import DTypeLike, Operand
 from mirrored.collectives.host_allgather import digest, host_allgather
 from mirrored.errors import ArgumentError, DisagreementError, MergeError, ValuesError
 from mirrored.runtime.ambient import ambient, within
@@ -133,7 +134,7 @@ def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
 # Evaluates initial values (an array, a number, a list or a callable), also inside a trace.
 
 
-def evaluate_initial(initial_value: Any, dtype: Any, name: str | None) -> jax.Array:
+def evaluate_initial(initial_value: Operand, dtype: DTypeLike | None, name: str | None) -> jax.Array:
     """Returns the initial value as a new array, computed eagerly even while a function is traced.
 
     Raises:

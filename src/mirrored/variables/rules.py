@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import is_key_dtype
+from mirrored._typing import DTypeLike
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_reduction
 from mirrored.errors import ArgumentError, VariableError
 
@@ -64,7 +66,7 @@ Aggregation: TypeAlias = "VariableAggregation | ReduceOp | Callable[[jax.Array],
 """How values of several replicas become one. A callable maps stacked components ``[replicas, ...]`` to one value."""
 
 
-def as_synchronization(value: Any, name: str | None) -> VariableSynchronization:
+def as_synchronization(value: object, name: str | None) -> VariableSynchronization:
     """Converts the user's argument to ON_WRITE or ON_READ.
 
     Raises:
@@ -85,7 +87,7 @@ def as_synchronization(value: Any, name: str | None) -> VariableSynchronization:
     )
 
 
-def as_aggregation(value: Any, name: str | None) -> Any:
+def as_aggregation(value: object, name: str | None) -> Any:
     """Converts the user's argument to a `VariableAggregation` or a custom reduction.
 
     Raises:
@@ -108,12 +110,12 @@ def as_aggregation(value: Any, name: str | None) -> Any:
     )
 
 
-def aggregation_name(aggregation: Any) -> str:
+def aggregation_name(aggregation: Aggregation) -> str:
     """Returns the name of an aggregation, for messages."""
     return str(getattr(aggregation, "name", None) or getattr(aggregation, "__name__", repr(aggregation)))
 
 
-def reduction_of(aggregation: Any) -> Any:
+def reduction_of(aggregation: Aggregation) -> Any:
     """Returns the reduction of an aggregation. NONE and ONLY_FIRST_REPLICA have none."""
     if aggregation is VariableAggregation.SUM:
         return ReduceOp.SUM
@@ -148,7 +150,7 @@ def check_aggregation(
 _KINDS: Final[tuple[Any, ...]] = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
-def check_kind(value: Any, wanted: Any, called: str, name: str | None) -> None:
+def check_kind(value: object, wanted: DTypeLike, called: str, name: str | None) -> None:
     """Refuses a value that would lose its fraction, its imaginary part or its magnitude in a cast to dtype `wanted`.
 
     Python numbers, also in lists, follow the rule of arrays of their kind.
@@ -170,7 +172,7 @@ def check_kind(value: Any, wanted: Any, called: str, name: str | None) -> None:
     )
 
 
-def _dtype_of(value: Any) -> Any:
+def _dtype_of(value: object) -> Any:
     """Returns the dtype of an array, of a Python number, or the widest one in a list; None for any other object."""
     dtype = getattr(value, "dtype", None)
     if dtype is not None:
@@ -183,13 +185,13 @@ def _dtype_of(value: Any) -> Any:
     return None
 
 
-def _rank(dtype: Any) -> int | None:
+def _rank(dtype: DTypeLike | None) -> int | None:
     if dtype is None:
         return None
     return next((i for i, kind in enumerate(_KINDS) if jnp.issubdtype(dtype, kind)), None)
 
 
-def _casts(given: Any, wanted: Any) -> bool:
+def _casts(given: DTypeLike, wanted: DTypeLike) -> bool:
     ranks = _rank(given), _rank(wanted)
     if ranks[0] is None or ranks[1] is None:
         return bool(given == wanted)

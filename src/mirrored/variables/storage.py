@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,14 @@ import numpy as np
 from mirrored._jax import caches
 from mirrored._jax.arrays import is_key
 from mirrored._jax.traces import eager, is_tracer
+from mirrored._typing import Operand
 from mirrored.errors import LostStateError
 from mirrored.variables.creation import Awaiting
 from mirrored.variables.state_lock import lock, note_former, settle, state, thread
+
+if TYPE_CHECKING:
+    from mirrored.topology.device_assignment import DeviceAssignment
+
 
 # Places values of variables: on all devices of the strategy, or on JAX's default device for plain variables.
 
@@ -45,19 +50,21 @@ def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
         return jax.device_put(value, device_assignment.replicated)
 
 
-def _own(value: Any) -> Any:
+def _own(value: object) -> Any:
     """Returns a value of this process on the host. PRNG keys stay as they are: NumPy cannot hold them."""
     return value if is_key(value) else np.asarray(value)
 
 
-def _over(device_assignment: Any, shape: tuple[int, ...], sharding: Any, part: Any) -> jax.Array:
+def _over(
+    device_assignment: DeviceAssignment, shape: tuple[int, ...], sharding: jax.sharding.Sharding, part: Operand
+) -> jax.Array:
     """Returns a global array with `part` on each device of this process. Other processes call it for their devices."""
     # `jax.device_put` to devices of several processes compares the values, with one collective per array.
     parts = [jax.device_put(part, device) for device in device_assignment.addressable_devices]
     return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
 
-def components(whole: jax.Array, device_assignment: Any, per_replica: bool) -> tuple[Any, ...]:
+def components(whole: jax.Array, device_assignment: DeviceAssignment, per_replica: bool) -> tuple[Any, ...]:
     """Returns a stored value's components: one per replica of this process, on that replica's device."""
     by_device = {shard.device: shard.data for shard in whole.addressable_shards}
     shards = [by_device[device] for device in device_assignment.addressable_devices]
@@ -67,7 +74,7 @@ def components(whole: jax.Array, device_assignment: Any, per_replica: bool) -> t
     return tuple(shard for shard in shards for _ in range(local))
 
 
-def aligned(value: Any, device_assignment: Any) -> Any:
+def aligned(value: Operand, device_assignment: DeviceAssignment | None) -> Any:
     """Returns a concrete value on all devices of a device assignment, so that it can be combined with stored values."""
     if (
         device_assignment is None
@@ -85,17 +92,17 @@ def near(value: Any, other: Any) -> Any:
     return jax.device_put(value, other.device)
 
 
-def own(value: Any) -> Any:
+def own(value: object) -> Any:
     """Returns a copy in a new, unshared buffer, which a compiled step may donate."""
     return value if is_tracer(value) else jnp.array(value, copy=True)
 
 
-def uncommitted(value: Any) -> Any:
+def uncommitted(value: object) -> Any:
     """Returns the value, copied through the host and not committed to a device, so that every replica can use it."""
     return jnp.asarray(np.array(value))
 
 
-def _is_committed(value: Any) -> bool:
+def _is_committed(value: object) -> bool:
     return isinstance(value, jax.Array) and not is_tracer(value) and bool(value.committed)
 
 
@@ -209,7 +216,7 @@ class VariableStorage(Awaiting):
             found = self._components = (whole, components(whole, self.device_assignment, self.per_replica))
         return found[1][replica]
 
-    def store(self, value: Any, *, shared: bool = False) -> None:
+    def store(self, value: object, *, shared: bool = False) -> None:
         """Replaces the whole stored value.
 
         Args:

@@ -10,6 +10,7 @@ import numpy as np
 
 from mirrored._jax.arrays import as_array, is_key
 from mirrored._jax.traces import is_tracer
+from mirrored._typing import Operand
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import VariableError
@@ -23,9 +24,10 @@ from mirrored.variables.storage import near
 
 if TYPE_CHECKING:
     from mirrored.variables.access import Assignment
+    from mirrored.variables.variable import Variable
 
 
-def aggregate(variable: Any, store: VariableStore | None, here: Ambient) -> Any:
+def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) -> Any:
     """Aggregates a sync-on-read variable's components to one value. Cross-replica context.
 
     Raises:
@@ -54,7 +56,7 @@ def aggregate(variable: Any, store: VariableStore | None, here: Ambient) -> Any:
     return reduce_stacked(algorithm, reduction_of(aggregation), [stacked], variable.device_assignment)[0]
 
 
-def write_components(assignment: Assignment, value: Any, store: VariableStore | None, here: Ambient) -> None:
+def write_components(assignment: Assignment, value: Operand, store: VariableStore | None, here: Ambient) -> None:
     """Assigns all components: from a per-replica value component by component, or from one value (see `rules`)."""
     _check_determines_all(assignment, value)
     variable = assignment.variable
@@ -78,7 +80,7 @@ def write_components(assignment: Assignment, value: Any, store: VariableStore | 
         variable.store(stack_components(new, variable.device_assignment))
 
 
-def _checked(assignment: Assignment, value: Any) -> Any:
+def _checked(assignment: Assignment, value: object) -> Any:
     """Returns one value for all components: checked equal on all workers, and on the host of this one."""
     if isinstance(value, PerReplica) or not assignment.variable.device_assignment.spans_processes:
         return value
@@ -86,7 +88,7 @@ def _checked(assignment: Assignment, value: Any) -> Any:
     return value if is_key(value) else np.asarray(value)  # which cannot hold typed keys
 
 
-def check_same_everywhere(assignment: Assignment, value: Any) -> None:
+def check_same_everywhere(assignment: Assignment, value: object) -> None:
     """Refuses a host value or process-local array that differs between workers.
 
     An array over the devices of all workers passes without a comparison: one program on all workers computed it.
@@ -107,7 +109,7 @@ def check_same_everywhere(assignment: Assignment, value: Any) -> None:
     )
 
 
-def _check_determines_all(assignment: Assignment, value: Any) -> None:
+def _check_determines_all(assignment: Assignment, value: object) -> None:
     """Refuses a single value that does not determine every component."""
     aggregation = assignment.variable.aggregation
     undefined = aggregation is VariableAggregation.NONE
@@ -124,7 +126,7 @@ def _check_determines_all(assignment: Assignment, value: Any) -> None:
     )
 
 
-def _stage_locals(assignment: Assignment, value: Any, store: VariableStore, runner: ReplicaRunner) -> None:
+def _stage_locals(assignment: Assignment, value: object, store: VariableStore, runner: ReplicaRunner) -> None:
     """Stages the components of the local replicas, in a merge."""
     variable = assignment.variable
     for k in range(runner.num_local):
@@ -146,7 +148,7 @@ def _replica_index(runner: ReplicaRunner, local: int) -> Any:
     return runner.component(PerReplica([jnp.asarray(index) for index in indices], runner.device_assignment), local)
 
 
-def _share(assignment: Assignment, value: Any, replica: Any) -> Any:
+def _share(assignment: Assignment, value: object, replica: int | jax.Array) -> Any:
     """The part of a value assigned in cross-replica context that one replica's component gets."""
     variable = assignment.variable
     if variable.share_of is not None and assignment.replaces:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ from mirrored._jax.arrays import is_key_dtype, key_data, register_array_like
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import ShapedArray, is_eager
+from mirrored._typing import DTypeLike, Operand
 from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import ambient, announce_read, announce_write
 from mirrored.values.distributed_values import DistributedValues, distributed_repr
@@ -31,6 +32,10 @@ from mirrored.variables.rules import (
 )
 from mirrored.variables.scattering import Scattering
 from mirrored.variables.storage import VariableStorage, placed
+
+if TYPE_CHECKING:
+    from mirrored.variables.rules import Aggregation
+
 
 _unnamed = itertools.count()
 
@@ -81,14 +86,14 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
 
     def __init__(
         self,
-        initial_value: Any = None,
+        initial_value: Operand = None,
         trainable: bool | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
-        synchronization: Any = VariableSynchronization.AUTO,
-        aggregation: Any = VariableAggregation.NONE,
-        shape: Any = None,
+        synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
+        aggregation: Aggregation = VariableAggregation.NONE,
+        shape: Sequence[int | None] | None = None,
     ) -> None:
         self._synchronization = as_synchronization(synchronization, name)
         self._aggregation = as_aggregation(aggregation, name)
@@ -214,7 +219,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
 
     # Writing
 
-    def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
+    def assign(self, value: object, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
         """Replaces the value, according to `synchronization` and `aggregation`.
 
         Context: any, but not under a nested transform.
@@ -237,18 +242,18 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return self._update("assign", value, read_value)
 
     def assign_add(
-        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+        self, delta: Operand, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
         """Adds `delta` (aggregated first, where the variable has an aggregation). See `assign`."""
         return self._update("assign_add", delta, read_value)
 
     def assign_sub(
-        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+        self, delta: Operand, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
         """Subtracts `delta` (aggregated first, where the variable has an aggregation). See `assign`."""
         return self._update("assign_sub", delta, read_value)
 
-    def _update(self, method: str, value: Any, read_value: bool) -> Any:
+    def _update(self, method: str, value: object, read_value: bool) -> Any:
         announce_write(self)
         assignment = access.Assignment(self, method, user_line(), f"{self.name}.{method}", read_value)
         new = access.write(assignment, payload_of(value))
@@ -258,7 +263,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         # Returning the new value is a read: a tape then treats results computed from it as computed from the variable.
         return announce_read(self, new) if replica is None else VariableComponent(self, replica)
 
-    def update_component(self, replica: int, method: str, value: Any, read_value: bool) -> Any:
+    def update_component(self, replica: int, method: str, value: object, read_value: bool) -> Any:
         """Assigns one component of a sync-on-read variable. Called by `VariableComponent`."""
         announce_write(self)
         called = f"{VariableComponent(self, replica).name}.{method}"
@@ -291,7 +296,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         made: Variable = copying.deep_copy(self, memo)
         return made
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         return copying.reduced(self)
 
     def __repr__(self) -> str:
