@@ -17,7 +17,16 @@ from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
 from mirrored.compilation.frozen_state import PythonState, exhausted
 from mirrored.compilation.program import Program
-from mirrored.compilation.signature import Arguments, Ragged, check_signature, difference, flatten_arguments, quick_key
+from mirrored.compilation.signature import (
+    Arguments,
+    Ragged,
+    check_signature,
+    difference,
+    flatten_arguments,
+    flatten_steps,
+    quick_key,
+    steps_of,
+)
 from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import Ambient, ambient, thread, within
 from mirrored.runtime.hooks import Driver, EndOfElements, IteratedWhileTracing
@@ -163,37 +172,12 @@ class Function(Code):
         """Runs `steps_per_call` steps in one dispatch."""
         strategies = ambient().strategies
         device_assignment = strategies[-1].device_assignment if strategies else None
-        try:
-            steps = [flatten_arguments(args, {}, device_assignment) for args in self._steps_of(batches)]
-        except Ragged:
-            raise ArgumentError(
-                self._name,
-                found="a batch whose per-replica batches differ in shape",
-                rule="the steps of one call are one program, in which all per-replica batches have the same shape",
-                remedy="distribute the dataset with last_batch='pad', or choose a multiple of the number of replicas",
-            ) from None
-        if any(step.key != steps[0].key for step in steps):
-            raise ArgumentError(
-                self._name,
-                found="batches of different structure, shapes, dtypes or static values",
-                rule="the steps of one call are repetitions of one program, so they need batches of one signature",
-                remedy="distribute the dataset with last_batch='pad' or 'drop', and pass numbers as arrays",
-            )
+        steps = flatten_steps(steps_of(batches, self._steps, self._name), device_assignment, self._name)
         return self._undriven(steps[0], strategies)([array for step in steps for array in step.arrays])
 
     def _steps_eagerly(self, batches: Sequence[Any]) -> Any:
-        results = [self.python_function(*args) for args in self._steps_of(batches)]
+        results = [self.python_function(*args) for args in steps_of(batches, self._steps, self._name)]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
-
-    def _steps_of(self, batches: Sequence[Any]) -> list[tuple[Any, ...]]:
-        if len(batches) != self._steps:
-            raise ArgumentError(
-                self._name,
-                found=f"{len(batches)} batches",
-                rule=f"with steps_per_call={self._steps}, a call takes {self._steps} batches, one argument tuple each",
-                remedy="group the batches, and pass the remainder to a function with steps_per_call=1",
-            )
-        return [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
 
     def _alike(self, function: Callable[..., Any]) -> Function:
         """Returns a compiled version of `function` with the same options as this one."""

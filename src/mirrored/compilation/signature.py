@@ -284,6 +284,49 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
     return Arguments(treedef, leaves, dynamic, arrays, tuple(key))
 
 
+def steps_of(batches: Sequence[Any], steps: int, called: str) -> list[tuple[Any, ...]]:
+    """Returns the arguments of each step of a call with several steps.
+
+    Raises:
+        ArgumentError: The number of batches is not the number of steps.
+    """
+    if len(batches) != steps:
+        raise ArgumentError(
+            called,
+            found=f"{len(batches)} batches",
+            rule=f"with steps_per_call={steps}, a call takes {steps} batches, one argument tuple each",
+            remedy="group the batches, and pass the remainder to a function with steps_per_call=1",
+        )
+    return [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
+
+
+def flatten_steps(
+    steps: Sequence[tuple[Any, ...]], device_assignment: DeviceAssignment | None, called: str
+) -> list[Arguments]:
+    """Flattens the arguments of each step of a call with several steps.
+
+    Raises:
+        ArgumentError: The steps differ in their signature, or a batch has per-replica batches of different shapes.
+    """
+    try:
+        flat = [flatten_arguments(args, {}, device_assignment) for args in steps]
+    except Ragged:
+        raise ArgumentError(
+            called,
+            found="a batch whose per-replica batches differ in shape",
+            rule="the steps of one call are one program, in which all per-replica batches have the same shape",
+            remedy="distribute the dataset with last_batch='pad', or choose a multiple of the number of replicas",
+        ) from None
+    if any(step.key != flat[0].key for step in flat):
+        raise ArgumentError(
+            called,
+            found="batches of different structure, shapes, dtypes or static values",
+            rule="the steps of one call are repetitions of one program, so they need batches of one signature",
+            remedy="distribute the dataset with last_batch='pad' or 'drop', and pass numbers as arrays",
+        )
+    return flat
+
+
 def quick_key(value: Any, arrays: list[Any]) -> Hashable:
     """Returns a cheap key for tuples, lists and dicts of arrays and constants; None for any other structure.
 
