@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from mirrored.collectives.reduce_op import ReduceOp as ReduceOp
 from mirrored.compilation import Function as Function
 from mirrored.compilation import function as function
-from mirrored.compilation import functions_run_eagerly as functions_run_eagerly
-from mirrored.compilation import run_functions_eagerly as run_functions_eagerly
+from mirrored.config import functions_run_eagerly as functions_run_eagerly
+from mirrored.config import run_functions_eagerly as run_functions_eagerly
 from mirrored.strategies import MirroredStrategy as MirroredStrategy
 from mirrored.strategies import OneDeviceStrategy as OneDeviceStrategy
 from mirrored.strategies import ReplicaContext as ReplicaContext

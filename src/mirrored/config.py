@@ -1,4 +1,4 @@
-"""Process-wide settings: virtual devices, which must be set before JAX initializes its devices, and the watchdog.
+"""Process-wide settings: virtual devices, which must be set before JAX initializes, the watchdog, eager functions.
 
 Virtual devices let one CPU simulate several devices, so that a multi-device program runs, is tested and is debugged
 anywhere::
@@ -21,6 +21,7 @@ from mirrored.errors import ArgumentError, ContextError
 @dataclasses.dataclass
 class _Settings:
     virtual_kind: str = "CPU"
+    eager_functions: bool = False
     watchdog_seconds: float | None = None
 
 
@@ -58,6 +59,28 @@ def set_virtual_devices(n: int, *, kind: str = "CPU") -> None:
 def virtual_kind() -> str:
     """Returns the kind of device that the CPU devices simulate: ``"CPU"`` (none other), ``"GPU"`` or ``"TPU"``."""
     return _settings.virtual_kind
+
+
+def run_functions_eagerly(run_eagerly: bool) -> None:
+    """Sets whether every `function` runs as plain Python, for debugging, instead of compiled.
+
+    Context: any.
+
+    Example:
+        >>> import mirrored as mr
+        >>> mr.config.run_functions_eagerly(True)
+        >>> mr.config.functions_run_eagerly()
+        True
+        >>> mr.config.run_functions_eagerly(False)
+
+    TensorFlow: `tf.config.run_functions_eagerly`.
+    """
+    _settings.eager_functions = bool(run_eagerly)
+
+
+def functions_run_eagerly() -> bool:
+    """Returns whether functions run as plain Python."""
+    return _settings.eager_functions
 
 
 def set_watchdog_seconds(seconds: float) -> None:

@@ -27,6 +27,7 @@ from mirrored.compilation.signature import (
     quick_key,
     steps_of,
 )
+from mirrored.config import functions_run_eagerly
 from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import Ambient, ambient, thread, within
 from mirrored.runtime.hooks import Driver, EndOfElements, IteratedWhileTracing
@@ -49,23 +50,6 @@ _MANY = (
     "number as jnp.asarray(x), batches with last_batch='pad'. Create objects and strategies once, outside the loop)"
 )
 _log = logging.getLogger("mirrored")
-
-
-class _Mode:
-    eager = False
-
-
-def run_functions_eagerly(run_eagerly: bool) -> None:
-    """Sets whether every `function` runs as plain Python, for debugging, instead of compiled.
-
-    Context: any. TensorFlow: `tf.config.run_functions_eagerly`.
-    """
-    _Mode.eager = bool(run_eagerly)
-
-
-def functions_run_eagerly() -> bool:
-    """Returns whether functions run as plain Python."""
-    return _Mode.eager
 
 
 class Function(Code):
@@ -115,7 +99,7 @@ class Function(Code):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program for these arguments. Traces and compiles it first if it does not exist."""
         here = ambient()
-        if here.store is not None or here.runner is not None or _Mode.eager:
+        if here.store is not None or here.runner is not None or functions_run_eagerly():
             return self._inline(here, args, kwargs) if self._steps is None else self._steps_eagerly(*args)
         if self._steps is not None:
             return self._call_steps(*args, **kwargs)
@@ -155,7 +139,7 @@ class Function(Code):
 
     def _inline(self, here: Ambient, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs it as ordinary code of the caller: after the conversion if the caller is being traced."""
-        traced = here.store is not None and here.store.captures and not _Mode.eager
+        traced = here.store is not None and here.store.captures and not functions_run_eagerly()
         return (self._to_trace if traced else self.python_function)(*args, **kwargs)
 
     @property
@@ -297,7 +281,7 @@ class Function(Code):
             args = tuple(self._input_signature)
         concrete = ConcreteFunction(self, self.python_function, args, kwargs, self._name)
         example = concrete.example()
-        if example is not None and ambient().store is None and not _Mode.eager:
+        if example is not None and ambient().store is None and not functions_run_eagerly():
             strategies = ambient().strategies
             self._undriven(
                 flatten_arguments(*example, strategies[-1].device_assignment if strategies else None), strategies

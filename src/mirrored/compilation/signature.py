@@ -16,7 +16,7 @@ from mirrored._jax.arrays import owned
 from mirrored._jax.boxes import Array
 from mirrored._jax.traces import canonical_dtype
 from mirrored._typing import Leaf
-from mirrored.errors import SignatureError
+from mirrored.errors import ArgumentError, SignatureError
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
 from mirrored.values.operators import ArrayOperators
@@ -284,7 +284,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
     return Arguments(treedef, leaves, dynamic, arrays, tuple(key))
 
 
-def steps_of(batches: Sequence[Any], steps: int, called: str) -> list[tuple[Any, ...]]:
+def steps_of(batches: Sequence[Any], steps: int | None, called: str) -> list[tuple[Any, ...]]:
     """Returns the arguments of each step of a call with several steps.
 
     Raises:

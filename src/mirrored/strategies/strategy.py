@@ -10,7 +10,8 @@ from mirrored._jax.arrays import frozen
 from mirrored._jax.source_lines import boundary
 from mirrored._typing import PyTree
 from mirrored.collectives.cross_device_ops import CrossDeviceOps
-from mirrored.compilation.function import Function, functions_run_eagerly
+from mirrored.compilation.function import Function
+from mirrored.config import functions_run_eagerly
 from mirrored.errors import ArgumentError, ArgumentTypeError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.strategies import reducing

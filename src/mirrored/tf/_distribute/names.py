@@ -7,7 +7,7 @@ import enum
 from typing import Any
 
 from mirrored.collectives.reduce_op import ReduceOp
-from mirrored.compilation import functions_run_eagerly, run_functions_eagerly
+from mirrored.config import functions_run_eagerly, run_functions_eagerly
 from mirrored.errors import ArgumentError
 from mirrored.losses import compute_average_loss, scale_regularization_loss
 from mirrored.strategies import (
