@@ -10,13 +10,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax._src import config as _config
 from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
 from jax._src.lib import utils as _logging  # type: ignore[attr-defined]
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 # Dispatching a jitted function so that its results survive an exception in the calling thread.
 #
@@ -143,7 +146,7 @@ class Dispatch:
 _ext = _config.config_ext
 
 
-def _states_in(module: Any) -> Iterator[Any]:
+def _states_in(module: ModuleType) -> Iterator[Any]:
     for value in list(vars(module).values()):
         if isinstance(value, _ext.Config):
             yield value
@@ -246,7 +249,7 @@ class AsWritten:
 class _Lowered:
     """A lowering whose `compile` uses the same compiler settings as the call. Other attributes are forwarded."""
 
-    def __init__(self, lowered: Any) -> None:
+    def __init__(self, lowered: jax.stages.Lowered) -> None:
         self._lowered = lowered
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
@@ -262,7 +265,7 @@ def jit(function: Callable[..., Any], *, as_written: bool, **options: Any) -> An
     return AsWritten(function, **options) if as_written else jax.jit(function, **options)
 
 
-def dispatch_of(jitted: Any) -> Dispatch:
+def dispatch_of(jitted: AsWritten | jax.stages.Wrapped) -> Dispatch:
     """Returns a `Dispatch` of a result of `jit`, whose results survive exceptions in the calling thread."""
     if isinstance(jitted, AsWritten):
         # The partitioner setting matters only on a cache miss, which compiles; JAX's fast path does not check it.

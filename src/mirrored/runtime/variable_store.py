@@ -20,10 +20,11 @@ import jax.numpy as jnp
 
 from mirrored._jax import caches
 from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
-from mirrored.runtime.ambient import ambient, announce_read
+from mirrored._typing import Leaf
+from mirrored.runtime.ambient import ReadableVariable, ambient, announce_read
 
 
-class State(Protocol):
+class State(ReadableVariable, Protocol):
     """The interface of a variable that a store uses."""
 
     name: str
@@ -51,7 +52,7 @@ class State(Protocol):
         """Returns one replica's stored component, on that replica's device."""
         ...
 
-    def store(self, value: Any) -> None:
+    def store(self, value: jax.Array) -> None:
         """Replaces the whole stored value."""
         ...
 
@@ -97,44 +98,44 @@ class VariableStore(abc.ABC):
         """Returns the store of the enclosing function or run: `self`, except for the store of a branch or loop body."""
         return self
 
-    def on_read(self, variable: Any, value: Any) -> Any:
+    def on_read(self, variable: object, value: jax.Array) -> Any:
         """Implements `ReadListener`: returns the value, and records that a jitted helper being traced captures it."""
         trace = recording_parent(current_trace())
         if trace is not self.base_trace and trace is not getattr(ambient().store, "base_trace", None):
             caches.note_read()
         return value
 
-    def on_write(self, variable: Any) -> None:
+    def on_write(self, variable: object) -> None:
         """Implements `ReadListener`: a jitted helper that has captured the old value must be traced again."""
         caches.renew()
 
-    def tracks(self, value: Any) -> bool:
+    def tracks(self, value: object) -> bool:
         """Implements `ReadListener`: a store does not record operations."""
         return False
 
     @abc.abstractmethod
-    def whole(self, variable: Any) -> Any:
+    def whole(self, variable: State) -> Any:
         """Returns the whole value: mirrored, or stacked ``[replicas, ...]`` if per replica. Cross-replica context."""
 
     @abc.abstractmethod
-    def set_whole(self, variable: Any, value: Any, where: str) -> None:
+    def set_whole(self, variable: State, value: jax.Array, where: str) -> None:
         """Stages the whole value. Cross-replica context."""
 
     @abc.abstractmethod
-    def local(self, variable: Any, replica: int) -> Any:
+    def local(self, variable: State, replica: int) -> Any:
         """Returns a local replica's component. Replica context."""
 
     @abc.abstractmethod
-    def set_local(self, variable: Any, replica: int, value: Any, where: str) -> None:
+    def set_local(self, variable: State, replica: int, value: jax.Array, where: str) -> None:
         """Stages a local replica's component. Replica context."""
 
     @abc.abstractmethod
-    def created(self, variable: Any) -> None:
+    def created(self, variable: State) -> None:
         """Records that `variable` was created under this store. Its initial value is in storage in any case."""
 
 
 @jax.custom_jvp
-def read_again(newest: Any, before: Any) -> Any:
+def read_again(newest: jax.Array, before: jax.Array) -> Any:
     """Returns a variable's `newest` value with the derivative of its value `before`.
 
     An assignment has no derivative: a gradient with respect to a value that is read after it flows to the variable, not
@@ -150,7 +151,7 @@ def _read_again_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[An
 
 
 @jax.custom_jvp
-def components_of(stacked: Any, one: Any) -> Any:
+def components_of(stacked: jax.Array, one: jax.Array) -> Any:
     """The `stacked` components ``[replicas, ...]`` of a sync-on-read variable, all with the derivative of `one`.
 
     The gradient with respect to such a variable is the sum of those with respect to its components.
@@ -163,7 +164,7 @@ def _components_of_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple
     return primals[0], jnp.broadcast_to(tangents[1], primals[0].shape)
 
 
-def announced_components(variable: Any, stacked: Any) -> Any:
+def announced_components(variable: State, stacked: jax.Array) -> Any:
     """Announces the read of a sync-on-read variable's components ``[replicas, ...]``, of which a tape knows one."""
     if not jnp.issubdtype(variable.dtype, jnp.inexact):
         return stacked
@@ -194,34 +195,34 @@ class FunctionStore(VariableStore):
         self.as_written = False
         self.device_assignment: Any = None
 
-    def whole(self, variable: Any) -> Any:
+    def whole(self, variable: State) -> Any:
         if id(variable) in self.staged:
             self.rereads = True
             newest = self.staged[id(variable)][1]
             return _of_variable(variable, newest, self._before) if self.under_tape else newest
         return self._before(variable)
 
-    def _before(self, variable: Any) -> Any:
+    def _before(self, variable: State) -> Any:
         if id(variable) not in self.captured:
             tracer = CaptureTracer(variable.stored_shape(), variable.dtype, variable)
             self.captured[id(variable)] = Held(variable, tracer)
         return self.captured[id(variable)][1]
 
-    def set_whole(self, variable: Any, value: Any, where: str) -> None:
+    def set_whole(self, variable: State, value: jax.Array, where: str) -> None:
         self.staged[id(variable)] = Held(variable, value)
 
-    def local(self, variable: Any, replica: int) -> Any:
+    def local(self, variable: State, replica: int) -> Any:
         value = self.whole(variable)
         return value[replica] if variable.per_replica else value
 
-    def set_local(self, variable: Any, replica: int, value: Any, where: str) -> None:
+    def set_local(self, variable: State, replica: int, value: jax.Array, where: str) -> None:
         self.set_whole(variable, value[None] if variable.per_replica else value, where)
 
-    def created(self, variable: Any) -> None:
+    def created(self, variable: State) -> None:
         self.new.append(variable)
 
 
-def _of_variable(variable: Any, newest: Any, before: Callable[[Any], Any]) -> Any:
+def _of_variable(variable: State, newest: jax.Array, before: Callable[[Any], Any]) -> Any:
     return read_again(newest, before(variable)) if jnp.issubdtype(variable.dtype, jnp.inexact) else newest
 
 
@@ -257,15 +258,15 @@ class ReplicaStore(VariableStore):
         self.new = Created()
 
     @abc.abstractmethod
-    def before(self, variable: Any, replica: int) -> Any:
+    def before(self, variable: State, replica: int) -> Any:
         """Returns a local replica's component from before the run."""
 
     @abc.abstractmethod
-    def whole_before(self, variable: Any) -> Any:
+    def whole_before(self, variable: State) -> Any:
         """Returns the whole value from before the run."""
 
     @abc.abstractmethod
-    def join(self, variable: Any, components: Sequence[Any], where: Sequence[str]) -> Any:
+    def join(self, variable: State, components: Sequence[Any], where: Sequence[str]) -> Any:
         """Returns the whole value of a variable from its assigned local components.
 
         Raises:
@@ -273,10 +274,10 @@ class ReplicaStore(VariableStore):
         """
 
     @abc.abstractmethod
-    def split(self, value: Any, replica: int) -> Any:
+    def split(self, value: jax.Array, replica: int) -> Any:
         """Returns a local replica's component of a whole value."""
 
-    def local(self, variable: Any, replica: int) -> Any:
+    def local(self, variable: State, replica: int) -> Any:
         entry = self.staged.get(id(variable))
         if entry is None or entry.locals[replica] is None:
             return self.before(variable, replica)
@@ -284,11 +285,11 @@ class ReplicaStore(VariableStore):
         newest = entry.locals[replica]
         return _of_variable(variable, newest, lambda one: self.before(one, replica)) if self.under_tape else newest
 
-    def set_local(self, variable: Any, replica: int, value: Any, where: str) -> None:
+    def set_local(self, variable: State, replica: int, value: jax.Array, where: str) -> None:
         entry = self._entry(variable)
         entry.locals[replica], entry.where[replica], entry.whole = value, where, None
 
-    def whole(self, variable: Any) -> Any:
+    def whole(self, variable: State) -> Any:
         entry = self.staged.get(id(variable))
         if entry is None:
             return self.whole_before(variable)
@@ -298,16 +299,16 @@ class ReplicaStore(VariableStore):
         self.rereads = True
         return _of_variable(variable, entry.whole, self.whole_before) if self.under_tape else entry.whole
 
-    def set_whole(self, variable: Any, value: Any, where: str) -> None:
+    def set_whole(self, variable: State, value: jax.Array, where: str) -> None:
         entry = self._entry(variable)
         entry.locals = [self.split(value, replica) for replica in range(self.num_local)]
         entry.where = [where] * self.num_local
         entry.whole = value
 
-    def created(self, variable: Any) -> None:
+    def created(self, variable: State) -> None:
         self.new.append(variable)
 
-    def _entry(self, variable: Any) -> StagedAssignment:
+    def _entry(self, variable: State) -> StagedAssignment:
         entry = self.staged.get(id(variable))
         if entry is None:
             entry = self.staged[id(variable)] = StagedAssignment(
@@ -336,7 +337,7 @@ class LocalReplicas(Protocol):
         """Returns the components of all replicas, in replica order, given those of this device."""
         ...
 
-    def component(self, value: Any, local: int) -> Any:
+    def component(self, value: Leaf, local: int) -> Any:
         """Returns what a local replica receives of a cross-replica value."""
         ...
 
@@ -360,24 +361,24 @@ class TracedReplicaStore(ReplicaStore):
         self.separates_reads = False
         self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
 
-    def capture(self, variable: Any, local: int | None) -> CaptureTracer:
+    def capture(self, variable: State, local: int | None) -> CaptureTracer:
         """Returns the capture tracer of a variable, or of one local replica's component of it."""
         key = (id(variable), local)
         if key not in self._captured:
             self._captured[key] = CaptureTracer(variable.shape, variable.dtype, Captured(variable, local))
         return self._captured[key]
 
-    def before(self, variable: Any, replica: int) -> Any:
+    def before(self, variable: State, replica: int) -> Any:
         apart = self.separates_reads and jnp.issubdtype(variable.dtype, jnp.inexact)
         return self.capture(variable, replica if variable.per_replica or apart else None)
 
-    def whole_before(self, variable: Any) -> Any:
+    def whole_before(self, variable: State) -> Any:
         if not variable.per_replica:
             return self.capture(variable, None)
         return jnp.stack(self._replicas.all_components([self.capture(variable, k) for k in range(self.num_local)]))
 
-    def join(self, variable: Any, components: Sequence[Any], where: Sequence[str]) -> Any:
+    def join(self, variable: State, components: Sequence[Any], where: Sequence[str]) -> Any:
         return jnp.stack(self._replicas.all_components(components)) if variable.per_replica else components[0]
 
-    def split(self, value: Any, replica: int) -> Any:
+    def split(self, value: jax.Array, replica: int) -> Any:
         return self._replicas.component(value, replica)

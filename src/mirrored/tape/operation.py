@@ -421,5 +421,5 @@ def linearize_with(
     return jax.vjp(of_watched, *[args[position] for position in watched], has_aux=True)  # type: ignore[return-value]
 
 
-def _no_cotangent(aval: Any) -> Any:
+def _no_cotangent(aval: jax.core.ShapedArray) -> Any:
     return jnp.zeros(aval.shape, aval.dtype) if is_inexact(aval) else zero_tangent(aval)
