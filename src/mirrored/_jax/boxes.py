@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -41,10 +41,6 @@ from jax.extend.core import primitives
 from mirrored._jax import caches
 from mirrored._jax.source_lines import user_stacklevel
 from mirrored._typing import Operand
-
-if TYPE_CHECKING:
-    from mirrored.runtime.ambient import ReadableVariable
-    from mirrored.tape.trace import TapeTrace
 
 # The error that JAX raises for an operation that is undecidable for a symbolic dimension.
 #
@@ -75,6 +71,27 @@ class _StandInTrace(jax.core.Trace):  # type: ignore[misc]
 _stand_in_trace: Any = _StandInTrace()  # type: ignore[no-untyped-call]
 
 
+class Owner(Protocol):
+    """The interface of a tape's trace that its boxes use."""
+
+    @property
+    def recorder(self) -> object:
+        """The recorder, or None while the tape is not recording."""
+        ...
+
+    def captured(self, functions: list[Any]) -> None:
+        """Notes functions that JAX is tracing and that close over a box."""
+        ...
+
+    def operate(self, name: str, left: Box, right: Operand) -> Any:
+        """Applies a binary operator to a box and another operand."""
+        ...
+
+    def negated(self, box: Box) -> Any:
+        """Negates a box."""
+        ...
+
+
 class Box(jax.Array):
     """An array that a tape tracks.
 
@@ -88,11 +105,11 @@ class Box(jax.Array):
     __array_priority__ = 100
 
     payload: Any
-    owner: Any
+    owner: Owner
     key: int
     _stand_in: BoxTracer
 
-    def __init__(self, owner: TapeTrace, payload: jax.Array, key: int) -> None:
+    def __init__(self, owner: Owner, payload: jax.Array, key: int) -> None:
         self.owner = owner
         self.payload = payload
         self.key = key
@@ -227,12 +244,20 @@ class BoxTracer(_StandIn):
         return self.box.__array__(*args, **kwargs)
 
 
+class Readable(Protocol):
+    """The interface of a variable that a `ReadTracer` uses."""
+
+    def read_value(self) -> Any:
+        """Returns the current value and announces the read to the listeners."""
+        ...
+
+
 class ReadTracer(_StandIn):
     """Stands for the value of a variable when the program that captured it runs."""
 
     __slots__ = ("variable",)
 
-    def __init__(self, variable: ReadableVariable, aval: jax.core.ShapedArray) -> None:
+    def __init__(self, variable: Readable, aval: jax.core.ShapedArray) -> None:
         super().__init__(_stand_in_trace, aval)
         self.variable = variable
 

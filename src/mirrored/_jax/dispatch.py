@@ -10,16 +10,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import jax
 from jax._src import config as _config
 from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
 from jax._src.lib import utils as _logging  # type: ignore[attr-defined]
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 # Dispatching a jitted function so that its results survive an exception in the calling thread.
 #

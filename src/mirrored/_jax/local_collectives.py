@@ -191,10 +191,11 @@ _gather.def_impl(lambda *arrays, local, replicas: _impls[GATHER](list(arrays)))
 #
 # Supports JAX 0.10 to 0.12: `linear_util.WrappedFun` with its debug info and stores.
 
+WrappedFun = _linear_util.WrappedFun
 _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 
 
-def is_from_jax(function: _linear_util.WrappedFun) -> bool:
+def is_from_jax(function: WrappedFun) -> bool:
     """Returns whether the wrapped function is part of JAX, and therefore depends only on its arguments."""
     return str(function.debug_info.func_filename or "").startswith(_JAX)
 
@@ -206,7 +207,7 @@ def with_stores_filled(function: Any, by: Any) -> None:
             store.store(earlier.val)
 
 
-def reset_stores(function: _linear_util.WrappedFun) -> None:
+def reset_stores(function: WrappedFun) -> None:
     """Empties the stores that the wrapped function filled when it ran."""
     for store in getattr(function, "stores", ()):
         if store:
@@ -214,7 +215,7 @@ def reset_stores(function: _linear_util.WrappedFun) -> None:
 
 
 @contextmanager
-def stores_kept(function: _linear_util.WrappedFun) -> Iterator[None]:
+def stores_kept(function: WrappedFun) -> Iterator[None]:
     """Runs the block with empty stores of the wrapped function, and restores their contents afterwards."""
     stores = [store for store in getattr(function, "stores", ()) if store is not None]
     held = [(store, store.val) for store in stores if store]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import jax
 import jax.numpy as jnp
 
 from mirrored.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from mirrored.variables.rules import VariableAggregation
 
 _RULE: Final = "a reduction is ReduceOp.SUM, ReduceOp.MEAN, one of their names, a ReduceOp subclass or another callable"
 _REMEDY: Final = "pass one of these, for instance ReduceOp.SUM"
@@ -85,7 +83,7 @@ class ReduceOp(metaclass=_Members):
         return f"ReduceOp.{self.name}"
 
     @staticmethod
-    def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
+    def from_variable_aggregation(aggregation: enum.Enum) -> ReduceOp:
         """Returns the reduction of a `VariableAggregation`, which is `SUM` or `MEAN`."""
         return as_reduce_op(aggregation)
 

@@ -11,12 +11,9 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from mirrored.runtime.ambient import ambient
-
-if TYPE_CHECKING:
-    from mirrored.data.input_options import InputOptions, InputReplicationMode
 
 # Hooks for `mirrored.data`: strategies offer distributed datasets, and the layer above registers constructors.
 
@@ -42,12 +39,12 @@ def set_distributors(
     )
 
 
-def distribute_dataset(strategy: object, dataset: object, options: InputOptions | None) -> Any:
+def distribute_dataset(strategy: object, dataset: object, options: object) -> Any:
     """Returns a distributed dataset that splits the global batches of a dataset."""
     return _distributors["dataset"](strategy, dataset, options)
 
 
-def distribute_from_function(strategy: object, dataset_fn: Callable[..., Any], options: InputOptions | None) -> Any:
+def distribute_from_function(strategy: object, dataset_fn: Callable[..., Any], options: object) -> Any:
     """Returns a distributed dataset from a function that returns a dataset of per-replica batches."""
     return _distributors["from_function"](strategy, dataset_fn, options)
 
@@ -57,9 +54,7 @@ def make_dataset_iterator(strategy: object, dataset: object, per_replica_batches
     return _distributors["dataset_iterator"](strategy, dataset, per_replica_batches)
 
 
-def make_input_fn_iterator(
-    strategy: object, input_fn: Callable[..., Any], replication_mode: InputReplicationMode
-) -> Any:
+def make_input_fn_iterator(strategy: object, input_fn: Callable[..., Any], replication_mode: object) -> Any:
     """Returns a reinitializable iterator over the dataset that a function returns."""
     return _distributors["input_fn_iterator"](strategy, input_fn, replication_mode)
 

@@ -21,7 +21,6 @@ from mirrored.runtime.overlay_store import OverlayStore
 if TYPE_CHECKING:
     import jax
 
-    from mirrored.collectives.reduce_op import ReduceOp
     from mirrored.runtime.variable_store import ReplicaStore, VariableStore
     from mirrored.topology.device_assignment import DeviceAssignment
 
@@ -325,11 +324,11 @@ class ReplicaRunner(abc.ABC):
         """Blocks this replica until all replicas have arrived and the merge has run. Returns its result."""
 
     @abc.abstractmethod
-    def reduce(self, op: ReduceOp, arrays: Sequence[Sequence[Any]]) -> list[Any]:
+    def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
         """Reduces arrays over all replicas. Each array has one component per local replica. Cross-replica context."""
 
     @abc.abstractmethod
-    def all_reduce(self, op: ReduceOp, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """Reduces like `reduce`, with a result per local replica: equal values, each with its own gradient."""
 
     @abc.abstractmethod

@@ -18,8 +18,7 @@ from mirrored.tape.operation import Operation, linearize
 from mirrored.tape.record import FailedRecord, Key, LossyRecord, PullbackRecord, closed_over
 
 if TYPE_CHECKING:
-    from jax._src.linear_util import WrappedFun
-
+    from mirrored._jax.local_collectives import WrappedFun
     from mirrored.tape.trace import TapeTrace
 
 

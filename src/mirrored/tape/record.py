@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from mirrored._jax.boxes import Box
 from mirrored._jax.jaxprs import aval_of, is_inexact, zero_tangent
-from mirrored._jax.traces import is_tracer
+from mirrored._jax.traces import ShapedArray, is_tracer
 from mirrored.errors import TapeError
 from mirrored.tape.operation import Flat, Operation, Rule, linearize
 
@@ -278,7 +278,7 @@ def completed(cotangents: Sequence[Any], like: Sequence[Any]) -> list[Any]:
     ]
 
 
-def no_cotangent(value: jax.Array | jax.core.ShapedArray) -> Any:
+def no_cotangent(value: jax.Array | ShapedArray) -> Any:
     """Returns a zero cotangent for a result like `value`, which is an array or an abstract value."""
     return jnp.zeros(value.shape, value.dtype) if is_inexact(value) else zero_tangent(value)
 

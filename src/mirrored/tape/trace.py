@@ -28,10 +28,10 @@ from mirrored.tape.record import AliasRecord, Key, Record, RuleRecord, new_key, 
 
 if TYPE_CHECKING:
     import jax
-    from jax._src.linear_util import WrappedFun
 
     from mirrored._jax.boxes import BoxTracer, ReadTracer
     from mirrored._jax.jaxprs import Primitive
+    from mirrored._jax.local_collectives import WrappedFun
     from mirrored._jax.traces import Trace
     from mirrored.runtime.lockstep import Merge
     from mirrored.tape.record import Recorder

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import NotConstant, evaluate
-from mirrored._typing import Operand, ShapeLike
+from mirrored._typing import HostArray, Operand
 
 
 class IndexedSlices:
@@ -35,7 +35,7 @@ class IndexedSlices:
     """
 
     def __init__(
-        self, values: Operand, indices: Operand, dense_shape: ShapeLike | jax.Array | np.ndarray[Any, Any] | None = None
+        self, values: Operand, indices: Operand, dense_shape: Sequence[int] | jax.Array | HostArray | None = None
     ) -> None:
         self.values = values
         self.indices = indices

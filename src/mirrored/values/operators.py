@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._typing import Operand
+from mirrored._typing import DTypeLike, Operand
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -123,9 +123,7 @@ class ArrayOperators:
     def __format__(self, spec: str) -> str:
         return format(self.read_value(), spec) if spec else str(self)
 
-    def __array__(
-        self, dtype: np.dtype[Any] | type | str | None = None, copy: bool | None = None
-    ) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.read_value(), dtype=dtype)
 
     def __jax_array__(self) -> Any:
