@@ -107,6 +107,16 @@ class ReadableVariable(Protocol):
         """The name, for messages."""
         ...
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the value."""
+        ...
+
     def read_value(self) -> Any:
         """Returns the value in the current context."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,9 @@ from jax.tree_util import DictKey, SequenceKey
 from mirrored._jax import caches
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import current_trace, is_eval, is_tracer
-from mirrored._typing import DTypeLike, Leaf, PyTree
+from mirrored._typing import DTypeLike, PyTree
 from mirrored.errors import ArgumentError, ArgumentTypeError, TapeError
+from mirrored.runtime.ambient import ReadableVariable
 from mirrored.tape import catalogue
 from mirrored.tape.operation import Operation
 from mirrored.tape.record import Key, Loss, Record, Recorder
@@ -55,7 +56,7 @@ class UnconnectedGradients(enum.Enum):
             ) from None
 
 
-def is_variable(value: object) -> bool:
+def is_variable(value: object) -> TypeGuard[ReadableVariable]:
     """Returns whether `value` is a variable: an object with `read_value` and `trainable`."""
     return hasattr(value, "trainable") and hasattr(value, "read_value")
 
@@ -121,12 +122,12 @@ def flatten_targets(target: PyTree, called: str) -> list[Any]:
     return leaves
 
 
-def zeros_like_source(source: Leaf) -> jax.Array:
+def zeros_like_source(source: jax.Array | ReadableVariable) -> jax.Array:
     """Returns zeros of the shape and dtype of a source."""
     return jnp.zeros(source.shape, source.dtype)
 
 
-def _not_a_source(leaf: Leaf, path: tuple[Any, ...], called: str) -> ArgumentTypeError:
+def _not_a_source(leaf: object, path: tuple[Any, ...], called: str) -> ArgumentTypeError:
     where = jax.tree_util.keystr(path)
     return ArgumentTypeError(
         called,
@@ -136,7 +137,7 @@ def _not_a_source(leaf: Leaf, path: tuple[Any, ...], called: str) -> ArgumentTyp
     )
 
 
-def _shown(leaf: Leaf) -> str:
+def _shown(leaf: object) -> str:
     return "None" if leaf is None else f"{leaf!r} of type {type(leaf).__name__!r}"
 
 
@@ -266,7 +267,7 @@ def _take(cotangents: dict[Key, Any], key: Key, keep: frozenset[Key]) -> Any:
 # Jacobians: runs one backward pass per element of a target, vectorized or one after another.
 
 
-def check_single(target: Leaf, called: str) -> None:
+def check_single(target: object, called: str) -> None:
     """Checks that the target of a Jacobian is one array.
 
     Raises:
@@ -281,7 +282,7 @@ def check_single(target: Leaf, called: str) -> None:
         )
 
 
-def check_batched(target: Leaf, source: Leaf, called: str) -> None:
+def check_batched(target: jax.Array | ReadableVariable, source: jax.Array | ReadableVariable, called: str) -> None:
     """Checks that a target and a source have batch dimensions of equal size.
 
     Raises:

@@ -308,7 +308,7 @@ class GradientTape:
 
     def jacobian(
         self,
-        target: Leaf,
+        target: jax.Array | ReadableVariable,
         sources: PyTree,
         unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
         parallel_iterations: int | None = None,
@@ -362,8 +362,8 @@ class GradientTape:
 
     def batch_jacobian(
         self,
-        target: Leaf,
-        source: Leaf,
+        target: jax.Array | ReadableVariable,
+        source: jax.Array | ReadableVariable,
         unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
         parallel_iterations: int | None = None,
         experimental_use_pfor: bool = True,
@@ -445,7 +445,9 @@ class GradientTape:
         found = walk.pull(seeds, [key for key in keys if key is not None])
         return [None if key is None else found.get(key) for key in keys]
 
-    def _pull_rows(self, target: Leaf, rows: jax.Array, sources: Sequence[Any], *, vectorized: bool) -> list[Any]:
+    def _pull_rows(
+        self, target: jax.Array | ReadableVariable, rows: jax.Array, sources: Sequence[Any], *, vectorized: bool
+    ) -> list[Any]:
         needs_all_replicas = any(record.needs_all_replicas for record in self._recorder.records)
         with self._differentiating() as walk:
             key = self._key_of(target)
@@ -460,7 +462,7 @@ class GradientTape:
             found = jacobians.over_rows(pull_row, rows, vectorized=vectorized and not needs_all_replicas)
             return [None if key is None else found.get(key) for key in keys]
 
-    def _key_of(self, value: Leaf) -> Key | None:
+    def _key_of(self, value: jax.Array | ReadableVariable) -> Key | None:
         if is_variable(value):
             # A framework's view of one of our variables counts as that variable.
             entry = self._recorder.variables.get(id(getattr(value, "announced", value)))
@@ -468,7 +470,7 @@ class GradientTape:
         return self._recorder.key_of(value, self._trace)
 
 
-def target_value(target: Leaf) -> Any:
+def target_value(target: jax.Array | ReadableVariable) -> Any:
     """Returns the array of a target, which may be a variable."""
     return target.read_value() if is_variable(target) else target
 
@@ -495,7 +497,7 @@ def _is_leaf(value: object) -> bool:
     return not isinstance(value, (list, tuple))
 
 
-def _weight(weight: Operand, target: Leaf) -> Any:
+def _weight(weight: Operand, target: jax.Array | ReadableVariable) -> Any:
     if np.shape(weight) != tuple(target.shape):
         raise StructureError(
             "GradientTape.gradient",
@@ -506,7 +508,9 @@ def _weight(weight: Operand, target: Leaf) -> Any:
     return jnp.asarray(target_value(weight), target.dtype)
 
 
-def _placed_or_zeros(gradient: jax.Array | None, source: Leaf, unconnected: UnconnectedGradients) -> Any:
+def _placed_or_zeros(
+    gradient: jax.Array | None, source: jax.Array | ReadableVariable, unconnected: UnconnectedGradients
+) -> Any:
     if gradient is None:
         return zeros_like_source(source) if unconnected is UnconnectedGradients.ZERO else None
     if type(gradient) is Array and is_variable(source) and jax.local_device_count() > 1:
