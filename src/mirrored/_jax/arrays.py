@@ -14,9 +14,9 @@ from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src.interpreters import partial_eval as _partial_eval
 from jaxlib import xla_client as _xla_client
-from numpy.typing import DTypeLike
 
 from mirrored._jax.traces import CaptureTracer
+from mirrored._typing import DTypeLike, Leaf, Operand
 
 # NumPy memory that JAX may alias: who owns an array's buffer, and private copies of buffers that the user owns.
 #
@@ -61,7 +61,7 @@ def is_owned(array: np.ndarray) -> bool:
     return buffer is not None and not buffer.exposed
 
 
-def owned(value: Any) -> Any:
+def owned(value: object) -> Any:
     """Returns an array that no other code can write to: the array itself if that is proven, else an aligned copy.
 
     Args:
@@ -74,7 +74,7 @@ def owned(value: Any) -> Any:
     return copy
 
 
-def frozen(value: Any) -> Any:
+def frozen(value: object) -> Any:
     """Returns a read-only `owned` array, for arrays that are kept and returned more than once."""
     array = owned(value)
     if isinstance(array, np.ndarray):
@@ -86,7 +86,7 @@ def frozen(value: Any) -> Any:
     return array
 
 
-def expose(value: Any) -> None:
+def expose(value: object) -> None:
     """Records that user code receives `value`. If it is writable, its memory no longer counts as owned."""
     if isinstance(value, np.ndarray) and value.flags.writeable:
         buffer = _buffer_of(value)
@@ -139,7 +139,7 @@ def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequenc
     return _put(_aval(rows.shape, dtype), sharding, parts, devices, is_owned(rows))
 
 
-def put(value: Any, device: jax.Device | None) -> jax.Array:
+def put(value: Operand, device: jax.Device | None) -> jax.Array:
     """Puts a value on a device. When it returns, it has read the memory of `value`, unless `mirrored` owns the memory.
 
     Args:
@@ -155,7 +155,7 @@ def put(value: Any, device: jax.Device | None) -> jax.Array:
     return _put(aval, jax.sharding.SingleDeviceSharding(device), [value], [device], is_owned(value))
 
 
-def as_array(value: Any, dtype: Any = None) -> jax.Array:
+def as_array(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
     """Converts a value like `jnp.asarray`, without sharing memory: copies NumPy arrays that `mirrored` does not own.
 
     Args:
@@ -166,7 +166,13 @@ def as_array(value: Any, dtype: Any = None) -> jax.Array:
     return array
 
 
-def _put(aval: Any, sharding: Any, parts: Sequence[Any], devices: Sequence[jax.Device], aliases: bool) -> jax.Array:
+def _put(
+    aval: ShapedArray,
+    sharding: jax.sharding.Sharding,
+    parts: Sequence[Any],
+    devices: Sequence[jax.Device],
+    aliases: bool,
+) -> jax.Array:
     # XLA fails with "bad_function_call" when it copies an empty buffer, so empty buffers are aliased.
     semantics = _ALIAS if aliases or not aval.size else _COPY
     placed: jax.Array = _xla_client.batched_device_put(
@@ -178,12 +184,12 @@ def _put(aval: Any, sharding: Any, parts: Sequence[Any], devices: Sequence[jax.D
 # Converts typed PRNG keys, which NumPy cannot represent, to their data.
 
 
-def is_key(value: Any) -> bool:
+def is_key(value: object) -> bool:
     """Returns whether a value is an array of typed PRNG keys."""
     return isinstance(value, jax.Array) and bool(jnp.issubdtype(value.dtype, jax.dtypes.prng_key))
 
 
-def is_key_dtype(dtype: Any) -> bool:
+def is_key_dtype(dtype: DTypeLike) -> bool:
     """Returns whether a dtype is one of typed PRNG keys."""
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
@@ -196,7 +202,7 @@ def implementation_of(dtype: Any) -> str:
     return str(dtype._impl.name)
 
 
-def key_data(value: Any) -> Any:
+def key_data(value: Leaf) -> Any:
     """Returns the data of typed PRNG keys; other values unchanged."""
     return jax.random.key_data(value) if is_key(value) else value
 
@@ -224,7 +230,7 @@ def register_array_like(cls: type, *, read: Callable[[Any], Any], shape_of: Call
 
 
 def _with_registered(canonicalize: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def canonicalize_value_dtype(value: Any) -> Any:
+    def canonicalize_value_dtype(value: object) -> Any:
         if _registered.isdisjoint(type(value).__mro__):
             return canonicalize(value)
         return _dtypes.canonicalize_value(value)  # type: ignore[no-untyped-call]
@@ -245,7 +251,7 @@ class NotConstant(Exception):
     """The value depends on an argument of the trace, or on a captured value."""
 
 
-def evaluate(value: Any, value_of_source: Callable[[Any], Any] | None = None) -> Any:
+def evaluate(value: object, value_of_source: Callable[[Any], Any] | None = None) -> Any:
     """Computes `value` during tracing from the constants on which it depends; for the first replica if replicas differ.
 
     Args:
@@ -267,7 +273,7 @@ class _Evaluation:
         self._known: dict[int, Any] = {}
         self._value_of_source = value_of_source
 
-    def value_of(self, tracer: Any) -> Any:
+    def value_of(self, tracer: object) -> Any:
         if not isinstance(tracer, _core.Tracer):
             return tracer
         if isinstance(tracer, CaptureTracer) and self._value_of_source is not None:
@@ -286,7 +292,7 @@ class _Evaluation:
         self._apply(tracer.parent)
         return self._known[id(tracer.val)]
 
-    def _apply(self, equation: Any) -> None:
+    def _apply(self, equation: _partial_eval.TracingEqn) -> None:
         inputs = [self.value_of(tracer) for tracer in equation.in_tracers]
         if equation.primitive.name == "axis_index":
             if self._value_of_source is None:

@@ -22,8 +22,8 @@ methods.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -40,6 +40,7 @@ from jax.extend.core import primitives
 
 from mirrored._jax import caches
 from mirrored._jax.source_lines import user_stacklevel
+from mirrored._typing import Operand
 
 # The error that JAX raises for an operation that is undecidable for a symbolic dimension.
 #
@@ -63,11 +64,32 @@ _trace_now = _core.trace_ctx
 class _StandInTrace(jax.core.Trace):  # type: ignore[misc]
     """The trace to which stand-in tracers belong. It never executes a primitive."""
 
-    def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+    def process_primitive(self, primitive: object, tracers: object, params: object, /) -> Any:
         raise AssertionError("the stand-ins' trace is never current")
 
 
 _stand_in_trace: Any = _StandInTrace()  # type: ignore[no-untyped-call]
+
+
+class Owner(Protocol):
+    """The interface of a tape's trace that its boxes use."""
+
+    @property
+    def recorder(self) -> object:
+        """The recorder, or None while the tape is not recording."""
+        ...
+
+    def captured(self, functions: list[Any]) -> None:
+        """Notes functions that JAX is tracing and that close over a box."""
+        ...
+
+    def operate(self, name: str, left: Box, right: Operand) -> Any:
+        """Applies a binary operator to a box and another operand."""
+        ...
+
+    def negated(self, box: Box) -> Any:
+        """Negates a box."""
+        ...
 
 
 class Box(jax.Array):
@@ -83,11 +105,11 @@ class Box(jax.Array):
     __array_priority__ = 100
 
     payload: Any
-    owner: Any
+    owner: Owner
     key: int
     _stand_in: BoxTracer
 
-    def __init__(self, owner: Any, payload: Any, key: int) -> None:
+    def __init__(self, owner: Owner, payload: jax.Array, key: int) -> None:
         self.owner = owner
         self.payload = payload
         self.key = key
@@ -124,7 +146,7 @@ class Box(jax.Array):
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return self.payload.__array__(*args, **kwargs)
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self.payload.__deepcopy__(memo)
 
     def __iter__(self) -> Any:
@@ -132,7 +154,7 @@ class Box(jax.Array):
             raise TypeError("iteration over a 0-d array")
         return (self[i] for i in range(self.shape[0]))
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         return connected(_OF_JAX_METHODS["__getitem__"](self, index), self)
 
     def __reversed__(self) -> Any:
@@ -140,11 +162,11 @@ class Box(jax.Array):
             raise TypeError("iteration over a 0-d array")
         return (self[i] for i in reversed(range(self.shape[0])))
 
-    def __contains__(self, item: Any) -> bool:
+    def __contains__(self, item: object) -> bool:
         return item in self.payload
 
 
-def contents_of_stand_in(tracer: Any) -> list[tuple[str, Any]]:
+def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
     """Returns the contents of a stand-in tracer that make `jax.closure_convert` turn it into an argument."""
     if not _dtypes.issubdtype(tracer.aval.dtype, np.inexact):
         return []
@@ -153,7 +175,7 @@ def contents_of_stand_in(tracer: Any) -> list[tuple[str, Any]]:
     return [("value", differentiated)]
 
 
-def connected(part: Any, whole: Any) -> Any:
+def connected(part: jax.Array, whole: jax.Array) -> Any:
     """Returns `part = whole[index]`, connected to `whole` in the computation even if it has no elements.
 
     JAX creates an empty result without using `whole`, so it would have no gradient.
@@ -178,7 +200,7 @@ class _ConnectedAt(_array_methods._IndexUpdateHelper):
 
     __slots__ = ()
 
-    def __getitem__(self, index: Any) -> _ConnectedRef:
+    def __getitem__(self, index: object) -> _ConnectedRef:
         return _ConnectedRef(self.array, index)
 
 
@@ -192,7 +214,7 @@ class _StandIn(jax.core.Tracer):  # type: ignore[misc,type-arg]
 
     at = connected_at
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         return connected(super().__getitem__(index), self)
 
     def _contents(self) -> Any:
@@ -222,12 +244,20 @@ class BoxTracer(_StandIn):
         return self.box.__array__(*args, **kwargs)
 
 
+class Readable(Protocol):
+    """The interface of a variable that a `ReadTracer` uses."""
+
+    def read_value(self) -> Any:
+        """Returns the current value and announces the read to the listeners."""
+        ...
+
+
 class ReadTracer(_StandIn):
     """Stands for the value of a variable when the program that captured it runs."""
 
     __slots__ = ("variable",)
 
-    def __init__(self, variable: Any, aval: Any) -> None:
+    def __init__(self, variable: Readable, aval: jax.core.ShapedArray) -> None:
         super().__init__(_stand_in_trace, aval)
         self.variable = variable
 
@@ -268,7 +298,7 @@ def _value_for_jax(box: Box) -> Any:
     return stand_in(box)
 
 
-def _shard(boxes: Any, *args: Any, **kwargs: Any) -> Any:
+def _shard(boxes: Sequence[Box], *args: Any, **kwargs: Any) -> Any:
     """Passes boxes to an executable. While their tape records, this happens only for ahead-of-time compiled ones."""
     if any(box.owner.recorder is not None and box.owner is _trace_now.trace for box in boxes):
         warnings.warn(
@@ -340,7 +370,7 @@ _DIRECT = frozenset({Box, ArrayImpl, float, int})
 def _operator(name: str, otherwise: Callable[[Any, Any], Any]) -> Callable[[Box, Any], Any]:
     """Returns an operator that calls the tape directly, because JAX's dispatch would dominate the cost."""
 
-    def method(self: Box, other: Any) -> Any:
+    def method(self: Box, other: Operand) -> Any:
         owner = self.owner
         if _trace_now.trace is owner and type(other) in _DIRECT:
             return owner.operate(name, self, other)
@@ -360,17 +390,17 @@ def _shorten(names: Iterable[str]) -> None:
         setattr(Box, f"__{name}__", _operator(name, _OF_JAX_METHODS[f"__{name}__"]))
 
 
-def has_payload(value: Any) -> bool:
+def has_payload(value: object) -> bool:
     """Returns whether `value` is a box."""
     return type(value) is Box
 
 
-def is_live_box(value: Any) -> bool:
+def is_live_box(value: object) -> bool:
     """Returns whether `value` is a box whose tape is still recording."""
     return type(value) is Box and value.owner.recorder is not None
 
 
-def payload_of(value: Any) -> Any:
+def payload_of(value: object) -> Any:
     """Returns the concrete array of a box or of its stand-in; any other value unchanged."""
     if type(value) is Box:
         return value.payload
@@ -379,7 +409,7 @@ def payload_of(value: Any) -> Any:
     return value
 
 
-def another_object(array: Any) -> Any:
+def another_object(array: object) -> Any:
     """Returns a new array object over the same buffer, for a concrete array on one device; other values unchanged."""
     if type(array) is Box:
         return Box(array.owner, array.payload, array.key)
@@ -388,7 +418,7 @@ def another_object(array: Any) -> Any:
     return array
 
 
-def is_eval_trace(trace: Any) -> bool:
+def is_eval_trace(trace: object) -> bool:
     """Returns whether `trace` executes primitives immediately."""
     return trace is None or trace is _core.eval_trace
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 from jax._src.array import ArrayImpl
-from jax.extend.core import Literal, primitives
+from jax.extend.core import Literal, Primitive, Var, primitives
 
 from mirrored._jax.boxes import stop_gradient_p
-from mirrored._jax.jaxprs import JaxprProgram, is_inexact
+from mirrored._jax.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn, JaxprProgram, is_inexact
 from mirrored._jax.local_collectives import bind_custom_call
 from mirrored.errors import TapeError
 
@@ -47,14 +47,14 @@ def custom_calls(params: Mapping[str, Any]) -> CustomCalls:
     return max((_custom_calls_in(jaxpr) for jaxpr in _jaxprs_in(params)), default=CustomCalls.NONE)
 
 
-def _custom_calls_in(jaxpr: Any) -> CustomCalls:
+def _custom_calls_in(jaxpr: Jaxpr | ClosedJaxpr) -> CustomCalls:
     found = _custom_calls.get(jaxpr)
     if found is None:
         found = _custom_calls[jaxpr] = max(map(_custom_calls_of, _opened(jaxpr).eqns), default=CustomCalls.NONE)
     return found
 
 
-def _custom_calls_of(equation: Any) -> CustomCalls:
+def _custom_calls_of(equation: JaxprEqn) -> CustomCalls:
     inside = custom_calls(equation.params)
     if equation.primitive not in _CUSTOM:
         return inside
@@ -96,11 +96,11 @@ def _jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:
                 yield one
 
 
-def _opened(jaxpr: Any) -> Any:
+def _opened(jaxpr: Jaxpr | ClosedJaxpr) -> Any:
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
-def _flow(jaxpr: Any, masks: Sequence[int], of_constants: Sequence[int] = ()) -> tuple[list[int], int]:
+def _flow(jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int], of_constants: Sequence[int] = ()) -> tuple[list[int], int]:
     """Returns bit masks of the inputs on which each result, and the closed-over operands, depend.
 
     Args:
@@ -113,7 +113,7 @@ def _flow(jaxpr: Any, masks: Sequence[int], of_constants: Sequence[int] = ()) ->
     known.update(zip(jaxpr.constvars, of_constants, strict=False))
     lost = 0
 
-    def mask_of(atom: Any) -> int:
+    def mask_of(atom: Var | Literal) -> int:
         return 0 if isinstance(atom, Literal) else known.get(atom, 0)
 
     for equation in jaxpr.eqns:
@@ -124,7 +124,7 @@ def _flow(jaxpr: Any, masks: Sequence[int], of_constants: Sequence[int] = ()) ->
     return [mask_of(atom) for atom in jaxpr.outvars], lost
 
 
-def _through(equation: Any, masks: Sequence[int]) -> tuple[list[int], int]:
+def _through(equation: JaxprEqn, masks: Sequence[int]) -> tuple[list[int], int]:
     """Computes `_flow` for one equation."""
     everything = functools.reduce(operator.or_, masks, 0)
     results = [0 if equation.primitive is stop_gradient_p else everything] * len(equation.outvars)
@@ -137,7 +137,7 @@ def _through(equation: Any, masks: Sequence[int]) -> tuple[list[int], int]:
     return results, lost
 
 
-def _lost_inside(equation: Any, jaxpr: Any, masks: Sequence[int], everything: int) -> int:
+def _lost_inside(equation: JaxprEqn, jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int], everything: int) -> int:
     operands = masks[1:] if equation.primitive is primitives.cond_p else masks
     if equation.primitive not in _SAME_OPERANDS or len(_opened(jaxpr).invars) != len(operands):
         return _flow(jaxpr, [everything] * len(_opened(jaxpr).invars))[1]
@@ -146,7 +146,7 @@ def _lost_inside(equation: Any, jaxpr: Any, masks: Sequence[int], everything: in
     return _flow(jaxpr, operands)[1]
 
 
-def _lost_in_scan(params: Mapping[str, Any], jaxpr: Any, masks: Sequence[int]) -> int:
+def _lost_in_scan(params: Mapping[str, Any], jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int]) -> int:
     """Computes the mask for a `scan`: iterates until the dependencies of the carry reach a fixed point."""
     start, count = scan_split(params)
     before: list[int] = []
@@ -191,7 +191,7 @@ def opaque_arrays(params: Mapping[str, Any]) -> list[Any]:
     return found
 
 
-def _arrays_of(jaxpr: Any) -> tuple[Any, ...]:
+def _arrays_of(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[Any, ...]:
     """Returns the concrete arrays inside an open or closed jaxpr, cached per jaxpr."""
     arrays = _embedded_arrays.get(jaxpr)
     if arrays is None:
@@ -200,7 +200,7 @@ def _arrays_of(jaxpr: Any) -> tuple[Any, ...]:
     return arrays
 
 
-def _search(jaxpr: Any) -> list[Any]:
+def _search(jaxpr: Jaxpr | ClosedJaxpr) -> list[Any]:
     found = [one for one in getattr(jaxpr, "consts", ()) if isinstance(one, ArrayImpl)]
     open_jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     for equation in open_jaxpr.eqns:
@@ -223,7 +223,7 @@ class Lifted:
         arrays: The embedded arrays to replace.
     """
 
-    def __init__(self, primitive: Any, params: Mapping[str, Any], arrays: Sequence[Any]) -> None:
+    def __init__(self, primitive: Primitive, params: Mapping[str, Any], arrays: Sequence[Any]) -> None:
         self._primitive = primitive
         self._params = dict(params)
         self._ids = [id(array) for array in arrays]
@@ -235,7 +235,7 @@ class Lifted:
         return _bind(self._primitive, self._params, args[count:], dict(zip(self._ids, args[:count], strict=True)))
 
 
-def _bind(primitive: Any, params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+def _bind(primitive: Primitive, params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
     """Applies a primitive with the embedded arrays in `instead` replaced."""
     if primitive in _OPAQUE or not any(id(array) in instead for array in embedded_arrays(params)):
         return bind_custom_call(primitive, params, args)
@@ -250,14 +250,14 @@ def _bind(primitive: Any, params: dict[str, Any], args: Sequence[Any], instead: 
     return list(rebuild(params, args, instead))
 
 
-def _evaluate(jaxpr: Any, args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
+def _evaluate(jaxpr: Jaxpr | ClosedJaxpr, args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
     """Evaluates a closed (or constant-free) jaxpr with embedded arrays replaced."""
     open_jaxpr, constants = getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
     environment: dict[Any, Any] = dict(zip(open_jaxpr.invars, args, strict=True))
     for variable, constant in zip(open_jaxpr.constvars, constants, strict=True):
         environment[variable] = instead.get(id(constant), constant)
 
-    def value_of(atom: Any) -> Any:
+    def value_of(atom: Var | Literal) -> Any:
         return instead.get(id(atom.val), atom.val) if isinstance(atom, Literal) else environment[atom]
 
     for equation in open_jaxpr.eqns:
@@ -283,7 +283,7 @@ def _scan(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) 
     split = scan_split(params)
     constants, carry, xs = args[: split[0]], args[split[0] : sum(split)], args[sum(split) :]
 
-    def body(carry: Any, x: Any) -> Any:
+    def body(carry: Sequence[Any], x: Sequence[Any]) -> Any:
         results = _evaluate(params["jaxpr"], [*constants, *carry, *x], instead)
         return results[: split[1]], results[split[1] :]
 
@@ -294,7 +294,7 @@ def _scan(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) 
 
 
 def _cond(params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
-    def branch(jaxpr: Any) -> Callable[..., list[Any]]:
+    def branch(jaxpr: ClosedJaxpr) -> Callable[..., list[Any]]:
         return lambda *operands: _evaluate(jaxpr, operands, instead)
 
     return list(jax.lax.switch(args[0], [branch(jaxpr) for jaxpr in params["branches"]], *args[1:]))

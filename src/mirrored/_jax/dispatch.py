@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -143,7 +144,7 @@ class Dispatch:
 _ext = _config.config_ext
 
 
-def _states_in(module: Any) -> Iterator[Any]:
+def _states_in(module: ModuleType) -> Iterator[Any]:
     for value in list(vars(module).values()):
         if isinstance(value, _ext.Config):
             yield value
@@ -246,7 +247,7 @@ class AsWritten:
 class _Lowered:
     """A lowering whose `compile` uses the same compiler settings as the call. Other attributes are forwarded."""
 
-    def __init__(self, lowered: Any) -> None:
+    def __init__(self, lowered: jax.stages.Lowered) -> None:
         self._lowered = lowered
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
@@ -262,7 +263,7 @@ def jit(function: Callable[..., Any], *, as_written: bool, **options: Any) -> An
     return AsWritten(function, **options) if as_written else jax.jit(function, **options)
 
 
-def dispatch_of(jitted: Any) -> Dispatch:
+def dispatch_of(jitted: AsWritten | jax.stages.Wrapped) -> Dispatch:
     """Returns a `Dispatch` of a result of `jit`, whose results survive exceptions in the calling thread."""
     if isinstance(jitted, AsWritten):
         # The partitioner setting matters only on a cache miss, which compiles; JAX's fast path does not check it.

@@ -14,9 +14,10 @@ from jax._src import config as _config
 from jax._src import dtypes as _dtypes
 from jax._src import source_info_util as _source_info
 from jax._src.interpreters import partial_eval as _partial_eval
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxprs_in_params  # type: ignore[attr-defined]
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params  # type: ignore[attr-defined]
 
 from mirrored._jax.traces import belongs_to, current_trace, is_staging, is_tracer
+from mirrored._typing import Operand
 
 # Applies a jaxpr under the current trace. Under a staging trace, copies its equations instead of binding them again.
 #
@@ -30,7 +31,7 @@ from mirrored._jax.traces import belongs_to, current_trace, is_staging, is_trace
 _CAN: Final = hasattr(_partial_eval.DynamicJaxprTrace, "emit_eqn") and hasattr(_partial_eval, "try_constant_folding")
 
 
-def apply_jaxpr(jaxpr: Any, constants: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+def apply_jaxpr(jaxpr: Jaxpr, constants: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     """Applies an open jaxpr to these values under the current trace, and returns its results.
 
     Context: any. JAX's settings (x64, matmul precision, ...) must be those under which the jaxpr was traced.
@@ -46,19 +47,19 @@ def apply_jaxpr(jaxpr: Any, constants: Sequence[Any], args: Sequence[Any]) -> li
     return list(jax.core.eval_jaxpr(jaxpr, constants, *args))
 
 
-def _is_plain(jaxpr: Any) -> bool:
+def _is_plain(jaxpr: Jaxpr) -> bool:
     """Returns whether equations can be copied: none is high-level or has an effect on one of its operands."""
     if jaxpr.is_high:
         return False
     return not any(hasattr(e, "input") or hasattr(e, "input_index") for eqn in jaxpr.eqns for e in eqn.effects)
 
 
-def _copied(trace: Any, jaxpr: Any, values: Sequence[Any]) -> list[Any]:
+def _copied(trace: _partial_eval.DynamicJaxprTrace, jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
     here = _source_info.current()
-    given = dict(zip((*jaxpr.constvars, *jaxpr.invars), values, strict=True))
-    known = {variable: value for variable, value in given.items() if belongs_to(value, trace)}
+    given: dict[Var | Literal, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), values, strict=True))
+    known: dict[Var | Literal, Any] = {variable: value for variable, value in given.items() if belongs_to(value, trace)}
 
-    def tracer_of(atom: Any) -> Any:
+    def tracer_of(atom: Var | Literal) -> Any:
         tracer = None if isinstance(atom, Literal) else known.get(atom)
         if tracer is None and isinstance(atom, Literal):
             tracer = _partial_eval.DynamicJaxprTracer(trace, atom.aval, atom, here)
@@ -72,12 +73,14 @@ def _copied(trace: Any, jaxpr: Any, values: Sequence[Any]) -> list[Any]:
     return [_result(atom, given, known) for atom in jaxpr.outvars]
 
 
-def _as_bound(value: Any) -> Any:
+def _as_bound(value: Operand) -> Any:
     """Canonicalizes `value` as binding a primitive would."""
     return value if is_tracer(value) else _dtypes.canonicalize_value(value)
 
 
-def _added(trace: Any, eqn: Any, operands: Sequence[Any], name_stack: Any) -> Sequence[Any]:
+def _added(
+    trace: _partial_eval.DynamicJaxprTrace, eqn: JaxprEqn, operands: Sequence[Any], name_stack: _source_info.NameStack
+) -> Sequence[Any]:
     """Adds an equation to the program of `trace` and returns its results; constants if JAX can fold it."""
     source = eqn.source_info.replace(name_stack=name_stack + eqn.source_info.name_stack)
     avals = [variable.aval for variable in eqn.outvars]
@@ -88,7 +91,7 @@ def _added(trace: Any, eqn: Any, operands: Sequence[Any], name_stack: Any) -> Se
     return added
 
 
-def _result(atom: Any, given: dict[Any, Any], known: dict[Any, Any]) -> Any:
+def _result(atom: Var | Literal, given: dict[Any, Any], known: dict[Any, Any]) -> Any:
     """Returns a result. An input that is passed through stays the same object."""
     if isinstance(atom, Literal):
         return atom.val
@@ -144,7 +147,7 @@ def stage(
     return Staged(closed.jaxpr, tuple(closed.consts))
 
 
-def has_callbacks(jaxpr: Any) -> bool:
+def has_callbacks(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
     """Returns whether a program calls back into Python while it runs, so that it may fail midway."""
     for equation in jaxpr.eqns:
         if "callback" in equation.primitive.name:
@@ -163,7 +166,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.dtype, np.generi
 _LARGEST_BYTES = 1 << 20
 
 
-def digest_of(jaxpr: Any, constants: Sequence[Any] = ()) -> str:
+def digest_of(jaxpr: Jaxpr | ClosedJaxpr, constants: Sequence[Any] = ()) -> str:
     """Returns a short digest that differs between programs with different computations.
 
     Args:
@@ -175,7 +178,7 @@ def digest_of(jaxpr: Any, constants: Sequence[Any] = ()) -> str:
     return made.hexdigest()
 
 
-def captured_arrays(jaxpr: Any, constants: Sequence[Any] = ()) -> list[Any]:
+def captured_arrays(jaxpr: Jaxpr | ClosedJaxpr, constants: Sequence[Any] = ()) -> list[Any]:
     """Returns the captured arrays of this process whose bits `digest_of` does not cover, in program order.
 
     Args:
@@ -190,17 +193,17 @@ def captured_arrays(jaxpr: Any, constants: Sequence[Any] = ()) -> list[Any]:
     return found
 
 
-def _is_small(constant: Any) -> bool:
+def _is_small(constant: object) -> bool:
     return isinstance(constant, (np.ndarray, np.generic)) and constant.nbytes <= _LARGEST_BYTES
 
 
-def _is_own_array(constant: Any) -> bool:
+def _is_own_array(constant: object) -> bool:
     if isinstance(constant, jax.Array):
         return not isinstance(constant, jax.core.Tracer) and constant.is_fully_addressable
     return isinstance(constant, np.ndarray)
 
 
-def _programs_in(value: Any) -> list[Any]:
+def _programs_in(value: object) -> list[Any]:
     if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
         return [value]
     if isinstance(value, (tuple, list)):
@@ -208,7 +211,7 @@ def _programs_in(value: Any) -> list[Any]:
     return []
 
 
-def _add(made: Any, jaxpr: Any, constants: Sequence[Any] = ()) -> None:
+def _add(made: hashlib.blake2b, jaxpr: Jaxpr | ClosedJaxpr, constants: Sequence[Any] = ()) -> None:
     constants = constants or getattr(jaxpr, "consts", ())
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)  # a closed one
     for constant in constants:
@@ -227,13 +230,13 @@ def _add(made: Any, jaxpr: Any, constants: Sequence[Any] = ()) -> None:
     made.update(",".join(_atom(atom, numbers) for atom in jaxpr.outvars).encode())
 
 
-def _atom(atom: Any, numbers: dict[Any, int]) -> str:
+def _atom(atom: Var | Literal, numbers: dict[Any, int]) -> str:
     if isinstance(atom, Literal):
         return f"{atom.val!r}:{atom.aval}"
     return str(numbers.setdefault(atom, len(numbers)))
 
 
-def _add_parameter(made: Any, value: Any) -> None:
+def _add_parameter(made: hashlib.blake2b, value: Any) -> None:
     """Adds plain values and inner programs. For other values, adds only the type: their text may contain an address."""
     if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
         _add(made, value)

@@ -24,6 +24,7 @@ from jax.interpreters import mlir as _mlir
 
 from mirrored._jax.arrays import evaluate
 from mirrored._jax.inlining import apply_jaxpr
+from mirrored._typing import Operand
 
 # A primitive that asserts that a value is replicated: equal on every device of an axis, by construction.
 #
@@ -36,7 +37,7 @@ NAME: Final = "equal_on_all_devices"
 _primitive: Final = _extend.Primitive(NAME)
 
 
-def equal_on_all_devices(array: Any, axis: str) -> Any:
+def equal_on_all_devices(array: Operand, axis: str) -> Any:
     """Returns `array`, marked as equal on every device of `axis`."""
     return _primitive.bind(array, axis_name=axis)
 
@@ -61,6 +62,7 @@ _mlir.register_lowering(_primitive, lambda context, array, axis_name: [array])
 Jaxpr = _extend.Jaxpr
 JaxprEqn = _extend.JaxprEqn
 Literal = _extend.Literal
+Primitive = _extend.Primitive
 Var = _extend.Var
 
 _JAXPRS: Final = (Jaxpr, ClosedJaxpr)
@@ -149,7 +151,7 @@ _IDENTITY: Final = frozenset({"pvary"})
 _PLAIN: Final = Plain()
 
 
-def kind_of(eqn: Any, axis: str | None) -> Kind:
+def kind_of(eqn: JaxprEqn, axis: str | None) -> Kind:
     """Returns the kind of `eqn` with respect to the mesh axis `axis` (None: without an axis)."""
     name = eqn.primitive.name
     if name in _CALLS:
@@ -169,7 +171,7 @@ def kinds_of(eqns: Sequence[Any], axis: str | None) -> list[Kind]:
     return [kind_of(eqn, axis) for eqn in eqns]
 
 
-def primitive_names(jaxpr: Any) -> set[str]:
+def primitive_names(jaxpr: Jaxpr | ClosedJaxpr) -> set[str]:
     """Returns the names of all primitives of a jaxpr, at any depth."""
     names = set()
     for eqn in jaxpr.eqns:
@@ -180,7 +182,7 @@ def primitive_names(jaxpr: Any) -> set[str]:
     return names
 
 
-def jaxprs_in(value: Any) -> Iterator[Any]:
+def jaxprs_in(value: object) -> Iterator[Any]:
     """Yields the jaxprs in a parameter of an equation, at any depth of tuples, lists and dicts."""
     if isinstance(value, _JAXPRS):
         yield value
@@ -192,7 +194,7 @@ def jaxprs_in(value: Any) -> Iterator[Any]:
             yield from jaxprs_in(item)
 
 
-def constants_of(jaxpr: Any) -> Sequence[Any]:
+def constants_of(jaxpr: Jaxpr | ClosedJaxpr) -> Sequence[Any]:
     """Returns the values of `jaxpr.constvars`, if `jaxpr` has them (an open jaxpr of 0.10 does not)."""
     return tuple(getattr(jaxpr, "consts", ()))
 
@@ -208,7 +210,7 @@ def _while(params: dict[str, Any]) -> While:
     return While(params["cond_jaxpr"], params["cond_nconsts"], params["body_jaxpr"], params["body_nconsts"])
 
 
-def _collective(eqn: Any, axis: str | None) -> Kind | None:
+def _collective(eqn: JaxprEqn, axis: str | None) -> Kind | None:
     name, params = eqn.primitive.name, eqn.params
     if axis is None or name in _IDENTITY or not _mentions(params, axis):
         return None
@@ -237,7 +239,7 @@ def _mentions(params: dict[str, Any], axis: str) -> bool:
     return False
 
 
-def _host(eqn: Any) -> ValueSource | None:
+def _host(eqn: JaxprEqn) -> ValueSource | None:
     name = eqn.primitive.name
     if name in _HOST:
         return ValueSource(f"{name}, whose result is unknown", repeatable=False)
@@ -248,7 +250,7 @@ def _host(eqn: Any) -> ValueSource | None:
     return None
 
 
-def _plain(eqn: Any) -> Plain:
+def _plain(eqn: JaxprEqn) -> Plain:
     inner = tuple(found for value in eqn.params.values() for found in jaxprs_in(value))
     return Plain(inner) if inner else _PLAIN
 
@@ -268,7 +270,7 @@ class JaxprProgram:
 
     __slots__ = ("__name__", "__weakref__", "constants", "jaxpr")
 
-    def __init__(self, jaxpr: Any, constants: Sequence[Any], name: str = "program") -> None:
+    def __init__(self, jaxpr: Jaxpr, constants: Sequence[Any], name: str = "program") -> None:
         self.jaxpr = jaxpr
         self.constants = list(constants)
         self.__name__ = name
@@ -292,7 +294,7 @@ class JaxprProgram:
         outvars = [self.jaxpr.outvars[i] for i in positions]
         return JaxprProgram(_used_part(self.jaxpr, outvars), self.constants, self.__name__)
 
-    def source_of(self, atom: Any) -> tuple[str, Any] | None:
+    def source_of(self, atom: Var | Literal) -> tuple[str, Any] | None:
         """Returns the input position or constant that a result is; None if an equation computes it."""
         if isinstance(atom, Literal):
             return "constant", atom.val
@@ -323,7 +325,7 @@ class JaxprProgram:
         return any(isinstance(constant, _core.Tracer) or hasattr(constant, "payload") for constant in self.constants)
 
 
-def _used_part(jaxpr: Any, outvars: Sequence[Any]) -> Any:
+def _used_part(jaxpr: Jaxpr, outvars: Sequence[Any]) -> Any:
     """Returns `jaxpr` with these results, without the equations that only other results need."""
     needed = {atom for atom in outvars if not isinstance(atom, Literal)}
     equations = []
@@ -353,23 +355,23 @@ def program_of(function: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> 
     return JaxprProgram(jaxpr, constants)
 
 
-def as_function(closed: Any) -> Callable[..., list[Any]]:
+def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
     """Returns a closed jaxpr as a function of its inputs."""
     return lambda *args: apply_jaxpr(closed.jaxpr, closed.consts, args)
 
 
-def aval_of(value: Any) -> Any:
+def aval_of(value: Operand) -> Any:
     """Returns the abstract value of an array, a tracer, a NumPy array or a Python number."""
     return _core.typeof(_dtypes.canonicalize_value(value) if isinstance(value, (np.ndarray, np.generic)) else value)
 
 
-def is_inexact(aval: Any) -> bool:
+def is_inexact(aval: object) -> bool:
     """Returns whether values of this type can have gradients: float or complex."""
     dtype = getattr(aval, "dtype", None)
     return dtype is not None and dtype != float0 and _dtypes.issubdtype(dtype, np.inexact)
 
 
-def zero_tangent(aval: Any) -> Any:
+def zero_tangent(aval: jax.core.ShapedArray | jax.Array) -> Any:
     """Returns the zero cotangent of an integer or bool result."""
     return np.zeros(aval.shape, float0)
 
@@ -384,7 +386,7 @@ def context_key() -> Any:
 # Supports JAX 0.10 to 0.12: `ClosedJaxpr` has `consts` in all of them; an equation is applied with `get_bind_params`.
 
 
-def dependencies(closed: Any) -> list[frozenset[int]]:
+def dependencies(closed: ClosedJaxpr) -> list[frozenset[int]]:
     """Returns, for each output of a closed jaxpr, the inputs on which it depends.
 
     All outputs of an equation count as dependent on all of its inputs.
@@ -397,11 +399,11 @@ def dependencies(closed: Any) -> list[frozenset[int]]:
     return [_of(one, sources) for one in jaxpr.outvars]
 
 
-def _of(atom: Any, sources: Mapping[Any, frozenset[int]]) -> frozenset[int]:
+def _of(atom: Var | Literal, sources: Mapping[Any, frozenset[int]]) -> frozenset[int]:
     return frozenset() if isinstance(atom, Literal) else sources.get(atom, frozenset())
 
 
-def evaluate_outputs(closed: Any, inputs: Mapping[int, Any], wanted: Sequence[int]) -> list[Any]:
+def evaluate_outputs(closed: ClosedJaxpr, inputs: Mapping[int, Any], wanted: Sequence[int]) -> list[Any]:
     """Computes selected outputs of a closed jaxpr, given the inputs on which they depend.
 
     Raises:
@@ -423,12 +425,12 @@ def evaluate_outputs(closed: Any, inputs: Mapping[int, Any], wanted: Sequence[in
     return [_value(jaxpr.outvars[i], known) for i in wanted]
 
 
-def _apply(equation: Any, known: dict[Any, Any]) -> None:
+def _apply(equation: JaxprEqn, known: dict[Any, Any]) -> None:
     params = equation.primitive.get_bind_params(equation.params)
     outputs = equation.primitive.bind(*(_value(one, known) for one in equation.invars), **params)
     outputs = outputs if equation.primitive.multiple_results else [outputs]
     known.update(zip(equation.outvars, outputs, strict=True))
 
 
-def _value(atom: Any, known: Mapping[Any, Any]) -> Any:
+def _value(atom: Var | Literal, known: Mapping[Any, Any]) -> Any:
     return atom.val if isinstance(atom, Literal) else known[atom]

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.extend.core as _extend
@@ -20,6 +20,9 @@ from jax.interpreters import mlir as _mlir
 
 from mirrored._jax.jaxprs import jaxprs_in, primitive_names
 from mirrored.errors import MergeError
+
+if TYPE_CHECKING:
+    from mirrored._jax.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn
 
 # Collectives of one local replica under a JAX transform, to be fused with those of the device's other replicas.
 #
@@ -56,12 +59,12 @@ def same_on_local_replicas(values: Sequence[Any]) -> Any:
     return values[0] if len(values) == 1 else _same.bind(*values)
 
 
-def has_local_collectives(jaxpr: Any) -> bool:
+def has_local_collectives(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
     """Returns whether a jaxpr has the collective of a local replica, at any depth."""
     return not primitive_names(jaxpr).isdisjoint({SUM, GATHER})
 
 
-def local_replica_of(eqn: Any) -> int | None:
+def local_replica_of(eqn: JaxprEqn) -> int | None:
     """Returns the local replica whose collective an equation is or contains; None if it has no collective."""
     if eqn.primitive in (_sum, _gather):
         return int(eqn.params["local"])
@@ -75,14 +78,14 @@ def local_replica_of(eqn: Any) -> int | None:
 
 
 @contextlib.contextmanager
-def at_source_of(eqn: Any) -> Iterator[None]:
+def at_source_of(eqn: JaxprEqn) -> Iterator[None]:
     """Assigns the source line of `eqn` to the equations that are traced in the block."""
     source = eqn.source_info
     with _source_info.user_context(source.traceback, name_stack=source.name_stack):
         yield
 
 
-def bind_equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+def bind_equation(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """Applies an equation to these operands under the current trace, and returns its results."""
     params = eqn.primitive.get_bind_params(eqn.params)
     # Up to 0.11, `get_bind_params` returns the functions separately from the other parameters.
@@ -107,7 +110,7 @@ def _zeros_made(tangents: Sequence[Any]) -> list[Any]:
     return [_ad.instantiate_zeros(tangent) for tangent in tangents]
 
 
-def _jvp_of(primitive: Any) -> Any:
+def _jvp_of(primitive: _extend.Primitive) -> Any:
     def rule(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
         results = primitive.bind(*primals, **params)
         moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not _ad.Zero]
@@ -142,7 +145,7 @@ def _batch_gather(arrays: Sequence[Any], dims: Sequence[Any], **params: Any) -> 
     return _gather.bind(*arrays, **params), [dim if dim is None else dim + 1 for dim in dims]
 
 
-def _plain(array: Any, shape: tuple[int, ...]) -> Any:
+def _plain(array: jax.core.ShapedArray, shape: tuple[int, ...]) -> Any:
     return jax.core.ShapedArray(shape, array.dtype)
 
 
@@ -164,7 +167,11 @@ _mlir.register_lowering(_same, lambda context, *values: [values[0]])
 _impls: dict[str, Any] = {}
 
 
-def run_eagerly(sums: Any, gathers: Any, number: Callable[[int], int | None]) -> None:
+def run_eagerly(
+    sums: Callable[[list[Any]], Sequence[Any]],
+    gathers: Callable[[list[Any]], Sequence[Any]],
+    number: Callable[[int], int | None],
+) -> None:
     """Registers the implementations of the collectives on concrete values, for eager runs.
 
     Args:
@@ -184,10 +191,11 @@ _gather.def_impl(lambda *arrays, local, replicas: _impls[GATHER](list(arrays)))
 #
 # Supports JAX 0.10 to 0.12: `linear_util.WrappedFun` with its debug info and stores.
 
+WrappedFun = _linear_util.WrappedFun
 _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 
 
-def is_from_jax(function: Any) -> bool:
+def is_from_jax(function: WrappedFun) -> bool:
     """Returns whether the wrapped function is part of JAX, and therefore depends only on its arguments."""
     return str(function.debug_info.func_filename or "").startswith(_JAX)
 
@@ -199,7 +207,7 @@ def with_stores_filled(function: Any, by: Any) -> None:
             store.store(earlier.val)
 
 
-def reset_stores(function: Any) -> None:
+def reset_stores(function: WrappedFun) -> None:
     """Empties the stores that the wrapped function filled when it ran."""
     for store in getattr(function, "stores", ()):
         if store:
@@ -207,7 +215,7 @@ def reset_stores(function: Any) -> None:
 
 
 @contextmanager
-def stores_kept(function: Any) -> Iterator[None]:
+def stores_kept(function: WrappedFun) -> Iterator[None]:
     """Runs the block with empty stores of the wrapped function, and restores their contents afterwards."""
     stores = [store for store in getattr(function, "stores", ()) if store is not None]
     held = [(store, store.val) for store in stores if store]
@@ -220,7 +228,7 @@ def stores_kept(function: Any) -> Iterator[None]:
             store.store(value)
 
 
-def binder(primitive: Any, functions: Sequence[Any], params: dict[str, Any]) -> Callable[..., list[Any]]:
+def binder(primitive: _extend.Primitive, functions: Sequence[Any], params: dict[str, Any]) -> Callable[..., list[Any]]:
     """Returns the call as a function of its arrays, which can be called repeatedly."""
 
     def bind(*args: Any) -> list[Any]:
@@ -231,7 +239,7 @@ def binder(primitive: Any, functions: Sequence[Any], params: dict[str, Any]) -> 
     return bind
 
 
-def bind_custom_call(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
+def bind_custom_call(primitive: _extend.Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
     """Applies an equation's primitive under the current trace.
 
     Values over which a `custom_jvp` function closes stay closed over. If they became ordinary arguments, JAX would drop

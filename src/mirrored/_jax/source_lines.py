@@ -9,11 +9,14 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import jax
 from jax._src import source_info_util as _source_info
 from jax._src import traceback_util as _traceback_util
+
+if TYPE_CHECKING:
+    from jax.extend.core import JaxprEqn
 
 # Finds the lines of user code from which a call came.
 #
@@ -85,12 +88,12 @@ def _described_line(frame: FrameType) -> str:
 _LIBRARIES: Final = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib"))
 
 
-def source_line(eqn: Any) -> str | None:
+def source_line(eqn: JaxprEqn) -> str | None:
     """Returns ``file.py:12`` for the innermost user frame of `eqn`, or None if it is unknown.
 
     Files of this package are skipped, and also those of Python and other libraries if there are others.
     """
-    traceback = eqn.source_info.traceback
+    traceback: Any = eqn.source_info.traceback  # which jaxlib's stubs do not know
     if traceback is None:
         return None
     frames = [frame for frame in _source_info.user_frames(traceback) if not frame.file_name.startswith(_OURS)]

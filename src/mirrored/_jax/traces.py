@@ -13,6 +13,7 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax.extend.core import set_current_trace as set_current_trace
 
 from mirrored._jax.boxes import connected, connected_at, contents_of_stand_in, payload_of
+from mirrored._typing import DTypeLike
 
 # Reads, classifies and replaces the current JAX trace.
 #
@@ -41,17 +42,17 @@ def eager() -> Iterator[None]:
         yield
 
 
-def belongs_to(value: Any, trace: Any) -> bool:
+def belongs_to(value: object, trace: object) -> bool:
     """Returns whether `value` is a tracer of `trace`."""
     return isinstance(value, Tracer) and value._trace is trace
 
 
-def is_tracer(value: Any) -> bool:
+def is_tracer(value: object) -> bool:
     """Returns whether `value` is a tracer, whose value is not known yet."""
     return isinstance(value, Tracer)
 
 
-def is_differentiated(value: Any) -> bool:
+def is_differentiated(value: object) -> bool:
     """Returns whether `value` is a tracer of `jax.grad`, `vjp` or `jvp` over a concrete array."""
     if not isinstance(value, Tracer) or not hasattr(value, "primal"):
         return False
@@ -60,7 +61,7 @@ def is_differentiated(value: Any) -> bool:
     return not isinstance(value, Tracer)
 
 
-def is_eval(trace: Any) -> bool:
+def is_eval(trace: object) -> bool:
     """Returns whether primitives execute immediately under `trace`."""
     return trace is None or isinstance(trace, _core.EvalTrace)
 
@@ -72,7 +73,7 @@ def recording_parent(trace: Any) -> Any:
     return trace
 
 
-def unboxed(value: Any) -> Any:
+def unboxed(value: object) -> Any:
     """Returns the payload of a box of an eager tape; other values unchanged."""
     return payload_of(value)
 
@@ -82,12 +83,12 @@ def trace_settings() -> Any:
     return _config.config_ext.trace_context()
 
 
-def canonical_dtype(dtype: Any) -> Any:
+def canonical_dtype(dtype: DTypeLike) -> Any:
     """Returns the dtype of a JAX array that is created from NumPy data of `dtype`."""
     return jax.dtypes.canonicalize_dtype(dtype)
 
 
-def swap_trace(trace: Any) -> Any:
+def swap_trace(trace: Trace | None) -> Any:
     """Makes `trace` current in this thread and returns the previous trace."""
     previous = _core.trace_ctx.trace
     _core.trace_ctx.set_trace(trace)
@@ -104,7 +105,7 @@ class _SharedIdentity(Trace):  # type: ignore[misc]
 _shared_identity = _SharedIdentity()  # type: ignore[no-untyped-call]
 
 
-def share_identity(trace: Any) -> None:
+def share_identity(trace: Trace) -> None:
     """Makes the caches of compiled functions, which key by the current trace, treat `trace` like others of its kind.
 
     Otherwise each trace would leave an entry for every function called under it, up to 8,192 of them. Sharing is safe:
@@ -118,12 +119,12 @@ def parent_of(trace: Any) -> Any:
     return trace.parent if hasattr(trace, "process_merge") else getattr(trace, "parent_trace", None)
 
 
-def is_staging(trace: Any) -> bool:
+def is_staging(trace: object) -> bool:
     """Returns whether `trace` stages a program instead of computing values."""
     return isinstance(trace, _partial_eval.DynamicJaxprTrace)
 
 
-def is_eval_below(trace: Any) -> bool:
+def is_eval_below(trace: Trace | None) -> bool:
     """Returns whether no trace from `trace` down to evaluation stages a program."""
     while not is_eval(trace):
         if is_staging(trace):
@@ -132,7 +133,7 @@ def is_eval_below(trace: Any) -> bool:
     return trace is not None
 
 
-def is_cut_off(trace: Any) -> bool:
+def is_cut_off(trace: Trace | None) -> bool:
     """Returns whether the visible chain of parents ends with a staging trace directly above evaluation.
 
     That is the case if JAX has set aside the current trace while it created `trace`.
@@ -144,7 +145,7 @@ def is_cut_off(trace: Any) -> bool:
     return staging
 
 
-def is_staging_above(trace: Any, base: Any) -> bool | None:
+def is_staging_above(trace: Trace | None, base: Trace | None) -> bool | None:
     """Returns whether a trace from `trace` down to `base` stages a program; None if `base` is not below `trace`."""
     staging = False
     while trace is not base:
@@ -165,7 +166,7 @@ def is_staging_above(trace: Any, base: Any) -> bool | None:
 class _CaptureTrace(jax.core.Trace):  # type: ignore[misc,unused-ignore]
     """The trace to which capture tracers belong. It never executes a primitive: the current trace does."""
 
-    def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+    def process_primitive(self, primitive: object, tracers: object, params: object, /) -> Any:
         raise AssertionError("the capture trace is never current")
 
 
@@ -182,13 +183,13 @@ class CaptureTracer(jax.core.Tracer):  # type: ignore[misc,type-arg,unused-ignor
 
     __slots__ = ("source",)
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any, source: Any, *, weak_type: bool = False) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: DTypeLike, source: object, *, weak_type: bool = False) -> None:
         super().__init__(_capture_trace, ShapedArray(shape, dtype, weak_type=weak_type))
-        self.source = source
+        self.source: Any = source
 
     at = connected_at
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         return connected(super().__getitem__(index), self)
 
     def _contents(self) -> Any:

@@ -19,9 +19,10 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.jaxprs import Call, Literal, constants_of, kinds_of
+from mirrored._jax.jaxprs import Call, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, constants_of, kinds_of
 from mirrored._jax.source_lines import source_line
 from mirrored._jax.traces import is_tracer
+from mirrored._typing import Operand
 
 _TOLERANCE: Final = 1e-4
 _KEEPS_VALUE: Final = frozenset(
@@ -87,9 +88,11 @@ class LossScaling:
         num_replicas: The number of replicas.
     """
 
-    def __init__(self, jaxpr: Any, batched: Sequence[bool], constants: Sequence[Any], num_replicas: int) -> None:
+    def __init__(
+        self, jaxpr: Jaxpr | ClosedJaxpr, batched: Sequence[bool], constants: Sequence[Any], num_replicas: int
+    ) -> None:
         variables = (*jaxpr.constvars, *jaxpr.invars)
-        inputs = [var for var, is_batched in zip(variables, batched, strict=True) if is_batched]
+        inputs: list[Any] = [var for var, is_batched in zip(variables, batched, strict=True) if is_batched]
         self._replicas = num_replicas
         self._sizes: set[int] = {var.aval.shape[0] for var in inputs if getattr(var.aval, "shape", ())} - {0, 1}
         self._known: dict[Any, _Value] = {var: _Value(depends=True) for var in inputs}
@@ -108,7 +111,7 @@ class LossScaling:
             return []
         return sorted({mean for value in values for mean in value.means}, key=str)
 
-    def _run(self, jaxpr: Any, known: dict[Any, _Value], line: str | None) -> None:
+    def _run(self, jaxpr: Jaxpr | ClosedJaxpr, known: dict[Any, _Value], line: str | None) -> None:
         for eqn, kind in zip(jaxpr.eqns, kinds_of(jaxpr.eqns, None), strict=True):
             operands = [
                 _number(atom.val) if isinstance(atom, Literal) else known.get(atom, _UNKNOWN) for atom in eqn.invars
@@ -119,13 +122,13 @@ class LossScaling:
             result = self._apply(eqn, operands, line)
             known.update((var, result) for var in eqn.outvars)
 
-    def _call(self, jaxpr: Any, operands: Sequence[_Value], line: str | None) -> list[_Value]:
+    def _call(self, jaxpr: Jaxpr | ClosedJaxpr, operands: Sequence[_Value], line: str | None) -> list[_Value]:
         known = dict(zip(jaxpr.invars, operands, strict=True))
         known.update(zip(jaxpr.constvars, map(_constant, constants_of(jaxpr)), strict=False))
         self._run(jaxpr, known, line)
         return [_number(atom.val) if isinstance(atom, Literal) else known.get(atom, _UNKNOWN) for atom in jaxpr.outvars]
 
-    def _apply(self, eqn: Any, operands: Sequence[_Value], line: str | None) -> _Value:
+    def _apply(self, eqn: JaxprEqn, operands: Sequence[_Value], line: str | None) -> _Value:
         name, shape = eqn.primitive.name, getattr(eqn.outvars[0].aval, "shape", ()) if eqn.outvars else ()
         constant = _computed(name, operands)
         if constant is not None:
@@ -171,7 +174,7 @@ class LossScaling:
         """Returns whether the first dimension may be the batch, alone or merged with another dimension."""
         return any(shape[0] % size == 0 for size in self._sizes)
 
-    def _means_formed(self, eqn: Any, operands: Sequence[_Value], line: str | None) -> frozenset[Mean]:
+    def _means_formed(self, eqn: JaxprEqn, operands: Sequence[_Value], line: str | None) -> frozenset[Mean]:
         """Returns the means whose derivatives this equation combines with values that depend on the batch."""
         found = set()
         for operand in operands:
@@ -220,17 +223,17 @@ def _among(number: float, candidates: set[float]) -> bool:
     return any(abs(number - candidate) <= _TOLERANCE * candidate for candidate in candidates)
 
 
-def _number(value: Any) -> _Value:
+def _number(value: Operand) -> _Value:
     if np.shape(value) or not _is_real(value):
         return _UNKNOWN
     number = float(value)  # During tracing, comparing an array would return a tracer.
     return _Value(number, 1.0 if number == 1 else None)
 
 
-def _constant(value: Any) -> _Value:
+def _constant(value: Operand) -> _Value:
     return _UNKNOWN if is_tracer(value) else _number(value)
 
 
-def _is_real(value: Any) -> bool:
+def _is_real(value: Operand) -> bool:
     dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
     return bool(jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer))

@@ -12,10 +12,14 @@ from typing import Any, Final
 from mirrored._jax.jaxprs import (
     Branch,
     Call,
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
     Kind,
     Literal,
     Plain,
     Scan,
+    Var,
     While,
     collectives_in,
     constants_of,
@@ -71,7 +75,7 @@ class Origin:
     identity: Hashable = None
 
     @classmethod
-    def constant(cls, value: Any) -> Origin:
+    def constant(cls, value: object) -> Origin:
         """Returns the origin of a concrete constant, which is replicated.
 
         Bit-identical constants of the same shape and dtype get equal identities.
@@ -94,7 +98,7 @@ class ReplicationCheck:
         axis: The mesh axis of the replicas. None if there is only one device.
     """
 
-    def __init__(self, jaxpr: Any, inputs: Sequence[Origin], axis: str | None) -> None:
+    def __init__(self, jaxpr: Jaxpr | ClosedJaxpr, inputs: Sequence[Origin], axis: str | None) -> None:
         self._jaxpr = jaxpr
         self._variables = (*jaxpr.constvars, *jaxpr.invars)
         self._inputs = inputs
@@ -124,7 +128,7 @@ class ReplicationCheck:
         if SAME in primitive_names(self._jaxpr) and self._numbers.unequal:
             raise mismatched("a reduction over replicas", "a loop or branch", self._numbers.unequal[0])
 
-    def varies(self, atom: Any) -> bool:
+    def varies(self, atom: Var | Literal) -> bool:
         """Returns whether a variable or literal of the body may differ between devices."""
         return self._flows.axis is not None and self._varying.distance(atom) is not None
 
@@ -136,7 +140,7 @@ class ReplicationCheck:
             return False
         return len(atoms) == 1 or len({self._numbers[atom] for atom in atoms}) == 1
 
-    def path(self, atom: Any) -> list[PathStep]:
+    def path(self, atom: Var | Literal) -> list[PathStep]:
         """Returns the shortest path from a varying origin to `atom`, which is varying.
 
         A long path is shortened in the middle.
@@ -169,11 +173,13 @@ class ReplicationCheck:
         steps = self.path(differing[0]) if differing else self.divergence(atoms)
         return "\n".join(f"{'-> ' if i else '   '}{step}" for i, step in enumerate(steps))
 
-    def _label(self, atom: Any) -> str:
+    def _label(self, atom: Var | Literal) -> str:
         return f"the constant {atom.val}" if isinstance(atom, Literal) else self._by_variable[atom].label
 
 
-def check_replication(jaxpr: Any, inputs: Sequence[Origin], *, axis: str | None = AXIS) -> ReplicationCheck:
+def check_replication(
+    jaxpr: Jaxpr | ClosedJaxpr, inputs: Sequence[Origin], *, axis: str | None = AXIS
+) -> ReplicationCheck:
     """Analyses which values of a replica body are equal on all replicas.
 
     Args:
@@ -236,7 +242,7 @@ class CollectiveSites:
         self._with_collective: dict[int, Any] = {}
         self._kept: list[Any] = []  # Keeps jaxprs alive: an id identifies an object only during its lifetime.
 
-    def check(self, jaxpr: Any, differing: Sequence[bool]) -> None:
+    def check(self, jaxpr: Jaxpr | ClosedJaxpr, differing: Sequence[bool]) -> None:
         """Checks one jaxpr.
 
         Args:
@@ -255,7 +261,7 @@ class CollectiveSites:
         for eqn, kind in self._flows.kinds(jaxpr.eqns):
             self._check_equation(eqn, kind, varying)
 
-    def _check_equation(self, eqn: Any, kind: Kind, varying: Set[Any]) -> None:
+    def _check_equation(self, eqn: JaxprEqn, kind: Kind, varying: Set[Any]) -> None:
         operands = [not isinstance(atom, Literal) and atom in varying for atom in eqn.invars]
         match kind:
             case Call(jaxpr):
@@ -274,12 +280,12 @@ class CollectiveSites:
                     if len(jaxpr.invars) == len(operands):
                         self.check(jaxpr, operands)
 
-    def _check_scan(self, eqn: Any, scan: Scan, operands: Sequence[bool], varying: Set[Any]) -> None:
+    def _check_scan(self, eqn: JaxprEqn, scan: Scan, operands: Sequence[bool], varying: Set[Any]) -> None:
         consts, carries = scan.num_consts, scan.num_carries
         varying_carries = [var in varying for var in eqn.outvars[:carries]]
         self.check(scan.jaxpr, [*operands[:consts], *varying_carries, *operands[consts + carries :]])
 
-    def _check_while(self, eqn: Any, loop: While, operands: Sequence[bool], varying: Set[Any]) -> None:
+    def _check_while(self, eqn: JaxprEqn, loop: While, operands: Sequence[bool], varying: Set[Any]) -> None:
         varying_carries = [var in varying for var in eqn.outvars]
         of_cond = loop.num_cond_consts
         entering = [*operands[:of_cond], *varying_carries]
@@ -289,20 +295,20 @@ class CollectiveSites:
         self.check(loop.cond, entering)
         self.check(loop.body, [*operands[of_cond : of_cond + loop.num_body_consts], *varying_carries])
 
-    def _refuse(self, eqn: Any, jaxprs: Sequence[Any], what: str) -> None:
+    def _refuse(self, eqn: JaxprEqn, jaxprs: Sequence[Any], what: str) -> None:
         found = next((eqn for jaxpr in jaxprs if (eqn := self._collective_in(jaxpr)) is not None), None)
         if found is None:
             return
         raise mismatched(f"a reduction over replicas ({found.primitive.name}, {source_line(found)})", what, eqn)
 
-    def _collective_in(self, jaxpr: Any) -> Any:
+    def _collective_in(self, jaxpr: Jaxpr | ClosedJaxpr) -> Any:
         """Returns a collective of a jaxpr, at any depth, or None."""
         if id(jaxpr) not in self._with_collective:
             self._with_collective[id(jaxpr)] = next(self._collectives(jaxpr), None)
             self._kept.append(jaxpr)
         return self._with_collective[id(jaxpr)]
 
-    def _collectives(self, jaxpr: Any) -> Iterator[Any]:
+    def _collectives(self, jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[Any]:
         yield from collectives_in(jaxpr.eqns, self._flows.axis)
         for _, kind in self._flows.kinds(jaxpr.eqns):
             for inner in inner_jaxprs(kind):
@@ -311,7 +317,7 @@ class CollectiveSites:
                     yield found
 
 
-def mismatched(collective: str, what: str, eqn: Any) -> MergeError:
+def mismatched(collective: str, what: str, eqn: JaxprEqn) -> MergeError:
     """Returns the error for a collective that only some replicas would execute.
 
     Args:
@@ -346,13 +352,17 @@ class Divergence:
         label: Returns the name of an input or literal in messages.
     """
 
-    def __init__(self, jaxpr: Any, numbers: ValueNumbering, flows: DataflowRules, label: Callable[[Any], str]) -> None:
+    def __init__(
+        self, jaxpr: Jaxpr | ClosedJaxpr, numbers: ValueNumbering, flows: DataflowRules, label: Callable[[Any], str]
+    ) -> None:
         self._numbers = numbers
         self._flows = flows
         self._label = label
-        self._producers = {var: (eqn, j) for eqn in jaxpr.eqns for j, var in enumerate(eqn.outvars)}
+        self._producers: dict[Var | Literal, tuple[JaxprEqn, int]] = {
+            var: (eqn, j) for eqn in jaxpr.eqns for j, var in enumerate(eqn.outvars)
+        }
 
-    def trail(self, one: Any, other: Any) -> list[PathStep]:
+    def trail(self, one: Var | Literal, other: Var | Literal) -> list[PathStep]:
         """Returns the shortest path from the origin of the difference to `one`.
 
         The search is breadth-first over pairs of corresponding operands. It visits each pair of value numbers once.
@@ -399,7 +409,7 @@ class Divergence:
             return PathStep(f"{one}, of which each replica has its own")
         return PathStep(f"{one} on one replica, {other} on another replica of the same device")
 
-    def _describe(self, atom: Any) -> str:
+    def _describe(self, atom: Var | Literal) -> str:
         if not isinstance(atom, Literal) and atom in self._producers:
             return str(path_step_of(*self._producers[atom]))
         return self._label(atom)

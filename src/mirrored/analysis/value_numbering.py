@@ -24,6 +24,7 @@ from mirrored._jax.jaxprs import (
     Call,
     ClosedJaxpr,
     Jaxpr,
+    JaxprEqn,
     Kind,
     Literal,
     Plain,
@@ -35,6 +36,7 @@ from mirrored._jax.jaxprs import (
 )
 from mirrored._jax.local_collectives import SAME
 from mirrored._jax.traces import Tracer
+from mirrored._typing import HostArray
 from mirrored.analysis.varying import ALWAYS, DataflowRules, EquationDataflow, operands_in
 
 _Numbered = dict[Var, int]
@@ -56,7 +58,7 @@ class ValueNumbering:
         unequal: The conditions of fused loops and branches that may differ between virtual replicas.
     """
 
-    def __init__(self, jaxpr: Any, inputs: Sequence[Hashable], flows: DataflowRules) -> None:
+    def __init__(self, jaxpr: Jaxpr | ClosedJaxpr, inputs: Sequence[Hashable], flows: DataflowRules) -> None:
         self._flows = flows
         self._interned: dict[Hashable, int] = {}
         self._structures: dict[int, int] = {}
@@ -68,11 +70,11 @@ class ValueNumbering:
             self._of[var] = self._intern(("input", key))
         self._walk(jaxpr, self._of, ())
 
-    def __getitem__(self, atom: Any) -> int:
+    def __getitem__(self, atom: Var | Literal) -> int:
         """Returns the number of a variable or literal of the jaxpr."""
         return self._read(self._of, atom)
 
-    def operation(self, eqn: Any) -> int:
+    def operation(self, eqn: JaxprEqn) -> int:
         """Returns the number of the operation of `eqn`, without its operands."""
         kind = self._flows.kind(eqn)
         if isinstance(kind, Call) and eqn.primitive.name != "shard_map":
@@ -81,7 +83,7 @@ class ValueNumbering:
         params = tuple((name, self._key(value)) for name, value in eqn.params.items())
         return self._intern((eqn.primitive.name, params))
 
-    def structure(self, jaxpr: Any) -> int:
+    def structure(self, jaxpr: Jaxpr | ClosedJaxpr) -> int:
         """Returns the number of an inner jaxpr. Jaxprs that differ only in variable names have equal numbers."""
         found = self._structures.get(id(jaxpr))
         if found is None:
@@ -89,18 +91,18 @@ class ValueNumbering:
             self._kept.append(jaxpr)
         return found
 
-    def _read(self, numbers: _Numbered, atom: Any) -> int:
+    def _read(self, numbers: _Numbered, atom: Var | Literal) -> int:
         if isinstance(atom, Literal):
             return self._intern(("literal", str(atom.aval), constant_key(atom.val)))
         return numbers[atom]
 
-    def _walk(self, jaxpr: Any, numbers: _Numbered, site: _Site) -> None:
+    def _walk(self, jaxpr: Jaxpr | ClosedJaxpr, numbers: _Numbered, site: _Site) -> None:
         """Numbers the results of all equations. `site` identifies the chain of calls that leads to the jaxpr."""
         for eqn, kind in self._flows.kinds(jaxpr.eqns):
             operands = [self._read(numbers, atom) for atom in eqn.invars]
             numbers.update(zip(eqn.outvars, self._equation(eqn, kind, operands, site), strict=True))
 
-    def _equation(self, eqn: Any, kind: Kind, operands: list[int], site: _Site) -> list[int]:
+    def _equation(self, eqn: JaxprEqn, kind: Kind, operands: list[int], site: _Site) -> list[int]:
         here = (*site, id(eqn))
         if eqn.primitive.name == SAME:
             if len(set(operands)) > 1:
@@ -128,13 +130,13 @@ class ValueNumbering:
         flows = self._flows.of(eqn)
         return [self._opaque(eqn, j, flow, operands, here) for j, flow in enumerate(flows)]
 
-    def _opaque(self, eqn: Any, j: int, flow: EquationDataflow, operands: Sequence[int], here: _Site) -> int:
+    def _opaque(self, eqn: JaxprEqn, j: int, flow: EquationDataflow, operands: Sequence[int], here: _Site) -> int:
         """Returns the number of result `j` of an equation, without looking inside the equation."""
         if flow.depends & ALWAYS:
             return self._intern((here, j))
         return self._intern((self.operation(eqn), j, *(operands[i] for i in operands_in(flow.depends))))
 
-    def _inside(self, jaxpr: Any, operands: Sequence[int], here: _Site) -> list[int]:
+    def _inside(self, jaxpr: Jaxpr | ClosedJaxpr, operands: Sequence[int], here: _Site) -> list[int]:
         """Returns the numbers of a jaxpr's outputs for these operands, as if the call were inlined.
 
         The results are cached by structure and operands, unless the jaxpr has a source that is not repeatable.
@@ -148,7 +150,7 @@ class ValueNumbering:
             self._results[key] = results
         return results
 
-    def _run(self, jaxpr: Any, operands: Sequence[int], here: _Site) -> list[int]:
+    def _run(self, jaxpr: Jaxpr | ClosedJaxpr, operands: Sequence[int], here: _Site) -> list[int]:
         numbers: _Numbered = dict(zip(jaxpr.invars, operands, strict=True))
         held = constants_of(jaxpr)
         for i, var in enumerate(jaxpr.constvars):
@@ -161,7 +163,7 @@ class ValueNumbering:
         """Returns the number of a `cond` output: that of the branches if equal, else one that includes the index."""
         return results[0] if len(set(results)) == 1 else self._intern(("chosen", index, *results))
 
-    def _loop(self, eqn: Any, operands: Sequence[int], loop: _LoopNumbering, here: _Site) -> list[int]:
+    def _loop(self, eqn: JaxprEqn, operands: Sequence[int], loop: _LoopNumbering, here: _Site) -> list[int]:
         """Returns the numbers of a loop's outputs.
 
         Carries with equal initial values start in one class. Each pass over the body splits the classes whose members
@@ -192,13 +194,13 @@ class ValueNumbering:
     def _intern(self, key: Hashable) -> int:
         return self._interned.setdefault(key, len(self._interned))
 
-    def _shape(self, jaxpr: Any) -> Hashable:
+    def _shape(self, jaxpr: Jaxpr | ClosedJaxpr) -> Hashable:
         names: dict[Var, int] = {}
 
         def name(var: Var) -> int:
             return names.setdefault(var, len(names))
 
-        def read(atom: Any) -> Hashable:
+        def read(atom: Var | Literal) -> Hashable:
             return ("literal", self[atom]) if isinstance(atom, Literal) else name(atom)
 
         consts = tuple((name(v), constant_key(c)) for v, c in zip(jaxpr.constvars, constants_of(jaxpr), strict=False))
@@ -208,7 +210,7 @@ class ValueNumbering:
         )
         return "jaxpr", consts, inputs, eqns, tuple(map(read, jaxpr.outvars))
 
-    def _key(self, value: Any) -> Hashable:
+    def _key(self, value: object) -> Hashable:
         """Returns a key for a parameter of an equation. An object of unknown type equals only itself."""
         if value is None or isinstance(value, (bool, int, str)):
             return value
@@ -223,7 +225,7 @@ class ValueNumbering:
         return constant_key(value)
 
 
-def constant_key(value: Any) -> Hashable:
+def constant_key(value: object) -> Hashable:
     """Returns a key for a constant. Bit-identical constants of one type have equal keys.
 
     An object of unknown type equals only itself, or what its own `__eq__` accepts.
@@ -276,7 +278,7 @@ class ArrayContents:
 
     __slots__ = ("_array", "_digest", "_type")
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: jax.Array | HostArray | np.generic) -> None:
         self._array = array
         self._digest: bytes | None = None
         self._type = (str(array.dtype), array.shape)
@@ -296,7 +298,7 @@ class ArrayContents:
         return self._digest
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Returns whether this process can read the bits of `value`."""
     return not isinstance(value, jax.Array) or (
         not jnp.issubdtype(value.dtype, jax.dtypes.extended) and value.is_fully_addressable

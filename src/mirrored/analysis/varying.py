@@ -6,7 +6,22 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, Final
 
-from mirrored._jax.jaxprs import Branch, Call, Equalising, Kind, Literal, Plain, Scan, ValueSource, Var, While, kinds_of
+from mirrored._jax.jaxprs import (
+    Branch,
+    Call,
+    ClosedJaxpr,
+    Equalising,
+    Jaxpr,
+    JaxprEqn,
+    Kind,
+    Literal,
+    Plain,
+    Scan,
+    ValueSource,
+    Var,
+    While,
+    kinds_of,
+)
 from mirrored._jax.source_lines import source_line
 
 # Dataflow: computes which operands each output of an equation depends on, and which can make it vary between devices.
@@ -51,7 +66,7 @@ class DataflowRules:
         self._sources: dict[int, EquationDataflow] = {}
         self._kept: list[Any] = []  # Keeps keyed objects alive: an id identifies an object only during its lifetime.
 
-    def kind(self, eqn: Any) -> Kind:
+    def kind(self, eqn: JaxprEqn) -> Kind:
         """Returns `kind_of` the equation, cached."""
         found = self._kinds.get(id(eqn))
         if found is None:
@@ -65,7 +80,7 @@ class DataflowRules:
         self._kept += new
         return [(eqn, self._kinds[id(eqn)]) for eqn in eqns]
 
-    def of(self, eqn: Any) -> tuple[EquationDataflow, ...]:
+    def of(self, eqn: JaxprEqn) -> tuple[EquationDataflow, ...]:
         """Returns the dataflow of each output of `eqn` with respect to its operands."""
         kind, outputs = self.kind(eqn), len(eqn.outvars)
         all_operands = (1 << len(eqn.invars)) - 1 << 1
@@ -86,7 +101,7 @@ class DataflowRules:
                 inner = union(map(self._sources_in, jaxprs))
                 return (EquationDataflow(all_operands | inner.varies, all_operands | inner.depends),) * outputs
 
-    def of_jaxpr(self, jaxpr: Any) -> tuple[EquationDataflow, ...]:
+    def of_jaxpr(self, jaxpr: Jaxpr | ClosedJaxpr) -> tuple[EquationDataflow, ...]:
         """Returns the dataflow of each output of `jaxpr` with respect to its inputs.
 
         The constants of the jaxpr are equal on all devices.
@@ -97,10 +112,10 @@ class DataflowRules:
             self._kept.append(jaxpr)
         return found
 
-    def _summarise(self, jaxpr: Any) -> tuple[EquationDataflow, ...]:
+    def _summarise(self, jaxpr: Jaxpr | ClosedJaxpr) -> tuple[EquationDataflow, ...]:
         known: dict[Var, EquationDataflow] = dict(zip(jaxpr.invars, identity(len(jaxpr.invars)), strict=True))
 
-        def read(atom: Any) -> EquationDataflow:
+        def read(atom: Var | Literal) -> EquationDataflow:
             return NOTHING if isinstance(atom, Literal) else known.get(atom, NOTHING)
 
         for eqn, kind in self.kinds(jaxpr.eqns):
@@ -127,7 +142,7 @@ class DataflowRules:
         (index,) = identity(1)
         return tuple(union((index, *output)) for output in outputs)
 
-    def _sources_in(self, jaxpr: Any) -> EquationDataflow:
+    def _sources_in(self, jaxpr: Jaxpr | ClosedJaxpr) -> EquationDataflow:
         """Returns the dataflow that a jaxpr adds by itself, if it is unknown how its equation uses it."""
         found = self._sources.get(id(jaxpr))
         if found is None:
@@ -267,13 +282,17 @@ class VaryingAnalysis:
     """
 
     def __init__(
-        self, jaxpr: Any, entering: Sequence[int | None], flows: DataflowRules, inputs: Sequence[Any] | None = None
+        self,
+        jaxpr: Jaxpr | ClosedJaxpr,
+        entering: Sequence[int | None],
+        flows: DataflowRules,
+        inputs: Sequence[Any] | None = None,
     ) -> None:
         inputs = jaxpr.invars if inputs is None else inputs
         self._jaxpr = jaxpr
         self._flows = flows
         self._inputs = {var: i for i, var in enumerate(inputs)}
-        self._producers: dict[Var, tuple[Any, int]] | None = None
+        self._producers: dict[Var | Literal, tuple[Any, int]] | None = None
         self._distance: dict[Var, int] = {
             var: distance for var, distance in zip(inputs, entering, strict=True) if distance is not None
         }
@@ -284,11 +303,11 @@ class VaryingAnalysis:
         """Returns the varying variables of the jaxpr."""
         return self._distance.keys()
 
-    def distance(self, atom: Any) -> int | None:
+    def distance(self, atom: Var | Literal) -> int | None:
         """Returns the distance of a variable or literal from a varying origin, or None if it is replicated."""
         return None if isinstance(atom, Literal) else self._distance.get(atom)
 
-    def trail(self, atom: Any) -> VaryingPath:
+    def trail(self, atom: Var | Literal) -> VaryingPath:
         """Returns the shortest path from an origin to `atom`, which must be varying."""
         steps: list[PathStep] = []
         while atom not in self._inputs:
@@ -300,7 +319,7 @@ class VaryingAnalysis:
             atom = eqn.invars[operand]
         return VaryingPath(tuple(steps), self._inputs[atom])
 
-    def _walk(self, eqn: Any, kind: Kind) -> None:
+    def _walk(self, eqn: JaxprEqn, kind: Kind) -> None:
         distances = [self.distance(atom) for atom in eqn.invars]
         if isinstance(kind, Plain) and not kind.jaxprs:
             nearest = _nearest(distances)
@@ -314,12 +333,12 @@ class VaryingAnalysis:
             elif flow.varies & ALWAYS:
                 self._distance[var] = 1
 
-    def _producer(self, var: Any) -> tuple[Any, int]:
+    def _producer(self, var: Var | Literal) -> tuple[Any, int]:
         if self._producers is None:
             self._producers = {var: (eqn, j) for eqn in self._jaxpr.eqns for j, var in enumerate(eqn.outvars)}
         return self._producers[var]
 
-    def _enter(self, eqn: Any, j: int) -> _OperandPath:
+    def _enter(self, eqn: JaxprEqn, j: int) -> _OperandPath:
         distances = [self.distance(atom) for atom in eqn.invars]
         kind = self._flows.kind(eqn)
         match kind:
@@ -336,7 +355,7 @@ class VaryingAnalysis:
             case _:
                 return self._pass(eqn, j, kind, distances)
 
-    def _pass(self, eqn: Any, j: int, kind: Kind, distances: Sequence[int | None]) -> _OperandPath:
+    def _pass(self, eqn: JaxprEqn, j: int, kind: Kind, distances: Sequence[int | None]) -> _OperandPath:
         operands = operands_in(self._flows.of(eqn)[j].varies)
         varying = [(distance, i) for i in operands if (distance := distances[i]) is not None]
         if varying:
@@ -357,7 +376,12 @@ class _LoopVarying:
     """
 
     def __init__(
-        self, body: Any, distances: Sequence[int | None], consts: int, carries: int, flows: DataflowRules
+        self,
+        body: Jaxpr | ClosedJaxpr,
+        distances: Sequence[int | None],
+        consts: int,
+        carries: int,
+        flows: DataflowRules,
     ) -> None:
         self._body = body
         self._initial = distances
@@ -438,14 +462,14 @@ def _with_lines(trail: VaryingPath, line: str | None) -> Sequence[PathStep]:
     return *trail.steps[:origins], *located
 
 
-def path_step_of(eqn: Any, j: int) -> PathStep:
+def path_step_of(eqn: JaxprEqn, j: int) -> PathStep:
     """Returns the step from the operands of `eqn` to its output `j`."""
     called = eqn.params.get("name")
     what = f"{eqn.primitive.name} {called}" if isinstance(called, str) else eqn.primitive.name
     return PathStep(what, source_line(eqn), shape_of(eqn.outvars[j]))
 
 
-def shape_of(atom: Any) -> str:
+def shape_of(atom: Var | Literal) -> str:
     """Returns the type of a value in short form, such as ``f32[8, 3]``."""
     return str(getattr(atom.aval, "str_short", lambda **_: str(atom.aval))(short_dtypes=True))
 

@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import jax.numpy as jnp
 from jax import lax
@@ -16,6 +16,9 @@ from mirrored._jax.arrays import as_array
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_reduction
 from mirrored.collectives.summation import Group, narrow, widen
 from mirrored.errors import ArgumentError, StructureError
+
+if TYPE_CHECKING:
+    import jax
 
 # `CrossDeviceOps`, the base class of algorithms for reductions over replicas.
 
@@ -48,7 +51,9 @@ class CrossDeviceOps(abc.ABC):
         return False
 
     @final
-    def reduce_arrays(self, op: Any, arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
+    def reduce_arrays(
+        self, op: ReduceOp | str | Callable[[Any], Any], arrays: Sequence[Sequence[Any]], group: Group
+    ) -> list[Any]:
         """Reduces each array over all replicas. The results are equal on all devices.
 
         Args:
@@ -64,7 +69,9 @@ class CrossDeviceOps(abc.ABC):
         return [results[0] for results in self.all_reduce(op, arrays, group)]
 
     @final
-    def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
+    def all_reduce(
+        self, op: ReduceOp | str | Callable[[Any], Any], arrays: Sequence[Sequence[Any]], group: Group
+    ) -> list[list[Any]]:
         """Reduces as `reduce_arrays` does, and returns each result once per virtual replica.
 
         The results of an array are equal, but each is differentiated separately: it receives the cotangent of its own
@@ -107,12 +114,12 @@ def stack_all(components: Sequence[Any], group: Group) -> Any:
     return stacked if group.axis is None else lax.all_gather(stacked, group.axis, axis=0, tiled=True)
 
 
-def floating(array: Any) -> Any:
+def floating(array: jax.Array) -> Any:
     """Converts integers and booleans to float32. Returns other arrays unchanged."""
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)
 
 
-def custom(op: ReduceOp, like: Any, stacked: Any, group: Group) -> Any:
+def custom(op: ReduceOp, like: jax.Array, stacked: jax.Array, group: Group) -> Any:
     """Applies a custom reduction to the components of all replicas, ``[replicas, ...]``, each like `like`."""
     check_reduction(op, like, group.num_replicas)
     return op(stacked)

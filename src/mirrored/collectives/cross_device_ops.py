@@ -19,7 +19,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -29,6 +29,9 @@ from mirrored.collectives.algorithm import CrossDeviceOps as CrossDeviceOps
 from mirrored.collectives.fixed_order_tree import OrderedTree as OrderedTree
 from mirrored.collectives.summation import Group, tree_sum
 from mirrored.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +127,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         return _for_each_local([add(list(stack_all(components, group))) for components in arrays], group)
 
 
-def check_packs(called: str, num_packs: Any) -> None:
+def check_packs(called: str, num_packs: object) -> None:
     """Checks a `num_packs` argument.
 
     Raises:
@@ -144,7 +147,7 @@ def _for_each_local(totals: Sequence[Any], group: Group) -> list[list[Any]]:
     return [[total] * group.local for total in totals]
 
 
-def _two_levels(buffer: Any, axis: str, devices: int) -> Any:
+def _two_levels(buffer: jax.Array, axis: str, devices: int) -> Any:
     """Sums a buffer by reduce-scatters within and between groups. Its length is a multiple of `devices`."""
     size = max(n for n in range(1, math.isqrt(devices) + 1) if devices % n == 0)
     groups = [[start + i for i in range(size)] for start in range(0, devices, size)]

@@ -85,12 +85,12 @@ _stack_each.defvjp(_stack_each_forward, _stack_each_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def fan_out(group: Group, value: Any) -> list[Any]:
+def fan_out(group: Group, value: jax.Array) -> list[Any]:
     """Returns a replicated value once per virtual replica. The cotangents of all replicas are summed by the tree."""
     return [value] * group.local
 
 
-def _fan_out_forward(group: Group, value: Any) -> tuple[list[Any], None]:
+def _fan_out_forward(group: Group, value: jax.Array) -> tuple[list[Any], None]:
     return fan_out(group, value), None
 
 
@@ -102,7 +102,7 @@ fan_out.defvjp(_fan_out_forward, _fan_out_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def fan_out_once(group: Group, value: Any) -> list[Any]:
+def fan_out_once(group: Group, value: jax.Array) -> list[Any]:
     """As `fan_out`, for a value of which each device computes a copy: the first device gets the whole cotangent.
 
     The other devices get zeros, because the backward pass of what has computed the value sums over devices.
@@ -110,7 +110,7 @@ def fan_out_once(group: Group, value: Any) -> list[Any]:
     return [value] * group.local
 
 
-def _fan_out_once_forward(group: Group, value: Any) -> tuple[list[Any], None]:
+def _fan_out_once_forward(group: Group, value: jax.Array) -> tuple[list[Any], None]:
     return fan_out_once(group, value), None
 
 
@@ -199,7 +199,9 @@ def _sum_by_pairs(totals: list[Any], axis: str, devices: int) -> list[Any]:
     return [equal_on_all_devices(total, axis) for total in totals]
 
 
-def over_buckets_of_rows(collective: Any, arrays: Sequence[Sequence[Any]], multiple: int) -> list[Any]:
+def over_buckets_of_rows(
+    collective: Callable[[jax.Array], jax.Array], arrays: Sequence[Sequence[Any]], multiple: int
+) -> list[Any]:
     """Applies a collective from ``[rows, n]`` to ``[n]`` to non-empty arrays given by rows, packed by dtype.
 
     The packing is behind borders on both sides: what computes the arrays, and what reads the results, is compiled as
@@ -224,7 +226,7 @@ def _pack_rows(rows: Sequence[Any], num_arrays: int, multiple: int) -> list[Any]
     return [jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % multiple)))]
 
 
-def _sum_own_piece(rows: Any, axis: str, devices: int, count: int) -> Any:
+def _sum_own_piece(rows: jax.Array, axis: str, devices: int, count: int) -> Any:
     """``[count, n]`` rows of each device to their sum ``[n]``, by the tree over all rows in order."""
     pieces = rows.reshape(count, devices, -1).swapaxes(0, 1)
     exchanged = lax.all_to_all(pieces, axis, 0, 0).reshape(devices * count, -1)

@@ -19,6 +19,7 @@ import numpy as np
 from mirrored._jax import distributed
 from mirrored._jax.arrays import key_data
 from mirrored._jax.source_lines import user_lines
+from mirrored._typing import Operand
 from mirrored.errors import AbsentWorkerError, DisagreementError
 from mirrored.settings import AGREEMENT_SECONDS
 from mirrored.watchdog.collective_log import collective_log
@@ -31,7 +32,9 @@ class _Allgathers:
     trusted = 0
 
 
-def host_allgather(called: str, question: str, value: Any = None, *, timeout_seconds: float | None = None) -> list[Any]:
+def host_allgather(
+    called: str, question: str, value: object = None, *, timeout_seconds: float | None = None
+) -> list[Any]:
     """All-gathers one host value per worker through JAX's coordination service.
 
     Context: the main thread of every worker of a job, in the same order on all workers.
@@ -55,7 +58,7 @@ def host_allgather(called: str, question: str, value: Any = None, *, timeout_sec
         return _allgather(called, question, value, timeout_seconds, line)
 
 
-def _allgather(called: str, question: str, value: Any, timeout_seconds: float | None, line: str) -> list[Any]:
+def _allgather(called: str, question: str, value: object, timeout_seconds: float | None, line: str) -> list[Any]:
     _Allgathers.count += 1
     key, here, count = f"{_ROOT}/{_Allgathers.count}", distributed.this_process(), distributed.num_processes()
     distributed.put(f"{key}/{here}", json.dumps([question, value, line]))
@@ -136,7 +139,7 @@ def skipping_comparisons() -> Iterator[None]:
         _Allgathers.trusted -= 1
 
 
-def digest(value: Any) -> str:
+def digest(value: Operand) -> str:
     """Returns a digest of the bits, shape and dtype of a value."""
     array = np.asarray(key_data(value))
     hasher = hashlib.blake2b(digest_size=16)
@@ -145,7 +148,7 @@ def digest(value: Any) -> str:
     return hasher.hexdigest()
 
 
-def _short(value: Any) -> str:
+def _short(value: Operand) -> str:
     return np.array2string(np.asarray(key_data(value)), threshold=4)[:80]
 
 

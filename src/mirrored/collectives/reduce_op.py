@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Final
 
@@ -64,7 +65,7 @@ class ReduceOp(metaclass=_Members):
     SUM: ClassVar[ReduceOp]
     MEAN: ClassVar[ReduceOp]
 
-    def __call__(self, per_replica: Any) -> Any:
+    def __call__(self, per_replica: jax.Array) -> Any:
         """Reduces stacked components ``[replicas, ...]`` to one ``[...]``. Subclasses override this method."""
         raise NotImplementedError(f"{type(self).__name__} does not define __call__(per_replica)")
 
@@ -82,7 +83,7 @@ class ReduceOp(metaclass=_Members):
         return f"ReduceOp.{self.name}"
 
     @staticmethod
-    def from_variable_aggregation(aggregation: Any) -> ReduceOp:
+    def from_variable_aggregation(aggregation: enum.Enum) -> ReduceOp:
         """Returns the reduction of a `VariableAggregation`, which is `SUM` or `MEAN`."""
         return as_reduce_op(aggregation)
 
@@ -93,7 +94,7 @@ class _Member(ReduceOp):
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __call__(self, per_replica: Any) -> Any:
+    def __call__(self, per_replica: jax.Array) -> Any:
         """Reduces over axis 0."""
         return jnp.mean(per_replica, axis=0) if self is ReduceOp.MEAN else jnp.sum(per_replica, axis=0)
 
@@ -117,7 +118,7 @@ class CallableReduction(ReduceOp):
 
     fn: Callable[[Any], Any]
 
-    def __call__(self, per_replica: Any) -> Any:
+    def __call__(self, per_replica: jax.Array) -> Any:
         """Calls the callable with the stacked components."""
         return self.fn(per_replica)
 
@@ -127,7 +128,7 @@ class CallableReduction(ReduceOp):
         return getattr(self.fn, "__name__", type(self.fn).__name__)
 
 
-def as_reduce_op(value: Any) -> ReduceOp:
+def as_reduce_op(value: object) -> ReduceOp:
     """Converts an argument of a user to a `ReduceOp`.
 
     Args:
@@ -162,7 +163,7 @@ def _instance(subclass: type[ReduceOp]) -> ReduceOp:
         ) from error
 
 
-def check_reduction(op: Any, component: Any, num_replicas: int) -> None:
+def check_reduction(op: object, component: jax.Array | jax.ShapeDtypeStruct, num_replicas: int) -> None:
     """Checks that a custom reduction keeps the shape and dtype of the component.
 
     Args:
@@ -188,7 +189,7 @@ def check_reduction(op: Any, component: Any, num_replicas: int) -> None:
         raise _unsuitable(op, stacked, f"returned {_describe(result)}", expected)
 
 
-def _unsuitable(op: ReduceOp, stacked: Any, what: str, expected: str) -> ArgumentError:
+def _unsuitable(op: ReduceOp, stacked: jax.ShapeDtypeStruct, what: str, expected: str) -> ArgumentError:
     return ArgumentError(
         op.name,
         found=f"called with the stacked components {_describe(stacked)}, it {what}",
@@ -197,7 +198,7 @@ def _unsuitable(op: ReduceOp, stacked: Any, what: str, expected: str) -> Argumen
     )
 
 
-def _describe(array: Any) -> str:
+def _describe(array: jax.Array | jax.ShapeDtypeStruct) -> str:
     return f"{jnp.dtype(array.dtype).name}[{', '.join(map(str, array.shape))}]"
 
 
@@ -217,7 +218,7 @@ class Median(ReduceOp):
         [3.0, 2.0]
     """
 
-    def __call__(self, per_replica: Any) -> Any:
+    def __call__(self, per_replica: jax.Array) -> Any:
         """Reduces over axis 0, and keeps the dtype of the components."""
         return jnp.median(per_replica, axis=0).astype(per_replica.dtype)
 
@@ -252,7 +253,7 @@ class TrimmedMean(ReduceOp):
                 remedy="pass such an integer, for instance TrimmedMean(1)",
             )
 
-    def __call__(self, per_replica: Any) -> Any:
+    def __call__(self, per_replica: jax.Array) -> Any:
         """Reduces over axis 0, and keeps the dtype of the components."""
         count = per_replica.shape[0]
         if 2 * self.k >= count:
@@ -284,7 +285,7 @@ class Adasum(ReduceOp):
         [1.0, 0.0]
     """
 
-    def __call__(self, per_replica: Any) -> Any:
+    def __call__(self, per_replica: jax.Array) -> Any:
         """Reduces over axis 0. Dot products use at least float32."""
         values = list(per_replica.astype(jnp.promote_types(per_replica.dtype, jnp.float32)))
         while len(values) > 1:
@@ -293,12 +294,12 @@ class Adasum(ReduceOp):
         return values[0].astype(per_replica.dtype)
 
 
-def _adasum(one: Any, other: Any) -> Any:
+def _adasum(one: jax.Array, other: jax.Array) -> Any:
     shared = jnp.real(jnp.vdot(one, other))
     return (1 - _half_of(shared, one)) * one + (1 - _half_of(shared, other)) * other
 
 
-def _half_of(shared: Any, vector: Any) -> Any:
+def _half_of(shared: jax.Array, vector: jax.Array) -> Any:
     """Returns the fraction of `vector` to subtract, or 0 if `vector` is zero."""
     squared = jnp.real(jnp.vdot(vector, vector))
     return jnp.where(squared > 0, shared / (2 * jnp.where(squared > 0, squared, 1)), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,10 @@ from mirrored._jax.traces import is_tracer
 from mirrored.collectives.summation import Group
 from mirrored.topology.device_assignment import AXIS, DeviceAssignment
 from mirrored.watchdog.collective_log import collective_log
+
+if TYPE_CHECKING:
+    from mirrored.collectives.algorithm import CrossDeviceOps
+    from mirrored.collectives.reduce_op import ReduceOp
 
 
 def group_of(device_assignment: DeviceAssignment) -> Group:
@@ -48,7 +52,9 @@ def over_devices(
     )
 
 
-def _reduction(algorithm: Any, op: Any, device_assignment: DeviceAssignment, num_inputs: int) -> Callable[..., Any]:
+def _reduction(
+    algorithm: CrossDeviceOps, op: ReduceOp, device_assignment: DeviceAssignment, num_inputs: int
+) -> Callable[..., Any]:
     group = group_of(device_assignment)
 
     def body(*locals_: Any) -> Any:
@@ -61,7 +67,7 @@ def _reduction(algorithm: Any, op: Any, device_assignment: DeviceAssignment, num
 
 @functools.lru_cache(maxsize=256)
 def _compiled_reduction(
-    algorithm: Any, op: Any, device_assignment: DeviceAssignment, num_inputs: int
+    algorithm: CrossDeviceOps, op: ReduceOp, device_assignment: DeviceAssignment, num_inputs: int
 ) -> Callable[..., Any]:
     reduction = _reduction(algorithm, op, device_assignment, num_inputs)
     compiled: Callable[..., Any] = jit(
@@ -70,7 +76,9 @@ def _compiled_reduction(
     return compiled
 
 
-def reduce_stacked(algorithm: Any, op: Any, arrays: Sequence[Any], device_assignment: DeviceAssignment) -> list[Any]:
+def reduce_stacked(
+    algorithm: CrossDeviceOps, op: ReduceOp, arrays: Sequence[Any], device_assignment: DeviceAssignment
+) -> list[Any]:
     """Reduces each ``[replicas, ...]`` over its first axis with `algorithm`.
 
     One program reduces all arrays.
@@ -92,7 +100,7 @@ def reduce_stacked(algorithm: Any, op: Any, arrays: Sequence[Any], device_assign
     return list(_logged(f"reduce {op!r}", device_assignment, lambda: compiled(*placed)))
 
 
-def on_all_devices(array: Any, device_assignment: DeviceAssignment) -> Any:
+def on_all_devices(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
     """Copies an array from one device to all devices of `device_assignment`, where the variables are.
 
     A tape records the transfer, so that the backward pass moves the cotangent back to the one device. Tracers are
@@ -122,7 +130,7 @@ def _compiled_gather(axis: int, device_assignment: DeviceAssignment) -> Callable
     return jax.jit(lambda array: _concatenated(array, axis), out_shardings=device_assignment.replicated)
 
 
-def _concatenated(stacked: Any, axis: int) -> Any:
+def _concatenated(stacked: jax.Array, axis: int) -> Any:
     return jnp.concatenate([stacked[i] for i in range(stacked.shape[0])], axis=axis)
 
 
@@ -130,14 +138,14 @@ def _concatenated(stacked: Any, axis: int) -> Any:
 def _compiled_ragged_gather(
     axis: int, sizes: tuple[int, ...], device_assignment: DeviceAssignment
 ) -> Callable[..., Any]:
-    def gather(stacked: Any) -> Any:
+    def gather(stacked: jax.Array) -> Any:
         parts = [jax.lax.slice_in_dim(stacked[i], 0, size, axis=axis) for i, size in enumerate(sizes)]
         return jnp.concatenate(parts, axis=axis)
 
     return jax.jit(gather, out_shardings=device_assignment.replicated)
 
 
-def gather_padded(array: Any, axis: int, sizes: Sequence[int], device_assignment: DeviceAssignment) -> Any:
+def gather_padded(array: jax.Array, axis: int, sizes: Sequence[int], device_assignment: DeviceAssignment) -> Any:
     """Concatenates components that are padded at their ends along `axis`, without the padding.
 
     Args:
@@ -158,7 +166,7 @@ def _compiled_first(device_assignment: DeviceAssignment) -> Callable[..., Any]:
     return jax.jit(lambda array: array[0], out_shardings=device_assignment.replicated)
 
 
-def first_stacked(array: Any, device_assignment: DeviceAssignment) -> Any:
+def first_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
     """Returns the first replica's component of ``[replicas, ...]``.
 
     In a job of several processes it is copied to every device.
@@ -175,14 +183,14 @@ def _compiled_whole(device_assignment: DeviceAssignment) -> Callable[..., Any]:
     return jax.jit(lambda array: array, out_shardings=device_assignment.replicated)
 
 
-def whole_stacked(array: Any, device_assignment: DeviceAssignment) -> Any:
+def whole_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
     """Returns ``[replicas, ...]`` as an array that this process can read, whichever processes hold its shards."""
     if not device_assignment.spans_processes:
         return array
     return _logged("fetch all replicas' values", device_assignment, lambda: _compiled_whole(device_assignment)(array))
 
 
-def gather_stacked(array: Any, axis: int, device_assignment: DeviceAssignment) -> Any:
+def gather_stacked(array: jax.Array, axis: int, device_assignment: DeviceAssignment) -> Any:
     """Concatenates the components of ``[replicas, ...]`` along `axis`, in replica order."""
     if is_tracer(array) or is_live_box(array):
         return on_all_devices(_concatenated(array, axis), device_assignment)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from mirrored._typing import DTypeLike
+
+if TYPE_CHECKING:
+    import jax
 
 # `Group`, which describes how replicas are placed on the devices of a mesh axis.
 
@@ -42,7 +47,7 @@ class Group:
 # Conversions of 16-bit floats for sums and means, which accumulate in float32 and round once.
 
 
-def widen(array: Any) -> Any:
+def widen(array: jax.Array) -> Any:
     """Converts 16-bit floats to float32. Returns other arrays unchanged.
 
     The explicit rounding is needed because XLA may keep excess precision across a pair of conversions.
@@ -53,7 +58,7 @@ def widen(array: Any) -> Any:
     return lax.reduce_precision(array.astype(jnp.float32), exponent_bits=info.nexp, mantissa_bits=info.nmant)
 
 
-def narrow(array: Any, dtype: Any) -> Any:
+def narrow(array: jax.Array, dtype: DTypeLike) -> Any:
     """Rounds the result of `widen` back to `dtype`. Returns it unchanged if `dtype` is not a 16-bit float."""
     info = _narrow_float(dtype)
     if info is None:
@@ -61,7 +66,7 @@ def narrow(array: Any, dtype: Any) -> Any:
     return lax.reduce_precision(array, exponent_bits=info.nexp, mantissa_bits=info.nmant).astype(dtype)
 
 
-def _narrow_float(dtype: Any) -> Any:
+def _narrow_float(dtype: DTypeLike) -> Any:
     if not jnp.issubdtype(dtype, jnp.floating) or jnp.dtype(dtype).itemsize > 2:
         return None
     return jnp.finfo(dtype)  # type: ignore[no-untyped-call]
@@ -102,7 +107,7 @@ def tree_sum(values: Sequence[Any]) -> Any:
 # from the one that reads the result of a collective, and may round differently *(observed in momentum updates)*.
 
 
-def opaque_false(array: Any) -> Any:
+def opaque_false(array: jax.Array) -> Any:
     """Returns a scalar False that the compiler cannot fold, because it depends on the contents of `array`.
 
     The exponential of a number that is not positive is at most 1, and a comparison with NaN is False.
@@ -150,7 +155,7 @@ def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> li
     """
     results = jax.eval_shape(function, list(operands))
 
-    def never_taken(_: Any) -> list[Any]:
+    def never_taken(_: object) -> list[Any]:
         return [jnp.zeros(result.shape, result.dtype) for result in results]
 
     return list(lax.cond(opaque_false(operands[0]), never_taken, function, list(operands)))

@@ -80,7 +80,7 @@ def _added(mesh: Mesh, sizes: Sequence[int]) -> float:
 def _program(mesh: Mesh, sizes: Sequence[int], exchanges: bool) -> Callable[[], Any]:
     """Returns a minimal step: per array a matrix product and an update, with or without an all-reduce in between."""
 
-    def body(weights: Sequence[Any], matrix: Any) -> Any:
+    def body(weights: Sequence[Any], matrix: jax.Array) -> Any:
         gradients = [jnp.sin(one * jnp.max(jnp.tanh(matrix * one[0]) @ matrix)) for one in weights]
         totals = jax.lax.psum(gradients, _AXIS) if exchanges else gradients
         return [one - 1e-6 * total for one, total in zip(weights, totals, strict=True)]

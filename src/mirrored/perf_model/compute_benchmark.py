@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from mirrored._typing import Operand
 from mirrored.perf_model.step_cost import BatchShare, TracedStep
 from mirrored.perf_model.timing import timed
 
@@ -107,6 +108,6 @@ def _over(mesh: Mesh, part: BatchShare, carried: Sequence[int], program: Callabl
     return call
 
 
-def _put(value: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
+def _put(value: Operand, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
     # Copied, because the state is donated: `device_put` returns the variable's own buffer if it is already in place.
     return jnp.array(jax.device_put(value, NamedSharding(mesh, spec)), copy=True)

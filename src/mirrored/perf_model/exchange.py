@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mirrored._jax.jaxprs import collectives_in, jaxprs_in
+from mirrored._jax.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn, collectives_in, jaxprs_in
 from mirrored.topology.device_assignment import AXIS
 
 _PASSES = {"psum": 2, "psum_invariant": 2, "pmax": 2, "pmin": 2, "all_gather": 1, "all_gather_invariant": 1,
@@ -79,7 +79,7 @@ class _Found:
     times: int
 
 
-def exchanges_in(jaxpr: Any, devices: int) -> tuple[Exchange, ...]:
+def exchanges_in(jaxpr: Jaxpr | ClosedJaxpr, devices: int) -> tuple[Exchange, ...]:
     """Returns the collectives of a traced program over `devices`. Those of one kind and the same groups are merged."""
     merged: dict[Any, list[_Found]] = {}
     for found in _walk(jaxpr, devices, 1):
@@ -90,7 +90,7 @@ def exchanges_in(jaxpr: Any, devices: int) -> tuple[Exchange, ...]:
     )
 
 
-def _walk(jaxpr: Any, devices: int, times: int) -> Iterator[_Found]:
+def _walk(jaxpr: Jaxpr | ClosedJaxpr, devices: int, times: int) -> Iterator[_Found]:
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         if collectives_in([equation], AXIS):
             yield _found(equation, devices, times)
@@ -101,10 +101,10 @@ def _walk(jaxpr: Any, devices: int, times: int) -> Iterator[_Found]:
                 yield from _walk(inner, devices, inner_times)
 
 
-def _found(equation: Any, devices: int, times: int) -> _Found:
+def _found(equation: JaxprEqn, devices: int, times: int) -> _Found:
     groups = equation.params.get("axis_index_groups")
     size = devices if groups is None else len(groups[0])
     kind = equation.primitive.name
-    arrays = equation.outvars if kind.startswith("all_gather") else equation.invars
+    arrays: Sequence[Any] = equation.outvars if kind.startswith("all_gather") else equation.invars
     payload = sum(math.prod(one.aval.shape) * one.aval.dtype.itemsize for one in arrays)
     return _Found(kind, None if groups is None else tuple(map(tuple, groups)), payload, size, times)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
 from mirrored._jax.traces import canonical_dtype
+from mirrored._typing import Leaf
 from mirrored.compilation.concrete import Pure, as_pure
 from mirrored.errors import ArgumentError
 from mirrored.perf_model.exchange import Exchange, exchanges_in
@@ -20,6 +21,9 @@ from mirrored.runtime.ambient import within
 from mirrored.topology.device_assignment import AXIS, DeviceAssignment
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
+
+if TYPE_CHECKING:
+    from mirrored.runtime.variable_store import State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +143,7 @@ class TracedStep:
             tuple(spread for _, spread in arrays),
         )
 
-    def _examples(self, leaf: Any, share: int, copies: int) -> np.ndarray[Any, Any]:
+    def _examples(self, leaf: Leaf, share: int, copies: int) -> np.ndarray[Any, Any]:
         """Returns the leaf's examples, repeated to fill `copies` batches of `share` examples."""
         stacked = np.asarray(_plain(leaf))
         if not isinstance(leaf, PerReplica):
@@ -183,12 +187,12 @@ class TracedStep:
             return as_pure(step, tuple(described), "mirrored plan")
 
 
-def _costs(costs: Any, replicas: int, share: int, exchanges: tuple[Exchange, ...]) -> StepCost:
+def _costs(costs: Mapping[str, float] | None, replicas: int, share: int, exchanges: tuple[Exchange, ...]) -> StepCost:
     costs = costs or {}
     return StepCost(replicas, share, float(costs.get("flops", 0)), float(costs.get("bytes accessed", 0)), exchanges)
 
 
-def _described(leaf: Any) -> Any:
+def _described(leaf: Leaf) -> Any:
     """Returns the shape and dtype of an array leaf of the arguments; returns other leaves unchanged."""
     if isinstance(leaf, PerReplica) and leaf.device_assignment is not None:
         leaf = leaf.stacked(leaf.device_assignment)
@@ -199,7 +203,7 @@ def _described(leaf: Any) -> Any:
     return leaf
 
 
-def _resized(stacked: Any, replicas: int, old_share: int, share: int) -> Any:
+def _resized(stacked: jax.ShapeDtypeStruct, replicas: int, old_share: int, share: int) -> Any:
     """Resizes a stacked array to `replicas`. A per-replica leading dimension of `old_share` becomes `share`."""
     part = tuple(stacked.shape[1:])
     if part and part[0] == old_share:
@@ -207,19 +211,19 @@ def _resized(stacked: Any, replicas: int, old_share: int, share: int) -> Any:
     return jax.ShapeDtypeStruct((replicas, *part), stacked.dtype)
 
 
-def _filled(stacked: Any, device_assignment: DeviceAssignment | None) -> Any:
+def _filled(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> Any:
     """Returns the argument that replaces a leaf of the batch."""
     if device_assignment is None:
         return stacked[0]
     return PerReplica.from_stacked(stacked, device_assignment)
 
 
-def _filled_whole(leaf: Any, value: Any) -> Any:
+def _filled_whole(leaf: Leaf, value: jax.Array) -> Any:
     """Returns the argument that replaces another leaf: `value` in the type of the leaf."""
     return Mirrored(value, leaf.num_replicas) if isinstance(leaf, Mirrored) else value
 
 
-def _plain(result: Any) -> Any:
+def _plain(result: Leaf) -> Any:
     """Returns the array of a leaf, without its distributed type."""
     if isinstance(result, Mirrored):
         return result.value
@@ -228,7 +232,7 @@ def _plain(result: Any) -> Any:
     return result
 
 
-def _state(variable: Any, replicas: int) -> Any:
+def _state(variable: State, replicas: int) -> Any:
     leading = (replicas,) if variable.per_replica else ()
     return jax.ShapeDtypeStruct((*leading, *variable.shape), variable.dtype)
 

@@ -107,19 +107,33 @@ class ReadableVariable(Protocol):
         """The name, for messages."""
         ...
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the value."""
+        ...
+
+    def read_value(self) -> Any:
+        """Returns the value in the current context."""
+        ...
+
 
 class ReadListener(Protocol):
     """Is notified of every read and write of a variable in this thread and in the replicas that it runs."""
 
-    def on_read(self, variable: Any, value: jax.Array) -> jax.Array:
+    def on_read(self, variable: ReadableVariable, value: jax.Array) -> jax.Array:
         """Returns the value that the reader receives: a box around `value`, or `value` itself."""
         ...
 
-    def on_write(self, variable: Any) -> None:
+    def on_write(self, variable: ReadableVariable) -> None:
         """Is called before `variable` is assigned."""
         ...
 
-    def tracks(self, value: Any) -> bool:
+    def tracks(self, value: object) -> bool:
         """Returns whether operations on this array are recorded."""
         ...
 
@@ -136,19 +150,19 @@ def unlisten(listener: ReadListener) -> None:
     replace_current(here.fork(listeners=tuple(one for one in here.listeners if one is not listener)))
 
 
-def announce_read(variable: Any, value: jax.Array) -> jax.Array:
+def announce_read(variable: ReadableVariable, value: jax.Array) -> jax.Array:
     """Passes a value read from `variable` through the listeners, outermost first."""
     for listener in ambient().listeners:
         value = listener.on_read(variable, value)
     return value
 
 
-def is_tracked(value: Any) -> bool:
+def is_tracked(value: object) -> bool:
     """Returns whether a listener records operations on this array."""
     return any(listener.tracks(value) for listener in ambient().listeners)
 
 
-def announce_write(variable: Any) -> None:
+def announce_write(variable: ReadableVariable) -> None:
     """Notifies the listeners that `variable` is about to be assigned."""
     for listener in ambient().listeners:
         listener.on_write(variable)

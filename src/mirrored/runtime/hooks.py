@@ -39,22 +39,22 @@ def set_distributors(
     )
 
 
-def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
+def distribute_dataset(strategy: object, dataset: object, options: object) -> Any:
     """Returns a distributed dataset that splits the global batches of a dataset."""
     return _distributors["dataset"](strategy, dataset, options)
 
 
-def distribute_from_function(strategy: Any, dataset_fn: Any, options: Any) -> Any:
+def distribute_from_function(strategy: object, dataset_fn: Callable[..., Any], options: object) -> Any:
     """Returns a distributed dataset from a function that returns a dataset of per-replica batches."""
     return _distributors["from_function"](strategy, dataset_fn, options)
 
 
-def make_dataset_iterator(strategy: Any, dataset: Any, per_replica_batches: bool) -> Any:
+def make_dataset_iterator(strategy: object, dataset: object, per_replica_batches: bool) -> Any:
     """Returns a reinitializable iterator over a dataset."""
     return _distributors["dataset_iterator"](strategy, dataset, per_replica_batches)
 
 
-def make_input_fn_iterator(strategy: Any, input_fn: Any, replication_mode: Any) -> Any:
+def make_input_fn_iterator(strategy: object, input_fn: Callable[..., Any], replication_mode: object) -> Any:
     """Returns a reinitializable iterator over the dataset that a function returns."""
     return _distributors["input_fn_iterator"](strategy, input_fn, replication_mode)
 
@@ -152,7 +152,7 @@ class Finder(importlib.abc.MetaPathFinder):
 class _Loader(importlib.abc.Loader):
     """Delegates to another loader and then calls `connect`."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 from mirrored._jax import caches
 from mirrored._jax.dispatch import ThreadState, adopt_thread_state, capture_thread_state
 from mirrored._jax.traces import current_trace, recording_parent
+from mirrored._typing import Leaf
 from mirrored.errors import MergeError
 from mirrored.runtime.ambient import Ambient, ambient, entered
 from mirrored.runtime.overlay_store import OverlayStore
 
 if TYPE_CHECKING:
+    import jax
+
     from mirrored.runtime.variable_store import ReplicaStore, VariableStore
     from mirrored.topology.device_assignment import DeviceAssignment
 
@@ -107,7 +110,7 @@ class _Replica:
         self._replica_turn.put(None)
         self._driver_turn.get()
 
-    def wait_at(self, merge: Merge, payload: Any) -> Any:
+    def wait_at(self, merge: Merge, payload: list[Any]) -> Any:
         """Replica: hands the turn to the driver, and returns the merge's result when it continues."""
         self.merge, self.payload = merge, payload
         self._driver_turn.put(None)
@@ -184,7 +187,7 @@ class LockStep:
             _unwind(self._replicas)
             self._replicas = []
 
-    def run_merge(self, merge: Merge, payload: Any) -> Any:
+    def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
         """Replica: waits at the barrier of `merge` and returns this replica's result."""
         thread = threading.current_thread()
         for replica in self._replicas:
@@ -317,7 +320,7 @@ class ReplicaRunner(abc.ABC):
         """Records gradients that an optimizer sums over replicas. Compiled runs use them to check the loss scale."""
 
     @abc.abstractmethod
-    def run_merge(self, merge: Merge, payload: Any) -> Any:
+    def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
         """Blocks this replica until all replicas have arrived and the merge has run. Returns its result."""
 
     @abc.abstractmethod
@@ -350,15 +353,15 @@ class ReplicaRunner(abc.ABC):
         """Returns whether all components (one per local replica) are the same object."""
 
     @abc.abstractmethod
-    def component(self, value: Any, local: int) -> Any:
+    def component(self, value: Leaf, local: int) -> Any:
         """Returns a local replica's component of a cross-replica value."""
 
-    def components_each(self, value: Any) -> list[Any]:
+    def components_each(self, value: Leaf) -> list[Any]:
         """Returns what each local replica receives of a merge's result, each with its own gradient."""
         return [self.component(value, local) for local in range(self.num_local)]
 
     @abc.abstractmethod
-    def reduced_component(self, value: Any, local: int) -> Any:
+    def reduced_component(self, value: jax.Array, local: int) -> Any:
         """Returns a local replica's copy of the result of a collective: a per-replica value, equal on all replicas."""
 
 

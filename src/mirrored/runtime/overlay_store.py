@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from mirrored._jax.traces import current_trace
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.variable_store import VariableStore
+from mirrored.runtime.variable_store import State, VariableStore
+
+if TYPE_CHECKING:
+    from mirrored.runtime.lockstep import ReplicaRunner
 
 
 class OverlayStore(VariableStore):
@@ -31,8 +34,9 @@ class OverlayStore(VariableStore):
 
     # `VariableStore` documents the methods of the interface.
 
-    def __init__(self, below: VariableStore | None, runner: Any) -> None:
-        self._below, self._runner = below, runner
+    def __init__(self, below: VariableStore | None, runner: ReplicaRunner | None) -> None:
+        self._below = below
+        self._runner: Any = runner  # used only if `_is_eager`
         self._staged: dict[tuple[int, int | None], tuple[Any, Any, str]] = {}
         self.num_local = 1 if runner is None else runner.num_local
 
@@ -66,10 +70,10 @@ class OverlayStore(VariableStore):
     def _is_eager(self) -> bool:
         return self._runner is not None and self._below is not None and not self._below.captures
 
-    def _moved(self, value: Any, replica: int) -> Any:
+    def _moved(self, value: jax.Array, replica: int) -> Any:
         return jax.device_put(value, self._runner.device_assignment.device_of(replica)) if self._is_eager() else value
 
-    def _spread(self, variable: Any, value: Any) -> Any:
+    def _spread(self, variable: State, value: jax.Array) -> Any:
         if not self._is_eager():
             return value
         device_assignment = self._runner.device_assignment
@@ -77,7 +81,7 @@ class OverlayStore(VariableStore):
             value, device_assignment.sharded if variable.per_replica else device_assignment.replicated
         )
 
-    def whole(self, variable: Any) -> Any:
+    def whole(self, variable: State) -> Any:
         if (id(variable), None) in self._staged:
             return self._staged[id(variable), None][1]
         if not any(key[0] == id(variable) for key in self._staged):
@@ -85,11 +89,11 @@ class OverlayStore(VariableStore):
         locals_ = [self._moved(self.local(variable, replica), 0) for replica in range(self.num_local)]
         return jnp.stack(locals_) if variable.per_replica else locals_[0]
 
-    def set_whole(self, variable: Any, value: Any, where: str) -> None:
+    def set_whole(self, variable: State, value: jax.Array, where: str) -> None:
         self._forget(variable)
         self._staged[id(variable), None] = (variable, value, where)
 
-    def local(self, variable: Any, replica: int) -> Any:
+    def local(self, variable: State, replica: int) -> Any:
         if (id(variable), replica) in self._staged:
             return self._staged[id(variable), replica][1]
         if (id(variable), None) in self._staged:
@@ -97,7 +101,7 @@ class OverlayStore(VariableStore):
             return whole[replica] if variable.per_replica else whole
         return variable.stored_component(replica) if self._below is None else self._below.local(variable, replica)
 
-    def set_local(self, variable: Any, replica: int, value: Any, where: str) -> None:
+    def set_local(self, variable: State, replica: int, value: jax.Array, where: str) -> None:
         whole = self._staged.pop((id(variable), None), None)
         if whole is not None:
             for other in range(self.num_local):
@@ -105,11 +109,11 @@ class OverlayStore(VariableStore):
                 self._staged[id(variable), other] = (variable, part, whole[2])
         self._staged[id(variable), replica] = (variable, value, where)
 
-    def created(self, variable: Any) -> None:
+    def created(self, variable: State) -> None:
         if self._below is not None:
             self._below.created(variable)
 
-    def _forget(self, variable: Any) -> None:
+    def _forget(self, variable: State) -> None:
         for key in [key for key in self._staged if key[0] == id(variable)]:
             del self._staged[key]
 

@@ -20,11 +20,12 @@ import jax.numpy as jnp
 
 from mirrored._jax import caches
 from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
-from mirrored.runtime.ambient import ambient, announce_read
+from mirrored._typing import Leaf
+from mirrored.runtime.ambient import ReadableVariable, ambient, announce_read
 
 
-class VariableLike(Protocol):
-    """The interface of a variable that variable stores use."""
+class VariableLike(ReadableVariable, Protocol):
+    """The interface of a variable that a store uses."""
 
     name: str
     device_assignment: Any
@@ -44,7 +45,7 @@ class VariableLike(Protocol):
         """Returns one replica's stored component, on that replica's device."""
         ...
 
-    def store(self, value: Any) -> None:
+    def store(self, value: jax.Array) -> None:
         """Replaces the whole stored value."""
         ...
 
@@ -98,18 +99,18 @@ class VariableStore(abc.ABC):
         """Returns the store of the enclosing function or run: `self`, except for the store of a branch or loop body."""
         return self
 
-    def on_read(self, variable: VariableLike, value: Any) -> Any:
+    def on_read(self, variable: object, value: jax.Array) -> Any:
         """Implements `ReadListener`: returns the value, and records that a jitted helper being traced captures it."""
         trace = recording_parent(current_trace())
         if trace is not self.base_trace and trace is not getattr(ambient().store, "base_trace", None):
             caches.note_read()
         return value
 
-    def on_write(self, variable: VariableLike) -> None:
+    def on_write(self, variable: object) -> None:
         """Implements `ReadListener`: a jitted helper that has captured the old value must be traced again."""
         caches.renew()
 
-    def tracks(self, value: Any) -> bool:
+    def tracks(self, value: object) -> bool:
         """Implements `ReadListener`: a store does not record operations."""
         return False
 
@@ -118,7 +119,7 @@ class VariableStore(abc.ABC):
         """Returns the whole value: mirrored, or stacked ``[replicas, ...]`` if per replica. Cross-replica context."""
 
     @abc.abstractmethod
-    def set_whole(self, variable: VariableLike, value: Any, where: str) -> None:
+    def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
         """Stages the whole value. Cross-replica context."""
 
     @abc.abstractmethod
@@ -126,7 +127,7 @@ class VariableStore(abc.ABC):
         """Returns a local replica's component. Replica context."""
 
     @abc.abstractmethod
-    def set_local(self, variable: VariableLike, replica: int, value: Any, where: str) -> None:
+    def set_local(self, variable: VariableLike, replica: int, value: jax.Array, where: str) -> None:
         """Stages a local replica's component. Replica context."""
 
     @abc.abstractmethod
@@ -135,7 +136,7 @@ class VariableStore(abc.ABC):
 
 
 @jax.custom_jvp
-def read_again(newest: Any, before: Any) -> Any:
+def read_again(newest: jax.Array, before: jax.Array) -> Any:
     """Returns a variable's `newest` value with the derivative of its value `before`.
 
     An assignment has no derivative: a gradient with respect to a value that is read after it flows to the variable, not
@@ -151,7 +152,7 @@ def _read_again_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[An
 
 
 @jax.custom_jvp
-def components_of(stacked: Any, one: Any) -> Any:
+def components_of(stacked: jax.Array, one: jax.Array) -> Any:
     """The `stacked` components ``[replicas, ...]`` of a sync-on-read variable, all with the derivative of `one`.
 
     The gradient with respect to such a variable is the sum of those with respect to its components.
@@ -164,7 +165,7 @@ def _components_of_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple
     return primals[0], jnp.broadcast_to(tangents[1], primals[0].shape)
 
 
-def announced_components(variable: VariableLike, stacked: Any) -> Any:
+def announced_components(variable: VariableLike, stacked: jax.Array) -> Any:
     """Announces the read of a sync-on-read variable's components ``[replicas, ...]``, of which a tape knows one."""
     if not jnp.issubdtype(variable.dtype, jnp.inexact):
         return stacked
@@ -208,21 +209,21 @@ class FunctionStore(VariableStore):
             self.captured[id(variable)] = Held(variable, tracer)
         return self.captured[id(variable)][1]
 
-    def set_whole(self, variable: VariableLike, value: Any, where: str) -> None:
+    def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
         self.staged[id(variable)] = Held(variable, value)
 
     def local(self, variable: VariableLike, replica: int) -> Any:
         value = self.whole(variable)
         return value[replica] if variable.per_replica else value
 
-    def set_local(self, variable: VariableLike, replica: int, value: Any, where: str) -> None:
+    def set_local(self, variable: VariableLike, replica: int, value: jax.Array, where: str) -> None:
         self.set_whole(variable, value[None] if variable.per_replica else value, where)
 
     def created(self, variable: VariableLike) -> None:
         self.new.append(variable)
 
 
-def _of_variable(variable: VariableLike, newest: Any, before: Callable[[Any], Any]) -> Any:
+def _of_variable(variable: VariableLike, newest: jax.Array, before: Callable[[Any], Any]) -> Any:
     return read_again(newest, before(variable)) if jnp.issubdtype(variable.dtype, jnp.inexact) else newest
 
 
@@ -274,7 +275,7 @@ class ReplicaStore(VariableStore):
         """
 
     @abc.abstractmethod
-    def split(self, value: Any, replica: int) -> Any:
+    def split(self, value: jax.Array, replica: int) -> Any:
         """Returns a local replica's component of a whole value."""
 
     def local(self, variable: VariableLike, replica: int) -> Any:
@@ -285,7 +286,7 @@ class ReplicaStore(VariableStore):
         newest = entry.locals[replica]
         return _of_variable(variable, newest, lambda one: self.before(one, replica)) if self.under_tape else newest
 
-    def set_local(self, variable: VariableLike, replica: int, value: Any, where: str) -> None:
+    def set_local(self, variable: VariableLike, replica: int, value: jax.Array, where: str) -> None:
         entry = self._entry(variable)
         entry.locals[replica], entry.where[replica], entry.whole = value, where, None
 
@@ -299,7 +300,7 @@ class ReplicaStore(VariableStore):
         self.rereads = True
         return _of_variable(variable, entry.whole, self.whole_before) if self.under_tape else entry.whole
 
-    def set_whole(self, variable: VariableLike, value: Any, where: str) -> None:
+    def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
         entry = self._entry(variable)
         entry.locals = [self.split(value, replica) for replica in range(self.num_local)]
         entry.where = [where] * self.num_local
@@ -337,7 +338,7 @@ class LocalReplicas(Protocol):
         """Returns the components of all replicas, in replica order, given those of this device."""
         ...
 
-    def component(self, value: Any, local: int) -> Any:
+    def component(self, value: Leaf, local: int) -> Any:
         """Returns what a local replica receives of a cross-replica value."""
         ...
 
@@ -380,5 +381,5 @@ class TracedReplicaStore(ReplicaStore):
     def join(self, variable: VariableLike, components: Sequence[Any], where: Sequence[str]) -> Any:
         return jnp.stack(self._replicas.all_components(components)) if variable.per_replica else components[0]
 
-    def split(self, value: Any, replica: int) -> Any:
+    def split(self, value: jax.Array, replica: int) -> Any:
         return self._replicas.component(value, replica)

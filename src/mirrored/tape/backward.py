@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,9 @@ from jax.tree_util import DictKey, SequenceKey
 from mirrored._jax import caches
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import current_trace, is_eval, is_tracer
+from mirrored._typing import DTypeLike, PyTree
 from mirrored.errors import ArgumentError, ArgumentTypeError, TapeError
+from mirrored.runtime.ambient import ReadableVariable
 from mirrored.tape import catalogue
 from mirrored.tape.operation import Operation
 from mirrored.tape.record import Key, Loss, Record, Recorder
@@ -54,17 +56,17 @@ class UnconnectedGradients(enum.Enum):
             ) from None
 
 
-def is_variable(value: Any) -> bool:
+def is_variable(value: object) -> TypeGuard[ReadableVariable]:
     """Returns whether `value` is a variable: an object with `read_value` and `trainable`."""
     return hasattr(value, "trainable") and hasattr(value, "read_value")
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Returns whether `value` is an array that a tape can track."""
     return isinstance(value, jax.Array)
 
 
-def flatten_sources(sources: Any, called: str) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
     """Flattens a structure of sources.
 
     In a registered class (an Equinox module, an optax state), the gradient of a leaf that is not an array is None. In
@@ -95,7 +97,7 @@ def flatten_sources(sources: Any, called: str) -> tuple[list[Any], Callable[[Seq
     return [leaves[position][1] for position in positions], rebuild
 
 
-def flatten_targets(target: Any, called: str) -> list[Any]:
+def flatten_targets(target: PyTree, called: str) -> list[Any]:
     """Flattens a structure of targets to its arrays and variables.
 
     Raises:
@@ -120,12 +122,12 @@ def flatten_targets(target: Any, called: str) -> list[Any]:
     return leaves
 
 
-def zeros_like_source(source: Any) -> jax.Array:
+def zeros_like_source(source: jax.Array | ReadableVariable) -> jax.Array:
     """Returns zeros of the shape and dtype of a source."""
     return jnp.zeros(source.shape, source.dtype)
 
 
-def _not_a_source(leaf: Any, path: Any, called: str) -> ArgumentTypeError:
+def _not_a_source(leaf: object, path: tuple[Any, ...], called: str) -> ArgumentTypeError:
     where = jax.tree_util.keystr(path)
     return ArgumentTypeError(
         called,
@@ -135,7 +137,7 @@ def _not_a_source(leaf: Any, path: Any, called: str) -> ArgumentTypeError:
     )
 
 
-def _shown(leaf: Any) -> str:
+def _shown(leaf: object) -> str:
     return "None" if leaf is None else f"{leaf!r} of type {type(leaf).__name__!r}"
 
 
@@ -233,7 +235,7 @@ class Walk:
             behind += record.loss.keys
         self._lost.update((key, found) for key in behind if key not in self._lost)
 
-    def _added(self, first: Any, second: Any) -> Any:
+    def _added(self, first: jax.Array, second: jax.Array) -> Any:
         try:
             return self._run(catalogue.ADD, [first, second])[0]
         except ValueError:
@@ -265,7 +267,7 @@ def _take(cotangents: dict[Key, Any], key: Key, keep: frozenset[Key]) -> Any:
 # Jacobians: runs one backward pass per element of a target, vectorized or one after another.
 
 
-def check_single(target: Any, called: str) -> None:
+def check_single(target: object, called: str) -> None:
     """Checks that the target of a Jacobian is one array.
 
     Raises:
@@ -280,7 +282,7 @@ def check_single(target: Any, called: str) -> None:
         )
 
 
-def check_batched(target: Any, source: Any, called: str) -> None:
+def check_batched(target: jax.Array | ReadableVariable, source: jax.Array | ReadableVariable, called: str) -> None:
     """Checks that a target and a source have batch dimensions of equal size.
 
     Raises:
@@ -303,20 +305,20 @@ def check_batched(target: Any, source: Any, called: str) -> None:
         )
 
 
-def rows(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def rows(shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
     """Returns one cotangent per element of a target, stacked along the first axis."""
     size = math.prod(shape)
     return jnp.reshape(jnp.eye(size, dtype=dtype), (size, *shape))
 
 
-def batched_rows(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def batched_rows(shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
     """Returns one cotangent per element of an example, stacked. Each covers all examples at once."""
     size = math.prod(shape[1:])
     one = jnp.reshape(jnp.eye(size, dtype=dtype), (size, 1, *shape[1:]))
     return jnp.broadcast_to(one, (size, *shape))
 
 
-def over_rows(pull: Callable[[Any], dict[Key, Any]], cotangents: Any, *, vectorized: bool) -> dict[Key, Any]:
+def over_rows(pull: Callable[[Any], dict[Key, Any]], cotangents: jax.Array, *, vectorized: bool) -> dict[Key, Any]:
     """Applies `pull` to each row and stacks the results.
 
     Args:

@@ -9,14 +9,16 @@ import jax
 
 from mirrored._jax.boxes import another_object, while_p
 from mirrored._jax.closures import custom_calls, opaque_arrays, used_constants
-from mirrored._jax.jaxprs import as_function, aval_of, is_inexact, program_of
+from mirrored._jax.jaxprs import ClosedJaxpr, as_function, aval_of, is_inexact, program_of
 from mirrored._jax.local_collectives import reset_stores, stores_kept
 from mirrored._jax.traces import is_eval_below
+from mirrored._typing import Leaf
 from mirrored.tape import catalogue
 from mirrored.tape.operation import Operation, linearize
 from mirrored.tape.record import FailedRecord, Key, LossyRecord, PullbackRecord, closed_over
 
 if TYPE_CHECKING:
+    from mirrored._jax.local_collectives import WrappedFun
     from mirrored.tape.trace import TapeTrace
 
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 def process(
     trace: TapeTrace,
     bind: Callable[..., list[Any]],
-    function: Any,
+    function: WrappedFun | None,
     values: list[Any],
     keys: list[Key],
     watched: tuple[int, ...],
@@ -86,7 +88,7 @@ def _linearize_noting_uses(
 
 
 def _call_unwatched(
-    trace: TapeTrace, bind: Callable[..., list[Any]], function: Any, values: list[Any], name: str
+    trace: TapeTrace, bind: Callable[..., list[Any]], function: WrappedFun | None, values: list[Any], name: str
 ) -> list[Any]:
     recorder = trace.recorder
     if function is None or recorder is None:
@@ -106,7 +108,7 @@ def _call_unwatched(
     return trace.add(FailedRecord(closed_over(used, name)), results, [is_inexact(aval_of(r)) for r in results])
 
 
-def _used_by(trace: TapeTrace, function: Any, values: list[Any]) -> list[Key]:
+def _used_by(trace: TapeTrace, function: WrappedFun, values: list[Any]) -> list[Key]:
     """Returns the keys of the tracked values that `function` closes over.
 
     It runs the function again for this purpose only. The results are discarded.
@@ -135,7 +137,7 @@ def without_embedded(trace: TapeTrace, results: list[Any], params: dict[str, Any
     return trace.add(record, values, [position in tracked for position in range(len(values))])
 
 
-def _untracked_object(trace: TapeTrace, value: Any) -> Any:
+def _untracked_object(trace: TapeTrace, value: Leaf) -> Any:
     """Returns the same value as an object that this tape does not track."""
     distinct_object = another_object(value) if trace.eager else value  # An outer tape may track the object, too.
     return distinct_object if distinct_object is not value else trace.copied(value)
@@ -161,7 +163,7 @@ def _unrolled_while(trace: TapeTrace, args: Sequence[Any], params: dict[str, Any
     return state
 
 
-def _of_jaxpr(jaxpr: Any, name: str) -> Operation:
+def _of_jaxpr(jaxpr: ClosedJaxpr, name: str) -> Operation:
     return catalogue.of_program((jaxpr, name), lambda: Operation(as_function(jaxpr), name, custom_calls({"": jaxpr})))
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax.numpy as jnp
 
 from mirrored._jax.closures import custom_calls
 from mirrored.tape.operation import Operation
+
+if TYPE_CHECKING:
+    from mirrored._jax.jaxprs import Primitive
 
 # A function that the user creates anew in every step (`jax.jit(lambda ...)`) has a new jaxpr each time. Its operation
 # keeps compiled programs alive, so the limit for programs is low. Operations of plain primitives are small.
@@ -78,7 +81,7 @@ _programs: Catalogue[Operation] = Catalogue(MOST_PROGRAMS)
 _calls: Catalogue[LibraryCall] = Catalogue(MOST_PROGRAMS)
 
 
-def of_primitive(primitive: Any, params: dict[str, Any]) -> Operation:
+def of_primitive(primitive: Primitive, params: dict[str, Any]) -> Operation:
     """Returns the cached operation that binds `primitive` with `params`.
 
     Donation is disabled, because the records may still need the operands as residuals. Parameters that are not hashable
@@ -93,7 +96,7 @@ def of_primitive(primitive: Any, params: dict[str, Any]) -> Operation:
         return bound(primitive, params)
 
 
-def bound(primitive: Any, params: dict[str, Any]) -> Operation:
+def bound(primitive: Primitive, params: dict[str, Any]) -> Operation:
     """Returns a new operation that binds `primitive` with `params`."""
     if primitive.multiple_results:
 

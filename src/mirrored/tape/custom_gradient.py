@@ -15,8 +15,9 @@ import numpy as np
 from mirrored._jax.boxes import Array, Box
 from mirrored._jax.jaxprs import aval_of, is_inexact
 from mirrored._jax.traces import current_trace, is_eval
+from mirrored._typing import Leaf, PyTree
 from mirrored.errors import ArgumentError, ArgumentTypeError
-from mirrored.runtime.ambient import listen, unlisten
+from mirrored.runtime.ambient import ReadableVariable, listen, unlisten
 from mirrored.tape.backward import is_variable
 from mirrored.tape.record import Key, Pulled, Record, Runner, closed_over, completed
 from mirrored.tape.trace import TapeTrace
@@ -207,7 +208,7 @@ class _Collector:
         self.variables: dict[int, Any] = {}
         self._values: list[Any] = []
 
-    def on_read(self, variable: Any, value: Any) -> Any:
+    def on_read(self, variable: ReadableVariable, value: jax.Array) -> Any:
         if variable.trainable:
             self.variables[id(variable)] = variable
             self._values.append(value)
@@ -228,11 +229,11 @@ class _Collector:
                 value = value.payload
         return keys
 
-    def tracks(self, value: Any) -> bool:
+    def tracks(self, value: object) -> bool:
         """Returns False, because this listener does not record operations."""
         return False
 
-    def on_write(self, variable: Any) -> None:
+    def on_write(self, variable: ReadableVariable) -> None:
         pass
 
 
@@ -246,14 +247,14 @@ def _collected_reads() -> Iterator[_Collector]:
         unlisten(collector)
 
 
-def _untracked(value: Any, tapes: Sequence[TapeTrace]) -> Any:
+def _untracked(value: Leaf, tapes: Sequence[TapeTrace]) -> Any:
     for tape in tapes:
         if type(value) is Box and value.owner is tape:
             value = value.payload
     return value if type(value) is Array or not tapes else tapes[-1].copied(value)
 
 
-def _as_array(leaf: Any) -> Any:
+def _as_array(leaf: Leaf) -> Any:
     if is_variable(leaf):
         return leaf.read_value()
     if isinstance(leaf, (bool, int, float, complex, np.ndarray, np.generic)):
@@ -266,7 +267,7 @@ def _takes_variables(gradient: Callable[..., Any]) -> bool:
     return any(one.name == "variables" or one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
 
 
-def _listed(output: Any, expected: int) -> list[Any]:
+def _listed(output: PyTree, expected: int) -> list[Any]:
     gradients = (
         jax.tree.leaves(output, is_leaf=lambda x: x is None) if isinstance(output, (list, tuple, dict)) else [output]
     )

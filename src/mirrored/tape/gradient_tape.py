@@ -16,8 +16,9 @@ from mirrored._jax import caches
 from mirrored._jax.boxes import STAND_INS, Array, ReadTracer, payload_of
 from mirrored._jax.jaxprs import aval_of, is_inexact
 from mirrored._jax.traces import current_trace, is_cut_off, is_staging_above, put_trace
+from mirrored._typing import Leaf, Operand, PyTree
 from mirrored.errors import ArgumentError, StructureError, TapeError
-from mirrored.runtime.ambient import listen, unlisten
+from mirrored.runtime.ambient import ReadableVariable, listen, unlisten
 from mirrored.tape import backward as jacobians
 from mirrored.tape.backward import (
     UnconnectedGradients,
@@ -171,7 +172,7 @@ class GradientTape:
 
     # Watching
 
-    def watch(self, tensor: Any) -> None:
+    def watch(self, tensor: PyTree) -> None:
         """Tracks arrays or variables from now on.
 
         The tape tracks the object itself, by identity. Compute with this object, not with a copy. A function passed to
@@ -197,7 +198,7 @@ class GradientTape:
                 )
             self._watch(leaf)
 
-    def _watch(self, leaf: Any) -> None:
+    def _watch(self, leaf: Leaf) -> None:
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             _log.warning("The dtype of the watched tensor must be floating (e.g. float32), got %s", leaf.dtype)
         elif is_variable(leaf):
@@ -215,7 +216,7 @@ class GradientTape:
 
     # Callbacks of variable reads and writes (see mirrored.runtime.ambient)
 
-    def on_read(self, variable: Any, value: Any) -> Any:
+    def on_read(self, variable: ReadableVariable, value: jax.Array) -> Any:
         """Returns the value for the reader of a variable. A variable calls this method when it is read in the block.
 
         JAX may keep the jaxpr of a nested function that is traced under an eager tape, and reuse it in later calls. The
@@ -246,10 +247,10 @@ class GradientTape:
         # Code that suspends the tape on purpose also resets its token.
         return True if caches.current() is not None and is_cut_off(current_trace()) else None
 
-    def on_write(self, variable: Any) -> None:
+    def on_write(self, variable: ReadableVariable) -> None:
         """Does nothing. A variable calls this method before it is assigned; records keep the old value."""
 
-    def tracks(self, value: Any) -> bool:
+    def tracks(self, value: object) -> bool:
         """Returns whether the tape records operations on `value`.
 
         It is called before a per-replica value is split into its components.
@@ -260,9 +261,9 @@ class GradientTape:
 
     def gradient(
         self,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
+        target: PyTree,
+        sources: PyTree,
+        output_gradients: PyTree = None,
         unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
     ) -> Any:
         """Computes the gradient of a target, summed over its elements, with respect to each source.
@@ -307,8 +308,8 @@ class GradientTape:
 
     def jacobian(
         self,
-        target: Any,
-        sources: Any,
+        target: jax.Array | ReadableVariable,
+        sources: PyTree,
         unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
         parallel_iterations: int | None = None,
         experimental_use_pfor: bool = True,
@@ -361,8 +362,8 @@ class GradientTape:
 
     def batch_jacobian(
         self,
-        target: Any,
-        source: Any,
+        target: jax.Array | ReadableVariable,
+        source: jax.Array | ReadableVariable,
         unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
         parallel_iterations: int | None = None,
         experimental_use_pfor: bool = True,
@@ -444,7 +445,9 @@ class GradientTape:
         found = walk.pull(seeds, [key for key in keys if key is not None])
         return [None if key is None else found.get(key) for key in keys]
 
-    def _pull_rows(self, target: Any, rows: Any, sources: Sequence[Any], *, vectorized: bool) -> list[Any]:
+    def _pull_rows(
+        self, target: jax.Array | ReadableVariable, rows: jax.Array, sources: Sequence[Any], *, vectorized: bool
+    ) -> list[Any]:
         needs_all_replicas = any(record.needs_all_replicas for record in self._recorder.records)
         with self._differentiating() as walk:
             key = self._key_of(target)
@@ -453,13 +456,13 @@ class GradientTape:
                 return [None] * len(sources)
             wanted = [key for key in keys if key is not None]
 
-            def pull_row(row: Any) -> dict[Key, Any]:
+            def pull_row(row: jax.Array) -> dict[Key, Any]:
                 return walk.again().pull({key: row}, wanted)
 
             found = jacobians.over_rows(pull_row, rows, vectorized=vectorized and not needs_all_replicas)
             return [None if key is None else found.get(key) for key in keys]
 
-    def _key_of(self, value: Any) -> Key | None:
+    def _key_of(self, value: jax.Array | ReadableVariable) -> Key | None:
         if is_variable(value):
             # A framework's view of one of our variables counts as that variable.
             entry = self._recorder.variables.get(id(getattr(value, "announced", value)))
@@ -467,12 +470,12 @@ class GradientTape:
         return self._recorder.key_of(value, self._trace)
 
 
-def target_value(target: Any) -> Any:
+def target_value(target: jax.Array | ReadableVariable) -> Any:
     """Returns the array of a target, which may be a variable."""
     return target.read_value() if is_variable(target) else target
 
 
-def _weights(targets: Sequence[Any], structure: Any, output_gradients: Any) -> list[Any]:
+def _weights(targets: Sequence[Any], structure: PyTree, output_gradients: PyTree) -> list[Any]:
     if output_gradients is None:
         return [None] * len(targets)
     weights = jax.tree.leaves(output_gradients, is_leaf=lambda x: x is None or is_variable(x))
@@ -490,11 +493,11 @@ def _weights(targets: Sequence[Any], structure: Any, output_gradients: Any) -> l
     ]
 
 
-def _is_leaf(value: Any) -> bool:
+def _is_leaf(value: object) -> bool:
     return not isinstance(value, (list, tuple))
 
 
-def _weight(weight: Any, target: Any) -> Any:
+def _weight(weight: Operand, target: jax.Array | ReadableVariable) -> Any:
     if np.shape(weight) != tuple(target.shape):
         raise StructureError(
             "GradientTape.gradient",
@@ -505,7 +508,9 @@ def _weight(weight: Any, target: Any) -> Any:
     return jnp.asarray(target_value(weight), target.dtype)
 
 
-def _placed_or_zeros(gradient: Any, source: Any, unconnected: UnconnectedGradients) -> Any:
+def _placed_or_zeros(
+    gradient: jax.Array | None, source: jax.Array | ReadableVariable, unconnected: UnconnectedGradients
+) -> Any:
     if gradient is None:
         return zeros_like_source(source) if unconnected is UnconnectedGradients.ZERO else None
     if type(gradient) is Array and is_variable(source) and jax.local_device_count() > 1:

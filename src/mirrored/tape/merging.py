@@ -44,7 +44,9 @@ class MergePullback:
         results: The abstract values of each replica's results.
     """
 
-    def __init__(self, tree: Any, sizes: list[int], watched: list[int], results: list[list[Any]]) -> None:
+    def __init__(
+        self, tree: jax.tree_util.PyTreeDef, sizes: list[int], watched: list[int], results: list[list[Any]]
+    ) -> None:
         self.tree = tree
         self.sizes = sizes
         self.watched = watched
@@ -172,5 +174,5 @@ def _split(values: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
     return parts
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return isinstance(value, jax.Array)

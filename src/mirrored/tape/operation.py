@@ -15,7 +15,7 @@ from mirrored._jax import caches
 from mirrored._jax.boxes import STAND_INS, Array, Box
 from mirrored._jax.closures import CustomCalls, closed_over_inputs, embedded_tracers
 from mirrored._jax.jaxprs import JaxprProgram, aval_of, context_key, is_inexact, program_of, zero_tangent
-from mirrored._jax.traces import current_trace
+from mirrored._jax.traces import ShapedArray, current_trace
 
 # A fast cache of rules for concrete arrays, keyed by the identity of the arrays' types.
 #
@@ -421,5 +421,5 @@ def linearize_with(
     return jax.vjp(of_watched, *[args[position] for position in watched], has_aux=True)  # type: ignore[return-value]
 
 
-def _no_cotangent(aval: Any) -> Any:
+def _no_cotangent(aval: ShapedArray) -> Any:
     return jnp.zeros(aval.shape, aval.dtype) if is_inexact(aval) else zero_tangent(aval)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
 from mirrored._jax.boxes import Box
 from mirrored._jax.jaxprs import aval_of, is_inexact, zero_tangent
-from mirrored._jax.traces import is_tracer
+from mirrored._jax.traces import ShapedArray, is_tracer
 from mirrored.errors import TapeError
 from mirrored.tape.operation import Flat, Operation, Rule, linearize
+
+if TYPE_CHECKING:
+    import jax
+
+    from mirrored.runtime.ambient import ReadableVariable
+    from mirrored.tape.trace import TapeTrace
 
 # Records of a tape: one per operation on a watched value.
 
@@ -272,7 +278,7 @@ def completed(cotangents: Sequence[Any], like: Sequence[Any]) -> list[Any]:
     ]
 
 
-def no_cotangent(value: Any) -> Any:
+def no_cotangent(value: jax.Array | ShapedArray) -> Any:
     """Returns a zero cotangent for a result like `value`, which is an array or an abstract value."""
     return jnp.zeros(value.shape, value.dtype) if is_inexact(value) else zero_tangent(value)
 
@@ -313,14 +319,14 @@ class Recorder:
         self.known.clear()
         self.reads.clear()
 
-    def key_of(self, value: Any, owner: Any) -> Key | None:
+    def key_of(self, value: object, owner: TapeTrace) -> Key | None:
         """Returns the key of an array, or None if it is not tracked."""
         if type(value) is Box and value.owner is owner:
             return value.key
         entry = self.known.get(id(value))
         return None if entry is None else entry[0]
 
-    def watch(self, value: Any, owner: Any) -> None:
+    def watch(self, value: jax.Array, owner: TapeTrace) -> None:
         """Tracks an object of the user from now on."""
         if self.key_of(value, owner) is not None:
             return
@@ -330,23 +336,23 @@ class Recorder:
             # An outer tape that does not track the value passes on the payload of the box.
             self.known.setdefault(id(value.payload), (key, value.payload))
 
-    def watch_variable(self, variable: Any) -> None:
+    def watch_variable(self, variable: ReadableVariable) -> None:
         """Tracks every later read of `variable`."""
         self.explicit.add(id(variable))
         self.variable_key(variable)
 
-    def watches(self, variable: Any) -> bool:
+    def watches(self, variable: ReadableVariable) -> bool:
         """Returns whether reads of `variable` are tracked."""
         return (self.watch_accessed_variables and variable.trainable) or id(variable) in self.explicit
 
-    def variable_key(self, variable: Any) -> Key:
+    def variable_key(self, variable: ReadableVariable) -> Key:
         """Returns the key of `variable`, which receives the cotangents of all its reads."""
         entry = self.variables.get(id(variable))
         if entry is None:
             entry = self.variables[id(variable)] = (new_key(), variable)
         return entry[0]
 
-    def read(self, variable: Any, value: Any, owner: Any) -> Any:
+    def read(self, variable: ReadableVariable, value: jax.Array, owner: TapeTrace) -> Any:
         """Records a read of `variable`. Returns the value for the reader."""
         if not is_inexact(aval_of(value)):
             return value
@@ -366,7 +372,7 @@ class Recorder:
         self.records.append(record)
         return value
 
-    def untracked(self, value: Any, owner: Any) -> Any:
+    def untracked(self, value: jax.Array, owner: TapeTrace) -> Any:
         """Returns the same value as an object that this tape does not track.
 
         An assigned value may be tracked as the result of an operation. Reading the variable gives an independent value.

@@ -9,7 +9,7 @@ an outer tape, `vmap`), results are values of the parent, and the tape tracks th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,18 @@ from mirrored._jax.closures import Lifted, custom_calls, embedded_arrays
 from mirrored._jax.jaxprs import aval_of, context_key, program_of
 from mirrored._jax.local_collectives import binder, is_from_jax, reset_stores, with_stores_filled
 from mirrored._jax.traces import Trace, is_eval, is_eval_below, is_tracer, put_trace, share_identity, swap_trace
+from mirrored._typing import Operand
 from mirrored.tape import calls, catalogue, merging
 from mirrored.tape.operation import Operation, QuickRules
 from mirrored.tape.record import AliasRecord, Key, Record, RuleRecord, new_key, partial_record
 
 if TYPE_CHECKING:
+    import jax
+
+    from mirrored._jax.boxes import BoxTracer, ReadTracer
+    from mirrored._jax.jaxprs import Primitive
+    from mirrored._jax.local_collectives import WrappedFun
+    from mirrored._jax.traces import Trace
     from mirrored.runtime.lockstep import Merge
     from mirrored.tape.record import Recorder
 
@@ -62,7 +69,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     # Lifecycle
 
-    def enter(self, parent: Any, outer_token: Any, recorder: Recorder) -> None:
+    def enter(self, parent: Trace, outer_token: Hashable, recorder: Recorder) -> None:
         """Starts recording on top of `parent`."""
         self.parent = parent
         self.outer_token = outer_token
@@ -89,12 +96,12 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     # Methods that JAX calls
 
-    def stage_value(self, value: Any) -> Any:
+    def stage_value(self, value: Operand) -> Any:
         """Converts NumPy arrays to device arrays, as JAX does without a tape."""
         with self.under_parent():
             return self.parent.stage_value(_owned(value))
 
-    def process_primitive(self, primitive: Any, args: Sequence[Any], params: dict[str, Any], /) -> Any:
+    def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any], /) -> Any:
         """Runs `primitive`. Records it if an operand is watched."""
         if self._stale:
             self._forget_stale()
@@ -123,7 +130,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             results = calls.without_embedded(self, results, params, operation.name)
         return results if primitive.multiple_results else results[0]
 
-    def _stop_gradient(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+    def _stop_gradient(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> Any:
         """Runs `stop_gradient` without noting its operands as used."""
         touched, self.touched = self.touched, {}
         try:
@@ -134,7 +141,14 @@ class TapeTrace(Trace):  # type: ignore[misc]
             return primitive.bind(*values, **params)
 
     def process_custom_jvp_call(
-        self, primitive: Any, function: Any, jvp: Any, args: Sequence[Any], /, *, symbolic_zeros: bool
+        self,
+        primitive: Primitive,
+        function: WrappedFun,
+        jvp: WrappedFun,
+        args: Sequence[Any],
+        /,
+        *,
+        symbolic_zeros: bool,
     ) -> Any:
         """Runs a `jax.custom_jvp` function. Calls of JAX's own library functions are traced once and cached."""
         params = {"symbolic_zeros": symbolic_zeros}
@@ -151,14 +165,14 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     def process_custom_vjp_call(
         self,
-        primitive: Any,
-        function: Any,
-        forward: Any,
-        backward: Any,
+        primitive: Primitive,
+        function: WrappedFun,
+        forward: WrappedFun,
+        backward: WrappedFun,
         args: Sequence[Any],
         /,
         *,
-        out_trees: Any,
+        out_trees: Callable[..., Any],
         symbolic_zeros: bool,
     ) -> Any:
         """Runs a `jax.custom_vjp` function."""
@@ -167,7 +181,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         bind = binder(primitive, (function, forward, backward), params)
         return calls.process(self, bind, function, values, keys, watched, str(primitive))
 
-    def process_shard_map(self, primitive: Any, function: Any, args: Sequence[Any], **params: Any) -> Any:
+    def process_shard_map(self, primitive: Primitive, function: WrappedFun, args: Sequence[Any], **params: Any) -> Any:
         """Runs `jax.shard_map` outside of `jit`.
 
         The function is traced first, so that the values that it closes over become operands.
@@ -184,7 +198,9 @@ class TapeTrace(Trace):  # type: ignore[misc]
         operation = Operation(program.of_constants, str(primitive), custom_calls({"": program.jaxpr}))
         return result[0].update(self.apply(operation, [*program.constants, *args]))
 
-    def process_call(self, primitive: Any, function: Any, args: Sequence[Any], params: Any, /) -> Any:
+    def process_call(
+        self, primitive: Primitive, function: WrappedFun, args: Sequence[Any], params: Mapping[str, Any], /
+    ) -> Any:
         """Runs a call primitive of older versions of JAX, by running its body under this trace."""
         with self.as_current():
             return function.call_wrapped(*args)
@@ -241,7 +257,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         recorder.records.append(record)
         return results
 
-    def operate(self, name: str, left: Box, right: Any) -> Any:
+    def operate(self, name: str, left: Box, right: Operand) -> Any:
         """Applies a binary operator to a box of this tape and another operand.
 
         Args:
@@ -301,7 +317,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         recorder.records.append(record)
         return Box(self, results[0], key)
 
-    def _tracked(self, value: Any, key: Key, recorder: Recorder) -> Any:
+    def _tracked(self, value: jax.Array, key: Key, recorder: Recorder) -> Any:
         if type(value) is Array:
             return Box(self, value, key)
         if id(value) in recorder.known:
@@ -316,13 +332,13 @@ class TapeTrace(Trace):  # type: ignore[misc]
                 inputs[position] = Box(self, inputs[position], key)
         return inputs
 
-    def copied(self, value: Any) -> Any:
+    def copied(self, value: jax.Array) -> Any:
         """Returns the same value of the parent as another object."""
         if type(value) is Box:
             return Box(value.owner, value.payload, value.key)
         return run_under(self.parent, catalogue.COPY, [value])[0]
 
-    def has_concrete_parent(self, value: Any) -> bool:
+    def has_concrete_parent(self, value: object) -> bool:
         """Returns whether `value` is a concrete array that no outer tape tracks."""
         return type(value) is Array
 
@@ -365,7 +381,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             values = [_owned(value) for value in values]
         return values, keys, tuple(watched)
 
-    def _resolved(self, stand_in: Any) -> Any:
+    def _resolved(self, stand_in: BoxTracer | ReadTracer) -> Any:
         with self.as_current():
             return stand_in.resolved()
 
@@ -415,7 +431,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     def _process_lifted(
         self,
-        primitive: Any,
+        primitive: Primitive,
         values: list[Any],
         keys: list[Key],
         watched: tuple[int, ...],
@@ -438,7 +454,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
     # Functions with custom derivative rules
 
     def _library_call(
-        self, key: tuple[Any, ...], function: Any, bind: Callable[..., list[Any]], values: list[Any]
+        self, key: tuple[Any, ...], function: WrappedFun, bind: Callable[..., list[Any]], values: list[Any]
     ) -> Operation | None:
         avals = tuple([aval_of(value) for value in values])
 
@@ -454,7 +470,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return call.operation
 
 
-def _owned(operand: Any) -> Any:
+def _owned(operand: Operand) -> Any:
     """Copies a NumPy array. Returns any other operand unchanged.
 
     A record keeps its operands as residuals until the backward pass, and JAX may alias NumPy memory. The caller may
@@ -463,7 +479,7 @@ def _owned(operand: Any) -> Any:
     return operand.copy() if isinstance(operand, np.ndarray) else operand
 
 
-def _source_sharding(value: Any, source: Any) -> Any:
+def _source_sharding(value: jax.Array, source: jax.sharding.Sharding | None) -> Any:
     """Returns the source sharding for a `device_put` of `value`.
 
     With the sharding of `value` as its source, the pullback moves the cotangent back there. Without a source, JAX would
@@ -472,7 +488,7 @@ def _source_sharding(value: Any, source: Any) -> Any:
     return value.sharding if source is None and type(value) in (Array, Box) else source
 
 
-def run_under(trace: Any, operation: Operation, values: Sequence[Any]) -> list[Any]:
+def run_under(trace: Trace, operation: Operation, values: Sequence[Any]) -> list[Any]:
     """Runs `operation` under `trace`.
 
     An eager trace runs it compiled, a tape records it, and any other trace inlines it into its program.

@@ -19,6 +19,7 @@ from mirrored import VariableSynchronization as VariableSynchronization
 from mirrored import custom_gradient as custom_gradient
 from mirrored import stop_gradient as stop_gradient
 from mirrored import variable_creator_scope as variable_creator_scope
+from mirrored.runtime.ambient import ReadableVariable
 from mirrored.tf import autograph as autograph
 from mirrored.tf import bitwise as bitwise
 from mirrored.tf import compat as compat
@@ -150,8 +151,8 @@ class GradientTape(_GradientTape):
     def __enter__(self) -> GradientTape: ...
     def batch_jacobian(
         self,
-        target: Any,
-        source: Any,
+        target: Array | ReadableVariable,
+        source: Array | ReadableVariable,
         unconnected_gradients: UnconnectedGradients | str = ...,
         parallel_iterations: int | None = None,
         experimental_use_pfor: builtins.bool = True,

@@ -14,7 +14,7 @@ import abc
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ import numpy as np
 from mirrored._jax.arrays import as_array, register_array_like
 from mirrored._jax.boxes import Array, is_live_box, payload_of
 from mirrored._jax.traces import ShapedArray, eager, is_tracer
+from mirrored._typing import Leaf
 from mirrored.errors import ValuesError
 from mirrored.values.operators import ArrayOperators
 
@@ -48,7 +49,7 @@ def traced_repr(name: str, replicas: int, outlines: Sequence[str]) -> str:
     return f"<{name} of {replicas} replica{'s' * (replicas != 1)}: {distinct} (traced)>"
 
 
-def outline_of(value: Any) -> str:
+def outline_of(value: object) -> str:
     """Returns ``float32[3]`` for an array, and the `repr` of any other value."""
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     return repr(value) if dtype is None or shape is None else f"{dtype}[{','.join(map(str, shape))}]"
@@ -97,7 +98,7 @@ class _NotAnArray(DistributedValues):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise ValuesError(
             f"pickle of {type(self).__name__}",
             found=f"a value with {len(self)} components on devices of this process",
@@ -247,7 +248,7 @@ class PerReplica(_NotAnArray):
         return self._stacked
 
 
-def _shape_of(component: Any) -> tuple[int, ...] | None:
+def _shape_of(component: object) -> tuple[int, ...] | None:
     return () if isinstance(component, (bool, int, float, complex)) else getattr(component, "shape", None)
 
 
@@ -345,7 +346,9 @@ def _by_replica(rows: jax.Array, num_replicas: int, sharding: jax.sharding.Shard
     return stacked_rows
 
 
-def _unstacked(stacked: Any, device_assignment: DeviceAssignment | None) -> tuple[Any, ...]:
+def _unstacked(
+    stacked: jax.Array | np.ndarray[Any, Any], device_assignment: DeviceAssignment | None
+) -> tuple[Any, ...]:
     # A callback of a compiled program receives a NumPy array, which has no shards.
     if device_assignment is not None and isinstance(stacked, jax.Array) and not is_tracer(stacked) and not stacked.size:
         # XLA replicates an empty array to every device, whatever its sharding is, so its shards are not components.
@@ -358,9 +361,10 @@ def _unstacked(stacked: Any, device_assignment: DeviceAssignment | None) -> tupl
         return tuple(stacked[i] for i in range(stacked.shape[0]))
     if len(stacked.addressable_shards) != len(device_assignment.addressable_devices):
         return tuple(stacked[i] for i in range(stacked.shape[0]))
+    spread = stacked
     if stacked.is_fully_replicated and len(device_assignment.devices) > 1:  # for example a gradient
-        stacked = jax.device_put(stacked, device_assignment.sharded)
-    shards = sorted(stacked.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+        spread = jax.device_put(stacked, device_assignment.sharded)
+    shards = sorted(spread.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     return tuple(shard.data[k] for shard in shards for k in range(shard.data.shape[0]))
 
 
@@ -421,7 +425,7 @@ class Mirrored(ArrayOperators, DistributedValues):
 
     __slots__ = ("_value", "_num_replicas")
 
-    def __init__(self, value: Any, num_replicas: int) -> None:
+    def __init__(self, value: Leaf, num_replicas: int) -> None:
         self._value = value
         self._num_replicas = num_replicas
 
@@ -467,7 +471,7 @@ def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], _AuxData]:
     return value.values, ("ragged" if value._ragged else "components", value.device_assignment, value.made_by)
 
 
-def _unflatten(aux_data: _AuxData, children: Any) -> Any:
+def _unflatten(aux_data: _AuxData, children: Sequence[Any]) -> Any:
     kind, device_assignment, made_by = aux_data
     if kind == "stacked":
         made = PerReplica.__new__(PerReplica)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import NotConstant, evaluate
+from mirrored._typing import HostArray, Operand
 
 
 class IndexedSlices:
@@ -32,7 +34,9 @@ class IndexedSlices:
     TensorFlow: `tf.IndexedSlices`. Gradients of embedding lookups are dense here, not `IndexedSlices`.
     """
 
-    def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
+    def __init__(
+        self, values: Operand, indices: Operand, dense_shape: Sequence[int] | jax.Array | HostArray | None = None
+    ) -> None:
         self.values = values
         self.indices = indices
         self.dense_shape = _static_shape(dense_shape)
@@ -70,7 +74,7 @@ class IndexedSlices:
         return f"IndexedSlices(values={self.values}, indices={self.indices}, dense_shape={self.dense_shape})"
 
 
-def _static_shape(shape: Any) -> Any:
+def _static_shape(shape: object) -> Any:
     """Returns a known shape as a tuple. It is then part of the pytree structure, and so equal on all replicas."""
     if shape is None or isinstance(shape, tuple):
         return shape
@@ -86,7 +90,7 @@ def _flatten(rows: IndexedSlices) -> tuple[tuple[Any, ...], Any]:
     return (rows.values, rows.indices, rows.dense_shape), None
 
 
-def _unflatten(static_shape: Any, children: Any) -> IndexedSlices:
+def _unflatten(static_shape: tuple[int, ...] | None, children: Sequence[Any]) -> IndexedSlices:
     values, indices, *shape = children
     made = object.__new__(IndexedSlices)
     made.values, made.indices, made.dense_shape = values, indices, shape[0] if shape else static_shape

@@ -9,6 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._typing import DTypeLike, Operand
+
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda self, other: function(self.read_value(), _listed(other))
@@ -30,15 +32,15 @@ def _method(name: str) -> Callable[..., Any]:
     return method
 
 
-def _read(value: Any) -> Any:
+def _read(value: Operand) -> Any:
     return value.read_value() if isinstance(value, ArrayOperators) else value
 
 
-def _listed(value: Any) -> Any:
+def _listed(value: Operand) -> Any:
     return jnp.asarray(value) if isinstance(value, list) else _read(value)
 
 
-def _operand(value: Any) -> Any:
+def _operand(value: Operand) -> Any:
     return jnp.asarray(value) if isinstance(value, (list, np.ndarray)) else _read(value)
 
 
@@ -91,7 +93,7 @@ class ArrayOperators:
     # As for arrays, equality is elementwise, so a variable is not hashable. `Variable.ref()` is a dictionary key.
     __hash__ = None  # type: ignore[assignment]
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         return self.read_value()[index]
 
     def __len__(self) -> int:
@@ -121,7 +123,7 @@ class ArrayOperators:
     def __format__(self, spec: str) -> str:
         return format(self.read_value(), spec) if spec else str(self)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.read_value(), dtype=dtype)
 
     def __jax_array__(self) -> Any:

@@ -7,37 +7,38 @@ from typing import Any
 
 import jax
 
+from mirrored._typing import Leaf, PyTree
 from mirrored.errors import StructureError
 from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
 
 
-def is_leaf(value: Any) -> bool:
+def is_leaf(value: object) -> bool:
     """Returns whether `value` is a leaf: None or a distributed value. Variables are leaves for JAX anyway."""
     return value is None or isinstance(value, DistributedValues)
 
 
-def flatten(structure: Any, *, also: type | tuple[type, ...] = ()) -> tuple[list[Any], Any]:
+def flatten(structure: PyTree, *, also: type | tuple[type, ...] = ()) -> tuple[list[Any], Any]:
     """Returns leaves and structure. Leaves include None, per-replica values, variables and objects of types `also`."""
     stops = is_leaf if also == () else lambda value: is_leaf(value) or isinstance(value, also)
     leaves, treedef = jax.tree_util.tree_flatten(structure, is_leaf=stops)
     return leaves, treedef
 
 
-def unflatten(treedef: Any, leaves: Sequence[Any]) -> Any:
+def unflatten(treedef: jax.tree_util.PyTreeDef, leaves: Sequence[Any]) -> Any:
     """Rebuilds a structure from its leaves."""
     return jax.tree_util.tree_unflatten(treedef, leaves)
 
 
-def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
+def map_leaves(function: Callable[[Any], Any], structure: PyTree) -> Any:
     """Applies `function` to every leaf."""
     leaves, treedef = flatten(structure)
     return unflatten(treedef, [function(leaf) for leaf in leaves])
 
 
-def select(structure: Any, replica: int) -> Any:
+def select(structure: PyTree, replica: int) -> Any:
     """Returns what `replica` receives of a cross-replica structure: its components of per-replica values."""
 
-    def pick(leaf: Any) -> Any:
+    def pick(leaf: Leaf) -> Any:
         if isinstance(leaf, PerReplica):
             return leaf.values[replica]
         if isinstance(leaf, Mirrored):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeAlias, cast
 
 import numpy as np
+
+Dims: TypeAlias = Iterable[SupportsIndex | None] | SupportsIndex | None
+"""What `TensorShape` accepts: dimensions, another shape, a single size, or None for unknown rank."""
 
 
 class TensorShape(tuple[Any, ...]):
@@ -28,7 +31,7 @@ class TensorShape(tuple[Any, ...]):
 
     _is_known: bool
 
-    def __new__(cls, dims: Any = None) -> TensorShape:
+    def __new__(cls, dims: Dims = None) -> TensorShape:
         """Creates a shape; returns `dims` itself if it is a `TensorShape`."""
         if isinstance(dims, TensorShape):
             return dims
@@ -74,7 +77,7 @@ class TensorShape(tuple[Any, ...]):
         """Returns whether every dimension is known."""
         return self._dims is not None and None not in self._dims
 
-    def is_compatible_with(self, other: Any) -> bool:
+    def is_compatible_with(self, other: Dims) -> bool:
         """Returns whether an array could have both shapes."""
         own, theirs = self._dims, TensorShape(other)._dims
         if own is None or theirs is None:
@@ -83,12 +86,12 @@ class TensorShape(tuple[Any, ...]):
             a is None or b is None or a == b for a, b in zip(own, theirs, strict=True)
         )
 
-    def assert_is_compatible_with(self, other: Any) -> None:
+    def assert_is_compatible_with(self, other: Dims) -> None:
         """Raises ValueError unless an array could have both shapes."""
         if not self.is_compatible_with(other):
             raise ValueError(f"Shapes {self} and {TensorShape(other)} are incompatible")
 
-    def merge_with(self, other: Any) -> TensorShape:
+    def merge_with(self, other: Dims) -> TensorShape:
         """Returns a shape that combines the known dimensions of both shapes.
 
         Raises:
@@ -100,7 +103,7 @@ class TensorShape(tuple[Any, ...]):
             return TensorShape(theirs if own is None else own)
         return TensorShape([b if a is None else a for a, b in zip(own, theirs, strict=True)])
 
-    def concatenate(self, other: Any) -> TensorShape:
+    def concatenate(self, other: Dims) -> TensorShape:
         """Returns the dimensions of this shape followed by those of another."""
         theirs = TensorShape(other)._dims
         return TensorShape(None if self._dims is None or theirs is None else self._dims + theirs)
@@ -113,7 +116,7 @@ class TensorShape(tuple[Any, ...]):
         """
         return self.merge_with([None] * rank)
 
-    def most_specific_compatible_shape(self, other: Any) -> TensorShape:
+    def most_specific_compatible_shape(self, other: Dims) -> TensorShape:
         """Returns the most specific shape that is compatible with both shapes."""
         own, theirs = self._dims, TensorShape(other)._dims
         if own is None or theirs is None or len(own) != len(theirs):
@@ -135,7 +138,7 @@ class TensorShape(tuple[Any, ...]):
         if self.rank not in (None, rank):
             raise ValueError(f"Shape {self} must have rank {rank}")
 
-    def assert_same_rank(self, other: Any) -> None:
+    def assert_same_rank(self, other: Dims) -> None:
         """Raises ValueError unless the ranks are equal or one is unknown."""
         theirs = TensorShape(other)
         if self.rank is not None and theirs.rank is not None and self.rank != theirs.rank:
@@ -170,11 +173,11 @@ class TensorShape(tuple[Any, ...]):
         found = self._known("__getitem__")[key]
         return TensorShape(found) if isinstance(key, slice) else found
 
-    def __add__(self, other: Any) -> TensorShape:  # type: ignore[override]  # takes lists, too
+    def __add__(self, other: Dims) -> TensorShape:  # type: ignore[override]  # takes lists, too
         """Same as `concatenate`."""
         return self.concatenate(other)
 
-    def __radd__(self, other: Any) -> TensorShape:
+    def __radd__(self, other: Dims) -> TensorShape:
         """Returns another shape followed by this one."""
         return TensorShape(other).concatenate(self)
 
@@ -187,7 +190,7 @@ class TensorShape(tuple[Any, ...]):
         if isinstance(other, tuple) and not isinstance(other, TensorShape):
             return self._is_known and self._dims == other
         try:
-            return self._dims == TensorShape(other)._dims
+            return self._dims == TensorShape(cast(Any, other))._dims
         except (TypeError, ValueError):
             return NotImplemented
 
@@ -208,7 +211,7 @@ class TensorShape(tuple[Any, ...]):
         return TensorShape, (self.dims,)
 
 
-def _dimension(value: Any) -> int | None:
+def _dimension(value: SupportsIndex | None) -> int | None:
     if value is None:
         return None
     size = int(value)
