@@ -128,6 +128,8 @@ def test_initializers_can_be_made_again_from_their_configuration() -> None:
     assert tf.constant_initializer([1, 2, 3, 4])([2, 2]).tolist() == [[1, 2], [3, 4]]
     with pytest.raises(ValueError, match="2D matrices"):
         tf.initializers.Identity()([2])
+    with pytest.raises(TypeError, match="partition_shpe"):
+        tf.initializers.Ones()([2], partition_shpe=[1])
 
 
 def test_autograph_is_left_out() -> None:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from mirrored._jax.traces import current_trace
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.variable_store import State, VariableStore
+from mirrored.runtime.variable_store import VariableLike, VariableStore
 
 if TYPE_CHECKING:
     from mirrored.runtime.lockstep import ReplicaRunner
@@ -73,7 +73,7 @@ class OverlayStore(VariableStore):
     def _moved(self, value: jax.Array, replica: int) -> Any:
         return jax.device_put(value, self._runner.device_assignment.device_of(replica)) if self._is_eager() else value
 
-    def _spread(self, variable: State, value: jax.Array) -> Any:
+    def _spread(self, variable: VariableLike, value: jax.Array) -> Any:
         if not self._is_eager():
             return value
         device_assignment = self._runner.device_assignment
@@ -81,7 +81,7 @@ class OverlayStore(VariableStore):
             value, device_assignment.sharded if variable.per_replica else device_assignment.replicated
         )
 
-    def whole(self, variable: State) -> Any:
+    def whole(self, variable: VariableLike) -> Any:
         if (id(variable), None) in self._staged:
             return self._staged[id(variable), None][1]
         if not any(key[0] == id(variable) for key in self._staged):
@@ -89,11 +89,11 @@ class OverlayStore(VariableStore):
         locals_ = [self._moved(self.local(variable, replica), 0) for replica in range(self.num_local)]
         return jnp.stack(locals_) if variable.per_replica else locals_[0]
 
-    def set_whole(self, variable: State, value: jax.Array, where: str) -> None:
+    def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
         self._forget(variable)
         self._staged[id(variable), None] = (variable, value, where)
 
-    def local(self, variable: State, replica: int) -> Any:
+    def local(self, variable: VariableLike, replica: int) -> Any:
         if (id(variable), replica) in self._staged:
             return self._staged[id(variable), replica][1]
         if (id(variable), None) in self._staged:
@@ -101,7 +101,7 @@ class OverlayStore(VariableStore):
             return whole[replica] if variable.per_replica else whole
         return variable.stored_component(replica) if self._below is None else self._below.local(variable, replica)
 
-    def set_local(self, variable: State, replica: int, value: jax.Array, where: str) -> None:
+    def set_local(self, variable: VariableLike, replica: int, value: jax.Array, where: str) -> None:
         whole = self._staged.pop((id(variable), None), None)
         if whole is not None:
             for other in range(self.num_local):
@@ -109,11 +109,11 @@ class OverlayStore(VariableStore):
                 self._staged[id(variable), other] = (variable, part, whole[2])
         self._staged[id(variable), replica] = (variable, value, where)
 
-    def created(self, variable: State) -> None:
+    def created(self, variable: VariableLike) -> None:
         if self._below is not None:
             self._below.created(variable)
 
-    def _forget(self, variable: State) -> None:
+    def _forget(self, variable: VariableLike) -> None:
         for key in [key for key in self._staged if key[0] == id(variable)]:
             del self._staged[key]
 

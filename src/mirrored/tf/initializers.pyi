@@ -1,7 +1,6 @@
 """Type stub of `tf.initializers`, written by tools/tf_stubs.py."""
 
-from typing import Any
-
+from mirrored._typing import DTypeLike, StaticInts
 from mirrored.tf import Tensor
 from mirrored.tf._ops.initializers import Constant as _Constant
 from mirrored.tf._ops.initializers import Identity as _Identity
@@ -14,55 +13,160 @@ from mirrored.tf._ops.initializers import VarianceScaling as _VarianceScaling
 from mirrored.tf._ops.initializers import Zeros as _Zeros
 
 class Constant(_Constant):
-    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+    def __call__(
+        self,
+        shape: StaticInts,
+        dtype: DTypeLike | None = "float32",
+        *,
+        partition_shape: object = None,
+        partition_offset: object = None,
+    ) -> Tensor: ...
 
 class GlorotNormal(VarianceScaling):
     def __init__(self, seed: int | None = None) -> None: ...
-    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+    def __call__(
+        self,
+        shape: StaticInts,
+        dtype: DTypeLike | None = "float32",
+        *,
+        partition_shape: object = None,
+        partition_offset: object = None,
+    ) -> Tensor: ...
 
 class GlorotUniform(VarianceScaling):
     def __init__(self, seed: int | None = None) -> None: ...
-    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+    def __call__(
+        self,
+        shape: StaticInts,
+        dtype: DTypeLike | None = "float32",
+        *,
+        partition_shape: object = None,
+        partition_offset: object = None,
+    ) -> Tensor: ...
 
 class HeNormal(VarianceScaling):
     def __init__(self, seed: int | None = None) -> None: ...
-    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+    def __call__(
+        self,
+        shape: StaticInts,
+        dtype: DTypeLike | None = "float32",
+        *,
+        partition_shape: object = None,
+        partition_offset: object = None,
+    ) -> Tensor: ...
 
 class HeUniform(VarianceScaling):
     def __init__(self, seed: int | None = None) -> None: ...
-    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+    def __call__(
+        self,
+        shape: StaticInts,
+        dtype: DTypeLike | None = "float32",
+        *,
+        partition_shape: object = None,
+        partition_offset: object = None,
+    ) -> Tensor: ...
 
 class Identity(_Identity):
-    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+    def __call__(
+        self,
+        shape: StaticInts,
+        dtype: DTypeLike | None = "float32",
+        *,
+        partition_shape: object = None,
+        partition_offset: object = None,
+    ) -> Tensor: ...
 
 class LecunNormal(VarianceScaling):
     def __init__(self, seed: int | None = None) -> None: ...
-    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+    def __call__(
+        self,
+        shape: StaticInts,
+        dtype: DTypeLike | None = "float32",
+        *,
+        partition_shape: object = None,
+        partition_offset: object = None,
+    ) -> Tensor: ...
 
 class LecunUniform(VarianceScaling):
     def __init__(self, seed: int | None = None) -> None: ...
-    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+    def __call__(
+        self,
+        shape: StaticInts,
+        dtype: DTypeLike | None = "float32",
+        *,
+        partition_shape: object = None,
+        partition_offset: object = None,
+    ) -> Tensor: ...
 
 class Ones(_Ones):
-    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+    def __call__(
+        self,
+        shape: StaticInts,
+        dtype: DTypeLike | None = "float32",
+        *,
+        partition_shape: object = None,
+        partition_offset: object = None,
+    ) -> Tensor: ...
 
 class Orthogonal(_Orthogonal):
-    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+    def __call__(
+        self,
+        shape: StaticInts,
+        dtype: DTypeLike | None = "float32",
+        *,
+        partition_shape: object = None,
+        partition_offset: object = None,
+    ) -> Tensor: ...
 
 class RandomNormal(_RandomNormal):
-    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+    def __call__(
+        self,
+        shape: StaticInts,
+        dtype: DTypeLike | None = "float32",
+        *,
+        partition_shape: object = None,
+        partition_offset: object = None,
+    ) -> Tensor: ...
 
 class RandomUniform(_RandomUniform):
-    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+    def __call__(
+        self,
+        shape: StaticInts,
+        dtype: DTypeLike | None = "float32",
+        *,
+        partition_shape: object = None,
+        partition_offset: object = None,
+    ) -> Tensor: ...
 
 class TruncatedNormal(_TruncatedNormal):
-    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+    def __call__(
+        self,
+        shape: StaticInts,
+        dtype: DTypeLike | None = "float32",
+        *,
+        partition_shape: object = None,
+        partition_offset: object = None,
+    ) -> Tensor: ...
 
 class VarianceScaling(_VarianceScaling):
-    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+    def __call__(
+        self,
+        shape: StaticInts,
+        dtype: DTypeLike | None = "float32",
+        *,
+        partition_shape: object = None,
+        partition_offset: object = None,
+    ) -> Tensor: ...
 
 class Zeros(_Zeros):
-    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> Tensor: ...
+    def __call__(
+        self,
+        shape: StaticInts,
+        dtype: DTypeLike | None = "float32",
+        *,
+        partition_shape: object = None,
+        partition_offset: object = None,
+    ) -> Tensor: ...
 
 constant = Constant
 glorot_normal = GlorotNormal

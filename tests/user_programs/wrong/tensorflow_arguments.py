@@ -33,6 +33,10 @@ print(tf.train.Checkpoint(1, 2, 3))  # error
 print(tf.train.Example(feature=None))  # error
 print(tf.random.Generator.from_seed(1).normal([2], std=3.0))  # error
 print(tf.initializers.GlorotUniform(sead=1))  # error
+print(tf.initializers.Zeros()([2], dtyp=tf.int32))  # error
+print(tf.zeros([2.5]))  # error
+print(tf.expand_dims(x, "0"))  # error
+print(tf.ones([2], dtype=3))  # error
 print(tf.io.FixedLenFeature([]))  # error
 print(tf.image.resize(x, (2, 2), methods="nearest"))  # error
 print(tf.nn.compute_average_loss(x, batch_size=3))  # error

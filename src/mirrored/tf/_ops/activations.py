@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
+from mirrored._typing import Operand, StaticInts
 from mirrored.tf._ops.indexing import gather
 from mirrored.tf._ops.linalg import clip_by_norm
 from mirrored.tf._static import static_axis
@@ -47,14 +46,14 @@ rows(
 
 
 @op("nn.silu nn.swish")
-def silu(features: Any, beta: Any = 1.0) -> jax.Array:
+def silu(features: Operand, beta: Operand = 1.0) -> jax.Array:
     """Computes the SiLU or Swish activation: ``x * sigmoid(beta * x)``."""
     value = as_tensor(features)
     return value * jax.nn.sigmoid(beta * value)
 
 
 @op("nn.bias_add")
-def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | None = None) -> jax.Array:
+def bias_add(value: Operand, bias: Operand, data_format: str | None = None, name: str | None = None) -> jax.Array:
     """Adds a bias per channel: the last axis, or the second with ``data_format="NC..."``."""
     del name
     tensor, one = tensors(value, bias)
@@ -65,7 +64,7 @@ def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | 
 
 
 @op("nn.l2_loss")
-def l2_loss(t: Any, name: str | None = None) -> jax.Array:
+def l2_loss(t: Operand, name: str | None = None) -> jax.Array:
     """Computes half the sum of squares."""
     del name
     value = as_tensor(t)
@@ -73,7 +72,9 @@ def l2_loss(t: Any, name: str | None = None) -> jax.Array:
 
 
 @op("nn.l2_normalize math.l2_normalize linalg.l2_normalize")
-def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | None = None) -> jax.Array:
+def l2_normalize(
+    x: Operand, axis: StaticInts | None = None, epsilon: float = 1e-12, name: str | None = None
+) -> jax.Array:
     """Normalizes along `axis` using the L2 norm."""
     del name
     value = as_tensor(x)
@@ -83,7 +84,7 @@ def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | N
 
 @op("nn.moments")
 def moments(
-    x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None
+    x: Operand, axes: StaticInts, shift: object = None, keepdims: bool = False, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Calculates the mean and variance over `axes`."""
     del shift, name
@@ -95,7 +96,7 @@ def moments(
 
 @op("nn.weighted_moments")
 def weighted_moments(
-    x: Any, axes: Any, frequency_weights: Any, keepdims: bool = False, name: str | None = None
+    x: Operand, axes: StaticInts, frequency_weights: Operand, keepdims: bool = False, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Calculates the mean and variance over `axes`, with a weight per element."""
     del name
@@ -109,7 +110,13 @@ def weighted_moments(
 
 @op("nn.batch_normalization")
 def batch_normalization(
-    x: Any, mean: Any, variance: Any, offset: Any, scale: Any, variance_epsilon: Any, name: str | None = None
+    x: Operand,
+    mean: Operand,
+    variance: Operand,
+    offset: Operand,
+    scale: Operand,
+    variance_epsilon: Operand,
+    name: str | None = None,
 ) -> jax.Array:
     """Normalizes: ``scale * (x - mean) / sqrt(variance + epsilon) + offset``."""
     del name
@@ -123,7 +130,7 @@ def batch_normalization(
 
 @op("nn.local_response_normalization nn.lrn")
 def local_response_normalization(
-    input: Any,
+    input: Operand,
     depth_radius: int = 5,
     bias: float = 1.0,
     alpha: float = 1.0,
@@ -140,7 +147,7 @@ def local_response_normalization(
 
 
 @op("nn.embedding_lookup")
-def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | None = None) -> jax.Array:
+def embedding_lookup(params: Operand, ids: Operand, max_norm: Operand = None, name: str | None = None) -> jax.Array:
     """Looks up the rows of a table for `ids`, clipped to the norm `max_norm` if given."""
     del name
     rows_ = gather(params, ids)
@@ -151,7 +158,7 @@ def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | No
 
 
 @op("nn.space_to_depth")
-def space_to_depth(input: Any, block_size: int, data_format: str = "NHWC", name: str | None = None) -> jax.Array:
+def space_to_depth(input: Operand, block_size: int, data_format: str = "NHWC", name: str | None = None) -> jax.Array:
     """Rearranges blocks of spatial data into depth."""
     del name
     value = _channels_last(input, data_format)
@@ -162,7 +169,7 @@ def space_to_depth(input: Any, block_size: int, data_format: str = "NHWC", name:
 
 
 @op("nn.depth_to_space")
-def depth_to_space(input: Any, block_size: int, data_format: str = "NHWC", name: str | None = None) -> jax.Array:
+def depth_to_space(input: Operand, block_size: int, data_format: str = "NHWC", name: str | None = None) -> jax.Array:
     """Rearranges data from depth into blocks of spatial data: the inverse of `space_to_depth`."""
     del name
     value = _channels_last(input, data_format)
@@ -172,7 +179,7 @@ def depth_to_space(input: Any, block_size: int, data_format: str = "NHWC", name:
     return _channels_back(blocks.reshape(n, h * b, w * b, c // (b * b)), data_format)
 
 
-def _channels_last(input: Any, data_format: str) -> jax.Array:
+def _channels_last(input: Operand, data_format: str) -> jax.Array:
     value = as_tensor(input)
     return jnp.moveaxis(value, 1, -1) if data_format == "NCHW" else value
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.traces import Tracer, is_eager
+from mirrored._typing import DTypeLike, Operand, ShapeLike, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._shapes import TensorShape
@@ -23,21 +24,23 @@ op("is_tensor")(is_tensor)
 
 
 @op("zeros")
-def zeros(shape: Any, dtype: Any = "float32", name: str | None = None, layout: Any = None) -> jax.Array:
+def zeros(shape: StaticInts, dtype: DTypeLike = "float32", name: str | None = None, layout: object = None) -> jax.Array:
     """Creates a tensor with all elements set to zero."""
     del name, layout
     return jnp.zeros(static_ints(shape, called="tf.zeros", argument="shape"), array_dtype(dtype))
 
 
 @op("ones")
-def ones(shape: Any, dtype: Any = "float32", name: str | None = None, layout: Any = None) -> jax.Array:
+def ones(shape: StaticInts, dtype: DTypeLike = "float32", name: str | None = None, layout: object = None) -> jax.Array:
     """Creates a tensor with all elements set to one."""
     del name, layout
     return jnp.ones(static_ints(shape, called="tf.ones", argument="shape"), array_dtype(dtype))
 
 
 @op("zeros_like")
-def zeros_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> jax.Array:
+def zeros_like(
+    input: Operand, dtype: DTypeLike | None = None, name: str | None = None, layout: object = None
+) -> jax.Array:
     """Creates a tensor of zeros with the shape of the input, and its dtype unless `dtype` is given."""
     del name, layout
     value = as_tensor(input)
@@ -45,7 +48,9 @@ def zeros_like(input: Any, dtype: Any = None, name: str | None = None, layout: A
 
 
 @op("ones_like")
-def ones_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> jax.Array:
+def ones_like(
+    input: Operand, dtype: DTypeLike | None = None, name: str | None = None, layout: object = None
+) -> jax.Array:
     """Creates a tensor of ones with the shape of the input, and its dtype unless `dtype` is given."""
     del name, layout
     value = as_tensor(input)
@@ -53,7 +58,7 @@ def ones_like(input: Any, dtype: Any = None, name: str | None = None, layout: An
 
 
 @op("fill")
-def fill(dims: Any, value: Any, name: str | None = None, layout: Any = None) -> jax.Array:
+def fill(dims: StaticInts, value: Operand, name: str | None = None, layout: object = None) -> jax.Array:
     """Creates a tensor filled with a scalar value."""
     del name, layout
     return jnp.broadcast_to(as_tensor(value), static_ints(dims, called="tf.fill", argument="dims"))
@@ -61,7 +66,11 @@ def fill(dims: Any, value: Any, name: str | None = None, layout: Any = None) -> 
 
 @op("eye linalg.eye")
 def eye(
-    num_rows: Any, num_columns: Any = None, batch_shape: Any = None, dtype: Any = "float32", name: str | None = None
+    num_rows: SupportsIndex,
+    num_columns: SupportsIndex | None = None,
+    batch_shape: StaticInts | None = None,
+    dtype: DTypeLike = "float32",
+    name: str | None = None,
 ) -> jax.Array:
     """Constructs an identity matrix or a batch of them."""
     del name
@@ -73,7 +82,9 @@ def eye(
 
 @op("range")
 @hosted
-def range_(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str | None = None) -> jax.Array:
+def range_(
+    start: Operand, limit: Operand = None, delta: Operand = 1, dtype: DTypeLike | None = None, name: str | None = None
+) -> jax.Array:
     """Creates a sequence of numbers from `start` (0 with one argument) to `limit`, excluding `limit`.
 
     Raises:
@@ -91,7 +102,7 @@ def range_(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, nam
     return as_tensor(np.arange(*[one.item() for one in bounds]).astype(array_dtype(dtype)))
 
 
-def _host(value: Any) -> Any:
+def _host(value: Operand) -> Any:
     try:
         return np.asarray(as_tensor(value)) if not isinstance(value, (int, float, np.ndarray)) else value
     except jax.errors.TracerArrayConversionError:
@@ -104,7 +115,7 @@ def _host(value: Any) -> Any:
 
 
 @op("linspace lin_space")
-def linspace(start: Any, stop: Any, num: Any, name: str | None = None, axis: Any = 0) -> jax.Array:
+def linspace(start: Operand, stop: Operand, num: SupportsIndex, name: str | None = None, axis: int = 0) -> jax.Array:
     """Generates `num` evenly spaced values from `start` to `stop`, both included."""
     del name
     low, high = tensors(start, stop)
@@ -115,54 +126,54 @@ def linspace(start: Any, stop: Any, num: Any, name: str | None = None, axis: Any
 
 
 @op("shape")
-def shape(input: Any, out_type: Any = "int32", name: str | None = None) -> StaticTensor:
+def shape(input: Operand, out_type: DTypeLike = "int32", name: str | None = None) -> StaticTensor:
     """Returns the shape as a static tensor (see `mirrored.tf._static`)."""
     del name
     return static_tensor(np.asarray(_shape_of(input), array_dtype(out_type)))
 
 
 @op("shape_n")
-def shape_n(input: Any, out_type: Any = "int32", name: str | None = None) -> list[StaticTensor]:
+def shape_n(input: Iterable[Operand], out_type: DTypeLike = "int32", name: str | None = None) -> list[StaticTensor]:
     """Returns the shapes of several tensors."""
     del name
     return [shape(one, out_type) for one in input]
 
 
 @op("size")
-def size(input: Any, out_type: Any = "int32", name: str | None = None) -> StaticTensor:
+def size(input: Operand, out_type: DTypeLike = "int32", name: str | None = None) -> StaticTensor:
     """Returns the number of elements as a static tensor."""
     del name
     return static_tensor(np.asarray(int(np.prod(_shape_of(input), dtype=np.int64)), array_dtype(out_type)))
 
 
 @op("rank")
-def rank(input: Any, name: str | None = None) -> StaticTensor:
+def rank(input: Operand, name: str | None = None) -> StaticTensor:
     """Returns the number of dimensions as a static tensor."""
     del name
     return static_tensor(np.asarray(len(_shape_of(input)), np.int32))
 
 
-def _shape_of(value: Any) -> tuple[int, ...]:
+def _shape_of(value: Operand) -> tuple[int, ...]:
     return tuple(value.shape) if hasattr(value, "shape") else tuple(as_tensor(value).shape)
 
 
 @op("identity")
 @hosted
-def identity(input: Any, name: str | None = None) -> jax.Array:
+def identity(input: Operand, name: str | None = None) -> jax.Array:
     """Returns a tensor with the same contents as the input."""
     del name
     return jnp.copy(as_tensor(input))
 
 
 @op("identity_n")
-def identity_n(input: Any, name: str | None = None) -> list[jax.Array]:
+def identity_n(input: Iterable[Operand], name: str | None = None) -> list[jax.Array]:
     """Returns a list with the `identity` of each tensor."""
     del name
     return [identity(one) for one in input]
 
 
 @op("ensure_shape")
-def ensure_shape(x: Any, shape: Any, name: str | None = None) -> jax.Array:
+def ensure_shape(x: Operand, shape: ShapeLike | None, name: str | None = None) -> jax.Array:
     """Returns the tensor if its shape is compatible with `shape`.
 
     Raises:
@@ -182,7 +193,7 @@ def ensure_shape(x: Any, shape: Any, name: str | None = None) -> jax.Array:
 
 @op("reshape manip.reshape")
 @hosted
-def reshape(tensor: Any, shape: Any, name: str | None = None) -> jax.Array:
+def reshape(tensor: Operand, shape: StaticInts, name: str | None = None) -> jax.Array:
     """Reshapes a tensor; one dimension may be -1."""
     del name
     value = as_tensor(tensor)
@@ -191,7 +202,9 @@ def reshape(tensor: Any, shape: Any, name: str | None = None) -> jax.Array:
 
 
 @op("transpose")
-def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str | None = None) -> jax.Array:
+def transpose(
+    a: Operand, perm: StaticInts | None = None, conjugate: bool = False, name: str | None = None
+) -> jax.Array:
     """Transposes a tensor by permuting its dimensions by `perm`; reverses them by default."""
     del name
     value = as_tensor(a)
@@ -202,7 +215,7 @@ def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str | Non
 
 @op("squeeze")
 @hosted
-def squeeze(input: Any, axis: Any = None, name: str | None = None) -> jax.Array:
+def squeeze(input: Operand, axis: StaticInts | None = None, name: str | None = None) -> jax.Array:
     """Removes dimensions of size 1: those in `axis`, or all."""
     del name
     value, where = as_tensor(input), static_axis(axis, called="tf.squeeze")
@@ -212,7 +225,7 @@ def squeeze(input: Any, axis: Any = None, name: str | None = None) -> jax.Array:
 
 @op("expand_dims")
 @hosted
-def expand_dims(input: Any, axis: Any, name: str | None = None) -> jax.Array:
+def expand_dims(input: Operand, axis: SupportsIndex, name: str | None = None) -> jax.Array:
     """Inserts a dimension of size 1 at `axis`."""
     del name
     value = as_tensor(input)
@@ -222,7 +235,7 @@ def expand_dims(input: Any, axis: Any, name: str | None = None) -> jax.Array:
 
 @op("concat")
 @hosted
-def concat(values: Any, axis: Any, name: str | None = None) -> jax.Array:
+def concat(values: Operand, axis: SupportsIndex, name: str | None = None) -> jax.Array:
     """Concatenates tensors along an existing axis."""
     del name
     parts = tensors(*values) if isinstance(values, (list, tuple)) else [as_tensor(values)]
@@ -232,7 +245,7 @@ def concat(values: Any, axis: Any, name: str | None = None) -> jax.Array:
 
 @op("stack parallel_stack")
 @hosted
-def stack(values: Any, axis: Any = 0, name: str | None = None) -> jax.Array:
+def stack(values: Iterable[Operand], axis: SupportsIndex = 0, name: str | None = None) -> jax.Array:
     """Stacks tensors of one shape along a new axis."""
     del name
     parts = tensors(*values)
@@ -242,7 +255,9 @@ def stack(values: Any, axis: Any = 0, name: str | None = None) -> jax.Array:
 
 @op("unstack")
 @hosted
-def unstack(value: Any, num: int | None = None, axis: Any = 0, name: str | None = None) -> list[jax.Array]:
+def unstack(
+    value: Operand, num: int | None = None, axis: SupportsIndex = 0, name: str | None = None
+) -> list[jax.Array]:
     """Unpacks a tensor along an axis into a list of slices."""
     del name
     tensor = as_tensor(value)
@@ -260,7 +275,7 @@ def unstack(value: Any, num: int | None = None, axis: Any = 0, name: str | None 
 @op("split")
 @hosted
 def split(
-    value: Any, num_or_size_splits: Any, axis: Any = 0, num: Any = None, name: str | None = None
+    value: Operand, num_or_size_splits: StaticInts, axis: SupportsIndex = 0, num: object = None, name: str | None = None
 ) -> list[jax.Array]:
     """Splits a tensor along an axis into a number of equal parts, or into parts of given sizes (one may be -1)."""
     del num, name
@@ -294,14 +309,16 @@ def _split_sizes(tensor: jax.Array, wanted: Any, where: int) -> list[int]:
 
 @op("tile manip.tile")
 @hosted
-def tile(input: Any, multiples: Any, name: str | None = None) -> jax.Array:
+def tile(input: Operand, multiples: StaticInts, name: str | None = None) -> jax.Array:
     """Repeats a tensor `multiples[i]` times along dimension i."""
     del name
     return jnp.tile(as_tensor(input), static_ints(multiples, called="tf.tile", argument="multiples"))
 
 
 @op("repeat")
-def repeat(input: Any, repeats: Any, axis: Any = None, name: str | None = None) -> jax.Array:
+def repeat(
+    input: Operand, repeats: StaticInts, axis: SupportsIndex | None = None, name: str | None = None
+) -> jax.Array:
     """Repeats every element, or every slice along `axis`."""
     del name
     counts = static_ints(repeats, called="tf.repeat", argument="repeats")
@@ -317,7 +334,11 @@ def repeat(input: Any, repeats: Any, axis: Any = None, name: str | None = None) 
 
 @op("pad")
 def pad(
-    tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0, name: str | None = None
+    tensor: Operand,
+    paddings: Iterable[StaticInts],
+    mode: str = "CONSTANT",
+    constant_values: Operand = 0,
+    name: str | None = None,
 ) -> jax.Array:
     """Pads dimension i by ``paddings[i] = (before, after)``; modes CONSTANT, REFLECT and SYMMETRIC."""
     del name
@@ -334,14 +355,14 @@ def pad(
 
 @op("reverse")
 @hosted
-def reverse(tensor: Any, axis: Any, name: str | None = None) -> jax.Array:
+def reverse(tensor: Operand, axis: StaticInts, name: str | None = None) -> jax.Array:
     """Reverses dimensions of a tensor."""
     del name
     return jnp.flip(as_tensor(tensor), static_axis(axis, called="tf.reverse"))
 
 
 @op("roll")
-def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> jax.Array:
+def roll(input: Operand, shift: Operand, axis: StaticInts, name: str | None = None) -> jax.Array:
     """Rolls the elements of a tensor along axes."""
     del name
     by = shift if isinstance(shift, (int, tuple)) else tuple(shift) if isinstance(shift, list) else as_tensor(shift)
@@ -349,7 +370,7 @@ def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> jax.Arra
 
 
 @op("meshgrid")
-def meshgrid(*args: Any, indexing: str = "xy", name: str | None = None) -> list[jax.Array]:
+def meshgrid(*args: Operand, indexing: str = "xy", name: str | None = None) -> list[jax.Array]:
     """Broadcasts one-dimensional coordinates to an N-D grid."""
     del name
     return list(jnp.meshgrid(*[as_tensor(one) for one in args], indexing=indexing))
@@ -357,7 +378,7 @@ def meshgrid(*args: Any, indexing: str = "xy", name: str | None = None) -> list[
 
 @op("broadcast_to")
 @hosted
-def broadcast_to(input: Any, shape: Any, name: str | None = None) -> jax.Array:
+def broadcast_to(input: Operand, shape: StaticInts, name: str | None = None) -> jax.Array:
     """Broadcasts a tensor to a shape."""
     del name
     value = as_tensor(input)
@@ -366,13 +387,13 @@ def broadcast_to(input: Any, shape: Any, name: str | None = None) -> jax.Array:
 
 
 @op("broadcast_static_shape")
-def broadcast_static_shape(shape_x: Any, shape_y: Any) -> TensorShape:
+def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShape:
     """Computes the shape that two shapes broadcast to."""
     return TensorShape(np.broadcast_shapes(tuple(TensorShape(shape_x)), tuple(TensorShape(shape_y))))  # type: ignore[arg-type]
 
 
 @op("broadcast_dynamic_shape")
-def broadcast_dynamic_shape(shape_x: Any, shape_y: Any) -> StaticTensor:
+def broadcast_dynamic_shape(shape_x: StaticInts, shape_y: StaticInts) -> StaticTensor:
     """Computes the shape that two shapes broadcast to, as a static tensor."""
     sides = [static_ints(one, called="tf.broadcast_dynamic_shape", argument="shape") for one in (shape_x, shape_y)]
     return static_tensor(np.broadcast_shapes(*sides))
@@ -380,12 +401,12 @@ def broadcast_dynamic_shape(shape_x: Any, shape_y: Any) -> StaticTensor:
 
 @op("one_hot")
 def one_hot(
-    indices: Any,
-    depth: Any,
-    on_value: Any = None,
-    off_value: Any = None,
-    axis: Any = None,
-    dtype: Any = None,
+    indices: Operand,
+    depth: SupportsIndex,
+    on_value: Operand = None,
+    off_value: Operand = None,
+    axis: SupportsIndex | None = None,
+    dtype: DTypeLike | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Returns a one-hot tensor: `on_value` at each index along a new axis, `off_value` elsewhere and out of range."""
@@ -402,7 +423,9 @@ def one_hot(
 
 
 @op("sequence_mask")
-def sequence_mask(lengths: Any, maxlen: Any = None, dtype: Any = "bool", name: str | None = None) -> jax.Array:
+def sequence_mask(
+    lengths: Operand, maxlen: SupportsIndex | None = None, dtype: DTypeLike = "bool", name: str | None = None
+) -> jax.Array:
     """Returns a mask of the first `lengths` positions of a last axis of size `maxlen` (eagerly: the longest)."""
     del name
     counts = as_tensor(lengths)
@@ -413,7 +436,11 @@ def sequence_mask(lengths: Any, maxlen: Any = None, dtype: Any = "bool", name: s
 
 @op("reverse_sequence")
 def reverse_sequence(
-    input: Any, seq_lengths: Any, seq_axis: int | None = None, batch_axis: int | None = None, name: str | None = None
+    input: Operand,
+    seq_lengths: Operand,
+    seq_axis: int | None = None,
+    batch_axis: int | None = None,
+    name: str | None = None,
 ) -> jax.Array:
     """Reverses the first ``seq_lengths[i]`` elements of batch row i along `seq_axis`."""
     del name
@@ -433,13 +460,13 @@ def no_op(name: str | None = None) -> None:
 
 
 @op("group")
-def group(*inputs: Any, name: str | None = None) -> None:
+def group(*inputs: object, name: str | None = None) -> None:
     """Does nothing: operations already run in program order."""
     del inputs, name
 
 
 @op("tuple")
-def tuple_(tensors: Sequence[Any], control_inputs: Any = None, name: str | None = None) -> list[jax.Array]:
+def tuple_(tensors: Sequence[Any], control_inputs: object = None, name: str | None = None) -> list[jax.Array]:
     """Returns the tensors as a list."""
     del control_inputs, name
     return [as_tensor(one) for one in tensors]

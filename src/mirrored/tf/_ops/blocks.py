@@ -17,7 +17,7 @@ from jax import lax
 from mirrored._jax.inlining import Staged, stage
 from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
 from mirrored.runtime.ambient import ambient, announce_read, within
-from mirrored.runtime.variable_store import Bookkeeping, Held, VariableStore
+from mirrored.runtime.variable_store import Bookkeeping, Held, VariableLike, VariableStore
 
 Key = tuple[int, int | None]  # a variable's id, and the local replica of the component (None: the whole value)
 
@@ -56,25 +56,25 @@ class BlockStore(VariableStore):
     def outermost(self) -> VariableStore:
         return self.outer.outermost()
 
-    def whole(self, variable: Any) -> Any:
+    def whole(self, variable: VariableLike) -> Any:
         return self._read(variable, None)
 
-    def local(self, variable: Any, replica: int) -> Any:
+    def local(self, variable: VariableLike, replica: int) -> Any:
         return self._read(variable, self._place(variable, replica))
 
-    def set_whole(self, variable: Any, value: Any, where: str) -> None:
+    def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
         self._write(variable, None, value, where)
 
-    def set_local(self, variable: Any, replica: int, value: Any, where: str) -> None:
+    def set_local(self, variable: VariableLike, replica: int, value: jax.Array, where: str) -> None:
         self._write(variable, self._place(variable, replica), value, where)
 
-    def created(self, variable: Any) -> None:
+    def created(self, variable: VariableLike) -> None:
         self.outer.created(variable)
 
-    def _place(self, variable: Any, replica: int) -> int | None:
+    def _place(self, variable: VariableLike, replica: int) -> int | None:
         return replica if variable.per_replica or self.num_local > 1 else None
 
-    def _read(self, variable: Any, replica: int | None) -> Any:
+    def _read(self, variable: VariableLike, replica: int | None) -> Any:
         key = (id(variable), replica)
         if key in self.staged:
             return self.staged[key].value
@@ -85,19 +85,19 @@ class BlockStore(VariableStore):
             self.entries[key] = CaptureTracer(shape, variable.dtype, _Entry(key, variable))
         return self.entries[key]
 
-    def _write(self, variable: Any, replica: int | None, value: Any, where: str) -> None:
+    def _write(self, variable: VariableLike, replica: int | None, value: jax.Array, where: str) -> None:
         key = (id(variable), replica)
         self.staged[key] = Held(variable, value)
         self._where[key] = where
 
-    def outer_value(self, key: Key, variable: Any) -> Any:
+    def outer_value(self, key: Key, variable: VariableLike) -> Any:
         """Returns the value of a variable outside the block."""
         replica = key[1]
         if replica is not None:
             return self.outer.local(variable, replica)
         return announce_read(variable, self.outer.whole(variable))
 
-    def commit(self, key: Key, value: Any) -> None:
+    def commit(self, key: Key, value: jax.Array) -> None:
         """Assigns a result of the block to the variable outside the block."""
         variable, where = self.staged[key].variable, self._where[key]
         if key[1] is None:
@@ -136,7 +136,7 @@ class Block:
         return outs[: self.count], dict(zip(self.assigned, outs[self.count :], strict=True))
 
 
-def _entered(constant: Any, entries: Mapping[Key, Any]) -> Any:
+def _entered(constant: object, entries: Mapping[Key, Any]) -> Any:
     source = constant.source if isinstance(constant, CaptureTracer) else None
     # Keeps an entry of an enclosing block: it is a constant to that block.
     return entries.get(source.key, constant) if isinstance(source, _Entry) else constant
@@ -153,7 +153,7 @@ def trace_block(function: Callable[..., Sequence[Any]], inputs: Sequence[Any] = 
     store = BlockStore(outer) if outer is not None and outer.captures else None
     count = 0
 
-    def flat(*arrays: Any) -> list[Any]:
+    def flat(*arrays: jax.Array) -> list[Any]:
         nonlocal count
         if store is not None:
             store.base_trace = recording_parent(current_trace())
@@ -198,7 +198,7 @@ def assigned_by(blocks: Sequence[Block]) -> list[Key]:
 
 
 def choose(
-    index: Any, blocks: Sequence[Block], outputs: Callable[[int, list[Any]], list[Any]] | None = None
+    index: jax.Array, blocks: Sequence[Block], outputs: Callable[[int, list[Any]], list[Any]] | None = None
 ) -> list[Any]:
     """Returns the results of one block, chosen at run time, and commits its assignments.
 

@@ -9,8 +9,8 @@ condition depends only on constants and counters, or because `maximum_iterations
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, SupportsIndex, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jax import lax
 
 from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._jax.traces import is_eager
+from mirrored._typing import Operand, PyTree
 from mirrored.errors import MirroredError, TransformError
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._nest import assert_same_structure, flatten, is_nested, pack_sequence_as
@@ -29,18 +30,22 @@ from mirrored.tf._static import static_int
 from mirrored.tf._table import op
 from mirrored.tf._tensors import as_tensor
 
+_Branch: TypeAlias = Callable[[], Any]
+_Numbered: TypeAlias = Mapping[int, _Branch] | Sequence[_Branch | tuple[int, _Branch]]
+_Tested: TypeAlias = Mapping[Operand, _Branch] | Iterable[tuple[Operand, _Branch]]
 
-def _tensors_of(structure: Any) -> list[jax.Array]:
+
+def _tensors_of(structure: PyTree) -> list[jax.Array]:
     return [as_tensor(one) for one in flatten(structure) if one is not None]
 
 
-def _refilled(structure: Any, tensors: Sequence[jax.Array]) -> Any:
+def _refilled(structure: PyTree, tensors: Sequence[jax.Array]) -> Any:
     """Returns the structure with new tensors; None stays None."""
     iterator = iter(tensors)
     return pack_sequence_as(structure, [None if one is None else next(iterator) for one in flatten(structure)])
 
 
-def known_bool(value: Any) -> bool | None:
+def known_bool(value: Operand) -> bool | None:
     """Returns the truth of a scalar if it is known, also while tracing; None otherwise."""
     try:
         return bool(as_tensor(value))
@@ -53,7 +58,7 @@ def known_bool(value: Any) -> bool | None:
 
 
 @op("cond")
-def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None) -> Any:
+def cond(pred: Operand, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None) -> Any:
     """Returns `true_fn()` if the predicate `pred` is true, else `false_fn()`.
 
     Calls only one of them if `pred` is known. While tracing an unknown `pred`, both are traced and must return the same
@@ -101,7 +106,7 @@ def _check_alike(called: str, first: Sequence[Any], other: Sequence[Any]) -> Non
 
 @op("switch_case")
 def switch_case(
-    branch_index: Any, branch_fns: Any, default: Callable[[], Any] | None = None, name: str | None = None
+    branch_index: Operand, branch_fns: _Numbered, default: Callable[[], Any] | None = None, name: str | None = None
 ) -> Any:
     """Returns the result of the branch with this index; of `default` (else the last branch) for other indices."""
     del name
@@ -117,7 +122,7 @@ def switch_case(
     return branches[known]()
 
 
-def _numbered(branch_fns: Any) -> list[tuple[int, Callable[[], Any]]]:
+def _numbered(branch_fns: Mapping[int, _Branch] | Sequence[Any]) -> list[tuple[int, Callable[[], Any]]]:
     if isinstance(branch_fns, Mapping):
         return sorted(branch_fns.items())
     if branch_fns and callable(branch_fns[0]):
@@ -127,7 +132,7 @@ def _numbered(branch_fns: Any) -> list[tuple[int, Callable[[], Any]]]:
 
 @op("case")
 def case(
-    pred_fn_pairs: Any,
+    pred_fn_pairs: _Tested,
     default: Callable[[], Any] | None = None,
     exclusive: bool = False,
     strict: bool = False,
@@ -153,7 +158,7 @@ def case(
     return chosen()
 
 
-def _chained(test: Any, function: Callable[[], Any], otherwise: Callable[[], Any]) -> Callable[[], Any]:
+def _chained(test: Operand, function: Callable[[], Any], otherwise: Callable[[], Any]) -> Callable[[], Any]:
     return lambda: cond(test, function, otherwise)
 
 
@@ -161,12 +166,12 @@ def _chained(test: Any, function: Callable[[], Any], otherwise: Callable[[], Any
 def while_loop(
     cond: Callable[..., Any],
     body: Callable[..., Any],
-    loop_vars: Any,
-    shape_invariants: Any = None,
+    loop_vars: Sequence[PyTree],
+    shape_invariants: object = None,
     parallel_iterations: int = 10,
     back_prop: bool = True,
     swap_memory: bool = False,
-    maximum_iterations: Any = None,
+    maximum_iterations: SupportsIndex | None = None,
     name: str | None = None,
 ) -> Any:
     """Repeats `body` while the condition `cond` is true; both take the loop variables, `body` returns new ones.
@@ -188,14 +193,14 @@ def while_loop(
     return _traced_loop(cond, body, loop_vars, limit)
 
 
-def _python_loop(cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Any, limit: int | None) -> Any:
+def _python_loop(cond: Callable[..., Any], body: Callable[..., Any], loop_vars: PyTree, limit: int | None) -> Any:
     state, count = loop_vars, 0
     while (limit is None or count < limit) and bool(as_tensor(cond(*state))):
         state, count = _like(loop_vars, body(*state)), count + 1
     return pack_sequence_as(loop_vars, [None if one is None else as_tensor(one) for one in flatten(state)])
 
 
-def _like(loop_vars: Any, result: Any) -> Any:
+def _like(loop_vars: PyTree, result: PyTree) -> Any:
     if len(loop_vars) == 1 and not (
         isinstance(result, (list, tuple)) and len(result) == 1 and not is_nested(loop_vars[0])
     ):
@@ -203,7 +208,7 @@ def _like(loop_vars: Any, result: Any) -> Any:
     return type(loop_vars)(result) if isinstance(result, (list, tuple)) and type(loop_vars) in (list, tuple) else result
 
 
-def _traced_loop(test: Callable[..., Any], body: Callable[..., Any], loop_vars: Any, limit: int | None) -> Any:
+def _traced_loop(test: Callable[..., Any], body: Callable[..., Any], loop_vars: PyTree, limit: int | None) -> Any:
     def holds(flat: Sequence[jax.Array]) -> jax.Array:
         return as_tensor(test(*_refilled(loop_vars, flat)))
 
@@ -225,7 +230,7 @@ def _traced_loop(test: Callable[..., Any], body: Callable[..., Any], loop_vars: 
     return _refilled(loop_vars, flat)
 
 
-def _row(elems: Any, index: int) -> Any:
+def _row(elems: PyTree, index: int) -> Any:
     return pack_sequence_as(elems, [as_tensor(one)[index] for one in flatten(elems)])
 
 
@@ -234,25 +239,25 @@ def _stacked(rows: Sequence[Any]) -> Any:
     return pack_sequence_as(rows[0], [jnp.stack([as_tensor(one) for one in column]) for column in columns])
 
 
-def _length(elems: Any) -> int:
+def _length(elems: PyTree) -> int:
     return int(as_tensor(flatten(elems)[0]).shape[0])
 
 
-def _all_tensors(structure: Any) -> Any:
+def _all_tensors(structure: PyTree) -> Any:
     return pack_sequence_as(structure, [as_tensor(one) for one in flatten(structure)])
 
 
 @op("map_fn")
 def map_fn(
     fn: Callable[[Any], Any],
-    elems: Any,
-    dtype: Any = None,
-    parallel_iterations: Any = None,
+    elems: PyTree,
+    dtype: object = None,
+    parallel_iterations: object = None,
     back_prop: bool = True,
     swap_memory: bool = False,
     infer_shape: bool = True,
     name: str | None = None,
-    fn_output_signature: Any = None,
+    fn_output_signature: object = None,
 ) -> Any:
     """Applies `fn` to every row of `elems` (a row of every tensor of a structure) and stacks the results."""
     del dtype, parallel_iterations, back_prop, swap_memory, infer_shape, name, fn_output_signature
@@ -262,7 +267,9 @@ def map_fn(
 
 
 @op("vectorized_map")
-def vectorized_map(fn: Callable[[Any], Any], elems: Any, fallback_to_while_loop: bool = True, warn: bool = True) -> Any:
+def vectorized_map(
+    fn: Callable[[Any], Any], elems: PyTree, fallback_to_while_loop: bool = True, warn: bool = True
+) -> Any:
     """Applies `fn` to all rows of `elems` at once (`jax.vmap`).
 
     If `fn` reads a variable outside `tf.function` and tapes, it runs row by row instead.
@@ -276,7 +283,7 @@ def vectorized_map(fn: Callable[[Any], Any], elems: Any, fallback_to_while_loop:
         return map_fn(fn, elems)
 
 
-def _fold(called: str, fn: Callable[[Any, Any], Any], elems: Any, initializer: Any, order: Sequence[int]) -> Any:
+def _fold(called: str, fn: Callable[[Any, Any], Any], elems: PyTree, initializer: PyTree, order: Sequence[int]) -> Any:
     indices = list(order)
     if initializer is None:
         initializer = _row(elems, indices.pop(0))
@@ -294,8 +301,8 @@ def _fold(called: str, fn: Callable[[Any, Any], Any], elems: Any, initializer: A
 @op("foldl")
 def foldl(
     fn: Callable[[Any, Any], Any],
-    elems: Any,
-    initializer: Any = None,
+    elems: PyTree,
+    initializer: PyTree = None,
     parallel_iterations: int = 10,
     back_prop: bool = True,
     swap_memory: bool = False,
@@ -309,8 +316,8 @@ def foldl(
 @op("foldr")
 def foldr(
     fn: Callable[[Any, Any], Any],
-    elems: Any,
-    initializer: Any = None,
+    elems: PyTree,
+    initializer: PyTree = None,
     parallel_iterations: int = 10,
     back_prop: bool = True,
     swap_memory: bool = False,
@@ -324,8 +331,8 @@ def foldr(
 @op("scan")
 def scan(
     fn: Callable[[Any, Any], Any],
-    elems: Any,
-    initializer: Any = None,
+    elems: PyTree,
+    initializer: PyTree = None,
     parallel_iterations: int = 10,
     back_prop: bool = True,
     swap_memory: bool = False,
@@ -351,9 +358,14 @@ def scan(
 
 
 def _traced_scan(
-    fn: Callable[[Any, Any], Any], elems: Any, start: Any, order: Sequence[int], first: Sequence[Any], reverse: bool
+    fn: Callable[[Any, Any], Any],
+    elems: PyTree,
+    start: PyTree,
+    order: Sequence[int],
+    first: Sequence[Any],
+    reverse: bool,
 ) -> Any:
-    def once(total: Any, row: Any) -> tuple[Any, Any]:
+    def once(total: PyTree, row: PyTree) -> tuple[Any, Any]:
         new = _all_tensors(fn(total, row))
         return new, new
 
@@ -382,7 +394,7 @@ def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
 def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `f` with the gradient of the identity: the result's gradient passes to the first argument unchanged."""
 
-    def run(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(x: Operand, *args: Any, **kwargs: Any) -> Any:
         value = as_tensor(x)
         return value + lax.stop_gradient(f(value, *args, **kwargs) - value)
 

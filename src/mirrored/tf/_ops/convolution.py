@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import SupportsInt, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from mirrored._typing import Array, HostArray, Operand, StaticInts
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._static import static_ints
 from mirrored.tf._table import op, reported, tensors
 from mirrored.tf._tensors import as_tensor
 
 _SPATIAL = "DHW"
+_Padding: TypeAlias = str | Sequence[Sequence[SupportsInt]] | Array | HostArray
 
 
 def _layout(rank: int, data_format: str | None) -> str:
@@ -25,7 +27,7 @@ def _layout(rank: int, data_format: str | None) -> str:
     return f"N{spatial}C" if last else f"NC{spatial}"
 
 
-def _per_dimension(value: Any, rank: int, layout: str, *, called: str, argument: str) -> tuple[int, ...]:
+def _per_dimension(value: StaticInts | None, rank: int, layout: str, *, called: str, argument: str) -> tuple[int, ...]:
     """Returns strides, window sizes or dilations per spatial dimension from 1, `rank` or `rank + 2` numbers."""
     numbers = static_ints(1 if value is None else value, called=called, argument=argument)
     if len(numbers) == rank + 2:
@@ -42,7 +44,7 @@ def _per_dimension(value: Any, rank: int, layout: str, *, called: str, argument:
     return numbers
 
 
-def _padding(padding: Any, layout: str) -> str | list[tuple[int, int]]:
+def _padding(padding: _Padding, layout: str) -> str | list[tuple[int, int]]:
     """Returns SAME, VALID, or padding pairs per spatial dimension (TensorFlow passes pairs for every dimension)."""
     if isinstance(padding, str):
         return padding.upper()
@@ -58,7 +60,14 @@ def _same_or_given(
 
 
 def _convolve(
-    called: str, rank: int, input: Any, filters: Any, strides: Any, padding: Any, data_format: Any, dilations: Any
+    called: str,
+    rank: int,
+    input: Operand,
+    filters: Operand,
+    strides: StaticInts | None,
+    padding: _Padding,
+    data_format: str | None,
+    dilations: StaticInts | None,
 ) -> jax.Array:
     value, kernel = tensors(input, filters)
     layout = _layout(rank, data_format)
@@ -82,12 +91,12 @@ def _convolve(
 
 @op("nn.conv1d")
 def conv1d(
-    input: Any,
-    filters: Any,
-    stride: Any,
-    padding: Any,
+    input: Operand,
+    filters: Operand,
+    stride: StaticInts,
+    padding: _Padding,
     data_format: str = "NWC",
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Computes a 1-D convolution; filters are [width, in, out]."""
@@ -97,12 +106,12 @@ def conv1d(
 
 @op("nn.conv2d")
 def conv2d(
-    input: Any,
-    filters: Any,
-    strides: Any,
-    padding: Any,
+    input: Operand,
+    filters: Operand,
+    strides: StaticInts,
+    padding: _Padding,
     data_format: str = "NHWC",
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Computes a 2-D convolution; filters are [height, width, in, out]."""
@@ -112,12 +121,12 @@ def conv2d(
 
 @op("nn.conv3d")
 def conv3d(
-    input: Any,
-    filters: Any,
-    strides: Any,
-    padding: Any,
+    input: Operand,
+    filters: Operand,
+    strides: StaticInts,
+    padding: _Padding,
     data_format: str = "NDHWC",
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Computes a 3-D convolution; filters are [depth, height, width, in, out]."""
@@ -127,12 +136,12 @@ def conv3d(
 
 @op("nn.convolution")
 def convolution(
-    input: Any,
-    filters: Any,
-    strides: Any = None,
-    padding: Any = "VALID",
+    input: Operand,
+    filters: Operand,
+    strides: StaticInts | None = None,
+    padding: _Padding = "VALID",
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Computes a convolution over the one to three spatial dimensions of the filters."""
@@ -143,7 +152,7 @@ def convolution(
 
 
 @op("nn.atrous_conv2d")
-def atrous_conv2d(value: Any, filters: Any, rate: int, padding: Any, name: str | None = None) -> jax.Array:
+def atrous_conv2d(value: Operand, filters: Operand, rate: int, padding: _Padding, name: str | None = None) -> jax.Array:
     """Computes a convolution with `rate - 1` holes between filter taps (dilated convolution)."""
     del name
     return _convolve("tf.nn.atrous_conv2d", 2, value, filters, 1, padding, None, rate)
@@ -151,12 +160,12 @@ def atrous_conv2d(value: Any, filters: Any, rate: int, padding: Any, name: str |
 
 @op("nn.depthwise_conv2d")
 def depthwise_conv2d(
-    input: Any,
-    filter: Any,
-    strides: Any,
-    padding: Any,
+    input: Operand,
+    filter: Operand,
+    strides: StaticInts,
+    padding: _Padding,
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Computes a depthwise 2-D convolution; filters are [height, width, in, multiplier]."""
@@ -169,13 +178,13 @@ def depthwise_conv2d(
 
 @op("nn.separable_conv2d")
 def separable_conv2d(
-    input: Any,
-    depthwise_filter: Any,
-    pointwise_filter: Any,
-    strides: Any,
-    padding: Any,
+    input: Operand,
+    depthwise_filter: Operand,
+    pointwise_filter: Operand,
+    strides: StaticInts,
+    padding: _Padding,
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Computes a 2-D convolution with separable filters: depthwise, then pointwise."""
@@ -187,13 +196,13 @@ def separable_conv2d(
 def _transposed(
     called: str,
     rank: int,
-    input: Any,
-    filters: Any,
-    output_shape: Any,
-    strides: Any,
-    padding: Any,
-    data_format: Any,
-    dilations: Any,
+    input: Operand,
+    filters: Operand,
+    output_shape: StaticInts,
+    strides: StaticInts,
+    padding: _Padding,
+    data_format: str | None,
+    dilations: StaticInts | None,
 ) -> jax.Array:
     """Computes a convolution's input gradient: dilates the input by the strides, convolves with the flipped filter."""
     value, kernel = tensors(input, filters)
@@ -224,13 +233,13 @@ def _transposed(
 
 @op("nn.conv1d_transpose")
 def conv1d_transpose(
-    input: Any,
-    filters: Any,
-    output_shape: Any,
-    strides: Any,
-    padding: Any = "SAME",
+    input: Operand,
+    filters: Operand,
+    output_shape: StaticInts,
+    strides: StaticInts,
+    padding: _Padding = "SAME",
     data_format: str = "NWC",
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Computes the transpose of `conv1d`; filters are [width, out, in]."""
@@ -241,13 +250,13 @@ def conv1d_transpose(
 
 @op("nn.conv2d_transpose")
 def conv2d_transpose(
-    input: Any,
-    filters: Any,
-    output_shape: Any,
-    strides: Any,
-    padding: Any = "SAME",
+    input: Operand,
+    filters: Operand,
+    output_shape: StaticInts,
+    strides: StaticInts,
+    padding: _Padding = "SAME",
     data_format: str = "NHWC",
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Computes the transpose of `conv2d`; filters are [height, width, out, in]."""
@@ -258,13 +267,13 @@ def conv2d_transpose(
 
 @op("nn.conv3d_transpose")
 def conv3d_transpose(
-    input: Any,
-    filters: Any,
-    output_shape: Any,
-    strides: Any,
-    padding: Any = "SAME",
+    input: Operand,
+    filters: Operand,
+    output_shape: StaticInts,
+    strides: StaticInts,
+    padding: _Padding = "SAME",
     data_format: str = "NDHWC",
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Computes the transpose of `conv3d`; filters are [depth, height, width, out, in]."""
@@ -275,13 +284,13 @@ def conv3d_transpose(
 
 @op("nn.conv_transpose")
 def conv_transpose(
-    input: Any,
-    filters: Any,
-    output_shape: Any,
-    strides: Any,
-    padding: Any = "SAME",
+    input: Operand,
+    filters: Operand,
+    output_shape: StaticInts,
+    strides: StaticInts,
+    padding: _Padding = "SAME",
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Computes the transpose of `convolution`."""
@@ -295,12 +304,12 @@ def _pool(
     called: str,
     rank: int,
     kind: str,
-    input: Any,
-    ksize: Any,
-    strides: Any,
-    padding: Any,
-    data_format: Any,
-    dilations: Any = None,
+    input: Operand,
+    ksize: StaticInts,
+    strides: StaticInts | None,
+    padding: _Padding,
+    data_format: str | None,
+    dilations: StaticInts | None = None,
 ) -> jax.Array:
     value = as_tensor(input)
     layout = _layout(rank, data_format)
@@ -338,7 +347,12 @@ def _pooling(name: str, rank: int, kind: str, default_format: str) -> None:
     called = f"tf.nn.{name}"
 
     def pool(
-        input: Any, ksize: Any, strides: Any, padding: Any, data_format: str = default_format, name: str | None = None
+        input: Operand,
+        ksize: StaticInts,
+        strides: StaticInts,
+        padding: _Padding,
+        data_format: str = default_format,
+        name: str | None = None,
     ) -> jax.Array:
         del name
         return _pool(called, rank, kind, input, ksize, strides, padding, data_format)
@@ -355,7 +369,12 @@ for _rank, _format in {1: "NWC", 2: "NHWC", 3: "NDHWC"}.items():
 
 @op("nn.max_pool")
 def max_pool(
-    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str | None = None, name: str | None = None
+    input: Operand,
+    ksize: StaticInts,
+    strides: StaticInts,
+    padding: _Padding,
+    data_format: str | None = None,
+    name: str | None = None,
 ) -> jax.Array:
     """Performs max pooling over all spatial dimensions of the input."""
     del name
@@ -365,7 +384,12 @@ def max_pool(
 
 @op("nn.avg_pool")
 def avg_pool(
-    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str | None = None, name: str | None = None
+    input: Operand,
+    ksize: StaticInts,
+    strides: StaticInts,
+    padding: _Padding,
+    data_format: str | None = None,
+    name: str | None = None,
 ) -> jax.Array:
     """Performs average pooling over all spatial dimensions; averages exclude padding."""
     del name
@@ -375,13 +399,13 @@ def avg_pool(
 
 @op("nn.pool")
 def pool(
-    input: Any,
-    window_shape: Any,
+    input: Operand,
+    window_shape: StaticInts,
     pooling_type: str,
-    strides: Any = None,
-    padding: Any = "VALID",
+    strides: StaticInts | None = None,
+    padding: _Padding = "VALID",
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Performs N-D pooling with dilation, of type "MAX" or "AVG"."""

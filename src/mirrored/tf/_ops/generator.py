@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import secrets
 import weakref
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, SupportsInt
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.traces import current_trace, eager, is_eval
+from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.runtime.ambient import Ambient, ambient, entered
 from mirrored.tf._ops import samplers
 from mirrored.tf._tensors import as_tensor
 from mirrored.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from mirrored.strategies.strategy import Strategy
 
 _DEFAULT_GRAPH_SEED = 87654321  # TensorFlow's default graph seed, for operation seeds without a global one
 
@@ -35,7 +39,7 @@ def key_of(words: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(words.astype(jnp.uint32), impl="threefry2x32")  # type: ignore[no-any-return]
 
 
-def key_from_seed(seed: Any) -> jax.Array:
+def key_from_seed(seed: Operand) -> jax.Array:
     """Makes a key from the two integers that `stateless_*` functions take."""
     words = as_tensor(seed)
     if words.shape != (2,):
@@ -77,7 +81,7 @@ class Generator:
     TensorFlow: `tf.random.Generator`, with different numbers; the algorithm is always threefry.
     """
 
-    def __init__(self, copy_from: Generator | None = None, state: Any = None, alg: Any = None) -> None:
+    def __init__(self, copy_from: Generator | None = None, state: Operand = None, alg: object = None) -> None:
         del alg
         if copy_from is not None:
             state = copy_from.state.read_value()
@@ -86,22 +90,22 @@ class Generator:
         self._state = Variable(jnp.asarray(state, jnp.uint32), trainable=False, name="random_generator_state")
 
     @classmethod
-    def from_seed(cls, seed: int, alg: Any = None) -> Self:
+    def from_seed(cls, seed: int, alg: object = None) -> Self:
         """Creates a generator from a seed."""
         return cls(state=_initial_state(int(seed)), alg=alg)
 
     @classmethod
-    def from_state(cls, state: Any, alg: Any = None) -> Self:
+    def from_state(cls, state: Operand, alg: object = None) -> Self:
         """Creates a generator that continues from a state."""
         return cls(state=state, alg=alg)
 
     @classmethod
-    def from_key_counter(cls, key: Any, counter: Any, alg: Any = None) -> Self:
+    def from_key_counter(cls, key: SupportsInt, counter: Operand, alg: object = None) -> Self:
         """Creates a generator from a key word and a counter."""
         return cls(state=np.array([0, int(key) & 0xFFFFFFFF, int(np.ravel(counter)[0])], np.uint32), alg=alg)
 
     @classmethod
-    def from_non_deterministic_state(cls, alg: Any = None) -> Self:
+    def from_non_deterministic_state(cls, alg: object = None) -> Self:
         """Creates a generator seeded by the operating system."""
         return cls.from_seed(secrets.randbits(64), alg=alg)
 
@@ -120,7 +124,7 @@ class Generator:
         """``"threefry"``."""
         return "threefry"
 
-    def reset(self, state: Any) -> None:
+    def reset(self, state: Operand) -> None:
         """Resets the generator to another state."""
         self._state.assign(jnp.asarray(state, jnp.uint32), read_value=False)
 
@@ -143,28 +147,45 @@ class Generator:
         return samplers.full_int(_advance(self._state), (2, count))
 
     def normal(
-        self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32", name: Any = None
+        self,
+        shape: StaticInts,
+        mean: Operand = 0.0,
+        stddev: Operand = 1.0,
+        dtype: DTypeLike = "float32",
+        name: str | None = None,
     ) -> jax.Array:
         """Outputs random values from a normal distribution."""
         return samplers.normal(_advance(self._state), shape, mean, stddev, dtype)
 
     def truncated_normal(
-        self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32", name: Any = None
+        self,
+        shape: StaticInts,
+        mean: Operand = 0.0,
+        stddev: Operand = 1.0,
+        dtype: DTypeLike = "float32",
+        name: str | None = None,
     ) -> jax.Array:
         """Outputs random values from a normal distribution truncated at two standard deviations."""
         return samplers.truncated_normal(_advance(self._state), shape, mean, stddev, dtype)
 
     def uniform(
-        self, shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = "float32", name: Any = None
+        self,
+        shape: StaticInts,
+        minval: Operand = 0,
+        maxval: Operand = None,
+        dtype: DTypeLike = "float32",
+        name: str | None = None,
     ) -> jax.Array:
         """Outputs random values from a uniform distribution over [minval, maxval)."""
         return samplers.uniform(_advance(self._state), shape, minval, maxval, dtype)
 
-    def uniform_full_int(self, shape: Any, dtype: Any = "uint32", name: Any = None) -> jax.Array:
+    def uniform_full_int(self, shape: StaticInts, dtype: DTypeLike = "uint32", name: str | None = None) -> jax.Array:
         """Outputs uniform integers over the whole range of the dtype."""
         return samplers.full_int(_advance(self._state), shape, dtype)
 
-    def binomial(self, shape: Any, counts: Any, probs: Any, dtype: Any = "int32", name: Any = None) -> jax.Array:
+    def binomial(
+        self, shape: StaticInts, counts: Operand, probs: Operand, dtype: DTypeLike = "int32", name: str | None = None
+    ) -> jax.Array:
         """Outputs random values from a binomial distribution."""
         return samplers.binomial(_advance(self._state), shape, counts, probs, dtype)
 
@@ -205,19 +226,19 @@ class _Global:
         """Returns the global seed for operations with their own seed."""
         return _DEFAULT_GRAPH_SEED if self.seed is None else self.seed
 
-    def _made(self, strategy: Any) -> Variable:
+    def _made(self, strategy: Strategy | None) -> Variable:
         with eager(), entered(_outside_of_everything(strategy)):
             made = Variable(self._start(strategy), trainable=False, name="global_random_state")
             made.internal = True
             return made
 
-    def _start(self, strategy: Any) -> jax.Array:
+    def _start(self, strategy: Strategy | None) -> jax.Array:
         seed = self._entropy if self.seed is None else self.seed
         # The streams inside and outside run differ, so that a replica does not repeat earlier draws.
         return jnp.asarray(_initial_state(seed if strategy is None else seed ^ (1 << 63)))
 
 
-def _outside_of_everything(strategy: Any) -> Ambient:
+def _outside_of_everything(strategy: Strategy | None) -> Ambient:
     return Ambient(strategies=() if strategy is None else (strategy,))
 
 
@@ -233,7 +254,7 @@ def set_seed(seed: int) -> None:
     _global.set_seed(seed)
 
 
-def next_key(seed: Any = None) -> jax.Array:
+def next_key(seed: int | None = None) -> jax.Array:
     """Returns a key for one operation without a generator.
 
     Args:

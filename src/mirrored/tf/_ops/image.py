@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsFloat, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored.tf._dtypes import array_dtype, as_dtype
+from mirrored._typing import DTypeLike, Operand, StaticInts
+from mirrored.tf._dtypes import DType, array_dtype, as_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.generator import key_from_seed, next_key
 from mirrored.tf._static import static_ints
@@ -40,8 +41,8 @@ op("image.ResizeMethod")(ResizeMethod)
 
 @op("image.resize")
 def resize(
-    images: Any,
-    size: Any,
+    images: Operand,
+    size: StaticInts,
     method: str = "bilinear",
     preserve_aspect_ratio: bool = False,
     antialias: bool = False,
@@ -65,7 +66,7 @@ def resize(
 
 
 def _flipped(axis: int) -> Callable[..., jax.Array]:
-    def flip(image: Any, name: str | None = None) -> jax.Array:
+    def flip(image: Operand, name: str | None = None) -> jax.Array:
         """Flips images along one axis."""
         del name
         return jnp.flip(as_tensor(image), axis)
@@ -78,21 +79,21 @@ flip_up_down = op("image.flip_up_down")(_flipped(-3))
 
 
 @op("image.transpose")
-def transpose(image: Any, name: str | None = None) -> jax.Array:
+def transpose(image: Operand, name: str | None = None) -> jax.Array:
     """Transposes images by swapping height and width."""
     del name
     return jnp.swapaxes(as_tensor(image), -3, -2)
 
 
 @op("image.rot90")
-def rot90(image: Any, k: int = 1, name: str | None = None) -> jax.Array:
+def rot90(image: Operand, k: int = 1, name: str | None = None) -> jax.Array:
     """Rotates images counter-clockwise by `k` times 90 degrees."""
     del name
     return jnp.rot90(as_tensor(image), k, axes=(-3, -2))
 
 
 @op("image.convert_image_dtype")
-def convert_image_dtype(image: Any, dtype: Any, saturate: bool = False, name: str | None = None) -> jax.Array:
+def convert_image_dtype(image: Operand, dtype: DTypeLike, saturate: bool = False, name: str | None = None) -> jax.Array:
     """Converts images to a dtype and scales the values: integers 0..max correspond to floats 0..1."""
     del name
     value, wanted = as_tensor(image), as_dtype(dtype)
@@ -109,20 +110,20 @@ def convert_image_dtype(image: Any, dtype: Any, saturate: bool = False, name: st
     return (jnp.clip(scaled, float(wanted.min), float(wanted.max)) if saturate else scaled).astype(array_dtype(wanted))
 
 
-def _between_integers(value: jax.Array, largest: Any, wanted: Any) -> jax.Array:
+def _between_integers(value: jax.Array, largest: np.integer[Any], wanted: DType) -> jax.Array:
     if largest > wanted.max:
         return (value // ((int(largest) + 1) // (int(wanted.max) + 1))).astype(array_dtype(wanted))
     return value.astype(array_dtype(wanted)) * ((int(wanted.max) + 1) // (int(largest) + 1))
 
 
-def _in_float(image: Any, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def _in_float(image: Operand, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
     value = as_tensor(image)
     changed = change(as_tensor(convert_image_dtype(value, "float32")))
     return convert_image_dtype(changed, value.dtype, saturate=True)
 
 
 @op("image.rgb_to_grayscale")
-def rgb_to_grayscale(images: Any, name: str | None = None) -> jax.Array:
+def rgb_to_grayscale(images: Operand, name: str | None = None) -> jax.Array:
     """Converts RGB images to grayscale with luminance weights (0.2989, 0.5870, 0.1140)."""
     del name
     weights = jnp.asarray([0.2989, 0.5870, 0.1140], jnp.float32)
@@ -130,14 +131,14 @@ def rgb_to_grayscale(images: Any, name: str | None = None) -> jax.Array:
 
 
 @op("image.grayscale_to_rgb")
-def grayscale_to_rgb(images: Any, name: str | None = None) -> jax.Array:
+def grayscale_to_rgb(images: Operand, name: str | None = None) -> jax.Array:
     """Converts grayscale images to RGB with three equal channels."""
     del name
     return jnp.repeat(as_tensor(images), 3, axis=-1)
 
 
 @op("image.adjust_brightness")
-def adjust_brightness(image: Any, delta: Any) -> jax.Array:
+def adjust_brightness(image: Operand, delta: Operand) -> jax.Array:
     """Adds `delta` to the brightness, on a scale of 0..1."""
     value = as_tensor(image)
     if value.dtype.kind == "f":
@@ -146,7 +147,7 @@ def adjust_brightness(image: Any, delta: Any) -> jax.Array:
 
 
 @op("image.adjust_contrast")
-def adjust_contrast(images: Any, contrast_factor: Any) -> jax.Array:
+def adjust_contrast(images: Operand, contrast_factor: Operand) -> jax.Array:
     """Multiplies the distance from each channel's mean by `contrast_factor`."""
 
     def change(value: jax.Array) -> jax.Array:
@@ -158,14 +159,14 @@ def adjust_contrast(images: Any, contrast_factor: Any) -> jax.Array:
 
 
 @op("image.adjust_gamma")
-def adjust_gamma(image: Any, gamma: Any = 1, gain: Any = 1) -> jax.Array:
+def adjust_gamma(image: Operand, gamma: Operand = 1, gain: Operand = 1) -> jax.Array:
     """Performs gamma correction: ``gain * image ** gamma``, on a scale of 0..1."""
     value = as_tensor(image)
     return gain * value**gamma if value.dtype.kind == "f" else _in_float(value, lambda one: gain * one**gamma)
 
 
 @op("image.rgb_to_hsv")
-def rgb_to_hsv(images: Any, name: str | None = None) -> jax.Array:
+def rgb_to_hsv(images: Operand, name: str | None = None) -> jax.Array:
     """Converts RGB images to hue, saturation and value, each 0..1.
 
     Source: A. R. Smith, "Color gamut transform pairs", SIGGRAPH 1978.
@@ -187,7 +188,7 @@ def rgb_to_hsv(images: Any, name: str | None = None) -> jax.Array:
 
 
 @op("image.hsv_to_rgb")
-def hsv_to_rgb(images: Any, name: str | None = None) -> jax.Array:
+def hsv_to_rgb(images: Operand, name: str | None = None) -> jax.Array:
     """Converts HSV images to RGB: the inverse of `rgb_to_hsv`."""
     del name
     value = as_tensor(images)
@@ -197,7 +198,7 @@ def hsv_to_rgb(images: Any, name: str | None = None) -> jax.Array:
 
 
 @op("image.adjust_hue")
-def adjust_hue(image: Any, delta: Any, name: str | None = None) -> jax.Array:
+def adjust_hue(image: Operand, delta: Operand, name: str | None = None) -> jax.Array:
     """Rotates the hue by `delta` (1 is a full circle)."""
     del name
 
@@ -209,7 +210,7 @@ def adjust_hue(image: Any, delta: Any, name: str | None = None) -> jax.Array:
 
 
 @op("image.adjust_saturation")
-def adjust_saturation(image: Any, saturation_factor: Any, name: str | None = None) -> jax.Array:
+def adjust_saturation(image: Operand, saturation_factor: Operand, name: str | None = None) -> jax.Array:
     """Multiplies the saturation by `saturation_factor`."""
     del name
 
@@ -221,7 +222,7 @@ def adjust_saturation(image: Any, saturation_factor: Any, name: str | None = Non
 
 
 @op("image.central_crop")
-def central_crop(image: Any, central_fraction: float) -> jax.Array:
+def central_crop(image: Operand, central_fraction: float) -> jax.Array:
     """Crops the central fraction of each dimension."""
     if not 0 < central_fraction <= 1:
         raise ValueError("central_fraction must be within (0, 1]")
@@ -233,7 +234,11 @@ def central_crop(image: Any, central_fraction: float) -> jax.Array:
 
 @op("image.crop_to_bounding_box")
 def crop_to_bounding_box(
-    image: Any, offset_height: Any, offset_width: Any, target_height: Any, target_width: Any
+    image: Operand,
+    offset_height: SupportsIndex,
+    offset_width: SupportsIndex,
+    target_height: SupportsIndex,
+    target_width: SupportsIndex,
 ) -> jax.Array:
     """Crops images to a box given by its corner and size."""
     called = "tf.image.crop_to_bounding_box"
@@ -252,7 +257,11 @@ def crop_to_bounding_box(
 
 @op("image.pad_to_bounding_box")
 def pad_to_bounding_box(
-    image: Any, offset_height: Any, offset_width: Any, target_height: Any, target_width: Any
+    image: Operand,
+    offset_height: SupportsIndex,
+    offset_width: SupportsIndex,
+    target_height: SupportsIndex,
+    target_width: SupportsIndex,
 ) -> jax.Array:
     """Pads images with zeros to a size."""
     called = "tf.image.pad_to_bounding_box"
@@ -266,7 +275,7 @@ def pad_to_bounding_box(
 
 
 @op("image.resize_with_crop_or_pad")
-def resize_with_crop_or_pad(image: Any, target_height: Any, target_width: Any) -> jax.Array:
+def resize_with_crop_or_pad(image: Operand, target_height: SupportsIndex, target_width: SupportsIndex) -> jax.Array:
     """Crops or pads images centrally to a size."""
     value = as_tensor(image)
     height, width = static_ints((target_height, target_width), called="tf.image", argument="target")
@@ -279,7 +288,11 @@ def resize_with_crop_or_pad(image: Any, target_height: Any, target_width: Any) -
 
 @op("image.resize_with_pad")
 def resize_with_pad(
-    image: Any, target_height: Any, target_width: Any, method: str = "bilinear", antialias: bool = False
+    image: Operand,
+    target_height: SupportsIndex,
+    target_width: SupportsIndex,
+    method: str = "bilinear",
+    antialias: bool = False,
 ) -> jax.Array:
     """Resizes images, keeps the aspect ratio, and pads with zeros."""
     small = resize(image, (target_height, target_width), method, preserve_aspect_ratio=True, antialias=antialias)
@@ -287,7 +300,7 @@ def resize_with_pad(
 
 
 @op("image.per_image_standardization")
-def per_image_standardization(image: Any) -> jax.Array:
+def per_image_standardization(image: Operand) -> jax.Array:
     """Scales each image to mean 0 and variance 1; the deviation is at least 1 / sqrt(pixels)."""
     value = as_tensor(image).astype(jnp.float32)
     axes = (-3, -2, -1)
@@ -297,7 +310,7 @@ def per_image_standardization(image: Any) -> jax.Array:
 
 
 @op("image.total_variation")
-def total_variation(images: Any, name: str | None = None) -> jax.Array:
+def total_variation(images: Operand, name: str | None = None) -> jax.Array:
     """Computes the sum of absolute differences between neighboring pixels."""
     del name
     value = as_tensor(images)
@@ -306,7 +319,7 @@ def total_variation(images: Any, name: str | None = None) -> jax.Array:
 
 
 @op("image.psnr")
-def psnr(a: Any, b: Any, max_val: Any, name: str | None = None) -> jax.Array:
+def psnr(a: Operand, b: Operand, max_val: SupportsFloat, name: str | None = None) -> jax.Array:
     """Computes the peak signal-to-noise ratio in decibels."""
     del name
     left, right = convert_image_dtype(a, "float32"), convert_image_dtype(b, "float32")
@@ -316,7 +329,7 @@ def psnr(a: Any, b: Any, max_val: Any, name: str | None = None) -> jax.Array:
 
 
 @op("image.image_gradients")
-def image_gradients(image: Any) -> tuple[jax.Array, jax.Array]:
+def image_gradients(image: Operand) -> tuple[jax.Array, jax.Array]:
     """Returns the differences to the next row and the next column, zero at the end."""
     value = as_tensor(image)
     down = jnp.pad(jnp.diff(value, axis=1), [(0, 0), (0, 1), (0, 0), (0, 0)])
@@ -324,12 +337,12 @@ def image_gradients(image: Any) -> tuple[jax.Array, jax.Array]:
     return down, across
 
 
-def _draw(seed: Any, stateless: bool) -> jax.Array:
+def _draw(seed: Operand, stateless: bool) -> jax.Array:
     return key_from_seed(seed) if stateless else next_key(seed)
 
 
 def _random_flip(name: str, axis: int, stateless: bool) -> None:
-    def flip(image: Any, seed: Any = None) -> jax.Array:
+    def flip(image: Operand, seed: Operand = None) -> jax.Array:
         """Flips each image with probability one half."""
         value = as_tensor(image)
         coin = jax.random.bernoulli(_draw(seed, stateless), 0.5, value.shape[:-3])
@@ -340,7 +353,7 @@ def _random_flip(name: str, axis: int, stateless: bool) -> None:
 
 
 def _random_adjust(name: str, adjust: Callable[..., jax.Array], stateless: bool) -> None:
-    def change(image: Any, lower: float, upper: float, seed: Any = None) -> jax.Array:
+    def change(image: Operand, lower: float, upper: float, seed: Operand = None) -> jax.Array:
         """Adjusts images by a factor drawn from [lower, upper)."""
         factor = jax.random.uniform(_draw(seed, stateless), (), minval=lower, maxval=upper)
         return adjust(image, factor)
@@ -350,7 +363,7 @@ def _random_adjust(name: str, adjust: Callable[..., jax.Array], stateless: bool)
 
 
 def _random_shift(name: str, adjust: Callable[..., jax.Array], stateless: bool) -> None:
-    def change(image: Any, max_delta: float, seed: Any = None) -> jax.Array:
+    def change(image: Operand, max_delta: float, seed: Operand = None) -> jax.Array:
         """Adjusts images by a shift drawn from [-max_delta, max_delta)."""
         shift = jax.random.uniform(_draw(seed, stateless), (), minval=-max_delta, maxval=max_delta)
         return adjust(image, shift)
@@ -368,7 +381,7 @@ for _prefix, _stateless in {"random": False, "stateless_random": True}.items():
     _random_shift(f"{_prefix}_hue", adjust_hue, _stateless)
 
 
-def _cropped(value: jax.Array, size: Any, key: jax.Array) -> jax.Array:
+def _cropped(value: jax.Array, size: StaticInts, key: jax.Array) -> jax.Array:
     sizes = static_ints(size, called="tf.image.random_crop", argument="size")
     room = jnp.asarray([old - new + 1 for old, new in zip(value.shape, sizes, strict=True)], jnp.int32)
     corner = jax.random.randint(key, (len(sizes),), 0, room)
@@ -376,14 +389,14 @@ def _cropped(value: jax.Array, size: Any, key: jax.Array) -> jax.Array:
 
 
 @op("image.random_crop")
-def random_crop(value: Any, size: Any, seed: Any = None, name: str | None = None) -> jax.Array:
+def random_crop(value: Operand, size: StaticInts, seed: int | None = None, name: str | None = None) -> jax.Array:
     """Crops a part of the given size (one per dimension) at a random position."""
     del name
     return _cropped(as_tensor(value), size, next_key(seed))
 
 
 @op("image.stateless_random_crop")
-def stateless_random_crop(value: Any, size: Any, seed: Any, name: str | None = None) -> jax.Array:
+def stateless_random_crop(value: Operand, size: StaticInts, seed: Operand, name: str | None = None) -> jax.Array:
     """Crops like `random_crop`, as a function of the seed alone."""
     del name
     return _cropped(as_tensor(value), size, key_from_seed(seed))
@@ -391,7 +404,7 @@ def stateless_random_crop(value: Any, size: Any, seed: Any, name: str | None = N
 
 @op("image.extract_patches")
 def extract_patches(
-    images: Any, sizes: Any, strides: Any, rates: Any, padding: str, name: str | None = None
+    images: Operand, sizes: StaticInts, strides: StaticInts, rates: StaticInts, padding: str, name: str | None = None
 ) -> jax.Array:
     """Extracts patches as channels: [n, rows, columns, height * width * channels]."""
     del name

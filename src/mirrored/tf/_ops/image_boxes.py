@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import SupportsIndex, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.traces import is_tracer
+from mirrored._typing import Operand, StaticInts
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._static import static_int, static_ints
 from mirrored.tf._table import op
@@ -18,14 +19,15 @@ _COLOURS = (
     (1, 1, 0, 1), (0, 0, 1, 1), (1, 0, 0, 1), (0, 1, 0, 1), (0.5, 0, 0.5, 1),
     (0.5, 0.5, 0, 1), (0.5, 0, 0, 1), (0, 0, 0.5, 1), (0, 1, 1, 1), (1, 0, 1, 1),
 )  # fmt: skip
+_Chosen: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 @op("image.crop_and_resize")
 def crop_and_resize(
-    image: Any,
-    boxes: Any,
-    box_indices: Any,
-    crop_size: Any,
+    image: Operand,
+    boxes: Operand,
+    box_indices: Operand,
+    crop_size: StaticInts,
     method: str = "bilinear",
     extrapolation_value: float = 0.0,
     name: str | None = None,
@@ -96,7 +98,7 @@ def _rounded(places: jax.Array) -> jax.Array:
 
 
 @op("image.draw_bounding_boxes")
-def draw_bounding_boxes(images: Any, boxes: Any, colors: Any = None, name: str | None = None) -> jax.Array:
+def draw_bounding_boxes(images: Operand, boxes: Operand, colors: Operand = None, name: str | None = None) -> jax.Array:
     """Draws the edges of boxes into images.
 
     Args:
@@ -129,11 +131,11 @@ def _edge(box: jax.Array, height: int, width: int) -> jax.Array:
 
 @op("image.non_max_suppression_overlaps")
 def non_max_suppression_overlaps(
-    overlaps: Any,
-    scores: Any,
-    max_output_size: Any,
-    overlap_threshold: Any = 0.5,
-    score_threshold: Any = -np.inf,
+    overlaps: Operand,
+    scores: Operand,
+    max_output_size: SupportsIndex,
+    overlap_threshold: Operand = 0.5,
+    score_threshold: Operand = -np.inf,
     name: str | None = None,
 ) -> jax.Array:
     """Selects boxes like `non_max_suppression`, for a matrix [boxes, boxes] of overlaps of any kind."""
@@ -145,11 +147,11 @@ def non_max_suppression_overlaps(
 
 @op("image.non_max_suppression")
 def non_max_suppression(
-    boxes: Any,
-    scores: Any,
-    max_output_size: Any,
-    iou_threshold: Any = 0.5,
-    score_threshold: Any = -np.inf,
+    boxes: Operand,
+    scores: Operand,
+    max_output_size: SupportsIndex,
+    iou_threshold: Operand = 0.5,
+    score_threshold: Operand = -np.inf,
     name: str | None = None,
 ) -> jax.Array:
     """Returns the indices of boxes, best first, that do not overlap a better box too much.
@@ -176,11 +178,11 @@ def non_max_suppression(
 
 @op("image.non_max_suppression_with_scores")
 def non_max_suppression_with_scores(
-    boxes: Any,
-    scores: Any,
-    max_output_size: Any,
-    iou_threshold: Any = 0.5,
-    score_threshold: Any = -np.inf,
+    boxes: Operand,
+    scores: Operand,
+    max_output_size: SupportsIndex,
+    iou_threshold: Operand = 0.5,
+    score_threshold: Operand = -np.inf,
     soft_nms_sigma: float = 0.0,
     name: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -200,11 +202,11 @@ def non_max_suppression_with_scores(
 
 @op("image.non_max_suppression_padded")
 def non_max_suppression_padded(
-    boxes: Any,
-    scores: Any,
-    max_output_size: Any,
-    iou_threshold: Any = 0.5,
-    score_threshold: Any = -np.inf,
+    boxes: Operand,
+    scores: Operand,
+    max_output_size: SupportsIndex,
+    iou_threshold: Operand = 0.5,
+    score_threshold: Operand = -np.inf,
     pad_to_max_output_size: bool = False,
     name: str | None = None,
     sorted_input: bool = False,
@@ -269,13 +271,13 @@ def _overlaps(boxes: jax.Array) -> jax.Array:
 
 
 def _suppressed(
-    overlaps: jax.Array, scores: jax.Array, limit: int, threshold: Any, least: Any, sigma: float = 0.0
+    overlaps: jax.Array, scores: jax.Array, limit: int, threshold: Operand, least: Operand, sigma: float = 0.0
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Selects the best remaining box `limit` times: indices and scores, zeros after the returned count."""
     limit = min(limit, scores.shape[0])
     out = jnp.asarray(-jnp.inf, scores.dtype)
 
-    def choose(place: Any, state: Any) -> Any:
+    def choose(place: jax.Array, state: _Chosen) -> _Chosen:
         left, chosen, best, count = state
         index = jnp.argmax(left)
         score = left[index]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._typing import Operand
 from mirrored.tf._ops.convolution import avg_pool, depthwise_conv2d
 from mirrored.tf._ops.image import convert_image_dtype
 from mirrored.tf._table import op
@@ -35,7 +36,7 @@ _COLOURS = {
 
 
 def _colours(name: str, matrix: Sequence[Sequence[float]]) -> None:
-    def converted(images: Any) -> jax.Array:
+    def converted(images: Operand) -> jax.Array:
         value = as_tensor(images)
         return jnp.tensordot(value, jnp.asarray(matrix, value.dtype), axes=1)
 
@@ -50,7 +51,7 @@ for _name, _matrix in _COLOURS.items():
 
 
 @op("image.sobel_edges")
-def sobel_edges(image: Any) -> jax.Array:
+def sobel_edges(image: Operand) -> jax.Array:
     """Computes Sobel derivatives along height and width: [batch, height, width, channels, 2]."""
     value = as_tensor(image)
     along_height = np.array([[-1, -2, -1], [0, 0, 0], [1, 2, 1]])
@@ -64,9 +65,9 @@ def sobel_edges(image: Any) -> jax.Array:
 
 @op("image.ssim")
 def ssim(
-    img1: Any,
-    img2: Any,
-    max_val: Any,
+    img1: Operand,
+    img2: Operand,
+    max_val: Operand,
     filter_size: int = 11,
     filter_sigma: float = 1.5,
     k1: float = 0.01,
@@ -96,9 +97,9 @@ def ssim(
 
 @op("image.ssim_multiscale")
 def ssim_multiscale(
-    img1: Any,
-    img2: Any,
-    max_val: Any,
+    img1: Operand,
+    img2: Operand,
+    max_val: Operand,
     power_factors: Sequence[float] = _SCALES,
     filter_size: int = 11,
     filter_sigma: float = 1.5,
@@ -131,7 +132,7 @@ def ssim_multiscale(
     return jnp.mean(jnp.prod(jnp.stack(found, -1) ** powers, axis=-1), axis=-1).reshape(leading)
 
 
-def _in_float(img1: Any, img2: Any, max_val: Any) -> list[jax.Array]:
+def _in_float(img1: Operand, img2: Operand, max_val: Operand) -> list[jax.Array]:
     first = as_tensor(img1)
     values = (first, as_tensor(img2), as_tensor(max_val).astype(first.dtype))
     return [as_tensor(convert_image_dtype(one, "float32")) for one in values]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._static import static_int, static_ints
 from mirrored.tf._table import hosted, op, reported, tensors
@@ -18,11 +19,11 @@ from mirrored.tf._tensors import as_tensor
 @op("gather")
 @hosted
 def gather(
-    params: Any,
-    indices: Any,
-    validate_indices: Any = None,
-    axis: Any = None,
-    batch_dims: Any = 0,
+    params: Operand,
+    indices: Operand,
+    validate_indices: object = None,
+    axis: SupportsIndex | None = None,
+    batch_dims: int = 0,
     name: str | None = None,
 ) -> jax.Array:
     """Gathers slices of `params` along `axis` (by default the first non-batch one); bad indices give 0, as on GPUs."""
@@ -42,7 +43,7 @@ def gather(
 
 @op("gather_nd")
 def gather_nd(
-    params: Any, indices: Any, batch_dims: int = 0, name: str | None = None, bad_indices_policy: str = ""
+    params: Operand, indices: Operand, batch_dims: int = 0, name: str | None = None, bad_indices_policy: str = ""
 ) -> jax.Array:
     """Gathers the slices at the index vectors in the last axis of `indices`."""
     del name, bad_indices_policy
@@ -56,7 +57,7 @@ def gather_nd(
 
 
 def _scattered(called: str, method: str) -> Callable[..., jax.Array]:
-    def scatter(tensor: Any, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
+    def scatter(tensor: Operand, indices: Operand, updates: Operand, name: str | None = None) -> jax.Array:
         del name
         target, where, new = as_tensor(tensor), as_tensor(indices), as_tensor(updates)
         with reported(called, [target, where, new]):
@@ -75,7 +76,7 @@ op("tensor_scatter_nd_sub")(_scattered("tf.tensor_scatter_nd_sub", "subtract"))
 
 
 @op("scatter_nd")
-def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> jax.Array:
+def scatter_nd(indices: Operand, updates: Operand, shape: StaticInts, name: str | None = None) -> jax.Array:
     """Scatters `updates` at `indices` into a tensor of zeros; duplicates add up."""
     del name
     new = as_tensor(updates)
@@ -85,7 +86,7 @@ def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) 
 
 
 @op("where")
-def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> jax.Array:
+def where(condition: Operand, x: Operand = None, y: Operand = None, name: str | None = None) -> jax.Array:
     """Returns `x` where the condition holds, else `y`; without both (eager only), the indices where it holds."""
     del name
     test = as_tensor(condition)
@@ -99,7 +100,9 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
 
 
 @op("boolean_mask")
-def boolean_mask(tensor: Any, mask: Any, axis: Any = None, name: str | None = None) -> jax.Array:
+def boolean_mask(
+    tensor: Operand, mask: Operand, axis: SupportsIndex | None = None, name: str | None = None
+) -> jax.Array:
     """Returns the elements where the mask holds; eager only, because their number is a shape."""
     del name
     value, keep = as_tensor(tensor), np.asarray(as_tensor(mask))
@@ -110,7 +113,7 @@ def boolean_mask(tensor: Any, mask: Any, axis: Any = None, name: str | None = No
 
 @op("slice")
 @hosted
-def slice_(input_: Any, begin: Any, size: Any, name: str | None = None) -> jax.Array:
+def slice_(input_: Operand, begin: Operand, size: StaticInts, name: str | None = None) -> jax.Array:
     """Extracts `size[i]` elements (-1: all remaining) from `begin[i]` along dimension i. `begin` may be traced."""
     del name
     value = as_tensor(input_)
@@ -129,16 +132,16 @@ def slice_(input_: Any, begin: Any, size: Any, name: str | None = None) -> jax.A
 @op("strided_slice")
 @hosted
 def strided_slice(
-    input_: Any,
-    begin: Any,
-    end: Any,
-    strides: Any = None,
+    input_: Operand,
+    begin: StaticInts,
+    end: StaticInts,
+    strides: StaticInts | None = None,
     begin_mask: int = 0,
     end_mask: int = 0,
     ellipsis_mask: int = 0,
     new_axis_mask: int = 0,
     shrink_axis_mask: int = 0,
-    var: Any = None,
+    var: object = None,
     name: str | None = None,
 ) -> jax.Array:
     """Extracts a strided slice: NumPy's slicing in bit masks."""
@@ -178,7 +181,7 @@ class UniqueWithCounts(NamedTuple):
 
 
 @op("unique")
-def unique(x: Any, out_idx: Any = "int32", name: str | None = None) -> Unique:
+def unique(x: Operand, out_idx: DTypeLike = "int32", name: str | None = None) -> Unique:
     """Finds the unique elements in order of first appearance, and each element's index in them; eager only."""
     del name
     y, idx, _ = unique_with_counts(x, out_idx)
@@ -186,7 +189,7 @@ def unique(x: Any, out_idx: Any = "int32", name: str | None = None) -> Unique:
 
 
 @op("unique_with_counts")
-def unique_with_counts(x: Any, out_idx: Any = "int32", name: str | None = None) -> UniqueWithCounts:
+def unique_with_counts(x: Operand, out_idx: DTypeLike = "int32", name: str | None = None) -> UniqueWithCounts:
     """Finds unique elements like `unique`, and counts them; eager only."""
     del name
     host = np.asarray(as_tensor(x))
@@ -202,7 +205,9 @@ def unique_with_counts(x: Any, out_idx: Any = "int32", name: str | None = None) 
 
 
 @op("dynamic_partition")
-def dynamic_partition(data: Any, partitions: Any, num_partitions: int, name: str | None = None) -> list[jax.Array]:
+def dynamic_partition(
+    data: Operand, partitions: Operand, num_partitions: int, name: str | None = None
+) -> list[jax.Array]:
     """Partitions the elements into a list of tensors; eager only."""
     del name
     value, parts = as_tensor(data), np.asarray(as_tensor(partitions))
@@ -211,7 +216,7 @@ def dynamic_partition(data: Any, partitions: Any, num_partitions: int, name: str
 
 
 @op("dynamic_stitch")
-def dynamic_stitch(indices: Any, data: Any, name: str | None = None) -> jax.Array:
+def dynamic_stitch(indices: Iterable[Operand], data: Iterable[Operand], name: str | None = None) -> jax.Array:
     """Merges tensors: ``data[m][i]`` goes to ``indices[m][i]``; later pieces override earlier ones."""
     del name
     places = [np.asarray(as_tensor(one)) for one in indices]
@@ -226,9 +231,11 @@ def dynamic_stitch(indices: Any, data: Any, name: str | None = None) -> jax.Arra
 
 
 def _segments(
-    called: str, reduce: Callable[..., jax.Array], *, sorted_ids: bool, empty: Any = None
+    called: str, reduce: Callable[..., jax.Array], *, sorted_ids: bool, empty: int | None = None
 ) -> Callable[..., jax.Array]:
-    def run(data: Any, segment_ids: Any, num_segments: Any = None, name: str | None = None) -> jax.Array:
+    def run(
+        data: Operand, segment_ids: Operand, num_segments: SupportsIndex | None = None, name: str | None = None
+    ) -> jax.Array:
         del name
         value, ids = as_tensor(data), as_tensor(segment_ids)
         count = jnp.max(ids, initial=-1) + 1 if num_segments is None else num_segments

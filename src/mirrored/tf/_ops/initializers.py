@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._ops.generator import next_key
 from mirrored.tf._static import static_ints
@@ -18,8 +20,15 @@ from mirrored.tf._tensors import as_tensor
 class Initializer(abc.ABC):
     """Creates the initial value of a variable: ``initializer(shape, dtype=tf.float32)``."""
 
-    def __call__(self, shape: Any, dtype: Any = "float32", **kwargs: Any) -> jax.Array:
-        """Returns a tensor of this shape."""
+    def __call__(
+        self,
+        shape: StaticInts,
+        dtype: DTypeLike | None = "float32",
+        *,
+        partition_shape: object = None,
+        partition_offset: object = None,
+    ) -> jax.Array:
+        """Returns a tensor of this shape; the partition arguments are for compatibility, and ignored."""
         sizes = static_ints(shape, called=f"tf.{type(self).__name__}", argument="shape")
         return self._made(sizes, array_dtype("float32" if dtype is None else dtype))
 
@@ -33,30 +42,30 @@ class Initializer(abc.ABC):
         return cls(**config)
 
     @abc.abstractmethod
-    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array: ...
+    def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array: ...
 
 
 class Zeros(Initializer):
     """Zeros."""
 
-    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
         return jnp.zeros(shape, dtype)
 
 
 class Ones(Initializer):
     """Ones."""
 
-    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
         return jnp.ones(shape, dtype)
 
 
 class Constant(Initializer):
     """Initializes with one value, or with an array of values of the shape."""
 
-    def __init__(self, value: Any = 0) -> None:
+    def __init__(self, value: Operand = 0) -> None:
         self._value = value
 
-    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
         value = as_tensor(self._value).astype(dtype)
         return jnp.broadcast_to(value, shape) if value.ndim == 0 or value.size == 1 else value.reshape(shape)
 
@@ -67,7 +76,7 @@ class RandomNormal(Initializer):
     def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
         self._mean, self._stddev, self._seed = mean, stddev, seed
 
-    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
         return self._mean + self._stddev * jax.random.normal(next_key(self._seed), shape, dtype)
 
 
@@ -77,7 +86,7 @@ class TruncatedNormal(Initializer):
     def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
         self._mean, self._stddev, self._seed = mean, stddev, seed
 
-    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
         return self._mean + self._stddev * jax.random.truncated_normal(next_key(self._seed), -2, 2, shape, dtype)
 
 
@@ -87,7 +96,7 @@ class RandomUniform(Initializer):
     def __init__(self, minval: float = -0.05, maxval: float = 0.05, seed: int | None = None) -> None:
         self._minval, self._maxval, self._seed = minval, maxval, seed
 
-    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
         return jax.random.uniform(next_key(self._seed), shape, dtype, self._minval, self._maxval)
 
 
@@ -107,7 +116,7 @@ class VarianceScaling(Initializer):
     ) -> None:
         self._scale, self._mode, self._distribution, self._seed = scale, mode, distribution, seed
 
-    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
         how: Any = "normal" if self._distribution == "untruncated_normal" else self._distribution
         if len(shape) < 2:  # for a vector, TensorFlow sets fan_in = fan_out = length; JAX raises
             size = shape[0] if shape else 1
@@ -145,7 +154,7 @@ class Orthogonal(Initializer):
     def __init__(self, gain: float = 1.0, seed: int | None = None) -> None:
         self._gain, self._seed = gain, seed
 
-    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
         return jax.nn.initializers.orthogonal(self._gain)(next_key(self._seed), shape, dtype)
 
 
@@ -155,7 +164,7 @@ class Identity(Initializer):
     def __init__(self, gain: float = 1.0) -> None:
         self._gain = gain
 
-    def _made(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
         if len(shape) != 2:
             raise ValueError(f"Identity matrix initializer can only be used for 2D matrices. Received: shape={shape}")
         return self._gain * jnp.eye(*shape, dtype=dtype)

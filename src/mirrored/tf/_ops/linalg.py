@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 import numpy as np
 
+from mirrored._typing import Array, DTypeLike, HostArray, Operand, StaticInts
 from mirrored.tf._static import static_axis
 from mirrored.tf._table import op, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor
+
+_Axes: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | Array | HostArray
 
 
 def _swap(x: jax.Array) -> jax.Array:
@@ -47,15 +51,15 @@ rows(
 
 @op("matmul linalg.matmul")
 def matmul(
-    a: Any,
-    b: Any,
+    a: Operand,
+    b: Operand,
     transpose_a: bool = False,
     transpose_b: bool = False,
     adjoint_a: bool = False,
     adjoint_b: bool = False,
     a_is_sparse: bool = False,
     b_is_sparse: bool = False,
-    output_type: Any = None,
+    output_type: DTypeLike | None = None,
     grad_a: bool = False,
     grad_b: bool = False,
     name: str | None = None,
@@ -76,8 +80,8 @@ def matmul(
 
 @op("linalg.matvec")
 def matvec(
-    a: Any,
-    b: Any,
+    a: Operand,
+    b: Operand,
     transpose_a: bool = False,
     adjoint_a: bool = False,
     a_is_sparse: bool = False,
@@ -90,14 +94,14 @@ def matvec(
 
 
 @op("linalg.matrix_transpose")
-def matrix_transpose(a: Any, name: str | None = None, conjugate: bool = False) -> jax.Array:
+def matrix_transpose(a: Operand, name: str | None = None, conjugate: bool = False) -> jax.Array:
     """Transposes the last two axes."""
     del name
     return _adjoint(as_tensor(a)) if conjugate else _swap(as_tensor(a))
 
 
 @op("einsum linalg.einsum")
-def einsum(equation: str, *inputs: Any, **kwargs: Any) -> jax.Array:
+def einsum(equation: str, *inputs: Operand, **kwargs: object) -> jax.Array:
     """Computes a tensor contraction by Einstein summation."""
     unknown = set(kwargs) - {"name", "optimize"}
     if unknown:
@@ -108,7 +112,7 @@ def einsum(equation: str, *inputs: Any, **kwargs: Any) -> jax.Array:
 
 
 @op("tensordot linalg.tensordot")
-def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> jax.Array:
+def tensordot(a: Operand, b: Operand, axes: _Axes, name: str | None = None) -> jax.Array:
     """Computes a tensor contraction over pairs of axes."""
     del name
     left, right = tensors(a, b)
@@ -119,12 +123,12 @@ def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> jax.Array:
 
 @op("linalg.diag")
 def diag(
-    diagonal: Any,
+    diagonal: Operand,
     name: str | None = None,
     k: int = 0,
     num_rows: int = -1,
     num_cols: int = -1,
-    padding_value: Any = 0,
+    padding_value: Operand = 0,
     align: str = "RIGHT_LEFT",
 ) -> jax.Array:
     """Returns matrices with the last axis as a diagonal (one diagonal, `k` above the main one)."""
@@ -139,7 +143,7 @@ def diag(
 
 @op("linalg.diag_part")
 def diag_part(
-    input: Any, name: str | None = None, k: int = 0, padding_value: Any = 0, align: str = "RIGHT_LEFT"
+    input: Operand, name: str | None = None, k: int = 0, padding_value: object = 0, align: str = "RIGHT_LEFT"
 ) -> jax.Array:
     """Returns the diagonal of the last two axes."""
     del name, padding_value, align
@@ -147,7 +151,9 @@ def diag_part(
 
 
 @op("linalg.set_diag")
-def set_diag(input: Any, diagonal: Any, name: str | None = None, k: int = 0, align: str = "RIGHT_LEFT") -> jax.Array:
+def set_diag(
+    input: Operand, diagonal: Operand, name: str | None = None, k: int = 0, align: str = "RIGHT_LEFT"
+) -> jax.Array:
     """Returns the matrices with their diagonal replaced."""
     del name, align
     value = as_tensor(input)
@@ -156,7 +162,7 @@ def set_diag(input: Any, diagonal: Any, name: str | None = None, k: int = 0, ali
 
 
 @op("linalg.tensor_diag")
-def tensor_diag(diagonal: Any, name: str | None = None) -> jax.Array:
+def tensor_diag(diagonal: Operand, name: str | None = None) -> jax.Array:
     """Returns a tensor of twice the rank with the values on its diagonal."""
     del name
     values = as_tensor(diagonal)
@@ -164,7 +170,7 @@ def tensor_diag(diagonal: Any, name: str | None = None) -> jax.Array:
 
 
 @op("linalg.band_part")
-def band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> jax.Array:
+def band_part(input: Operand, num_lower: Operand, num_upper: Operand, name: str | None = None) -> jax.Array:
     """Sets everything outside a central band of diagonals to zero (-1 keeps that whole side)."""
     del name
     value = as_tensor(input)
@@ -174,14 +180,14 @@ def band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = Non
 
 
 @op("linalg.trace")
-def trace(x: Any, name: str | None = None) -> jax.Array:
+def trace(x: Operand, name: str | None = None) -> jax.Array:
     """Computes the trace of the last two axes."""
     del name
     return jnp.trace(as_tensor(x), axis1=-2, axis2=-1)
 
 
 @op("linalg.solve")
-def solve(matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None) -> jax.Array:
+def solve(matrix: Operand, rhs: Operand, adjoint: bool = False, name: str | None = None) -> jax.Array:
     """Solves ``matrix @ x = rhs``."""
     del name
     left, right = tensors(matrix, rhs)
@@ -191,7 +197,7 @@ def solve(matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None)
 
 @op("linalg.triangular_solve")
 def triangular_solve(
-    matrix: Any, rhs: Any, lower: bool = True, adjoint: bool = False, name: str | None = None
+    matrix: Operand, rhs: Operand, lower: bool = True, adjoint: bool = False, name: str | None = None
 ) -> jax.Array:
     """Solves ``matrix @ x = rhs`` for a triangular matrix."""
     del name
@@ -200,7 +206,7 @@ def triangular_solve(
 
 
 @op("linalg.cholesky_solve")
-def cholesky_solve(chol: Any, rhs: Any, name: str | None = None) -> jax.Array:
+def cholesky_solve(chol: Operand, rhs: Operand, name: str | None = None) -> jax.Array:
     """Solves ``A @ x = rhs``, given the Cholesky factor of A."""
     del name
     factor, right = tensors(chol, rhs)
@@ -208,7 +214,9 @@ def cholesky_solve(chol: Any, rhs: Any, name: str | None = None) -> jax.Array:
 
 
 @op("linalg.lstsq")
-def lstsq(matrix: Any, rhs: Any, l2_regularizer: float = 0.0, fast: bool = True, name: str | None = None) -> jax.Array:
+def lstsq(
+    matrix: Operand, rhs: Operand, l2_regularizer: float = 0.0, fast: bool = True, name: str | None = None
+) -> jax.Array:
     """Solves the (regularized) least-squares problem, by the normal equations if `fast`."""
     del name
     left, right = tensors(matrix, rhs)
@@ -219,7 +227,7 @@ def lstsq(matrix: Any, rhs: Any, l2_regularizer: float = 0.0, fast: bool = True,
 
 
 @op("linalg.pinv")
-def pinv(a: Any, rcond: Any = None, validate_args: bool = False, name: str | None = None) -> jax.Array:
+def pinv(a: Operand, rcond: Operand = None, validate_args: bool = False, name: str | None = None) -> jax.Array:
     """Computes the Moore-Penrose pseudo-inverse."""
     del validate_args, name
     return jnp.linalg.pinv(as_tensor(a), rtol=rcond)
@@ -233,14 +241,14 @@ class QR(NamedTuple):
 
 
 @op("linalg.qr")
-def qr(input: Any, full_matrices: bool = False, name: str | None = None) -> QR:
+def qr(input: Operand, full_matrices: bool = False, name: str | None = None) -> QR:
     """Computes the QR decomposition."""
     del name
     return QR(*jnp.linalg.qr(as_tensor(input), mode="complete" if full_matrices else "reduced"))
 
 
 @op("linalg.svd")
-def svd(tensor: Any, full_matrices: bool = False, compute_uv: bool = True, name: str | None = None) -> Any:
+def svd(tensor: Operand, full_matrices: bool = False, compute_uv: bool = True, name: str | None = None) -> Any:
     """Computes singular values s, left vectors u and right vectors v (not their adjoint): ``(s, u, v)``, or s alone."""
     del name
     value = as_tensor(tensor)
@@ -251,7 +259,7 @@ def svd(tensor: Any, full_matrices: bool = False, compute_uv: bool = True, name:
 
 
 @op("linalg.matrix_rank")
-def matrix_rank(a: Any, tol: Any = None, validate_args: bool = False, name: str | None = None) -> jax.Array:
+def matrix_rank(a: Operand, tol: Operand = None, validate_args: bool = False, name: str | None = None) -> jax.Array:
     """Computes the rank: the number of singular values above the tolerance."""
     del validate_args, name
     return jnp.linalg.matrix_rank(as_tensor(a), tol).astype(jnp.int32)  # type: ignore[no-any-return]
@@ -259,7 +267,11 @@ def matrix_rank(a: Any, tol: Any = None, validate_args: bool = False, name: str 
 
 @op("norm linalg.norm")
 def norm(
-    tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: bool | None = None, name: str | None = None
+    tensor: Operand,
+    ord: Any = "euclidean",
+    axis: StaticInts | None = None,
+    keepdims: bool | None = None,
+    name: str | None = None,
 ) -> jax.Array:
     """Computes the norm of vectors (one axis), matrices (two axes) or all elements (axis None)."""
     del name
@@ -277,7 +289,7 @@ def norm(
 
 @op("linalg.normalize")
 def normalize(
-    tensor: Any, ord: Any = "euclidean", axis: Any = None, name: str | None = None
+    tensor: Operand, ord: str | float = "euclidean", axis: StaticInts | None = None, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the tensor divided by its norm, and the norm."""
     del name
@@ -286,7 +298,7 @@ def normalize(
 
 
 @op("linalg.global_norm")
-def global_norm(t_list: Any, name: str | None = None) -> jax.Array:
+def global_norm(t_list: Iterable[Operand], name: str | None = None) -> jax.Array:
     """Computes the Euclidean norm of all tensors of a list together; None entries are skipped."""
     del name
     squares = [jnp.sum(jnp.square(as_tensor(one))) for one in t_list if one is not None]
@@ -294,7 +306,7 @@ def global_norm(t_list: Any, name: str | None = None) -> jax.Array:
 
 
 @op("clip_by_value")
-def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> jax.Array:
+def clip_by_value(t: Operand, clip_value_min: Operand, clip_value_max: Operand, name: str | None = None) -> jax.Array:
     """Clips every element to a range."""
     del name
     value = as_tensor(t)
@@ -304,7 +316,7 @@ def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | 
 
 
 @op("clip_by_norm")
-def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> jax.Array:
+def clip_by_norm(t: Operand, clip_norm: Operand, axes: StaticInts | None = None, name: str | None = None) -> jax.Array:
     """Scales tensors down to a maximum norm."""
     del name
     value = as_tensor(t)
@@ -318,7 +330,7 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
 
 @op("clip_by_global_norm")
 def clip_by_global_norm(
-    t_list: Any, clip_norm: Any, use_norm: Any = None, name: str | None = None
+    t_list: Sequence[Operand], clip_norm: Operand, use_norm: Operand = None, name: str | None = None
 ) -> tuple[list[jax.Array | None], jax.Array]:
     """Scales tensors down together to a maximum global norm; returns them and their original norm."""
     del name
@@ -330,7 +342,7 @@ def clip_by_global_norm(
 
 @op("linalg.tridiagonal_matmul")
 def tridiagonal_matmul(
-    diagonals: Any, rhs: Any, diagonals_format: str = "sequence", name: str | None = None
+    diagonals: Iterable[Operand], rhs: Operand, diagonals_format: str = "sequence", name: str | None = None
 ) -> jax.Array:
     """Multiplies a tridiagonal matrix, given as (upper, main, lower), by `rhs`."""
     del name

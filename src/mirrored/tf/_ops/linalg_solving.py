@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 
+from mirrored._typing import Operand
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._table import op, rows, tensors
 from mirrored.tf._tensors import as_tensor
@@ -29,7 +30,9 @@ rows(
 
 
 @op("linalg.lu_reconstruct")
-def lu_reconstruct(lower_upper: Any, perm: Any, validate_args: bool = False, name: str | None = None) -> jax.Array:
+def lu_reconstruct(
+    lower_upper: Operand, perm: Operand, validate_args: bool = False, name: str | None = None
+) -> jax.Array:
     """Reconstructs the matrices [..., n, n] from the factors of `tf.linalg.lu`."""
     del validate_args, name
     packed, order = as_tensor(lower_upper), as_tensor(perm)
@@ -38,7 +41,9 @@ def lu_reconstruct(lower_upper: Any, perm: Any, validate_args: bool = False, nam
 
 
 @op("linalg.lu_solve")
-def lu_solve(lower_upper: Any, perm: Any, rhs: Any, validate_args: bool = False, name: str | None = None) -> jax.Array:
+def lu_solve(
+    lower_upper: Operand, perm: Operand, rhs: Operand, validate_args: bool = False, name: str | None = None
+) -> jax.Array:
     """Solves systems with [..., n, right-hand sides], given the factors of `tf.linalg.lu`."""
     del validate_args, name
     packed, sides = tensors(lower_upper, rhs)
@@ -52,7 +57,9 @@ def lu_solve(lower_upper: Any, perm: Any, rhs: Any, validate_args: bool = False,
 
 
 @op("linalg.lu_matrix_inverse")
-def lu_matrix_inverse(lower_upper: Any, perm: Any, validate_args: bool = False, name: str | None = None) -> jax.Array:
+def lu_matrix_inverse(
+    lower_upper: Operand, perm: Operand, validate_args: bool = False, name: str | None = None
+) -> jax.Array:
     """Computes the inverses of matrices from the factors of `tf.linalg.lu`."""
     packed = as_tensor(lower_upper)
     return lu_solve(packed, perm, jnp.eye(packed.shape[-1], dtype=packed.dtype), validate_args, name)
@@ -64,8 +71,8 @@ def _reordered(matrix: jax.Array, order: jax.Array) -> jax.Array:
 
 @op("linalg.tridiagonal_solve")
 def tridiagonal_solve(
-    diagonals: Any,
-    rhs: Any,
+    diagonals: Operand,
+    rhs: Operand,
     diagonals_format: str = "compact",
     transpose_rhs: bool = False,
     conjugate_rhs: bool = False,
@@ -107,7 +114,7 @@ def tridiagonal_solve(
     return found[..., 0] if vector else found
 
 
-def _three(diagonals: Any, form: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _three(diagonals: Operand, form: str) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the superdiagonal, main diagonal and subdiagonal with n entries each; missing entries are zero."""
     if form == "compact":
         packed = as_tensor(diagonals)
@@ -136,12 +143,12 @@ def _lengthened(line: jax.Array, before: int = 0, after: int = 0) -> jax.Array:
 
 @op("linalg.eigh_tridiagonal")
 def eigh_tridiagonal(
-    alpha: Any,
-    beta: Any,
+    alpha: Operand,
+    beta: Operand,
     eigvals_only: bool = True,
     select: str = "a",
     select_range: Any = None,
-    tol: Any = None,
+    tol: object = None,
     name: str | None = None,
 ) -> Any:
     """Computes the eigenvalues of a Hermitian tridiagonal matrix, ascending, and on request its eigenvectors.
@@ -179,7 +186,7 @@ def eigh_tridiagonal(
 
 @op("linalg.banded_triangular_solve")
 def banded_triangular_solve(
-    bands: Any, rhs: Any, lower: bool = True, adjoint: bool = False, name: str | None = None
+    bands: Operand, rhs: Operand, lower: bool = True, adjoint: bool = False, name: str | None = None
 ) -> jax.Array:
     """Solves triangular systems with few diagonals.
 

@@ -12,6 +12,7 @@ from jax import lax
 
 from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._jax.jaxprs import dependencies, evaluate_outputs
+from mirrored._typing import Operand
 from mirrored.tf._ops.blocks import Block, assigned_by, commit, outer_values, trace_block
 
 _MOST_COUNTED: Final = 10_000  # iterations counted on the host, about a second
@@ -50,7 +51,9 @@ class Loop:
     test: Block | None
 
     @classmethod
-    def traced(cls, start: Sequence[Any], body: Body, test: Test | None, row: Any = None) -> Loop:
+    def traced(
+        cls, start: Sequence[Any], body: Body, test: Test | None, row: jax.ShapeDtypeStruct | None = None
+    ) -> Loop:
         """Traces a loop.
 
         Args:
@@ -71,7 +74,7 @@ class Loop:
         tested = None if test is None else trace_block(lambda *all_: [_scalar(test(list(all_)))], start)
         return cls(start, traced, tested)
 
-    def run(self, *, count: int | None = None, limit: int | None = None, rows: Any = None) -> list[Any]:
+    def run(self, *, count: int | None = None, limit: int | None = None, rows: jax.Array | None = None) -> list[Any]:
         """Runs the loop, and commits its assignments to variables.
 
         Args:
@@ -95,10 +98,10 @@ class Loop:
             outs = lax.while_loop(carry.holds, carry.step, carry.start)
         return carry.finish(outs)
 
-    def _scanned(self, carry: _Carry, count: int, rows: Any, *, tested: bool = True) -> Sequence[Any]:
+    def _scanned(self, carry: _Carry, count: int, rows: jax.Array | None, *, tested: bool = True) -> Sequence[Any]:
         masked = tested and self.test is not None
 
-        def once(values: Any, row: Any) -> tuple[Any, None]:
+        def once(values: Sequence[Any], row: jax.Array | None) -> tuple[Any, None]:
             if not masked:
                 return carry.step(values, row), None
             return lax.cond(carry.holds(values), lambda: carry.step(values, row), lambda: list(values)), None
@@ -147,7 +150,7 @@ class _Carry:
         state, entries = self._at(values)
         return self._loop.test(state, entries)[0][0]
 
-    def step(self, values: Sequence[Any], row: Any = None) -> list[Any]:
+    def step(self, values: Sequence[Any], row: jax.Array | None = None) -> list[Any]:
         state, entries = self._at(values)
         results, assigned = self._loop.body(state if row is None else [*state, row], entries)
         return [*results, *(assigned[key] for key in self._keys)]
@@ -157,7 +160,7 @@ class _Carry:
         return list(outs[: self._count])
 
 
-def _scalar(value: Any) -> jax.Array:
+def _scalar(value: Operand) -> jax.Array:
     return jnp.asarray(value).astype(bool).reshape(())
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._typing import Operand
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._table import op, reported, tensors
 from mirrored.tf._tensors import as_tensor
 
 
 @op("nn.softmax_cross_entropy_with_logits")
-def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1, name: str | None = None) -> jax.Array:
+def softmax_cross_entropy_with_logits(
+    labels: Operand, logits: Operand, axis: int = -1, name: str | None = None
+) -> jax.Array:
     """Computes softmax cross entropy between label distributions and logits along `axis`."""
     del name
     true, scores = tensors(labels, logits)
@@ -23,7 +24,7 @@ def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1, 
 
 
 @op("nn.sparse_softmax_cross_entropy_with_logits")
-def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None = None) -> jax.Array:
+def sparse_softmax_cross_entropy_with_logits(labels: Operand, logits: Operand, name: str | None = None) -> jax.Array:
     """Computes sparse softmax cross entropy between class indices and logits. Invalid class indices give NaN.
 
     Raises:
@@ -43,7 +44,9 @@ def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any, name: str
 
 
 @op("nn.sigmoid_cross_entropy_with_logits")
-def sigmoid_cross_entropy_with_logits(labels: Any = None, logits: Any = None, name: str | None = None) -> jax.Array:
+def sigmoid_cross_entropy_with_logits(
+    labels: Operand = None, logits: Operand = None, name: str | None = None
+) -> jax.Array:
     """Computes sigmoid cross entropy for independent binary labels, in a form that does not overflow.
 
     Source: the documentation of `tf.nn.sigmoid_cross_entropy_with_logits`: max(x, 0) - x z + log(1 + exp(-|x|)).
@@ -55,7 +58,9 @@ def sigmoid_cross_entropy_with_logits(labels: Any = None, logits: Any = None, na
 
 
 @op("nn.weighted_cross_entropy_with_logits")
-def weighted_cross_entropy_with_logits(labels: Any, logits: Any, pos_weight: Any, name: str | None = None) -> jax.Array:
+def weighted_cross_entropy_with_logits(
+    labels: Operand, logits: Operand, pos_weight: Operand, name: str | None = None
+) -> jax.Array:
     """Computes `sigmoid_cross_entropy_with_logits` with a weight on positives.
 
     Source: the documentation of `tf.nn.weighted_cross_entropy_with_logits`.
@@ -68,7 +73,7 @@ def weighted_cross_entropy_with_logits(labels: Any, logits: Any, pos_weight: Any
 
 @op("nn.log_poisson_loss")
 def log_poisson_loss(
-    targets: Any, log_input: Any, compute_full_loss: bool = False, name: str | None = None
+    targets: Operand, log_input: Operand, compute_full_loss: bool = False, name: str | None = None
 ) -> jax.Array:
     """Computes ``exp(c) - z * c``; with `compute_full_loss`, adds Stirling's approximation of ``ln z!``."""
     del name

@@ -1,7 +1,12 @@
 """Type stub of `tf.nn`, written by tools/tf_stubs.py."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, SupportsInt
 
+from jax import Array
+from numpy import ndarray
+
+from mirrored._typing import StaticInts
 from mirrored.tf import Tensor
 from mirrored.tf import space_to_batch as space_to_batch
 from mirrored.tf.math import approx_max_k as approx_max_k
@@ -14,21 +19,47 @@ from mirrored.tf.nn import experimental as experimental
 from mirrored.tf.random import all_candidate_sampler as all_candidate_sampler
 from mirrored.tf.random import fixed_unigram_candidate_sampler as fixed_unigram_candidate_sampler
 
-def atrous_conv2d(value: Any, filters: Any, rate: int, padding: Any, name: str | None = None) -> Tensor: ...
+def atrous_conv2d(
+    value: Any,
+    filters: Any,
+    rate: int,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
+    name: str | None = None,
+) -> Tensor: ...
 def atrous_conv2d_transpose(
     value: Any, filters: Any, output_shape: Any, rate: Any, padding: str, name: str | None = None
 ) -> Tensor: ...
 def avg_pool(
-    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str | None = None, name: str | None = None
+    input: Any,
+    ksize: StaticInts,
+    strides: StaticInts,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
+    data_format: str | None = None,
+    name: str | None = None,
 ) -> Tensor: ...
 def avg_pool1d(
-    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str = "NWC", name: str | None = None
+    input: Any,
+    ksize: StaticInts,
+    strides: StaticInts,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
+    data_format: str = "NWC",
+    name: str | None = None,
 ) -> Tensor: ...
 def avg_pool2d(
-    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str = "NHWC", name: str | None = None
+    input: Any,
+    ksize: StaticInts,
+    strides: StaticInts,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
+    data_format: str = "NHWC",
+    name: str | None = None,
 ) -> Tensor: ...
 def avg_pool3d(
-    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str = "NDHWC", name: str | None = None
+    input: Any,
+    ksize: StaticInts,
+    strides: StaticInts,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
+    data_format: str = "NDHWC",
+    name: str | None = None,
 ) -> Tensor: ...
 def batch_normalization(
     x: Any, mean: Any, variance: Any, offset: Any, scale: Any, variance_epsilon: Any, name: str | None = None
@@ -38,77 +69,77 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
 def conv1d(
     input: Any,
     filters: Any,
-    stride: Any,
-    padding: Any,
+    stride: StaticInts,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
     data_format: str = "NWC",
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
 def conv1d_transpose(
     input: Any,
     filters: Any,
-    output_shape: Any,
-    strides: Any,
-    padding: Any = "SAME",
+    output_shape: StaticInts,
+    strides: StaticInts,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any] = "SAME",
     data_format: str = "NWC",
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
 def conv2d(
     input: Any,
     filters: Any,
-    strides: Any,
-    padding: Any,
+    strides: StaticInts,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
     data_format: str = "NHWC",
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
 def conv2d_transpose(
     input: Any,
     filters: Any,
-    output_shape: Any,
-    strides: Any,
-    padding: Any = "SAME",
+    output_shape: StaticInts,
+    strides: StaticInts,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any] = "SAME",
     data_format: str = "NHWC",
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
 def conv3d(
     input: Any,
     filters: Any,
-    strides: Any,
-    padding: Any,
+    strides: StaticInts,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
     data_format: str = "NDHWC",
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
 def conv3d_transpose(
     input: Any,
     filters: Any,
-    output_shape: Any,
-    strides: Any,
-    padding: Any = "SAME",
+    output_shape: StaticInts,
+    strides: StaticInts,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any] = "SAME",
     data_format: str = "NDHWC",
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
 def conv_transpose(
     input: Any,
     filters: Any,
-    output_shape: Any,
-    strides: Any,
-    padding: Any = "SAME",
+    output_shape: StaticInts,
+    strides: StaticInts,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any] = "SAME",
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
 def convolution(
     input: Any,
     filters: Any,
-    strides: Any = None,
-    padding: Any = "VALID",
+    strides: StaticInts | None = None,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any] = "VALID",
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
 def crelu(features: Any, axis: Any = -1, *, name: str | None = None) -> Tensor: ...
@@ -126,10 +157,10 @@ def depth_to_space(input: Any, block_size: int, data_format: str = "NHWC", name:
 def depthwise_conv2d(
     input: Any,
     filter: Any,
-    strides: Any,
-    padding: Any,
+    strides: StaticInts,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
 def dilation2d(
@@ -143,7 +174,7 @@ def erosion2d(
 ) -> Tensor: ...
 def gelu(features: Any, approximate: Any = False, *, name: str | None = None) -> Tensor: ...
 def l2_loss(t: Any, name: str | None = None) -> Tensor: ...
-def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | None = None) -> Tensor: ...
+def l2_normalize(x: Any, axis: StaticInts | None = None, epsilon: float = 1e-12, name: str | None = None) -> Tensor: ...
 def leaky_relu(features: Any, alpha: Any = 0.2, *, name: str | None = None) -> Tensor: ...
 def local_response_normalization(
     input: Any, depth_radius: int = 5, bias: float = 1.0, alpha: float = 1.0, beta: float = 0.5, name: str | None = None
@@ -153,16 +184,36 @@ def log_poisson_loss(
 ) -> Tensor: ...
 def log_softmax(logits: Any, axis: Any = None, *, name: str | None = None) -> Tensor: ...
 def max_pool(
-    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str | None = None, name: str | None = None
+    input: Any,
+    ksize: StaticInts,
+    strides: StaticInts,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
+    data_format: str | None = None,
+    name: str | None = None,
 ) -> Tensor: ...
 def max_pool1d(
-    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str = "NWC", name: str | None = None
+    input: Any,
+    ksize: StaticInts,
+    strides: StaticInts,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
+    data_format: str = "NWC",
+    name: str | None = None,
 ) -> Tensor: ...
 def max_pool2d(
-    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str = "NHWC", name: str | None = None
+    input: Any,
+    ksize: StaticInts,
+    strides: StaticInts,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
+    data_format: str = "NHWC",
+    name: str | None = None,
 ) -> Tensor: ...
 def max_pool3d(
-    input: Any, ksize: Any, strides: Any, padding: Any, data_format: str = "NDHWC", name: str | None = None
+    input: Any,
+    ksize: StaticInts,
+    strides: StaticInts,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
+    data_format: str = "NDHWC",
+    name: str | None = None,
 ) -> Tensor: ...
 def max_pool_with_argmax(
     input: Any,
@@ -175,7 +226,7 @@ def max_pool_with_argmax(
     name: str | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 def moments(
-    x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None
+    x: Any, axes: StaticInts, shift: object = None, keepdims: bool = False, name: str | None = None
 ) -> tuple[Tensor, Tensor]: ...
 def nce_loss(
     weights: Any,
@@ -194,12 +245,12 @@ def normalize_moments(
 ) -> tuple[Tensor, Tensor]: ...
 def pool(
     input: Any,
-    window_shape: Any,
+    window_shape: StaticInts,
     pooling_type: str,
-    strides: Any = None,
-    padding: Any = "VALID",
+    strides: StaticInts | None = None,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any] = "VALID",
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
 def relu(features: Any, *, name: str | None = None) -> Tensor: ...
@@ -223,10 +274,10 @@ def separable_conv2d(
     input: Any,
     depthwise_filter: Any,
     pointwise_filter: Any,
-    strides: Any,
-    padding: Any,
+    strides: StaticInts,
+    padding: str | Sequence[Sequence[SupportsInt]] | Array | ndarray[Any, Any],
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: StaticInts | None = None,
     name: str | None = None,
 ) -> Tensor: ...
 def sigmoid(x: Any, *, name: str | None = None) -> Tensor: ...
@@ -245,7 +296,7 @@ def weighted_cross_entropy_with_logits(
     labels: Any, logits: Any, pos_weight: Any, name: str | None = None
 ) -> Tensor: ...
 def weighted_moments(
-    x: Any, axes: Any, frequency_weights: Any, keepdims: bool = False, name: str | None = None
+    x: Any, axes: StaticInts, frequency_weights: Any, keepdims: bool = False, name: str | None = None
 ) -> tuple[Tensor, Tensor]: ...
 
 lrn = local_response_normalization

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from mirrored._typing import DTypeLike, StaticInts
 from mirrored.tf import Tensor, Variable
 from mirrored.tf._asking import Algorithm as Algorithm
 from mirrored.tf._ops.generator import Generator as _Generator
@@ -17,16 +18,33 @@ class Generator(_Generator):
     def split(self, count: int = 1) -> list[Generator]: ...  # type: ignore[override]
     def make_seeds(self, count: int = 1) -> Tensor: ...
     def normal(
-        self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32", name: Any = None
+        self,
+        shape: StaticInts,
+        mean: Any = 0.0,
+        stddev: Any = 1.0,
+        dtype: DTypeLike = "float32",
+        name: str | None = None,
     ) -> Tensor: ...
     def truncated_normal(
-        self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32", name: Any = None
+        self,
+        shape: StaticInts,
+        mean: Any = 0.0,
+        stddev: Any = 1.0,
+        dtype: DTypeLike = "float32",
+        name: str | None = None,
     ) -> Tensor: ...
     def uniform(
-        self, shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = "float32", name: Any = None
+        self,
+        shape: StaticInts,
+        minval: Any = 0,
+        maxval: Any = None,
+        dtype: DTypeLike = "float32",
+        name: str | None = None,
     ) -> Tensor: ...
-    def uniform_full_int(self, shape: Any, dtype: Any = "uint32", name: Any = None) -> Tensor: ...
-    def binomial(self, shape: Any, counts: Any, probs: Any, dtype: Any = "int32", name: Any = None) -> Tensor: ...
+    def uniform_full_int(self, shape: StaticInts, dtype: DTypeLike = "uint32", name: str | None = None) -> Tensor: ...
+    def binomial(
+        self, shape: StaticInts, counts: Any, probs: Any, dtype: DTypeLike = "int32", name: str | None = None
+    ) -> Tensor: ...
 
 class _Candidates(NamedTuple):
     sampled_candidates: Tensor
