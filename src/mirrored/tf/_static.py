@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex, TypeAlias
 
 import jax
 import numpy as np
@@ -18,6 +18,9 @@ from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._jax.traces import Tracer, unboxed
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._shapes import TensorShape
+
+Integers: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
+"""An integer or several, such as a shape or axes: Python numbers, or tensors, arrays and variables of integers."""
 
 
 class StaticTensor(np.ndarray[Any, np.dtype[Any]]):
