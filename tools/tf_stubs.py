@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple
 
 import jax
 
-from mirrored import Function
+from mirrored import Function, _typing
 from mirrored.tf import _names
 from mirrored.tf._saved_model.loading import LoadedModel
 from mirrored.tf._static import StaticTensor
@@ -50,6 +50,12 @@ PUBLIC: Final = (
 OPEN: Final = (LoadedModel, StaticTensor)
 # Decorators with and without arguments, and what they make of a function: one signature cannot say both.
 DECORATORS: Final = {"function": Function, "autograph.experimental.do_not_convert": Callable[..., Any]}
+# Unions with a name: the name is shorter, and some members are private to JAX.
+UNIONS: Final = {
+    name: typing.get_args(one)
+    for name, one in vars(_typing).items()
+    if typing.get_origin(one) in (types.UnionType, typing.Union)
+}
 # Keras' own: described by Keras, or not at all.
 KERAS: Final = ("keras", "losses", "metrics", "optimizers")
 
@@ -415,7 +421,7 @@ class Writer:
             return f"[{', '.join(map(inner, what))}]"
         origin, arguments = typing.get_origin(what), typing.get_args(what)
         if origin in (types.UnionType, typing.Union):
-            return " | ".join(map(inner, arguments))
+            return " | ".join(self._members(stub, arguments, inner))
         if origin is not None:
             return f"{self._class(stub, origin)}[{', '.join(map(inner, arguments))}]"
         if what is typing.Self:
@@ -427,6 +433,15 @@ class Writer:
         if what is inspect.Signature.empty or not isinstance(what, type):
             return stub.bring("typing", "Any")
         return self._class(stub, what)
+
+    def _members(self, stub: Stub, members: Iterable[Any], source: Callable[[Any], str]) -> Iterator[str]:
+        """Yields the sources of a union's members, and the names of the unions that are part of it."""
+        rest = list(members)
+        for name, named in UNIONS.items():
+            if all(one in rest for one in named):
+                yield stub.bring(_typing.__name__, name)
+                rest = [one for one in rest if one not in named]
+        yield from map(source, rest)
 
     def _class(self, stub: Stub, what: Any) -> str:
         home = self._home.get(id(what))
@@ -569,7 +584,9 @@ def _importable(value: Any) -> tuple[str, str]:
             and getattr(importlib.import_module(module), value.__name__, None) is value
         ):
             return module, value.__name__
-    if owner in ("builtins", "typing", "collections.abc", "jax"):
+    if getattr(jax, value.__name__, None) is value:
+        return "jax", value.__name__
+    if owner in ("builtins", "typing", "collections.abc"):
         return owner, value.__name__
     if value in (AbstractContextManager,):
         return "contextlib", value.__name__

@@ -6,7 +6,7 @@ An alias of `Any` stands for values that Python's type system cannot describe. I
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import jax
 import numpy as np
@@ -23,6 +23,13 @@ Number: TypeAlias = bool | int | float | complex | np.generic
 
 ShapeLike: TypeAlias = int | Sequence[int | None]
 """A shape, or a single size."""
+
+StaticInts: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
+"""A shape, axes or sizes for an operation: integers that are known while tracing.
+
+`ShapeLike` is too narrow: TensorFlow also takes integer tensors, variables and NumPy arrays, as a whole or as elements.
+All of them convert to an index.
+"""
 
 PyTree: TypeAlias = Any
 """A structure of tuples, lists, dicts and registered nodes. Any object is a structure of one leaf."""

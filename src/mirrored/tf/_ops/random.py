@@ -8,7 +8,7 @@ from typing import SupportsIndex
 import jax
 import jax.numpy as jnp
 
-from mirrored._typing import DTypeLike, Operand
+from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._ops import samplers
 from mirrored.tf._ops.generator import (
     Generator,
@@ -18,7 +18,7 @@ from mirrored.tf._ops.generator import (
     set_global_generator,
     set_seed,
 )
-from mirrored.tf._static import Integers, static_ints
+from mirrored.tf._static import static_ints
 from mirrored.tf._table import op
 from mirrored.tf._tensors import as_tensor
 
@@ -30,7 +30,7 @@ op("random.set_global_generator random.experimental.set_global_generator")(set_g
 
 @op("random.normal")
 def normal(
-    shape: Integers,
+    shape: StaticInts,
     mean: Operand = 0.0,
     stddev: Operand = 1.0,
     dtype: DTypeLike = "float32",
@@ -44,7 +44,7 @@ def normal(
 
 @op("random.truncated_normal")
 def truncated_normal(
-    shape: Integers,
+    shape: StaticInts,
     mean: Operand = 0.0,
     stddev: Operand = 1.0,
     dtype: DTypeLike = "float32",
@@ -58,7 +58,7 @@ def truncated_normal(
 
 @op("random.uniform")
 def uniform(
-    shape: Integers,
+    shape: StaticInts,
     minval: Operand = 0,
     maxval: Operand | None = None,
     dtype: DTypeLike = "float32",
@@ -92,7 +92,7 @@ def categorical(
 
 @op("random.gamma")
 def gamma(
-    shape: Integers,
+    shape: StaticInts,
     alpha: Operand,
     beta: Operand | None = None,
     dtype: DTypeLike = "float32",
@@ -109,7 +109,7 @@ def gamma(
 
 @op("random.poisson")
 def poisson(
-    shape: Integers, lam: Operand, dtype: DTypeLike = "float32", seed: int | None = None, name: str | None = None
+    shape: StaticInts, lam: Operand, dtype: DTypeLike = "float32", seed: int | None = None, name: str | None = None
 ) -> jax.Array:
     """Draws `shape` samples from the Poisson distribution for every rate."""
     del name
@@ -119,7 +119,7 @@ def poisson(
 
 @op("random.stateless_normal")
 def stateless_normal(
-    shape: Integers,
+    shape: StaticInts,
     seed: Operand,
     mean: Operand = 0.0,
     stddev: Operand = 1.0,
@@ -134,7 +134,7 @@ def stateless_normal(
 
 @op("random.stateless_truncated_normal")
 def stateless_truncated_normal(
-    shape: Integers,
+    shape: StaticInts,
     seed: Operand,
     mean: Operand = 0.0,
     stddev: Operand = 1.0,
@@ -149,7 +149,7 @@ def stateless_truncated_normal(
 
 @op("random.stateless_uniform")
 def stateless_uniform(
-    shape: Integers,
+    shape: StaticInts,
     seed: Operand,
     minval: Operand | None = 0,
     maxval: Operand | None = None,
@@ -175,7 +175,7 @@ def stateless_categorical(
 
 @op("random.stateless_gamma")
 def stateless_gamma(
-    shape: Integers,
+    shape: StaticInts,
     seed: Operand,
     alpha: Operand,
     beta: Operand | None = None,
@@ -189,7 +189,7 @@ def stateless_gamma(
 
 @op("random.stateless_poisson")
 def stateless_poisson(
-    shape: Integers, seed: Operand, lam: Operand, dtype: DTypeLike = "int32", name: str | None = None
+    shape: StaticInts, seed: Operand, lam: Operand, dtype: DTypeLike = "int32", name: str | None = None
 ) -> jax.Array:
     """Outputs values of exactly `shape` from a Poisson distribution, as a function of the seed alone."""
     del name
@@ -198,7 +198,7 @@ def stateless_poisson(
 
 @op("random.stateless_binomial")
 def stateless_binomial(
-    shape: Integers,
+    shape: StaticInts,
     seed: Operand,
     counts: Operand,
     probs: Operand,

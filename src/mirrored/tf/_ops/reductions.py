@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mirrored._typing import DTypeLike, Operand
+from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
-from mirrored.tf._static import Integers, static_axis, static_int
+from mirrored.tf._static import static_axis, static_int
 from mirrored.tf._table import hosted, op, reported, rows
 from mirrored.tf._tensors import as_tensor
 
@@ -81,7 +81,7 @@ def argmin(
 @op("math.count_nonzero")
 def count_nonzero(
     input: Operand,
-    axis: Integers | None = None,
+    axis: StaticInts | None = None,
     keepdims: bool | None = None,
     dtype: DTypeLike = "int64",
     name: str | None = None,

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mirrored._typing import Operand
+from mirrored._typing import Operand, StaticInts
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.generator import next_key
-from mirrored.tf._static import Integers, static_axis, static_int
+from mirrored.tf._static import static_axis, static_int
 from mirrored.tf._table import op, tensors
 from mirrored.tf._tensors import as_tensor
 
@@ -352,7 +352,7 @@ def _beyond(length: Operand, size: int) -> jax.Array:
 
 @op("nn.sufficient_statistics")
 def sufficient_statistics(
-    x: Operand, axes: Integers | None, shift: Operand | None = None, keepdims: bool = False, name: str | None = None
+    x: Operand, axes: StaticInts | None, shift: Operand | None = None, keepdims: bool = False, name: str | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     """Returns count, sum and sum of squares (both minus the shift) and the shift, for `normalize_moments`."""
     del name

@@ -10,18 +10,18 @@ from typing import Any, SupportsIndex
 import jax
 import jax.numpy as jnp
 
-from mirrored._typing import DTypeLike, Operand
+from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
-from mirrored.tf._static import Integers, static_ints
+from mirrored.tf._static import static_ints
 from mirrored.tf._tensors import as_tensor
 
 
-def _shape(shape: Integers, called: str) -> tuple[int, ...]:
+def _shape(shape: StaticInts, called: str) -> tuple[int, ...]:
     return static_ints(shape, called=f"tf.random.{called}", argument="shape")
 
 
 def normal(
-    key: jax.Array, shape: Integers, mean: Operand = 0.0, stddev: Operand = 1.0, dtype: DTypeLike = "float32"
+    key: jax.Array, shape: StaticInts, mean: Operand = 0.0, stddev: Operand = 1.0, dtype: DTypeLike = "float32"
 ) -> jax.Array:
     """Samples from a normal distribution."""
     unit = jax.random.normal(key, _shape(shape, "normal"), array_dtype(dtype))
@@ -29,7 +29,7 @@ def normal(
 
 
 def truncated_normal(
-    key: jax.Array, shape: Integers, mean: Operand = 0.0, stddev: Operand = 1.0, dtype: DTypeLike = "float32"
+    key: jax.Array, shape: StaticInts, mean: Operand = 0.0, stddev: Operand = 1.0, dtype: DTypeLike = "float32"
 ) -> jax.Array:
     """Samples from a normal distribution truncated at two standard deviations."""
     unit = jax.random.truncated_normal(key, -2.0, 2.0, _shape(shape, "truncated_normal"), array_dtype(dtype))
@@ -41,7 +41,7 @@ def _scaled(unit: jax.Array, mean: Operand, stddev: Operand) -> jax.Array:
 
 
 def uniform(
-    key: jax.Array, shape: Integers, minval: Operand = 0, maxval: Operand | None = None, dtype: DTypeLike = "float32"
+    key: jax.Array, shape: StaticInts, minval: Operand = 0, maxval: Operand | None = None, dtype: DTypeLike = "float32"
 ) -> jax.Array:
     """Samples uniformly from [minval, maxval); integers require `maxval`."""
     wanted = array_dtype(dtype)
@@ -55,7 +55,7 @@ def uniform(
     return low + (high - low) * jax.random.uniform(key, size, wanted)
 
 
-def full_int(key: jax.Array, shape: Integers, dtype: DTypeLike = "int32") -> jax.Array:
+def full_int(key: jax.Array, shape: StaticInts, dtype: DTypeLike = "int32") -> jax.Array:
     """Samples uniform integers over the whole range of the dtype."""
     return jax.random.bits(key, _shape(shape, "uniform_full_int"), _unsigned(dtype)).view(array_dtype(dtype))
 
@@ -78,7 +78,7 @@ def shuffle(key: jax.Array, value: Operand) -> jax.Array:
 
 
 def gamma(
-    key: jax.Array, shape: Integers, alpha: Operand, beta: Operand | None = None, dtype: DTypeLike = "float32"
+    key: jax.Array, shape: StaticInts, alpha: Operand, beta: Operand | None = None, dtype: DTypeLike = "float32"
 ) -> jax.Array:
     """Samples from a Gamma distribution, with exactly `shape`."""
     wanted = array_dtype(dtype)
@@ -86,12 +86,14 @@ def gamma(
     return drawn if beta is None else drawn / as_tensor(beta).astype(wanted)
 
 
-def poisson(key: jax.Array, shape: Integers, lam: Operand, dtype: DTypeLike = "float32") -> jax.Array:
+def poisson(key: jax.Array, shape: StaticInts, lam: Operand, dtype: DTypeLike = "float32") -> jax.Array:
     """Samples from a Poisson distribution, with exactly `shape`."""
     return jax.random.poisson(key, as_tensor(lam), _shape(shape, "poisson")).astype(array_dtype(dtype))
 
 
-def binomial(key: jax.Array, shape: Integers, counts: Operand, probs: Operand, dtype: DTypeLike = "int32") -> jax.Array:
+def binomial(
+    key: jax.Array, shape: StaticInts, counts: Operand, probs: Operand, dtype: DTypeLike = "int32"
+) -> jax.Array:
     """Samples from a binomial distribution, with exactly `shape`."""
     trials, chance = as_tensor(counts).astype(jnp.float32), as_tensor(probs).astype(jnp.float32)
     return jax.random.binomial(key, trials, chance, shape=_shape(shape, "binomial")).astype(array_dtype(dtype))

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import jax.scipy.fft as sfft
 import numpy as np
 
-from mirrored._typing import DTypeLike, Operand
+from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.errors import ArgumentTypeError
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
-from mirrored.tf._static import Integers, static_int, static_ints
+from mirrored.tf._static import static_int, static_ints
 from mirrored.tf._table import op, rows
 from mirrored.tf._tensors import as_tensor
 
@@ -40,7 +40,7 @@ rows(
 def _real(name: str, transform: Callable[..., jax.Array], rank: int) -> None:
     called = f"tf.signal.{name}"
 
-    def run(input_tensor: Operand, fft_length: Integers | None = None, name: str | None = None) -> jax.Array:
+    def run(input_tensor: Operand, fft_length: StaticInts | None = None, name: str | None = None) -> jax.Array:
         del name
         sizes = None if fft_length is None else static_ints(fft_length, called=called, argument="fft_length")
         return transform(as_tensor(input_tensor), s=sizes, axes=tuple(range(-rank, 0)))

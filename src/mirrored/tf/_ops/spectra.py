@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._typing import DTypeLike, HostArray, Operand
+from mirrored._typing import DTypeLike, HostArray, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.signal import dct, frame, hann_window, overlap_and_add
-from mirrored.tf._static import Integers, static_int, static_ints
+from mirrored.tf._static import static_int, static_ints
 from mirrored.tf._table import op
 from mirrored.tf._tensors import as_tensor
 
@@ -25,8 +25,8 @@ def _of_any_axes(name: str, transform: Callable[..., jax.Array]) -> None:
 
     def run(
         input_tensor: Operand,
-        fft_length: Integers | None = None,
-        axes: Integers | None = None,
+        fft_length: StaticInts | None = None,
+        axes: StaticInts | None = None,
         norm: str | None = None,
         name: str | None = None,
     ) -> jax.Array:

@@ -71,9 +71,7 @@ class TensorArray:
         return (tuple(self._rows.values()), self._buffer), (self._options, tuple(self._rows))
 
     @classmethod
-    def tree_unflatten(
-        cls, kept: tuple[_Options, tuple[int, ...]], children: tuple[Sequence[Leaf], Leaf]
-    ) -> TensorArray:
+    def tree_unflatten(cls, kept: tuple[Any, tuple[int, ...]], children: tuple[Sequence[Leaf], Leaf]) -> TensorArray:
         """Unflattens from rows and static data."""
         options, places = kept
         return cls._made(options, dict(zip(places, children[0], strict=True)), children[1])

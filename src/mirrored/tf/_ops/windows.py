@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._typing import DTypeLike, Operand
+from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.convolution import conv2d_transpose
-from mirrored.tf._static import Integers, static_int, static_ints
+from mirrored.tf._static import static_int, static_ints
 from mirrored.tf._table import op, tensors
 from mirrored.tf._tensors import as_tensor
 
 
-def _pair(value: Integers, called: str, argument: str) -> tuple[int, int]:
+def _pair(value: StaticInts, called: str, argument: str) -> tuple[int, int]:
     """Returns height and width from 1, 2 or 4 numbers."""
     numbers = static_ints(value, called=called, argument=argument)
     height, width = numbers[1:3] if len(numbers) == 4 else numbers * (2 // len(numbers))
@@ -49,8 +49,8 @@ def _laid_out(
 @op("nn.max_pool_with_argmax")
 def max_pool_with_argmax(
     input: Operand,
-    ksize: Integers,
-    strides: Integers,
+    ksize: StaticInts,
+    strides: StaticInts,
     padding: str,
     data_format: str = "NHWC",
     output_dtype: DTypeLike = "int64",
@@ -100,10 +100,10 @@ def max_pool_with_argmax(
 def dilation2d(
     input: Operand,
     filters: Operand,
-    strides: Integers,
+    strides: StaticInts,
     padding: str,
     data_format: str,
-    dilations: Integers,
+    dilations: StaticInts,
     name: str | None = None,
 ) -> jax.Array:
     """Computes the grayscale dilation: the largest sum of pixel and filter in each window.
@@ -133,10 +133,10 @@ def dilation2d(
 def erosion2d(
     value: Operand,
     filters: Operand,
-    strides: Integers,
+    strides: StaticInts,
     padding: str,
     data_format: str,
-    dilations: Integers,
+    dilations: StaticInts,
     name: str | None = None,
 ) -> jax.Array:
     """Computes the grayscale erosion: the smallest difference of pixel and filter per window. See `dilation2d`."""
@@ -147,7 +147,7 @@ def erosion2d(
 
 @op("nn.atrous_conv2d_transpose")
 def atrous_conv2d_transpose(
-    value: Operand, filters: Operand, output_shape: Integers, rate: Integers, padding: str, name: str | None = None
+    value: Operand, filters: Operand, output_shape: StaticInts, rate: StaticInts, padding: str, name: str | None = None
 ) -> jax.Array:
     """Computes the transpose of `atrous_conv2d`; filters are [height, width, out, in]."""
     del name
@@ -155,7 +155,7 @@ def atrous_conv2d_transpose(
 
 
 @op("space_to_batch_nd")
-def space_to_batch_nd(input: Operand, block_shape: Integers, paddings: Operand, name: str | None = None) -> jax.Array:
+def space_to_batch_nd(input: Operand, block_shape: StaticInts, paddings: Operand, name: str | None = None) -> jax.Array:
     """Moves blocks of the dimensions after the batch into the batch.
 
     Args:
@@ -181,13 +181,13 @@ def space_to_batch_nd(input: Operand, block_shape: Integers, paddings: Operand, 
 
 
 @op("space_to_batch nn.space_to_batch")
-def space_to_batch(input: Operand, block_shape: Integers, paddings: Operand, name: str | None = None) -> jax.Array:
+def space_to_batch(input: Operand, block_shape: StaticInts, paddings: Operand, name: str | None = None) -> jax.Array:
     """Moves blocks into the batch like `space_to_batch_nd`."""
     return space_to_batch_nd(input, block_shape, paddings, name)
 
 
 @op("batch_to_space")
-def batch_to_space(input: Operand, block_shape: Integers, crops: Operand, name: str | None = None) -> jax.Array:
+def batch_to_space(input: Operand, block_shape: StaticInts, crops: Operand, name: str | None = None) -> jax.Array:
     """Inverts `space_to_batch`, and cuts off `crops` before and after each dimension."""
     del name
     value = as_tensor(input)
@@ -208,7 +208,7 @@ def batch_to_space(input: Operand, block_shape: Integers, crops: Operand, name: 
 
 @op("required_space_to_batch_paddings")
 def required_space_to_batch_paddings(
-    input_shape: Integers, block_shape: Integers, base_paddings: Operand | None = None, name: str | None = None
+    input_shape: StaticInts, block_shape: StaticInts, base_paddings: Operand | None = None, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Computes paddings to multiples of the block sizes, and the crops that undo them: i32[dimensions, 2]."""
     del name
@@ -222,7 +222,7 @@ def required_space_to_batch_paddings(
 
 
 @op("unravel_index")
-def unravel_index(indices: Operand, dims: Integers, name: str | None = None) -> jax.Array:
+def unravel_index(indices: Operand, dims: StaticInts, name: str | None = None) -> jax.Array:
     """Converts flat indices to indices per dimension: [dimensions, ...]."""
     del name
     sizes = static_ints(dims, called="tf.unravel_index", argument="dims")
