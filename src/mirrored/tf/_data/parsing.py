@@ -208,7 +208,7 @@ def _stacked(values: list[Any], feature: FixedLenFeature | FixedLenSequenceFeatu
     return padded
 
 
-def serialize_tensor(tensor: Operand, name: str | None = None) -> Any:
+def serialize_tensor(tensor: Operand | Texts, name: str | None = None) -> Any:
     """Serializes a tensor to bytes, which `parse_tensor` reads.
 
     TensorFlow: `tf.io.serialize_tensor`; the bytes are identical.

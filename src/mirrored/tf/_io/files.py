@@ -146,7 +146,7 @@ def decode_csv(
     return [on_host(column.reshape(lines.shape)[()]) for column in columns]
 
 
-def _default(given: Operand) -> Any:
+def _default(given: object) -> Any:
     """Returns the default value; TensorFlow's older form is a list of at most one value."""
     return given if isinstance(given, str | bytes | int | float | _dtypes.DType) else np.asarray(given)
 
