@@ -584,7 +584,9 @@ def _importable(value: Any) -> tuple[str, str]:
             and getattr(importlib.import_module(module), value.__name__, None) is value
         ):
             return module, value.__name__
-    if owner in ("builtins", "typing", "collections.abc", "jax"):
+    if getattr(jax, value.__name__, None) is value:
+        return "jax", value.__name__
+    if owner in ("builtins", "typing", "collections.abc"):
         return owner, value.__name__
     if value in (AbstractContextManager,):
         return "contextlib", value.__name__

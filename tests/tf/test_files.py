@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,25 @@ def test_pictures_in_a_dataset(tmp_path: Path) -> None:
 def test_what_is_no_picture(call: Any, message: str) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "known"),
+    [
+        (tf.io.decode_bmp, {"channels": 3, "name": "a"}),
+        (tf.io.decode_jpeg, {"ratio": 1, "fancy_upscaling": False, "dct_method": "INTEGER_FAST"}),
+        (tf.io.decode_png, {"channels": 3, "dtype": tf.uint8}),
+        (tf.io.encode_jpeg, {"quality": 90, "progressive": True, "chroma_downsampling": False}),
+        (tf.io.TFRecordOptions, {"compression_type": "GZIP", "compression_level": 9}),
+        (tf.data.experimental.parallel_interleave, {"cycle_length": 2, "sloppy": True}),
+        (tf.autograph.experimental.set_loop_options, {"parallel_iterations": 1}),
+        (tf.autograph.set_verbosity, {"level": 1, "alsologtostdout": True}),
+    ],
+)
+def test_a_misspelt_argument_is_refused(call: Any, known: dict[str, Any]) -> None:
+    inspect.signature(call).bind_partial(**known)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'chanels'"):
+        call(**known, chanels=3)
 
 
 # What TensorFlow 2.21 gives for these calls.

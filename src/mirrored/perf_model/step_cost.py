@@ -23,7 +23,7 @@ from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
 
 if TYPE_CHECKING:
-    from mirrored.runtime.variable_store import State
+    from mirrored.runtime.variable_store import VariableLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +232,7 @@ def _plain(result: Leaf) -> Any:
     return result
 
 
-def _state(variable: State, replicas: int) -> Any:
+def _state(variable: VariableLike, replicas: int) -> Any:
     leading = (replicas,) if variable.per_replica else ()
     return jax.ShapeDtypeStruct((*leading, *variable.shape), variable.dtype)
 

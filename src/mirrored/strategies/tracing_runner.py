@@ -304,18 +304,6 @@ def _to_first_row(mesh: Mesh, value: object) -> Any:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def one_row_each(mesh: Mesh, value: object) -> Any:
-    """Returns a replicated value as ``[devices, ...]``, one row on each device.
-
-    The rows of the cotangent are equal: `fan_out` has summed them over all replicas.
-    """
-    return _to_rows(mesh, value)
-
-
-one_row_each.defvjp(lambda mesh, value: (_to_rows(mesh, value), None), lambda mesh, _, rows: (_to_equal(mesh, rows),))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def first_row(mesh: Mesh, rows: jax.Array) -> Any:
     """Returns equal rows ``[devices, ...]``, one on each device, as one replicated value.
 
@@ -325,6 +313,20 @@ def first_row(mesh: Mesh, rows: jax.Array) -> Any:
 
 
 first_row.defvjp(lambda mesh, rows: (_to_equal(mesh, rows), None), lambda mesh, _, value: (_to_first_row(mesh, value),))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def one_row_each(mesh: Mesh, value: object) -> Any:
+    """Returns a replicated value as ``[devices, ...]``, one row on each device.
+
+    The rows of the cotangent are equal: `fan_out` has summed them over all replicas.
+    """
+    return _to_rows(mesh, value)
+
+
+# The backward pass uses `first_row`, whose rule higher derivatives need: JAX's own transpose of `shard_map` would give
+# each of the equal rows its share of a cotangent, of which `fan_out` would then sum one per device.
+one_row_each.defvjp(lambda mesh, value: (_to_rows(mesh, value), None), lambda mesh, _, rows: (first_row(mesh, rows),))
 
 
 def rows_of(stacked: jax.Array) -> list[Any]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from mirrored._jax.arrays import NotConstant
 from mirrored._jax.traces import is_tracer
+from mirrored._typing import Operand
 from mirrored.tf._module import current_name_scope
 from mirrored.tf._ops.arrays import executing_eagerly
 from mirrored.tf._shapes import TensorSpec
@@ -20,7 +21,7 @@ from mirrored.tf._static import known
 from mirrored.tf._tensors import as_tensor
 
 
-def get_static_value(tensor: Any, partial: bool = False) -> Any:
+def get_static_value(tensor: object, partial: bool = False) -> Any:
     """Returns the value as a NumPy array if it is known, also while tracing; None otherwise.
 
     TensorFlow: `tf.get_static_value`.
@@ -32,7 +33,7 @@ def get_static_value(tensor: Any, partial: bool = False) -> Any:
         return None
 
 
-def is_symbolic_tensor(tensor: Any) -> bool:
+def is_symbolic_tensor(tensor: object) -> bool:
     """Returns whether the tensor is traced, so that it has no value yet."""
     return is_tracer(tensor)
 
@@ -42,7 +43,7 @@ def inside_function() -> bool:
     return not executing_eagerly()
 
 
-def type_spec_from_value(value: Any) -> TensorSpec:
+def type_spec_from_value(value: Operand) -> TensorSpec:
     """Returns the `tf.TensorSpec` of a tensor or tensor-like value."""
     return TensorSpec.from_tensor(as_tensor(value))
 
@@ -76,7 +77,7 @@ def is_traceback_filtering_enabled() -> bool:
     return bool(jax.config.jax_traceback_filtering != "off")  # type: ignore[attr-defined]
 
 
-def assert_proper_iterable(values: Any) -> None:
+def assert_proper_iterable(values: object) -> None:
     """Checks that the value is an iterable of values, not a tensor, array or string.
 
     Raises:

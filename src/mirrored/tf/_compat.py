@@ -10,12 +10,12 @@ from mirrored.tf._errors import UnimplementedError
 from mirrored.tf._ops.generator import set_seed
 
 
-def as_bytes(bytes_or_text: Any, encoding: str = "utf-8") -> bytes:
+def as_bytes(bytes_or_text: str | bytes | bytearray, encoding: str = "utf-8") -> bytes:
     """Converts text to bytes."""
     return bytes_or_text.encode(encoding) if isinstance(bytes_or_text, str) else bytes(bytes_or_text)
 
 
-def as_text(bytes_or_text: Any, encoding: str = "utf-8") -> str:
+def as_text(bytes_or_text: str | bytes | bytearray, encoding: str = "utf-8") -> str:
     """Converts bytes to text."""
     return bytes_or_text if isinstance(bytes_or_text, str) else bytes(bytes_or_text).decode(encoding)
 
@@ -38,7 +38,7 @@ def disable_v2() -> None:
     )
 
 
-def set_verbosity(level: Any) -> None:
+def set_verbosity(level: int | str) -> None:
     """Sets the level of mirrored's logger."""
     names = {"DEBUG": 10, "INFO": 20, "WARN": 30, "ERROR": 40, "FATAL": 50}
     logging.getLogger("mirrored").setLevel(names.get(level, level) if isinstance(level, str) else int(level))
@@ -53,7 +53,7 @@ class ConfigProto:
     TensorFlow: `tf.compat.v1.ConfigProto`.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: object) -> None:
         self.isolate_session_state = False
         self.allow_soft_placement = False
         self.device_filters: list[str] = []

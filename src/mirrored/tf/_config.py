@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -103,7 +103,9 @@ def get_visible_devices(device_type: str | None = None) -> list[PhysicalDevice]:
     return [one for one in found if device_type in (None, one.device_type)]
 
 
-def set_visible_devices(devices: Any, device_type: str | None = None) -> None:
+def set_visible_devices(
+    devices: PhysicalDevice | list[PhysicalDevice] | tuple[PhysicalDevice, ...], device_type: str | None = None
+) -> None:
     """Hides all other accelerators of the same type from this process.
 
     Context: before JAX has started.
@@ -142,7 +144,9 @@ def _hide_gpus(kept: list[PhysicalDevice]) -> None:
         ) from error
 
 
-def set_logical_device_configuration(device: PhysicalDevice, logical_devices: Any) -> None:
+def set_logical_device_configuration(
+    device: PhysicalDevice, logical_devices: Sequence[LogicalDeviceConfiguration]
+) -> None:
     """Splits a CPU into several logical devices.
 
     Context: before JAX has started; later only with the current number of devices.
@@ -250,7 +254,7 @@ def get_inter_op_parallelism_threads() -> int:
     return _state.inter_op_threads
 
 
-def set_jit(enabled: Any) -> None:
+def set_jit(enabled: object) -> None:
     """Does nothing: XLA compiles all compiled code."""
     del enabled
 
@@ -295,7 +299,7 @@ def enable_op_determinism() -> None:
         os.environ["XLA_FLAGS"] = f"{present} {flag}".strip()
 
 
-def is_gpu_available(cuda_only: bool = False, min_cuda_compute_capability: Any = None) -> bool:
+def is_gpu_available(cuda_only: bool = False, min_cuda_compute_capability: object = None) -> bool:
     """Returns whether a GPU is available."""
     del cuda_only, min_cuda_compute_capability
     return bool(list_physical_devices("GPU"))

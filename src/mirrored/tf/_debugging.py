@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._typing import Array, DTypeLike, HostArray, Operand
 from mirrored.tf._dtypes import as_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._shapes import TensorShape
@@ -39,11 +40,11 @@ def _require(called: str, holds: jax.Array, message: str | None, rule: str, valu
         )
 
 
-def _short(value: Any) -> str:
+def _short(value: Operand) -> str:
     return np.array2string(np.asarray(value), threshold=10, separator=", ")
 
 
-def _log_failure(called: str, message: str | None, rule: str, holds: Any) -> None:
+def _log_failure(called: str, message: str | None, rule: str, holds: Array | HostArray) -> None:
     if not bool(np.asarray(holds)):
         _log.error("%s failed in compiled code: %s%s", called, f"{message}: " if message else "", rule)
 
@@ -61,7 +62,9 @@ _COMPARISONS: dict[str, tuple[Callable[[Any, Any], jax.Array], str]] = {
 def _comparison(name: str, compare: Callable[[Any, Any], jax.Array], rule: str) -> Callable[..., None]:
     called = f"tf.debugging.assert_{name}"
 
-    def check(x: Any, y: Any, message: str | None = None, summarize: Any = None, name: str | None = None) -> None:
+    def check(
+        x: Operand, y: Operand, message: str | None = None, summarize: object = None, name: str | None = None
+    ) -> None:
         del summarize, name
         left, right = tensors(x, y)
         _require(called, jnp.all(compare(left, right)), message, rule, [left, right])
@@ -77,7 +80,7 @@ for _name, (_compare, _rule) in _COMPARISONS.items():
 
 
 def _sign(name: str, test: Callable[[jax.Array], jax.Array]) -> Callable[..., None]:
-    def check(x: Any, message: str | None = None, summarize: Any = None, name: str | None = None) -> None:
+    def check(x: Operand, message: str | None = None, summarize: object = None, name: str | None = None) -> None:
         del summarize, name
         value = as_tensor(x)
         _require(f"tf.debugging.assert_{kind}", jnp.all(test(value)), message, f"x is {kind} everywhere", [value])
@@ -96,12 +99,12 @@ op("debugging.assert_non_positive")(_sign("non_positive", lambda x: x <= 0))
 
 @op("debugging.assert_near")
 def assert_near(
-    x: Any,
-    y: Any,
-    rtol: Any = None,
-    atol: Any = None,
+    x: Operand,
+    y: Operand,
+    rtol: Operand | None = None,
+    atol: Operand | None = None,
     message: str | None = None,
-    summarize: Any = None,
+    summarize: object = None,
     name: str | None = None,
 ) -> None:
     """Raises InvalidArgumentError unless ``|x - y| <= atol + rtol * |y|``; each tolerance is 10 epsilon by default."""
@@ -114,14 +117,14 @@ def assert_near(
 
 
 @op("debugging.Assert Assert")
-def assert_(condition: Any, data: Any, summarize: Any = None, name: str | None = None) -> None:
+def assert_(condition: Operand, data: Iterable[Operand], summarize: object = None, name: str | None = None) -> None:
     """Raises InvalidArgumentError with `data` unless the condition holds for all elements."""
     del summarize, name
     _require("tf.debugging.Assert", jnp.all(as_tensor(condition)), None, "the condition holds", list(data))
 
 
 @op("debugging.check_numerics")
-def check_numerics(tensor: Any, message: str, name: str | None = None) -> jax.Array:
+def check_numerics(tensor: Operand, message: str, name: str | None = None) -> jax.Array:
     """Returns the tensor if it has no NaN and no infinity; raises InvalidArgumentError otherwise."""
     del name
     value = as_tensor(tensor)
@@ -130,7 +133,7 @@ def check_numerics(tensor: Any, message: str, name: str | None = None) -> jax.Ar
 
 
 @op("debugging.assert_all_finite")
-def assert_all_finite(x: Any, message: str, name: str | None = None) -> jax.Array:
+def assert_all_finite(x: Operand, message: str, name: str | None = None) -> jax.Array:
     """Checks a tensor like `check_numerics`."""
     return check_numerics(x, message, name)
 
@@ -149,28 +152,30 @@ def disable_check_numerics() -> None:
 
 
 @op("debugging.assert_rank assert_rank")
-def assert_rank(x: Any, rank: int, message: str | None = None, name: str | None = None) -> None:
+def assert_rank(x: Operand, rank: int, message: str | None = None, name: str | None = None) -> None:
     """Raises ValueError unless the tensor has this rank."""
     del name
     _static("assert_rank", as_tensor(x).ndim == int(rank), message, f"rank {rank}", as_tensor(x))
 
 
 @op("debugging.assert_rank_at_least")
-def assert_rank_at_least(x: Any, rank: int, message: str | None = None, name: str | None = None) -> None:
+def assert_rank_at_least(x: Operand, rank: int, message: str | None = None, name: str | None = None) -> None:
     """Raises ValueError unless the tensor has at least this rank."""
     del name
     _static("assert_rank_at_least", as_tensor(x).ndim >= int(rank), message, f"rank {rank} or more", as_tensor(x))
 
 
 @op("debugging.assert_rank_in")
-def assert_rank_in(x: Any, ranks: Any, message: str | None = None, name: str | None = None) -> None:
+def assert_rank_in(
+    x: Operand, ranks: Iterable[SupportsIndex], message: str | None = None, name: str | None = None
+) -> None:
     """Raises ValueError unless the tensor has one of these ranks."""
     del name
     _static("assert_rank_in", as_tensor(x).ndim in [int(r) for r in ranks], message, f"a rank of {ranks}", as_tensor(x))
 
 
 @op("debugging.assert_scalar")
-def assert_scalar(tensor: Any, message: str | None = None, name: str | None = None) -> jax.Array:
+def assert_scalar(tensor: Operand, message: str | None = None, name: str | None = None) -> jax.Array:
     """Returns the tensor if it is a scalar; raises ValueError otherwise."""
     del name
     _static("assert_scalar", as_tensor(tensor).ndim == 0, message, "rank 0", as_tensor(tensor))
@@ -178,7 +183,7 @@ def assert_scalar(tensor: Any, message: str | None = None, name: str | None = No
 
 
 @op("debugging.assert_same_float_dtype")
-def assert_same_float_dtype(tensors: Any = None, dtype: Any = None) -> Any:
+def assert_same_float_dtype(tensors: Iterable[Operand] | None = None, dtype: DTypeLike | None = None) -> Any:
     """Returns the common dtype of all tensors; raises ValueError if they differ or it is not a floating dtype."""
     found = {as_dtype(as_tensor(one).dtype) for one in tensors or ()} | (
         {as_dtype(dtype)} if dtype is not None else set()
@@ -194,7 +199,7 @@ def assert_same_float_dtype(tensors: Any = None, dtype: Any = None) -> Any:
 
 
 @op("debugging.assert_type")
-def assert_type(tensor: Any, tf_type: Any, message: str | None = None, name: str | None = None) -> None:
+def assert_type(tensor: Operand, tf_type: DTypeLike, message: str | None = None, name: str | None = None) -> None:
     """Raises TypeError unless the tensor has this dtype."""
     del name
     found = as_dtype(as_tensor(tensor).dtype)
@@ -205,7 +210,7 @@ def assert_type(tensor: Any, tf_type: Any, message: str | None = None, name: str
 
 
 @op("debugging.assert_integer")
-def assert_integer(x: Any, message: str | None = None, name: str | None = None) -> None:
+def assert_integer(x: Operand, message: str | None = None, name: str | None = None) -> None:
     """Raises TypeError unless the tensor has an integer dtype."""
     del name
     if not as_dtype(as_tensor(x).dtype).is_integer:
@@ -214,7 +219,11 @@ def assert_integer(x: Any, message: str | None = None, name: str | None = None) 
 
 @op("debugging.assert_shapes")
 def assert_shapes(
-    shapes: Any, data: Any = None, summarize: Any = None, message: str | None = None, name: str | None = None
+    shapes: dict[Any, Any] | Iterable[tuple[Operand, Any]],
+    data: object = None,
+    summarize: object = None,
+    message: str | None = None,
+    name: str | None = None,
 ) -> None:
     """Raises ValueError unless shapes match: pairs (tensor, dimensions), in which equal letters are equal sizes."""
     del data, summarize, name
@@ -248,6 +257,6 @@ def _static(name: str, holds: bool, message: str | None, rule: str, value: jax.A
 
 
 @op("debugging.is_numeric_tensor")
-def is_numeric_tensor(tensor: Any) -> bool:
+def is_numeric_tensor(tensor: Operand) -> bool:
     """Returns whether the value is a tensor of numbers."""
     return is_tensor(tensor) and as_tensor(tensor).dtype.kind != "b"

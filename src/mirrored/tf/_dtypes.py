@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._typing import DTypeLike
+
 _CODES: Final = {
     "float32": 1, "float64": 2, "int32": 3, "uint8": 4, "int16": 5, "int8": 6, "string": 7, "complex64": 8,
     "int64": 9, "bool": 10, "bfloat16": 14, "uint16": 17, "complex128": 18, "float16": 19, "uint32": 22, "uint64": 23,
@@ -117,7 +119,7 @@ class DType:
         """(0, largest value), TensorFlow's limits for image types."""
         return (0, self.max) if self.is_integer else (0, 1)
 
-    def is_compatible_with(self, other: Any) -> bool:
+    def is_compatible_with(self, other: DTypeLike) -> bool:
         """Returns whether `other` is the same type."""
         return self == as_dtype(other)
 
@@ -159,7 +161,7 @@ class DType:
         return as_dtype, (self._name,)
 
 
-def _unprefixed(name: Any) -> Any:
+def _unprefixed(name: object) -> Any:
     return name.removeprefix("tf.") if isinstance(name, str) else name
 
 
@@ -193,7 +195,7 @@ _BY_NAME: Final = {
 NAMES: Final = {**{name: one for name, one in _BY_NAME.items()}, "half": half, "double": double}
 
 
-def as_dtype(type_value: Any) -> DType:
+def as_dtype(type_value: DTypeLike | None) -> DType:
     """Converts a value to a `DType`.
 
     Args:
@@ -222,14 +224,14 @@ def as_dtype(type_value: Any) -> DType:
     return found
 
 
-def _name_of(type_value: Any) -> str:
+def _name_of(type_value: DTypeLike) -> str:
     if isinstance(type_value, str) and type_value == "string":
         return type_value
     name = np.dtype(type_value).name
     return "string" if name == "object" or name.startswith(("str", "bytes")) else name
 
 
-def array_dtype(dtype: Any) -> np.dtype[Any]:
+def array_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     """Returns the dtype of arrays requested with `dtype`: without JAX's x64 mode, 64-bit types become 32-bit ones.
 
     Raises:

@@ -14,7 +14,7 @@ OpError (MirroredError)
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from mirrored.errors import ContextError, MirroredError
 
@@ -31,7 +31,9 @@ class OpError(MirroredError):
 
     code: ClassVar[int] = 2
 
-    def __init__(self, node_def: Any = None, op: Any = None, message: str = "", error_code: int | None = None) -> None:
+    def __init__(
+        self, node_def: object = None, op: object = None, message: str = "", error_code: int | None = None
+    ) -> None:
         Exception.__init__(self, message)
         self.node_def = node_def
         self.op = op

@@ -106,7 +106,7 @@ def do_not_convert(func: Callable[..., Any] | None = None) -> Any:
     return autograph.do_not_convert(func)
 
 
-def to_graph(entity: Callable[..., Any], recursive: bool = True, experimental_optional_features: Any = None) -> Any:
+def to_graph(entity: Callable[..., Any], recursive: bool = True, experimental_optional_features: object = None) -> Any:
     """Returns the converted form of a function, to be called while tracing.
 
     Raises:
@@ -123,14 +123,23 @@ def to_graph(entity: Callable[..., Any], recursive: bool = True, experimental_op
     return convert(entity)
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
+def set_loop_options(
+    parallel_iterations: object = None,
+    swap_memory: object = None,
+    maximum_iterations: object = None,
+    shape_invariants: object = None,
+) -> None:
+    """Does nothing: accepted for compatibility."""
+
+
+def set_verbosity(level: int, alsologtostdout: bool = False) -> None:
     """Does nothing: accepted for compatibility."""
 
 
 NAMES: dict[str, Any] = {
     "autograph.experimental.do_not_convert": do_not_convert,
-    "autograph.experimental.set_loop_options": _nothing,
-    "autograph.set_verbosity": _nothing,
+    "autograph.experimental.set_loop_options": set_loop_options,
+    "autograph.set_verbosity": set_verbosity,
     "autograph.to_graph": to_graph,
     "autograph.trace": print,
     "function": function,

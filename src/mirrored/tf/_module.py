@@ -44,7 +44,7 @@ class name_scope:
     TensorFlow: `tf.name_scope`.
     """
 
-    def __init__(self, name: str = "", default_name: str | None = None, values: Any = None) -> None:
+    def __init__(self, name: str = "", default_name: str | None = None, values: object = None) -> None:
         del values
         self._name = name or default_name or ""
         self._open: list[contextlib.ExitStack] = []
@@ -117,7 +117,7 @@ class Module:
         self._name = chosen
         self._name_scope = name_scope(chosen)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Sets an attribute, and completes a restore that waited for its variables to be created."""
         super().__setattr__(name, value)
         state_came(value)
@@ -156,7 +156,7 @@ class Module:
         self,
         recursive: bool = True,
         predicate: Callable[[Any], bool] | None = None,
-        attribute_traversal_key: Any = None,
+        attribute_traversal_key: Callable[[str], Any] | None = None,
         with_path: bool = False,
         expand_composites: bool = False,
     ) -> Iterator[Any]:
@@ -181,7 +181,12 @@ _HIDDEN = ("_name", "_name_scope", "_self_unconditional_checkpoint_dependencies"
 
 
 def _walk(
-    module: Any, path: tuple[Any, ...], seen: set[int], recursive: bool, predicate: Callable[[Any], bool], key: Any
+    module: object,
+    path: tuple[Any, ...],
+    seen: set[int],
+    recursive: bool,
+    predicate: Callable[[Any], bool],
+    key: Callable[[str], Any] | None,
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
     attributes = {name: value for name, value in vars(module).items() if name not in _HIDDEN}
     inner: list[tuple[tuple[Any, ...], Any]] = []
@@ -200,11 +205,11 @@ def _walk(
         yield from _walk(leaf, place, seen, recursive, predicate, key)
 
 
-def _is_variable(value: Any) -> bool:
+def _is_variable(value: object) -> bool:
     return isinstance(value, Variable)
 
 
-def _is_module(value: Any) -> bool:
+def _is_module(value: object) -> bool:
     return isinstance(value, Module)
 
 

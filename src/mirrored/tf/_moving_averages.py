@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from mirrored._typing import Operand
 from mirrored.variables import Variable, VariableAggregation
 
 
@@ -37,7 +38,7 @@ class ExponentialMovingAverage:
     def __init__(
         self,
         decay: float,
-        num_updates: Any = None,
+        num_updates: Operand | None = None,
         zero_debias: bool = False,
         name: str = "ExponentialMovingAverage",
     ) -> None:

@@ -52,15 +52,6 @@ _TABLES: Final = (
 )  # fmt: skip
 
 
-def _identity(value: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Returns the value unchanged."""
-    return value
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Does nothing: accepted for compatibility."""
-
-
 def _exceptions() -> dict[str, Any]:
     found = {name: value for name, value in vars(_errors).items() if isinstance(value, type)}
     classes = {name: one for name, one in found.items() if issubclass(one, _errors.OpError)}

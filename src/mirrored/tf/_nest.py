@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mirrored._typing import PyTree
 from mirrored.tf._table import op
 from mirrored.values.distributed_values import PerReplica
 from mirrored.values.indexed_slices import IndexedSlices
 
 
-def is_nested(structure: Any) -> bool:
+def is_nested(structure: object) -> bool:
     """Returns whether the value is a structure: a sequence or mapping, but not a string."""
     return isinstance(structure, (list, tuple, Mapping)) and not isinstance(structure, IndexedSlices)
 
 
-def _has_parts(structure: Any, composites: bool) -> bool:
+def _has_parts(structure: PyTree, composites: bool) -> bool:
     return is_nested(structure) or (composites and isinstance(structure, (PerReplica, IndexedSlices)))
 
 
@@ -30,20 +31,20 @@ def _keys(mapping: Mapping[Any, Any]) -> list[Any]:
         raise TypeError(f"nest only supports dicts with sortable keys. Unsupported keys: {list(mapping)}") from None
 
 
-def children(structure: Any) -> list[tuple[Any, Any]]:
+def children(structure: PyTree) -> list[tuple[Any, Any]]:
     """Returns the (key, part) pairs of one level, in order."""
     if isinstance(structure, Mapping):
         return [(key, structure[key]) for key in _keys(structure)]
     return list(enumerate(structure.values if isinstance(structure, PerReplica) else structure))
 
 
-def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
+def flatten(structure: PyTree, expand_composites: bool = False) -> list[Any]:
     """Returns all leaves in order; for a leaf, a list of the leaf."""
     return [leaf for _, leaf in with_paths(structure, composites=expand_composites)]
 
 
 def with_paths(
-    structure: Any, path: tuple[Any, ...] = (), *, composites: bool = False
+    structure: PyTree, path: tuple[Any, ...] = (), *, composites: bool = False
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Returns pairs of (path of keys, leaf)."""
     if not _has_parts(structure, composites):
@@ -53,7 +54,7 @@ def with_paths(
         yield from with_paths(part, (*path, key), composites=composites)
 
 
-def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any], expand_composites: bool = False) -> Any:
+def pack_sequence_as(structure: PyTree, flat_sequence: Sequence[Any], expand_composites: bool = False) -> Any:
     """Unflattens leaves into the given structure.
 
     Raises:
@@ -70,13 +71,13 @@ def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any], expand_compos
     return _refilled(structure, iterator, expand_composites)
 
 
-def _refilled(structure: Any, leaves: Iterator[Any], composites: bool) -> Any:
+def _refilled(structure: PyTree, leaves: Iterator[Any], composites: bool) -> Any:
     if not _has_parts(structure, composites):
         return next(leaves)
     return remade(structure, [_refilled(part, leaves, composites) for _, part in children(structure)])
 
 
-def remade(structure: Any, parts: Sequence[Any]) -> Any:
+def remade(structure: PyTree, parts: Sequence[Any]) -> Any:
     """Rebuilds one level of a structure with other parts and the same type."""
     if isinstance(structure, Mapping):
         by_key = dict(zip(_keys(structure), parts, strict=True))
@@ -93,7 +94,7 @@ def remade(structure: Any, parts: Sequence[Any]) -> Any:
     return type(structure)(parts)
 
 
-def map_structure(func: Callable[..., Any], *structure: Any, **kwargs: Any) -> Any:
+def map_structure(func: Callable[..., Any], *structure: PyTree, **kwargs: Any) -> Any:
     """Applies a function to the corresponding leaves of structures.
 
     Raises:
@@ -115,7 +116,9 @@ def map_structure(func: Callable[..., Any], *structure: Any, **kwargs: Any) -> A
     return pack_sequence_as(structure[0], [func(*leaves) for leaves in flat], composites)
 
 
-def assert_same_structure(nest1: Any, nest2: Any, check_types: bool = True, expand_composites: bool = False) -> None:
+def assert_same_structure(
+    nest1: PyTree, nest2: PyTree, check_types: bool = True, expand_composites: bool = False
+) -> None:
     """Checks that two structures are the same.
 
     Raises:
@@ -140,7 +143,7 @@ def assert_same_structure(nest1: Any, nest2: Any, check_types: bool = True, expa
         assert_same_structure(one, other, check_types=check_types)
 
 
-def _same_sequence(one: Any, other: Any) -> bool:
+def _same_sequence(one: PyTree, other: PyTree) -> bool:
     if hasattr(one, "_fields") and hasattr(other, "_fields"):
         return type(one).__name__ == type(other).__name__ and one._fields == other._fields
     return type(one) is type(other)

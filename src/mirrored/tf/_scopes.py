@@ -6,14 +6,13 @@ import contextlib
 import logging
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 
 from mirrored._jax.traces import eager
 from mirrored.errors import DeviceError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.tf._config import get_soft_device_placement
+from mirrored.tf._config import LogicalDevice, get_soft_device_placement
 from mirrored.topology.device_assignment import parse_name, resolve_device
 
 _log = logging.getLogger("mirrored.tf")
@@ -21,7 +20,7 @@ _warned: set[str] = set()
 
 
 @contextlib.contextmanager
-def device(device_name: Any) -> Iterator[None]:
+def device(device_name: str | jax.Device | LogicalDevice | None) -> Iterator[None]:
     """Creates tensors, and runs operations on uncommitted tensors, on one device.
 
     Context: eager code. The arguments or the strategy determine the placement of compiled code as a whole.
@@ -45,7 +44,7 @@ def device(device_name: Any) -> Iterator[None]:
         yield
 
 
-def _found(device_name: Any) -> jax.Device | None:
+def _found(device_name: str | jax.Device | LogicalDevice) -> jax.Device | None:
     called = f"tf.device({device_name!r})"
     try:
         return resolve_device(device_name, called=called)

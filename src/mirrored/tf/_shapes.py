@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from mirrored._typing import DTypeLike, ShapeLike
 from mirrored.tf._dtypes import DType, as_dtype
 from mirrored.values.tensor_shape import TensorShape as TensorShape
+
+
+class Described(Protocol):
+    """A tensor, variable or spec: what has a shape and a dtype."""
+
+    @property
+    def shape(self) -> Any: ...
+
+    @property
+    def dtype(self) -> Any: ...
 
 
 class TensorSpec:
@@ -25,22 +36,22 @@ class TensorSpec:
 
     __slots__ = ("dtype", "name", "shape")
 
-    def __init__(self, shape: Any = None, dtype: Any = "float32", name: str | None = None) -> None:
+    def __init__(self, shape: ShapeLike | None = None, dtype: DTypeLike = "float32", name: str | None = None) -> None:
         self.shape = TensorShape(shape)
         self.dtype: DType = as_dtype(dtype)
         self.name = name
 
     @classmethod
-    def from_tensor(cls, tensor: Any, name: str | None = None) -> TensorSpec:
+    def from_tensor(cls, tensor: Described, name: str | None = None) -> TensorSpec:
         """Returns the spec of a tensor."""
         return cls(np.shape(tensor), tensor.dtype, name)
 
     @classmethod
-    def from_spec(cls, spec: Any, name: str | None = None) -> TensorSpec:
+    def from_spec(cls, spec: Described, name: str | None = None) -> TensorSpec:
         """Returns the same spec with another name."""
         return cls(spec.shape, spec.dtype, name or getattr(spec, "name", None))
 
-    def is_compatible_with(self, tensor: Any) -> bool:
+    def is_compatible_with(self, tensor: Described) -> bool:
         """Returns whether a tensor or spec is compatible."""
         return self.shape.is_compatible_with(tensor.shape) and self.dtype == tensor.dtype
 

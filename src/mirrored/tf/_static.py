@@ -13,9 +13,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._jax.traces import Tracer, unboxed
+from mirrored._typing import HostArray
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._shapes import TensorShape
 
@@ -26,7 +28,7 @@ class StaticTensor(np.ndarray[Any, np.dtype[Any]]):
     Context: any, also inside `tf.function`, where it is valid as a shape, an axis or a Python index.
     """
 
-    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+    def __array_wrap__(self, array: HostArray, context: object = None, return_scalar: bool = False) -> Any:
         """Keeps results of NumPy functions static if they are still integers."""
         return static_tensor(array) if array.dtype.kind in "iub" else array
 
@@ -39,13 +41,13 @@ class StaticTensor(np.ndarray[Any, np.dtype[Any]]):
         return np.array(self)[()]
 
 
-def static_tensor(value: Any) -> StaticTensor:
+def static_tensor(value: ArrayLike) -> StaticTensor:
     """Converts a value to a `StaticTensor`; Python integers become int32."""
     array = np.asarray(value)
     return (array.astype(np.int32) if array.dtype == np.int64 else array).view(StaticTensor)
 
 
-def static_int(value: Any, *, called: str, argument: str) -> int:
+def static_int(value: object, *, called: str, argument: str) -> int:
     """Converts an int, a host array or a concrete tensor to a Python int.
 
     Raises:
@@ -64,7 +66,7 @@ def static_int(value: Any, *, called: str, argument: str) -> int:
         ) from None
 
 
-def known(value: Any) -> Any:
+def known(value: object) -> Any:
     """Returns a traced value that was computed from constants as a concrete one; anything else unchanged.
 
     Raises:
@@ -76,7 +78,7 @@ def known(value: Any) -> Any:
     return evaluate(value) if isinstance(value, Tracer) else value
 
 
-def static_ints(value: Any, *, called: str, argument: str) -> tuple[int, ...]:
+def static_ints(value: object, *, called: str, argument: str) -> tuple[int, ...]:
     """Converts a sequence, a vector or a single int to a tuple of ints."""
     if isinstance(value, TensorShape):
         return tuple(value.as_list())
@@ -92,7 +94,7 @@ def static_ints(value: Any, *, called: str, argument: str) -> tuple[int, ...]:
     return (static_int(value, called=called, argument=argument),)
 
 
-def static_axis(value: Any, *, called: str, argument: str = "axis") -> int | tuple[int, ...] | None:
+def static_axis(value: object, *, called: str, argument: str = "axis") -> int | tuple[int, ...] | None:
     """Normalizes an axis argument to None, one int, or a tuple of ints."""
     if value is None or isinstance(value, int):
         return value

@@ -16,12 +16,14 @@ import ast
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from mirrored._jax.traces import is_eager
+from mirrored._typing import Operand
 from mirrored.errors import MirroredError
 from mirrored.tape import direct
 from mirrored.tf._errors import InvalidArgumentError
@@ -137,7 +139,7 @@ def _first_line(target: Callable[..., Any]) -> str:
     return (target.__doc__ or "").strip().partition("\n")[0]
 
 
-def _option(called: str, value: Any) -> Any:
+def _option(called: str, value: object) -> Any:
     plain = value is None or isinstance(value, (bool, int, float, str))
     return value if plain else static_axis(value, called=called)
 
@@ -180,7 +182,9 @@ class reported:
     def __enter__(self) -> None:
         """Does nothing on entry."""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Replaces a TypeError or ValueError raised by JAX."""
         replaced = _replacement(self._called, self._values, error)
         if replaced is not None:
@@ -199,7 +203,7 @@ def _replacement(called: str, values: Iterable[Any], error: BaseException | None
     )
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_described(one) for one in value) + "]"
     if isinstance(value, jax.Array):
@@ -224,7 +228,7 @@ def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def tensors(*values: Any) -> list[jax.Array]:
+def tensors(*values: Operand) -> list[jax.Array]:
     """Converts values to tensors; Python numbers take the dtype of the tensors next to them."""
     found = operands(values)
     arrays = [one for one in found if isinstance(one, jax.Array)]

@@ -15,6 +15,7 @@ import numpy as np
 
 from mirrored._jax.arrays import as_array
 from mirrored._jax.traces import Tracer, is_eager
+from mirrored._typing import DTypeLike, Operand, ShapeLike, StaticInts
 from mirrored.patches import is_applied, replace
 from mirrored.runtime.ambient import ambient
 from mirrored.tf._dtypes import DType, array_dtype, as_dtype
@@ -25,7 +26,7 @@ from mirrored.tf._static import StaticTensor, static_ints
 Tensor = jax.Array
 
 
-def as_tensor(value: Any, dtype: Any = None) -> jax.Array:
+def as_tensor(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
     """Converts anything that TensorFlow accepts as a tensor to a tensor.
 
     Args:
@@ -55,7 +56,7 @@ def from_host(array: np.ndarray[Any, Any]) -> jax.Array:
         return as_array(array)
 
 
-def _host_array(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
+def _host_array(value: Operand, dtype: DTypeLike | None) -> np.ndarray[Any, Any]:
     array = np.asarray(value)
     if array.dtype.kind not in "biufcV" or array.dtype.fields:
         raise TypeError(
@@ -89,7 +90,7 @@ def _has_tensors(value: Sequence[Any]) -> bool:
     )
 
 
-def _stacked(value: Sequence[Any], dtype: Any) -> jax.Array:
+def _stacked(value: Sequence[Any], dtype: DTypeLike | None) -> jax.Array:
     parts = [one if _is_number(one) else as_tensor(one, dtype) for one in value]
     tensors = [one for one in parts if not _is_number(one)]
     if not tensors:
@@ -98,7 +99,7 @@ def _stacked(value: Sequence[Any], dtype: Any) -> jax.Array:
     return jnp.stack([jnp.asarray(one, common) for one in parts])
 
 
-def _is_number(value: Any) -> TypeGuard[bool | int | float | complex]:
+def _is_number(value: object) -> TypeGuard[bool | int | float | complex]:
     return type(value) in (bool, int, float, complex)
 
 
@@ -110,21 +111,23 @@ def operands(values: Sequence[Any]) -> list[Any]:
     return [one if number else as_tensor(one) for one, number in zip(values, numbers, strict=True)]
 
 
-def is_host(value: Any) -> bool:
+def is_host(value: object) -> bool:
     """Returns whether a value, or each list member, is known on the host: a static tensor, number, name or dtype."""
     if isinstance(value, (list, tuple)):
         return all(is_host(one) for one in value)
     return value is None or isinstance(value, (StaticTensor, np.integer, str, DType)) or _is_number(value)
 
 
-def has_static(value: Any) -> bool:
+def has_static(value: object) -> bool:
     """Returns whether a value is a static tensor or a list that contains one."""
     if isinstance(value, (list, tuple)):
         return any(has_static(one) for one in value)
     return isinstance(value, StaticTensor)
 
 
-def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None = None) -> jax.Array:
+def constant(
+    value: Operand, dtype: DTypeLike | None = None, shape: StaticInts | None = None, name: str | None = None
+) -> jax.Array:
     """Creates a constant tensor.
 
     Context: any; the result is concrete also while tracing.
@@ -163,7 +166,9 @@ def _in_replica(tensor: jax.Array) -> jax.Array:
     return jnp.copy(tensor)
 
 
-def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, name: str | None = None) -> jax.Array:
+def convert_to_tensor(
+    value: Operand, dtype: DTypeLike | None = None, dtype_hint: DTypeLike | None = None, name: str | None = None
+) -> jax.Array:
     """Converts a tensor-like value to a tensor.
 
     Args:
@@ -193,7 +198,7 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, nam
     return tensor
 
 
-def is_tensor(x: Any) -> bool:
+def is_tensor(x: object) -> bool:
     """Returns whether a value is a tensor: a JAX array, a static shape, or a variable."""
     return isinstance(x, (jax.Array, StaticTensor)) or hasattr(type(x), "__jax_array__")
 
@@ -222,7 +227,7 @@ def _get_shape(self: jax.Array) -> TensorShape:
     return TensorShape(self.shape)
 
 
-def _set_shape(self: jax.Array, shape: Any) -> None:
+def _set_shape(self: jax.Array, shape: ShapeLike | None) -> None:
     """Checks the shape: it is always known here, so that setting it only compares.
 
     Raises:

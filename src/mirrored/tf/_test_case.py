@@ -8,6 +8,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from mirrored._typing import DTypeLike, Operand, PyTree
 from mirrored.tf._tensors import as_tensor
 
 
@@ -17,16 +18,18 @@ class TestCase(unittest.TestCase):
     TensorFlow: `tf.test.TestCase`, the parts for values and shapes; there are no sessions.
     """
 
-    def evaluate(self, tensors: Any) -> Any:
+    def evaluate(self, tensors: PyTree) -> Any:
         """Returns the tensors as NumPy arrays."""
         return jax.tree.map(np.asarray, tensors)
 
-    def assertAllEqual(self, a: Any, b: Any, msg: str | None = None) -> None:
+    def assertAllEqual(self, a: Operand, b: Operand, msg: str | None = None) -> None:
         """Asserts that shapes and all elements are equal."""
         _require_equal(np.shape(a), np.shape(b), msg)
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=msg or "")
 
-    def assertAllClose(self, a: Any, b: Any, rtol: float = 1e-6, atol: float = 1e-6, msg: str | None = None) -> None:
+    def assertAllClose(
+        self, a: PyTree, b: PyTree, rtol: float = 1e-6, atol: float = 1e-6, msg: str | None = None
+    ) -> None:
         """Asserts that shapes are equal and all elements of two tensors, or structures of tensors, are close."""
         left, right = jax.tree.flatten(a), jax.tree.flatten(b)
         _require_equal(left[1], right[1], msg)
@@ -34,7 +37,9 @@ class TestCase(unittest.TestCase):
             _require_equal(np.shape(one), np.shape(other), msg)
             np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol, atol, err_msg=msg or "")
 
-    def assertNotAllClose(self, a: Any, b: Any, rtol: float = 1e-6, atol: float = 1e-6, msg: str | None = None) -> None:
+    def assertNotAllClose(
+        self, a: PyTree, b: PyTree, rtol: float = 1e-6, atol: float = 1e-6, msg: str | None = None
+    ) -> None:
         """Asserts that some element differs."""
         try:
             self.assertAllClose(a, b, rtol, atol)
@@ -42,23 +47,23 @@ class TestCase(unittest.TestCase):
             return
         raise AssertionError(msg or "The two values are close at all elements.")
 
-    def assertAllInRange(self, target: Any, lower_bound: float, upper_bound: float) -> None:
+    def assertAllInRange(self, target: Operand, lower_bound: float, upper_bound: float) -> None:
         """Asserts that all elements are within the bounds, ends included."""
         values = np.asarray(target)
         outside = (values < lower_bound) | (values > upper_bound)
         if outside.any():
             self.fail(f"{values[outside][:10]} lie outside [{lower_bound}, {upper_bound}]")
 
-    def assertShapeEqual(self, input_a: Any, input_b: Any, msg: str | None = None) -> None:
+    def assertShapeEqual(self, input_a: Operand, input_b: Operand, msg: str | None = None) -> None:
         """Asserts that the shapes are equal."""
         _require_equal(tuple(np.shape(input_a)), tuple(np.shape(input_b)), msg)
 
-    def assertDTypeEqual(self, target: Any, expected_dtype: Any) -> None:
+    def assertDTypeEqual(self, target: Operand, expected_dtype: DTypeLike) -> None:
         """Asserts that the dtype is the expected one."""
         _require_equal(np.dtype(as_tensor(target).dtype), np.dtype(expected_dtype), None)
 
 
-def _require_equal(one: Any, other: Any, msg: str | None) -> None:
+def _require_equal(one: object, other: object, msg: str | None) -> None:
     if one != other:
         raise AssertionError(f"{one} != {other}" + (f": {msg}" if msg else ""))
 

@@ -11,9 +11,11 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from mirrored import checkpoint as checkpoints
+from mirrored._typing import Operand
 from mirrored.errors import MissingCheckpointError
 from mirrored.tf import _dtypes
 from mirrored.tf._errors import NotFoundError
+from mirrored.variables import Variable
 
 _SUFFIX: Final = "/.ATTRIBUTES/VARIABLE_VALUE"
 PathLike = str | os.PathLike[str]
@@ -113,7 +115,7 @@ class CheckpointManager:
         max_to_keep: int | None,
         keep_checkpoint_every_n_hours: float | None = None,
         checkpoint_name: str = "ckpt",
-        step_counter: Any = None,
+        step_counter: Variable | None = None,
         checkpoint_interval: int | None = None,
         init_fn: Callable[[], Any] | None = None,
     ) -> None:
@@ -155,7 +157,10 @@ class CheckpointManager:
         return self._manager.latest_checkpoint
 
     def save(
-        self, checkpoint_number: Any = None, check_interval: bool = True, options: CheckpointOptions | None = None
+        self,
+        checkpoint_number: Operand | None = None,
+        check_interval: bool = True,
+        options: CheckpointOptions | None = None,
     ) -> str | None:
         """Saves a checkpoint and deletes those that are no longer kept.
 

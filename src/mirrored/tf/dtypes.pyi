@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mirrored._typing import DTypeLike
 from mirrored.tf import DType as DType
 from mirrored.tf import DType as _DType
 from mirrored.tf import Tensor
@@ -28,4 +29,4 @@ uint32: _DType
 uint64: _DType
 uint8: _DType
 
-def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Tensor: ...
+def saturate_cast(value: Any, dtype: DTypeLike, name: str | None = None) -> Tensor: ...

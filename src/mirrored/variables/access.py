@@ -372,7 +372,7 @@ def _write_shared(assignment: Assignment, value: object, runner: ReplicaRunner, 
     return new
 
 
-def _merge(assignment: Assignment, value: object, store: VariableStore, runner: ReplicaRunner) -> None:
+def _merge(assignment: Assignment, value: Any, store: VariableStore, runner: ReplicaRunner) -> None:
     """Assigns a mirrored variable from all replicas: a merge aggregates their values."""
     variable = assignment.variable
 

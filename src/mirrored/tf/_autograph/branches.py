@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from mirrored._typing import Leaf, PyTree
 from mirrored.tf._autograph.state import (
     RETURN_VALUE,
     GetState,
@@ -29,7 +30,7 @@ _PLACEHOLDERS = (RETURN_VALUE, "do_return", "break_", "continue_")
 
 
 def if_stmt(
-    cond: Any,
+    cond: object,
     body: Callable[[], None],
     orelse: Callable[[], None],
     get_state: GetState,
@@ -63,7 +64,7 @@ def if_stmt(
     set_state((*after, *before[nouts:]))
 
 
-def if_exp(cond: Any, if_true: Callable[[], Any], if_false: Callable[[], Any], expr_repr: str) -> Any:
+def if_exp(cond: object, if_true: Callable[[], Any], if_false: Callable[[], Any], expr_repr: str) -> Any:
     """Evaluates a conditional expression, ``if_true() if cond else if_false()``."""
     known = truth(cond)
     if known is not None:
@@ -105,7 +106,7 @@ def _traced(
 
 def _joined(
     statement: str,
-    cond: Any,
+    cond: object,
     blocks: Sequence[Block],
     values: Sequence[tuple[Any, ...]],
     names: Sequence[str],
@@ -125,7 +126,7 @@ def _joined(
     return [piece.result(outs) for piece in pieces]
 
 
-def _defined(statement: str, name: str, first: Any, second: Any) -> tuple[Any, Any]:
+def _defined(statement: str, name: str, first: PyTree, second: PyTree) -> tuple[Any, Any]:
     """Returns a name's values in both branches; zeros fill in a missing one where no later code reads it."""
     missing = [is_undefined(first), is_undefined(second)]
     if not any(missing) or all(missing):
@@ -138,14 +139,14 @@ def _defined(statement: str, name: str, first: Any, second: Any) -> tuple[Any, A
 class _Joint:
     """Joins the values that two branches give one name."""
 
-    def __init__(self, statement: str, name: str, first: Any, second: Any) -> None:
+    def __init__(self, statement: str, name: str, first: PyTree, second: PyTree) -> None:
         self._statement, self._name = statement, name
         self._parts = (Parts.of(first), Parts.of(second))
         if self._parts[0].treedef != self._parts[1].treedef:
             raise unlike(statement, name, f"is {_shown(first)} in one branch and {_shown(second)} in the other")
         self._dtypes = [self._common(one, two) for one, two in zip(*(p.leaves for p in self._parts), strict=True)]
 
-    def _common(self, one: Any, two: Any) -> Any:
+    def _common(self, one: Leaf, two: Leaf) -> Any:
         """Returns the dtype of a leaf that differs; None for one that both branches leave unchanged."""
         if is_same(one, two):
             return None
@@ -168,7 +169,7 @@ class _Joint:
         own = dict(zip(parts.places, tensors if tensors else parts.tensors, strict=True))
         return [jnp.asarray(own[i], dtype) for i, dtype in enumerate(self._dtypes) if dtype is not None]
 
-    def result(self, outs: Any) -> Any:
+    def result(self, outs: Iterator[jax.Array]) -> Any:
         """Returns the value of the name after the branch."""
         leaves = [
             leaf if dtype is None else next(outs)
@@ -177,7 +178,7 @@ class _Joint:
         return jax.tree.unflatten(self._parts[0].treedef, leaves)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if is_tensor(value):
         tensor = as_tensor(value)
         return f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"

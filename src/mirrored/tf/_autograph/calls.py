@@ -9,16 +9,20 @@ import types
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
 from malt.operators import py_builtins
 
+from mirrored._typing import DTypeLike
 from mirrored.tf._autograph.ranges import TracedRange
 from mirrored.tf._autograph.truth import is_unknown
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._table import OPS
+
+if TYPE_CHECKING:
+    from mirrored.tf._autograph.scope import FunctionScope
 
 _HERE: Final = str(Path(__file__).parents[2])
 _LIBRARIES: Final = tuple(
@@ -44,7 +48,7 @@ def transpile_with(transpile: Callable[[Any], Any]) -> None:
     _Transpiling.transpile = staticmethod(transpile)
 
 
-def do_not_convert(function: Any = None) -> Any:
+def do_not_convert(function: Callable[..., Any] | None = None) -> Any:
     """Marks a function to be left unconverted (`tf.autograph.experimental.do_not_convert`)."""
     if function is None:
         return do_not_convert
@@ -52,7 +56,7 @@ def do_not_convert(function: Any = None) -> Any:
     return function
 
 
-def is_convertible(function: Any) -> bool:
+def is_convertible(function: object) -> bool:
     """Returns whether a function is user Python code, whose statements can be converted."""
     code = getattr(function, "__code__", None)
     if not isinstance(function, types.FunctionType) or code is None:
@@ -65,7 +69,7 @@ def is_convertible(function: Any) -> bool:
     return not coroutine and not inspect.isasyncgenfunction(function)
 
 
-def converted(function: Any) -> Any:
+def converted(function: object) -> Any:
     """Returns the converted form of a user function or bound method; anything else unchanged."""
     if isinstance(function, types.MethodType):
         inner = converted(function.__func__)
@@ -81,11 +85,11 @@ def converted(function: Any) -> Any:
 
 
 def converted_call(
-    function: Any,
+    function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
-    caller_fn_scope: Any = None,
-    options: Any = None,
+    caller_fn_scope: FunctionScope | None = None,
+    options: object = None,
 ) -> Any:
     """Calls a function from converted code.
 
@@ -117,7 +121,7 @@ def converted_call(
     return _library_call(function, args, kwargs)
 
 
-def _library_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _library_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a function that is not converted; functions passed to mirrored's own functions are converted."""
     module = getattr(function, "__module__", None) or type(function).__module__
     if module.partition(".")[0] == "mirrored":
@@ -139,7 +143,9 @@ def _range(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         return TracedRange(*bounds, dtype=kwargs.get("dtype"), error=error)
 
 
-def _python_range(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Any) -> Any:
+def _python_range(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scope: FunctionScope | None
+) -> Any:
     """Evaluates `range`: traced bounds give a traced range."""
     del function, kwargs, scope
     if any(isinstance(one, jax.Array) for one in args):
@@ -147,8 +153,10 @@ def _python_range(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], 
     return range(*args)
 
 
-def _number(dtype: Any) -> Callable[..., Any]:
-    def make(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Any) -> Any:
+def _number(dtype: DTypeLike) -> Callable[..., Any]:
+    def make(
+        function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scope: FunctionScope | None
+    ) -> Any:
         if len(args) == 1 and not kwargs and is_unknown(args[0]):
             return jnp.asarray(args[0]).astype(dtype)
         return function(*args, **kwargs)
@@ -156,12 +164,16 @@ def _number(dtype: Any) -> Callable[..., Any]:
     return make
 
 
-def _super(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Any) -> Any:
+def _super(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scope: FunctionScope | None
+) -> Any:
     return py_builtins.super_in_original_context(function, args, scope)
 
 
 def _in_context(make: Callable[..., Any], *, with_function: bool = False) -> Callable[..., Any]:
-    def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Any) -> Any:
+    def call(
+        function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scope: FunctionScope | None
+    ) -> Any:
         return make(function, args, scope) if with_function else make(scope)
 
     return call

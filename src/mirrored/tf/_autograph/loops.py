@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from mirrored._jax.traces import is_eager, is_tracer
+from mirrored._typing import Leaf, PyTree
 from mirrored.tf._autograph.branches import if_stmt
 from mirrored.tf._autograph.ranges import TracedRange
 from mirrored.tf._autograph.state import (
@@ -61,7 +62,7 @@ def while_stmt(
 
 
 def for_stmt(
-    iter_: Any,
+    iter_: Iterable[Any],
     extra_test: Callable[[], Any] | None,
     body: Callable[[Any], None],
     get_state: GetState,
@@ -93,7 +94,9 @@ def for_stmt(
         _over_python(iter_, extra_test, body, state)
 
 
-def _over_python(iter_: Any, extra_test: Any, body: Callable[[Any], None], state: _Names) -> None:
+def _over_python(
+    iter_: Iterable[Any], extra_test: Callable[[], Any] | None, body: Callable[[Any], None], state: _Names
+) -> None:
     going: Any = True if extra_test is None else extra_test()
     for element in iter_ if truth(going) is not False else ():
         if truth(going) is None:  # whether the loop has ended is known only at run time
@@ -110,7 +113,9 @@ def _nothing() -> None:
     """Does nothing: the `else` of an iteration after a break."""
 
 
-def _over_rows(rows: jax.Array, extra_test: Any, body: Callable[[Any], None], state: _Names) -> None:
+def _over_rows(
+    rows: jax.Array, extra_test: Callable[[], Any] | None, body: Callable[[Any], None], state: _Names
+) -> None:
     before = state.get()
     if rows.shape[0] == 0:
         return
@@ -126,7 +131,9 @@ def _over_rows(rows: jax.Array, extra_test: Any, body: Callable[[Any], None], st
             raise error from None
 
 
-def _over_range(values: TracedRange, extra_test: Any, body: Callable[[Any], None], state: _Names) -> None:
+def _over_range(
+    values: TracedRange, extra_test: Callable[[], Any] | None, body: Callable[[Any], None], state: _Names
+) -> None:
     """Loops over a range whose end is known only at run time: the loop carries the iteration number."""
     number: Any = jnp.zeros((), jnp.int32)
 
@@ -200,7 +207,7 @@ class _Attempt:
         self._after: tuple[Any, ...] = start
 
     def traced(self, body: Callable[..., None], test: Callable[[], Any] | None, rows: jax.Array | None) -> Loop:
-        def step(tensors: Sequence[Any], *row: Any) -> list[Any]:
+        def step(tensors: Sequence[Any], *row: jax.Array) -> list[Any]:
             self._names.set(self.parts.filled(tensors))
             body(*row)
             self._after = self._names.get()
@@ -235,7 +242,7 @@ class _Attempt:
         fitting = [self._fitting(name, before, after) for name, before, after in triples]
         return None if all(one is two for one, two in zip(fitting, self._start, strict=True)) else tuple(fitting)
 
-    def _fitting(self, name: str, before: Any, after: Any) -> Any:
+    def _fitting(self, name: str, before: PyTree, after: PyTree) -> Any:
         if is_undefined(before):
             return before if is_undefined(after) else zeros_like(after)
         old, new = Parts.of(before), Parts.of(after)
@@ -248,7 +255,7 @@ class _Attempt:
         same = all(one is two for one, two in zip(leaves, old.leaves, strict=True))
         return before if same else jax.tree.unflatten(old.treedef, leaves)
 
-    def _leaf(self, name: str, before: Any, after: Any) -> Any:
+    def _leaf(self, name: str, before: Leaf, after: Leaf) -> Any:
         if is_same(before, after):
             return before
         tensors = Parts.of([before, after])
@@ -264,7 +271,7 @@ class _Attempt:
         raise self._names.error(name, f"is {old.dtype} before the loop and {new.dtype} in it")
 
 
-def _grown(before: Any, after: Any) -> Any:
+def _grown(before: PyTree, after: PyTree) -> Any:
     """Returns a value that is allocated inside the loop (a `tf.TensorArray`) with empty storage; None for others."""
     grow = getattr(type(before), "__grown__", None)
     return None if grow is None or type(after) is not type(before) else grow(before, after)

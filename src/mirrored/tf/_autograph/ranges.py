@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mirrored._typing import DTypeLike, Operand
 from mirrored.tf._autograph.state import is_number
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._tensors import as_tensor
@@ -24,7 +25,9 @@ class TracedRange:
         error: Raised when the range is used as a tensor, which needs a known size.
     """
 
-    def __init__(self, start: Any, limit: Any, delta: Any, *, dtype: Any, error: Exception) -> None:
+    def __init__(
+        self, start: Operand, limit: Operand, delta: Operand, *, dtype: DTypeLike | None, error: Exception
+    ) -> None:
         given = [one if is_number(one) else as_tensor(one) for one in (start, limit, delta)]
         common = jnp.result_type(*given) if dtype is None else array_dtype(dtype)
         self._start, self._limit, self._delta = (jnp.asarray(one, common) for one in (start, limit, delta))
@@ -36,7 +39,7 @@ class TracedRange:
         span = (self._limit - self._start) / self._delta
         return jnp.maximum(jnp.ceil(span), 0).astype(jnp.int32)
 
-    def at(self, place: Any) -> jax.Array:
+    def at(self, place: Operand) -> jax.Array:
         """Returns the value at an index."""
         return self._start + jnp.asarray(place).astype(self._start.dtype) * self._delta
 

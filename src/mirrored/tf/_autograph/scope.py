@@ -25,7 +25,7 @@ class FunctionScope:
 
     falls_through: frozenset[str] = frozenset()
 
-    def __init__(self, function_name: str, scope_name: str, options: Any) -> None:
+    def __init__(self, function_name: str, scope_name: str, options: object) -> None:
         self.function_name, self.name, self.options = function_name, scope_name, options
         self.callopts = options
 
@@ -35,7 +35,7 @@ class FunctionScope:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def ret(self, value: Any, did_return: Any) -> Any:
+    def ret(self, value: object, did_return: object) -> Any:
         """Returns the function's return value.
 
         Raises:
@@ -53,7 +53,7 @@ class FunctionScope:
         return value
 
 
-def with_function_scope(thunk: Callable[[FunctionScope], Any], scope_name: str, options: Any) -> Any:
+def with_function_scope(thunk: Callable[[FunctionScope], Any], scope_name: str, options: object) -> Any:
     """Calls the body of a converted lambda."""
     with FunctionScope("lambda", scope_name, options) as scope:
         return thunk(scope)

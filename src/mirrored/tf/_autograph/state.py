@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from malt.operators.variables import Undefined, UndefinedReturnValue
 
+from mirrored._typing import PyTree
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._static import StaticTensor
 from mirrored.tf._tensors import as_tensor
@@ -23,17 +24,17 @@ GetState = Callable[[], tuple[Any, ...]]
 SetState = Callable[[tuple[Any, ...]], None]
 
 
-def is_undefined(value: Any) -> bool:
+def is_undefined(value: object) -> bool:
     """Returns whether a name has no value yet."""
     return isinstance(value, (Undefined, UndefinedReturnValue))
 
 
-def is_number(leaf: Any) -> bool:
+def is_number(leaf: object) -> bool:
     """Returns whether a leaf is a Python number."""
     return type(leaf) in (bool, int, float, complex)
 
 
-def is_tensor(leaf: Any) -> bool:
+def is_tensor(leaf: object) -> bool:
     """Returns whether a compiled program can carry a leaf."""
     if isinstance(leaf, (np.ndarray, np.generic)) and not isinstance(leaf, StaticTensor):
         return leaf.dtype.kind in "biufcV"
@@ -53,7 +54,7 @@ class Parts:
     treedef: Any
 
     @classmethod
-    def of(cls, value: Any) -> Parts:
+    def of(cls, value: PyTree) -> Parts:
         """Flattens a value."""
         return cls(*jax.tree.flatten(value))
 
@@ -75,13 +76,13 @@ class Parts:
         return jax.tree.unflatten(self.treedef, leaves)
 
 
-def zeros_like(value: Any) -> Any:
+def zeros_like(value: PyTree) -> Any:
     """Returns a value of the same structure with zeros for tensors; other leaves stay unchanged."""
     parts = Parts.of(value)
     return parts.filled([jnp.zeros(one.shape, one.dtype) for one in parts.tensors])
 
 
-def is_same(first: Any, second: Any) -> bool:
+def is_same(first: object, second: object) -> bool:
     """Returns whether two leaves are the same to a program: the same object, or equal plain values."""
     if first is second:
         return True

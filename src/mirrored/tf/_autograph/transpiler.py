@@ -108,7 +108,7 @@ def _converted_code(function: types.FunctionType) -> _Factory:
     return _Factory(namespace[outer](), freevars, falls_through)
 
 
-def _located(nodes: Any, function: types.FunctionType) -> types.CodeType:
+def _located(nodes: ast.AST | list[ast.AST] | tuple[ast.AST, ...], function: types.FunctionType) -> types.CodeType:
     """Compiles the converted nodes with the file name and line numbers of the original function."""
     nodes = list(nodes) if isinstance(nodes, (list, tuple)) else [nodes]
     source = parser.unparse(nodes, indentation="  ")
@@ -127,10 +127,10 @@ def _located(nodes: Any, function: types.FunctionType) -> types.CodeType:
 class _Transpiler(transpiler.GenericTranspiler):  # type: ignore[misc]
     """Applies malt's passes to the nodes of one function."""
 
-    def get_transformed_name(self, node: Any) -> str:
+    def get_transformed_name(self, node: ast.AST) -> str:
         return f"converted_{super().get_transformed_name(node)}"
 
-    def transform_ast(self, node: Any, ctx: Any) -> Any:
+    def transform_ast(self, node: ast.AST, ctx: object) -> Any:
         return api._TRANSPILER.transform_ast(node, ctx)
 
 

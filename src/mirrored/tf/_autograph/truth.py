@@ -13,19 +13,19 @@ from mirrored.tf._ops.control_flow import known_bool
 from mirrored.tf._tensors import as_tensor
 
 
-def truth(value: Any) -> bool | None:
+def truth(value: object) -> bool | None:
     """Returns the truth of a condition; None if it is known only at run time."""
     if hasattr(type(value), "__jax_array__"):
         value = as_tensor(value)
     return known_bool(value) if isinstance(value, jax.Array) and is_tracer(value) else bool(value)
 
 
-def is_unknown(value: Any) -> bool:
+def is_unknown(value: object) -> bool:
     """Returns whether a value is a tensor whose elements are known only at run time."""
     return isinstance(value, jax.Array) and is_tracer(value) and (value.ndim > 0 or truth(value) is None)
 
 
-def not_(value: Any) -> Any:
+def not_(value: object) -> Any:
     """Evaluates `not value`."""
     known = truth(value)
     return jnp.logical_not(as_tensor(value)) if known is None else not value
@@ -49,11 +49,11 @@ def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
     return value or second() if not isinstance(value, jax.Array) else value if known else second()
 
 
-def eq(first: Any, second: Any) -> Any:
+def eq(first: object, second: object) -> Any:
     """Evaluates `first == second`."""
     return first == second
 
 
-def not_eq(first: Any, second: Any) -> Any:
+def not_eq(first: object, second: object) -> Any:
     """Evaluates `first != second`."""
     return first != second

@@ -10,17 +10,18 @@ import jax.numpy as jnp
 
 from mirrored import data
 from mirrored._jax.arrays import owned
+from mirrored._typing import Leaf, PyTree
 from mirrored.errors import EndOfDataError
 from mirrored.tf._data.host_arrays import on_host
 from mirrored.tf._errors import OutOfRangeError
 
 
-def _tensors(element: Any) -> Any:
+def _tensors(element: PyTree) -> Any:
     """Converts arrays to tensors; bytes, object arrays and nested datasets stay unchanged."""
     return jax.tree.map(lambda leaf: on_host(leaf) if _stays(leaf) else jnp.asarray(owned(leaf)), element)
 
 
-def _stays(leaf: Any) -> bool:
+def _stays(leaf: Leaf) -> bool:
     return isinstance(leaf, bytes) or not hasattr(leaf, "dtype") or leaf.dtype.hasobject
 
 

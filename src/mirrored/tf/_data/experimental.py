@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from mirrored import data
+from mirrored._typing import Array
 from mirrored.data.pipeline.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.tf._data.datasets import Dataset
 
@@ -60,19 +61,25 @@ def map_and_batch(
 
 
 def parallel_interleave(
-    map_func: Callable[..., Any], cycle_length: int, block_length: int = 1, **_: Any
+    map_func: Callable[..., Any],
+    cycle_length: int,
+    block_length: int = 1,
+    sloppy: bool | None = False,
+    buffer_output_elements: int | None = None,
+    prefetch_input_elements: int | None = None,
 ) -> Transformation:
     """Returns a transformation for `Dataset.apply` that interleaves, always in the same order."""
+    del sloppy, buffer_output_elements, prefetch_input_elements
     return lambda dataset: dataset.interleave(map_func, cycle_length, block_length)
 
 
-def prefetch_to_device(device: Any, buffer_size: int | None = None) -> Transformation:
+def prefetch_to_device(device: object, buffer_size: int | None = None) -> Transformation:
     """Returns a transformation for `Dataset.apply` that prefetches. Elements are placed on devices when used."""
     del device
     return lambda dataset: dataset.prefetch(data.AUTOTUNE if buffer_size is None else buffer_size)
 
 
-def copy_to_device(target_device: Any, source_device: Any = None) -> Transformation:
+def copy_to_device(target_device: object, source_device: object = None) -> Transformation:
     """Returns a transformation for `Dataset.apply` that has no effect: elements are placed on devices when used."""
     del target_device, source_device
     return lambda dataset: dataset
@@ -100,7 +107,7 @@ def group_by_reducer(key_func: Callable[..., Any], reducer: Reducer) -> Transfor
         reducer: A `Reducer`.
     """
 
-    def reduced(key: Any, group: Dataset) -> Dataset:
+    def reduced(key: Array, group: Dataset) -> Dataset:
         state = data.Dataset(group.node).reduce(reducer.init_func(key), reducer.reduce_func)
         return Dataset.from_tensors(reducer.finalize_func(state))
 

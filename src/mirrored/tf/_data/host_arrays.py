@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from mirrored.tf import _dtypes
+
+Texts: TypeAlias = str | bytes | Sequence[str | bytes] | np.ndarray[Any, Any]
+"""One or more strings."""
 
 
 class HostArray(np.ndarray):  # type: ignore[type-arg]
@@ -36,7 +40,7 @@ class HostText(bytes):
         return bytes(self)
 
 
-def on_host(value: Any) -> Any:
+def on_host(value: object) -> Any:
     """Wraps bytes and NumPy arrays so that they have `numpy()`; returns anything else unchanged."""
     if isinstance(value, bytes):
         return HostText(value)
@@ -45,7 +49,7 @@ def on_host(value: Any) -> Any:
     return value.view(HostArray) if isinstance(value, np.ndarray) else value
 
 
-def as_bytes_array(value: Any) -> np.ndarray[Any, Any]:
+def as_bytes_array(value: Texts) -> np.ndarray[Any, Any]:
     """Converts one or more strings to an object array of bytes."""
     if isinstance(value, str | bytes):
         array = np.empty((), object)

@@ -11,12 +11,16 @@ import numpy as np
 from jax.experimental import io_callback
 
 from mirrored._jax.traces import eager, is_tracer, unboxed
+from mirrored._typing import Array, DTypeLike, HostArray
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._tensors import as_tensor
 
 
 def py_function(
-    func: Callable[..., Any] | None = None, inp: Sequence[Any] | None = None, Tout: Any = None, name: str | None = None
+    func: Callable[..., Any] | None = None,
+    inp: Sequence[Any] | None = None,
+    Tout: DTypeLike | Sequence[DTypeLike] | None = None,
+    name: str | None = None,
 ) -> Any:
     """Calls a Python function of tensors; it runs as Python on every call, even from compiled code.
 
@@ -41,7 +45,7 @@ def py_function(
 def numpy_function(
     func: Callable[..., Any] | None = None,
     inp: Sequence[Any] | None = None,
-    Tout: Any = None,
+    Tout: DTypeLike | Sequence[DTypeLike] | None = None,
     stateful: bool = True,
     name: str | None = None,
 ) -> Any:
@@ -58,7 +62,7 @@ def numpy_function(
 def _called(func: Callable[..., Any], tensors: list[jax.Array], Tout: Any) -> Any:
     dtypes = [array_dtype(one) for one in (Tout if isinstance(Tout, (list, tuple)) else [] if Tout is None else [Tout])]
 
-    def run(*arrays: Any) -> list[Any]:
+    def run(*arrays: Array | HostArray) -> list[Any]:
         result = func(*(jnp.asarray(one) for one in arrays))
         results = [] if not dtypes else list(result) if isinstance(result, (list, tuple)) else [result]
         return [jnp.asarray(as_tensor(one), dtype) for one, dtype in zip(results, dtypes, strict=True)]
@@ -77,7 +81,7 @@ def _from_program(run: Callable[..., list[Any]], tensors: list[jax.Array]) -> li
         example = run(*(jnp.zeros(one.shape, one.dtype) for one in tensors))
     shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in example]
 
-    def host(*arrays: Any) -> list[Any]:
+    def host(*arrays: Array | HostArray) -> list[Any]:
         return [np.asarray(one) for one in run(*arrays)]
 
     return list(io_callback(host, shapes, *tensors))

@@ -7,8 +7,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from mirrored._typing import DTypeLike, Operand
 from mirrored.tf import _dtypes
-from mirrored.tf._data.host_arrays import as_bytes_array, on_host
+from mirrored.tf._data.host_arrays import Texts, as_bytes_array, on_host
 from mirrored.tf._data.messages import message, parsed
 from mirrored.tf._errors import InvalidArgumentError
 
@@ -49,7 +50,7 @@ class FixedLenSequenceFeature(NamedTuple):
 
 
 def parse_single_example(
-    serialized: Any, features: Mapping[str, Any], example_names: Any = None, name: str | None = None
+    serialized: Texts, features: Mapping[str, Any], example_names: object = None, name: str | None = None
 ) -> dict[str, Any]:
     """Parses one serialized `tf.train.Example` into its features.
 
@@ -76,7 +77,7 @@ def parse_single_example(
 
 
 def parse_example(
-    serialized: Any, features: Mapping[str, Any], example_names: Any = None, name: str | None = None
+    serialized: Texts, features: Mapping[str, Any], example_names: object = None, name: str | None = None
 ) -> dict[str, Any]:
     """Parses serialized `tf.train.Example`s and stacks their features.
 
@@ -103,7 +104,7 @@ def parse_example(
     }
 
 
-def _scalar(serialized: Any, called: str) -> bytes:
+def _scalar(serialized: Texts, called: str) -> bytes:
     texts = as_bytes_array(serialized)
     if texts.ndim != 0:
         raise InvalidArgumentError.of(
@@ -148,7 +149,7 @@ def _features_of(text: bytes, called: str) -> Any:
     return example.features.feature
 
 
-def _value(found: Any, key: str, feature: Any) -> Any:
+def _value(found: Mapping[str, Any], key: str, feature: FixedLenFeature | FixedLenSequenceFeature) -> Any:
     dtype = _dtypes.as_dtype(feature.dtype)
     shape = tuple(int(dim) for dim in feature.shape)
     kind = found[key].WhichOneof("kind") if key in found else None
@@ -169,7 +170,9 @@ def _value(found: Any, key: str, feature: Any) -> Any:
     return array.reshape(shape)[()]
 
 
-def _absent(key: str, feature: Any, shape: tuple[int, ...], dtype: _dtypes.DType) -> Any:
+def _absent(
+    key: str, feature: FixedLenFeature | FixedLenSequenceFeature, shape: tuple[int, ...], dtype: _dtypes.DType
+) -> Any:
     if isinstance(feature, FixedLenSequenceFeature):
         return np.empty((0, *shape), dtype.dtype)
     if feature.default_value is None:
@@ -189,7 +192,7 @@ def _wrong(key: str, found: str) -> InvalidArgumentError:
     )
 
 
-def _stacked(values: list[Any], feature: Any) -> Any:
+def _stacked(values: list[Any], feature: FixedLenFeature | FixedLenSequenceFeature) -> Any:
     dtype = _dtypes.as_dtype(feature.dtype).dtype
     shape = tuple(int(dim) for dim in feature.shape)
     if isinstance(feature, FixedLenFeature):
@@ -205,7 +208,7 @@ def _stacked(values: list[Any], feature: Any) -> Any:
     return padded
 
 
-def serialize_tensor(tensor: Any, name: str | None = None) -> Any:
+def serialize_tensor(tensor: Operand | Texts, name: str | None = None) -> Any:
     """Serializes a tensor to bytes, which `parse_tensor` reads.
 
     TensorFlow: `tf.io.serialize_tensor`; the bytes are identical.
@@ -224,7 +227,7 @@ def serialize_tensor(tensor: Any, name: str | None = None) -> Any:
     return on_host(proto.SerializeToString())
 
 
-def parse_tensor(serialized: Any, out_type: Any, name: str | None = None) -> Any:
+def parse_tensor(serialized: Texts, out_type: DTypeLike, name: str | None = None) -> Any:
     """Parses a tensor that `serialize_tensor` serialized, as a NumPy array.
 
     Raises:
@@ -264,7 +267,7 @@ def _no_tensor(found: str) -> InvalidArgumentError:
     )
 
 
-def decode_raw(input_bytes: Any, out_type: Any, little_endian: bool = True, name: str | None = None) -> Any:
+def decode_raw(input_bytes: Texts, out_type: DTypeLike, little_endian: bool = True, name: str | None = None) -> Any:
     """Reinterprets bytes as numbers along a new last dimension.
 
     Raises:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mirrored._typing import PyTree
+from mirrored.collectives.cross_device_ops import CrossDeviceOps
 from mirrored.data.legacy import InputIterator, make_dataset_iterator
 from mirrored.errors import ArgumentError
 from mirrored.strategies import MirroredStrategy as _MirroredStrategy
@@ -44,9 +46,9 @@ class MirroredStrategy(_MirroredStrategy):
         devices: Sequence[Any] | None = None,
         num_gpus: int | None = None,
         num_gpus_per_worker: int | None = None,
-        cross_device_ops: Any = None,
+        cross_device_ops: CrossDeviceOps | None = None,
         auto_shard_dataset: bool = False,
-        cross_tower_ops: Any = None,
+        cross_tower_ops: CrossDeviceOps | None = None,
     ) -> None:
         _refuse_both("num_gpus", num_gpus, "num_gpus_per_worker", num_gpus_per_worker)
         count = num_gpus if num_gpus is not None else num_gpus_per_worker
@@ -60,11 +62,11 @@ class MirroredStrategy(_MirroredStrategy):
 
     def experimental_make_numpy_iterator(
         self,
-        numpy_input: Any,
+        numpy_input: PyTree,
         batch_size: int,
         num_epochs: int | None = 1,
         shuffle: int | None = 1024,
-        session: Any = None,
+        session: object = None,
     ) -> InputIterator:
         """Makes an iterator over the rows of arrays, with a per-replica batch of `batch_size`.
 
@@ -92,7 +94,7 @@ class MirroredStrategy(_MirroredStrategy):
     initialize, finalize = experimental_initialize, experimental_finalize
 
 
-def _refuse_both(first: str, one: Any, second: str, other: Any) -> None:
+def _refuse_both(first: str, one: object, second: str, other: object) -> None:
     if one is None or other is None:
         return
     raise ArgumentError(

@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
+from mirrored._typing import PyTree
 from mirrored.collectives import cross_device_ops as core
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.stacked import reduce_stacked
 from mirrored.collectives.summation import Group
 from mirrored.errors import ArgumentError
 from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
+from mirrored.variables import Variable
+
+Destinations: TypeAlias = DistributedValues | Variable | str
+"""Where a result is needed: a per-replica value, a variable, or a device name."""
 
 
 class Direct(core.CrossDeviceOps):
     """TensorFlow's methods of cross-device operations for direct calls, in addition to their use by a strategy."""
 
-    def reduce(self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any = None) -> Any:
+    def reduce(
+        self, reduce_op: ReduceOp, per_replica_value: PyTree, destinations: Destinations, options: object = None
+    ) -> Any:
         """Reduces a per-replica value.
 
         Context: cross-replica.
@@ -45,7 +52,9 @@ class Direct(core.CrossDeviceOps):
             return per_replica_value
         return _delivered(self._reduced(reduce_op, per_replica_value), per_replica_value, destinations)
 
-    def batch_reduce(self, reduce_op: Any, value_destination_pairs: Sequence[Any], options: Any = None) -> list[Any]:
+    def batch_reduce(
+        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[Any], options: object = None
+    ) -> list[Any]:
         """Reduces several values like `reduce`.
 
         Raises:
@@ -61,7 +70,7 @@ class Direct(core.CrossDeviceOps):
                 )
         return [self.reduce(reduce_op, value, place, options) for value, place in value_destination_pairs]
 
-    def broadcast(self, tensor: Any, destinations: Any) -> Any:
+    def broadcast(self, tensor: PyTree, destinations: Destinations) -> Any:
         """Copies a value to all replicas of `destinations`.
 
         Raises:
@@ -70,20 +79,20 @@ class Direct(core.CrossDeviceOps):
         _check_destinations(destinations)
         return _delivered(tensor, destinations, destinations)
 
-    def _reduced(self, op: Any, value: PerReplica) -> Any:
+    def _reduced(self, op: ReduceOp, value: PerReplica) -> Any:
         if value.device_assignment is not None:
             return reduce_stacked(self, op, [value.stacked(value.device_assignment)], value.device_assignment)[0]
         group = Group(axis=None, devices=1, local=len(value.values))
         return self.reduce_arrays(op, [list(value.values)], group)[0]
 
 
-def _delivered(result: Any, value: Any, destinations: Any) -> Any:
+def _delivered(result: PyTree, value: object, destinations: object) -> Any:
     if isinstance(destinations, str) or not isinstance(value, DistributedValues):
         return result
     return Mirrored(result, len(value.values))
 
 
-def _check_op(op: Any) -> None:
+def _check_op(op: object) -> None:
     if not isinstance(op, ReduceOp):
         raise ArgumentError(
             "CrossDeviceOps.reduce",
@@ -93,7 +102,7 @@ def _check_op(op: Any) -> None:
         )
 
 
-def _check_destinations(destinations: Any) -> None:
+def _check_destinations(destinations: object) -> None:
     if not isinstance(destinations, (str, DistributedValues)):
         raise ArgumentError(
             "CrossDeviceOps.reduce",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mirrored._typing import PyTree
+from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.strategies import MirroredStrategy as _MirroredStrategy
 from mirrored.strategies import OneDeviceStrategy as _OneDeviceStrategy
 from mirrored.tf._data.datasets import Dataset
@@ -12,11 +14,11 @@ from mirrored.tf._data.datasets import Dataset
 class _Version1:
     """The methods that version 1 of a strategy has in addition to the current ones."""
 
-    def reduce(self: Any, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+    def reduce(self: Any, reduce_op: ReduceOp | str, value: PyTree, axis: int | None = None) -> Any:
         """Reduces a per-replica value; `axis` is optional."""
         return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
 
-    def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
+    def experimental_make_numpy_dataset(self, numpy_input: PyTree, session: object = None) -> Dataset:
         """Makes a dataset of the rows of arrays.
 
         Args:

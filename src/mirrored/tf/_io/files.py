@@ -6,22 +6,26 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._typing import DTypeLike, Operand
 from mirrored.data.pipeline import csv
 from mirrored.data.pipeline.files import TFRecordWriter as _Writer
 from mirrored.errors import MirroredError
 from mirrored.extras import load
 from mirrored.tf import _dtypes
-from mirrored.tf._data.host_arrays import as_bytes_array, on_host
+from mirrored.tf._data.host_arrays import Texts, as_bytes_array, on_host
 from mirrored.tf._errors import InvalidArgumentError, NotFoundError
 from mirrored.tf._tensors import as_tensor
 
+FileName: TypeAlias = str | bytes | os.PathLike[str] | np.ndarray[Any, Any]
+"""The path of a file; also as an element of a dataset, a string on the host."""
 
-def read_file(filename: Any, name: str | None = None) -> Any:
+
+def read_file(filename: FileName, name: str | None = None) -> Any:
     """Reads the contents of a file as bytes.
 
     Context: any; on the host, so not inside tf.function.
@@ -38,7 +42,7 @@ def read_file(filename: Any, name: str | None = None) -> Any:
         raise NotFoundError(None, None, f"{_path(filename)}; No such file or directory") from error
 
 
-def write_file(filename: Any, contents: Any, name: str | None = None) -> None:
+def write_file(filename: FileName, contents: Texts, name: str | None = None) -> None:
     """Writes bytes to a file; replaces an existing file and creates its folder."""
     del name
     path = Path(_path(filename))
@@ -46,11 +50,11 @@ def write_file(filename: Any, contents: Any, name: str | None = None) -> None:
     path.write_bytes(_text(contents))
 
 
-def _path(filename: Any) -> str:
+def _path(filename: FileName) -> str:
     return os.fsdecode(filename if isinstance(filename, os.PathLike) else _text(filename))
 
 
-def _text(value: Any) -> bytes:
+def _text(value: Texts) -> bytes:
     return bytes(as_bytes_array(value)[()])
 
 
@@ -59,10 +63,30 @@ class TFRecordOptions:
 
     Args:
         compression_type: "", "GZIP" or "ZLIB".
-        **_: TensorFlow's compression settings; ignored, the defaults apply.
+        flush_mode: Ignored like all further arguments: the compression settings are the defaults.
+        input_buffer_size: Ignored.
+        output_buffer_size: Ignored.
+        window_bits: Ignored.
+        compression_level: Ignored.
+        compression_method: Ignored.
+        mem_level: Ignored.
+        compression_strategy: Ignored.
     """
 
-    def __init__(self, compression_type: str | None = None, **_: Any) -> None:
+    def __init__(
+        self,
+        compression_type: str | None = None,
+        flush_mode: int | None = None,
+        input_buffer_size: int | None = None,
+        output_buffer_size: int | None = None,
+        window_bits: int | None = None,
+        compression_level: int | None = None,
+        compression_method: int | None = None,
+        mem_level: int | None = None,
+        compression_strategy: int | None = None,
+    ) -> None:
+        del flush_mode, input_buffer_size, output_buffer_size, window_bits
+        del compression_level, compression_method, mem_level, compression_strategy
         self.compression_type = compression_type or ""
 
 
@@ -76,13 +100,13 @@ class TFRecordWriter(_Writer):
     TensorFlow: `tf.io.TFRecordWriter`.
     """
 
-    def __init__(self, path: Any, options: str | TFRecordOptions | None = None) -> None:
+    def __init__(self, path: FileName, options: str | TFRecordOptions | None = None) -> None:
         packing = options.compression_type if isinstance(options, TFRecordOptions) else options
         super().__init__(_path(path), packing)
 
 
 def decode_csv(
-    records: Any,
+    records: Texts,
     record_defaults: Sequence[Any],
     field_delim: str = ",",
     use_quote_delim: bool = True,
@@ -122,7 +146,7 @@ def decode_csv(
     return [on_host(column.reshape(lines.shape)[()]) for column in columns]
 
 
-def _default(given: Any) -> Any:
+def _default(given: object) -> Any:
     """Returns the default value; TensorFlow's older form is a list of at most one value."""
     return given if isinstance(given, str | bytes | int | float | _dtypes.DType) else np.asarray(given)
 
@@ -132,7 +156,7 @@ _LAYOUTS: Final = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 def decode_image(
-    contents: Any, channels: int | None = None, dtype: Any = _dtypes.uint8, name: str | None = None,
+    contents: Texts, channels: int | None = None, dtype: DTypeLike = _dtypes.uint8, name: str | None = None,
     expand_animations: bool = True,
 ) -> Any:  # fmt: skip
     """Decodes a JPEG, PNG, BMP or GIF file to pixels.
@@ -167,19 +191,46 @@ def decode_image(
     return _in_dtype(_pixels(image, channels), dtype)
 
 
-def _decoder(name: str, formats: tuple[str, ...]) -> Any:
-    def decode(contents: Any, channels: int = 0, dtype: Any = _dtypes.uint8, **_: Any) -> Any:
-        image = _opened(contents, f"tf.io.{name}")
-        if image.format not in formats:
-            raise _no_picture(f"tf.io.{name}", f"a {image.format} image")
-        return _in_dtype(_pixels(image, channels), dtype)
-
-    decode.__name__ = decode.__qualname__ = name
-    decode.__doc__ = f"Decodes a {' or '.join(formats)} file to ``[height, width, channels]``: see `decode_image`."
-    return decode
+def decode_bmp(contents: Texts, channels: int = 0, name: str | None = None, *, dtype: DTypeLike = _dtypes.uint8) -> Any:
+    """Decodes a BMP file to ``[height, width, channels]``: see `decode_image`."""
+    del name
+    return _decoded("tf.io.decode_bmp", ("BMP",), contents, channels, dtype)
 
 
-def _opened(contents: Any, called: str) -> Any:
+def decode_jpeg(
+    contents: Texts,
+    channels: int = 0,
+    ratio: int = 1,
+    fancy_upscaling: bool = True,
+    try_recover_truncated: bool = False,
+    acceptable_fraction: float = 1,
+    dct_method: str = "",
+    name: str | None = None,
+    *,
+    dtype: DTypeLike = _dtypes.uint8,
+) -> Any:
+    """Decodes a JPEG or MPO or PNG or BMP or GIF file to ``[height, width, channels]``: see `decode_image`.
+
+    `ratio` and the settings of TensorFlow's decoder have no effect.
+    """
+    del ratio, fancy_upscaling, try_recover_truncated, acceptable_fraction, dct_method, name
+    return _decoded("tf.io.decode_jpeg", ("JPEG", "MPO", "PNG", "BMP", "GIF"), contents, channels, dtype)
+
+
+def decode_png(contents: Texts, channels: int = 0, dtype: DTypeLike = _dtypes.uint8, name: str | None = None) -> Any:
+    """Decodes a PNG or JPEG or MPO or BMP or GIF file to ``[height, width, channels]``: see `decode_image`."""
+    del name
+    return _decoded("tf.io.decode_png", ("PNG", "JPEG", "MPO", "BMP", "GIF"), contents, channels, dtype)
+
+
+def _decoded(called: str, formats: tuple[str, ...], contents: Texts, channels: int, dtype: DTypeLike) -> Any:
+    image = _opened(contents, called)
+    if image.format not in formats:
+        raise _no_picture(called, f"a {image.format} image")
+    return _in_dtype(_pixels(image, channels), dtype)
+
+
+def _opened(contents: Texts, called: str) -> Any:
     images = load("PIL.Image", called=called, extra="image", package="pillow")
     try:
         image = images.open(io.BytesIO(_text(contents)))
@@ -206,7 +257,7 @@ def _pixels(image: Any, channels: int | None) -> np.ndarray[Any, Any]:
     return pixels.reshape(*pixels.shape[:2], wanted)
 
 
-def _in_dtype(pixels: np.ndarray[Any, Any], dtype: Any) -> Any:
+def _in_dtype(pixels: np.ndarray[Any, Any], dtype: DTypeLike) -> Any:
     wanted = _dtypes.as_dtype(dtype)
     if wanted.is_floating:
         return jnp.asarray((pixels / 255).astype(_dtypes.array_dtype(wanted)))
@@ -215,7 +266,7 @@ def _in_dtype(pixels: np.ndarray[Any, Any], dtype: Any) -> Any:
     return jnp.asarray(pixels)
 
 
-def encode_png(image: Any, compression: int = -1, name: str | None = None) -> Any:
+def encode_png(image: Operand, compression: int = -1, name: str | None = None) -> Any:
     """Encodes pixels ``uint8[height, width, channels]`` as a PNG file.
 
     TensorFlow: `tf.io.encode_png`.
@@ -224,16 +275,25 @@ def encode_png(image: Any, compression: int = -1, name: str | None = None) -> An
     return _encoded(image, "PNG", "tf.io.encode_png")
 
 
-def encode_jpeg(image: Any, format: str = "", quality: int = 95, **_: Any) -> Any:
-    """Encodes pixels ``uint8[height, width, channels]`` as a JPEG file.
-
-    TensorFlow: `tf.io.encode_jpeg`.
-    """
-    del format
+def encode_jpeg(
+    image: Operand,
+    format: str = "",
+    quality: int = 95,
+    progressive: bool = False,
+    optimize_size: bool = False,
+    chroma_downsampling: bool = True,
+    density_unit: str = "in",
+    x_density: int = 300,
+    y_density: int = 300,
+    xmp_metadata: str = "",
+    name: str | None = None,
+) -> Any:
+    """Encodes pixels ``uint8[height, width, channels]`` as a JPEG file; of the settings, `quality` has an effect."""
+    del format, progressive, optimize_size, chroma_downsampling, density_unit, x_density, y_density, xmp_metadata, name
     return _encoded(image, "JPEG", "tf.io.encode_jpeg", quality=quality)
 
 
-def _encoded(image: Any, kind: str, called: str, **settings: Any) -> Any:
+def _encoded(image: Operand, kind: str, called: str, **settings: int) -> Any:
     images = load("PIL.Image", called=called, extra="image", package="pillow")
     pixels = np.asarray(as_tensor(image))
     if pixels.ndim != 3 or pixels.shape[-1] not in _LAYOUTS or pixels.dtype != np.uint8:
@@ -249,9 +309,9 @@ def _encoded(image: Any, kind: str, called: str, **settings: Any) -> Any:
 
 
 _DECODERS: Final = {
-    "decode_bmp": _decoder("decode_bmp", ("BMP",)),
-    "decode_jpeg": _decoder("decode_jpeg", ("JPEG", "MPO", "PNG", "BMP", "GIF")),
-    "decode_png": _decoder("decode_png", ("PNG", "JPEG", "MPO", "BMP", "GIF")),
+    "decode_bmp": decode_bmp,
+    "decode_jpeg": decode_jpeg,
+    "decode_png": decode_png,
     "decode_image": decode_image,
     "encode_jpeg": encode_jpeg,
     "encode_png": encode_png,

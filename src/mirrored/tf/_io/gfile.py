@@ -5,14 +5,16 @@ from __future__ import annotations
 import glob as globbing
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from mirrored.tf._errors import AlreadyExistsError, NotFoundError
 
+PathLike: TypeAlias = str | os.PathLike[str]
 
-def open_file(name: Any, mode: str = "r") -> IO[Any]:
+
+def open_file(name: PathLike, mode: str = "r") -> IO[Any]:
     """Opens a file like `open`.
 
     Raises:
@@ -24,38 +26,38 @@ def open_file(name: Any, mode: str = "r") -> IO[Any]:
         raise NotFoundError(None, None, f"{name}; No such file or directory") from error
 
 
-def exists(path: Any) -> bool:
+def exists(path: PathLike) -> bool:
     """Returns whether the path exists."""
     return Path(path).exists()
 
 
-def isdir(path: Any) -> bool:
+def isdir(path: PathLike) -> bool:
     """Returns whether the path is a folder."""
     return Path(path).is_dir()
 
 
-def makedirs(path: Any) -> None:
+def makedirs(path: PathLike) -> None:
     """Creates a folder and its parents; succeeds if it exists."""
     Path(path).mkdir(parents=True, exist_ok=True)
 
 
-def mkdir(path: Any) -> None:
+def mkdir(path: PathLike) -> None:
     """Creates a folder."""
     Path(path).mkdir()
 
 
-def listdir(path: Any) -> list[str]:
+def listdir(path: PathLike) -> list[str]:
     """Lists the names in a folder."""
     return os.listdir(path)
 
 
-def glob(pattern: Any) -> list[str]:
+def glob(pattern: PathLike | Sequence[PathLike]) -> list[str]:
     """Returns the paths that match a pattern or any of several patterns."""
     patterns = pattern if isinstance(pattern, (list, tuple)) else [pattern]
     return sorted(path for one in patterns for path in globbing.glob(str(one)))
 
 
-def copy(src: Any, dst: Any, overwrite: bool = False) -> None:
+def copy(src: PathLike, dst: PathLike, overwrite: bool = False) -> None:
     """Copies a file.
 
     Raises:
@@ -65,7 +67,7 @@ def copy(src: Any, dst: Any, overwrite: bool = False) -> None:
     shutil.copyfile(src, dst)
 
 
-def rename(src: Any, dst: Any, overwrite: bool = False) -> None:
+def rename(src: PathLike, dst: PathLike, overwrite: bool = False) -> None:
     """Renames a file or folder.
 
     Raises:
@@ -75,32 +77,34 @@ def rename(src: Any, dst: Any, overwrite: bool = False) -> None:
     os.replace(src, dst)
 
 
-def _check_free(path: Any, overwrite: bool) -> None:
+def _check_free(path: PathLike, overwrite: bool) -> None:
     if not overwrite and Path(path).exists():
         raise AlreadyExistsError(None, None, f"file already exists: {path} (overwrite=True replaces it)")
 
 
-def remove(path: Any) -> None:
+def remove(path: PathLike) -> None:
     """Deletes a file."""
     Path(path).unlink()
 
 
-def rmtree(path: Any) -> None:
+def rmtree(path: PathLike) -> None:
     """Deletes a folder and its contents."""
     shutil.rmtree(path)
 
 
-def stat(path: Any) -> os.stat_result:
+def stat(path: PathLike) -> os.stat_result:
     """Returns file statistics: size and times."""
     return Path(path).stat()
 
 
-def walk(top: Any, topdown: bool = True, onerror: Any = None) -> Iterator[tuple[str, list[str], list[str]]]:
+def walk(
+    top: PathLike, topdown: bool = True, onerror: Callable[[OSError], object] | None = None
+) -> Iterator[tuple[str, list[str], list[str]]]:
     """Walks a folder tree like `os.walk`."""
     return os.walk(top, topdown, onerror)
 
 
-def join(path: Any, *paths: Any) -> str:
+def join(path: PathLike, *paths: PathLike) -> str:
     """Joins path components like `os.path.join`."""
     return str(os.path.join(path, *paths))
 

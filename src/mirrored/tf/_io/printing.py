@@ -6,11 +6,12 @@ import functools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import numpy as np
 
+from mirrored._typing import PyTree
 from mirrored.tf._table import op
 from mirrored.tf._tensors import is_tensor
 
@@ -37,7 +38,7 @@ def _number_text(value: Any) -> str:
     return f"{float(value):.9g}" if float(f"{float(value):g}") != float(value) else f"{float(value):g}"
 
 
-def _text(value: Any, summarize: int, *, nested: bool = False) -> str:
+def _text(value: object, summarize: int, *, nested: bool = False) -> str:
     if isinstance(value, (list, tuple)):
         inner = ", ".join(_text(one, summarize, nested=True) for one in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner})"
@@ -49,7 +50,7 @@ def _text(value: Any, summarize: int, *, nested: bool = False) -> str:
     return repr(value) if nested and isinstance(value, str) else str(value)
 
 
-def _write(stream: Any, text: str) -> None:
+def _write(stream: IO[str] | str | None, text: str) -> None:
     if isinstance(stream, str):
         with Path(stream.removeprefix("file://")).open("a", encoding="utf-8") as file:
             file.write(text)
@@ -59,8 +60,8 @@ def _write(stream: Any, text: str) -> None:
 
 @op("print")
 def print_(
-    *inputs: Any,
-    output_stream: Any = None,
+    *inputs: PyTree,
+    output_stream: IO[str] | str | None = None,
     summarize: int = 3,
     sep: str = " ",
     end: str = "\n",
@@ -85,7 +86,13 @@ def print_(
 
 
 def _print_now(
-    leaves: list[Any], treedef: Any, sep: str, end: str, summarize: int, stream: Any, arrays: Mapping[int, Any]
+    leaves: list[Any],
+    treedef: jax.tree_util.PyTreeDef,
+    sep: str,
+    end: str,
+    summarize: int,
+    stream: IO[str] | str | None,
+    arrays: Mapping[int, Any],
 ) -> None:
     filled = [np.asarray(arrays[i]) if i in arrays else one for i, one in enumerate(leaves)]
     inputs = jax.tree.unflatten(treedef, filled)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 
@@ -22,7 +23,7 @@ class ProfilerOptions:
     delay_ms: int | None = None
 
 
-def start(logdir: Any, options: ProfilerOptions | None = None) -> None:
+def start(logdir: str | os.PathLike[str], options: ProfilerOptions | None = None) -> None:
     """Starts a trace.
 
     Raises:
@@ -52,7 +53,7 @@ class Profile:
         options: Accepted for compatibility and ignored.
     """
 
-    def __init__(self, logdir: Any, options: ProfilerOptions | None = None) -> None:
+    def __init__(self, logdir: str | os.PathLike[str], options: ProfilerOptions | None = None) -> None:
         self._logdir, self._options = logdir, options
 
     def __enter__(self) -> None:
@@ -62,7 +63,7 @@ class Profile:
         stop()
 
 
-def trace(name: str, step_num: Any = None, **metadata: Any) -> Any:
+def trace(name: str, step_num: SupportsIndex | None = None, **metadata: Any) -> Any:
     """Names a block in the trace; `step_num` marks it as one training step."""
     metadata.pop("_r", None)  # TensorFlow's marker of a root event, which JAX sets itself
     if step_num is not None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 
 from mirrored._jax.traces import is_tracer
+from mirrored._typing import Operand
 from mirrored.errors import ArgumentError, ContextError
 from mirrored.extras import load
 from mirrored.runtime.ambient import ambient
@@ -41,13 +43,13 @@ class SummaryWriter:
     TensorFlow: `tf.summary.SummaryWriter`.
     """
 
-    def __init__(self, logdir: Any, flush_millis: int, filename_suffix: str) -> None:
+    def __init__(self, logdir: str | os.PathLike[str], flush_millis: int, filename_suffix: str) -> None:
         module = load("tensorboardX", called="tf.summary.create_file_writer", extra="summary")
         suffix = filename_suffix or ""
         self.events: Any = module.SummaryWriter(str(logdir), flush_secs=flush_millis / 1000, filename_suffix=suffix)
 
     @contextlib.contextmanager
-    def as_default(self, step: Any = None) -> Iterator[Self]:
+    def as_default(self, step: SupportsIndex | None = None) -> Iterator[Self]:
         """Makes this the default writer in the block, and `step` its step."""
         before, before_step = _defaults.writers, _defaults.step
         _defaults.writers = (*before, self)
@@ -58,7 +60,7 @@ class SummaryWriter:
         finally:
             _defaults.writers, _defaults.step = before, before_step
 
-    def set_as_default(self, step: Any = None) -> None:
+    def set_as_default(self, step: SupportsIndex | None = None) -> None:
         """Makes this the default writer from now on."""
         _defaults.writers = (self,)
         if step is not None:
@@ -77,8 +79,9 @@ class SummaryWriter:
 
 
 def create_file_writer(
-    logdir: Any, max_queue: int | None = None, flush_millis: int | None = None, filename_suffix: str | None = None,
-    name: str | None = None, experimental_trackable: bool = False, experimental_mesh: Any = None,
+    logdir: str | os.PathLike[str], max_queue: int | None = None, flush_millis: int | None = None,
+    filename_suffix: str | None = None, name: str | None = None, experimental_trackable: bool = False,
+    experimental_mesh: object = None,
 ) -> SummaryWriter:  # fmt: skip
     """Creates a writer of event files.
 
@@ -113,7 +116,7 @@ def create_noop_writer() -> Any:
     return _no_writer()
 
 
-def scalar(name: str, data: Any, step: Any = None, description: str | None = None) -> bool:
+def scalar(name: str, data: Operand, step: SupportsIndex | None = None, description: str | None = None) -> bool:
     """Writes a scalar.
 
     Context: eager; in replica context only replica 0 writes.
@@ -138,7 +141,9 @@ def scalar(name: str, data: Any, step: Any = None, description: str | None = Non
     return events is not None
 
 
-def image(name: str, data: Any, step: Any = None, max_outputs: int = 3, description: str | None = None) -> bool:
+def image(
+    name: str, data: Operand, step: SupportsIndex | None = None, max_outputs: int = 3, description: str | None = None
+) -> bool:
     """Writes images ``[images, height, width, channels]``: floats from 0 to 1, or ``u8``. See `scalar`."""
     del description
     events, at = _target("image", data, step)
@@ -150,7 +155,9 @@ def image(name: str, data: Any, step: Any = None, max_outputs: int = 3, descript
     return events is not None
 
 
-def histogram(name: str, data: Any, step: Any = None, buckets: int = 30, description: str | None = None) -> bool:
+def histogram(
+    name: str, data: Operand, step: SupportsIndex | None = None, buckets: int = 30, description: str | None = None
+) -> bool:
     """Writes a histogram of the elements of an array. See `scalar`."""
     del description
     events, at = _target("histogram", data, step)
@@ -159,7 +166,7 @@ def histogram(name: str, data: Any, step: Any = None, buckets: int = 30, descrip
     return events is not None
 
 
-def text(name: str, data: Any, step: Any = None, description: str | None = None) -> bool:
+def text(name: str, data: object, step: SupportsIndex | None = None, description: str | None = None) -> bool:
     """Writes a text. See `scalar`."""
     del description
     events, at = _target("text", 0, step)
@@ -168,7 +175,7 @@ def text(name: str, data: Any, step: Any = None, description: str | None = None)
     return events is not None
 
 
-def _target(kind: str, data: Any, step: Any) -> tuple[Any, int]:
+def _target(kind: str, data: object, step: SupportsIndex | None) -> tuple[Any, int]:
     """Returns the writer and the step; the writer is None if the value is not to be written."""
     writer = _defaults.writers[-1] if _defaults.writers else None
     replica = ambient().replica
@@ -208,7 +215,7 @@ def should_record_summaries() -> bool:
 
 
 @contextlib.contextmanager
-def record_if(condition: Any) -> Iterator[None]:
+def record_if(condition: Operand | Callable[[], Operand]) -> Iterator[None]:
     """Writes values in the block only if `condition` (or its result, if callable) is true."""
     before, _defaults.record = _defaults.record, condition
     try:
@@ -222,7 +229,7 @@ def get_step() -> Any:
     return _defaults.step
 
 
-def set_step(step: Any) -> None:
+def set_step(step: SupportsIndex | None) -> None:
     """Sets the default step."""
     _defaults.step = step
 

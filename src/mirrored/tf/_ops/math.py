@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import jax.scipy.special as special
 import numpy as np
 from jax import lax
 
+from mirrored._typing import DTypeLike, Operand
 from mirrored.tf._dtypes import array_dtype, as_dtype
 from mirrored.tf._table import hosted, op, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor
@@ -101,7 +102,7 @@ rows(
 
 
 @op("math.add_n add_n math.accumulate_n")
-def add_n(inputs: Any, name: str | None = None) -> jax.Array:
+def add_n(inputs: Operand, name: str | None = None) -> jax.Array:
     """Returns the sum of a list of tensors of one shape.
 
     Raises:
@@ -121,14 +122,14 @@ def add_n(inputs: Any, name: str | None = None) -> jax.Array:
 
 
 @op("math.reciprocal")
-def reciprocal(x: Any, name: str | None = None) -> jax.Array:
+def reciprocal(x: Operand, name: str | None = None) -> jax.Array:
     """Computes ``1 / x``."""
     del name
     return jnp.reciprocal(as_tensor(x))
 
 
 @op("math.divide_no_nan")
-def divide_no_nan(x: Any, y: Any, name: str | None = None) -> jax.Array:
+def divide_no_nan(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
     """Computes ``x / y``, and 0 where y is 0; gradients are 0 there too."""
     del name
     top, bottom = tensors(x, y)
@@ -137,7 +138,7 @@ def divide_no_nan(x: Any, y: Any, name: str | None = None) -> jax.Array:
 
 
 @op("math.multiply_no_nan")
-def multiply_no_nan(x: Any, y: Any, name: str | None = None) -> jax.Array:
+def multiply_no_nan(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
     """Computes ``x * y``, and 0 where y is 0 even if x is not finite."""
     del name
     left, right = tensors(x, y)
@@ -146,14 +147,14 @@ def multiply_no_nan(x: Any, y: Any, name: str | None = None) -> jax.Array:
 
 
 @op("math.reciprocal_no_nan")
-def reciprocal_no_nan(x: Any, name: str | None = None) -> jax.Array:
+def reciprocal_no_nan(x: Operand, name: str | None = None) -> jax.Array:
     """Computes ``1 / x``, and 0 where x is 0."""
     del name
     return divide_no_nan(1.0, x)
 
 
 @op("math.xdivy")
-def xdivy(x: Any, y: Any, name: str | None = None) -> jax.Array:
+def xdivy(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
     """Computes ``x / y``, and 0 where x is 0 (even if y is)."""
     del name
     top, bottom = tensors(x, y)
@@ -162,7 +163,7 @@ def xdivy(x: Any, y: Any, name: str | None = None) -> jax.Array:
 
 
 @op("math.squared_difference")
-def squared_difference(x: Any, y: Any, name: str | None = None) -> jax.Array:
+def squared_difference(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
     """Computes ``(x - y)²``."""
     del name
     left, right = tensors(x, y)
@@ -171,7 +172,7 @@ def squared_difference(x: Any, y: Any, name: str | None = None) -> jax.Array:
 
 
 @op("truncatediv")
-def truncatediv(x: Any, y: Any, name: str | None = None) -> jax.Array:
+def truncatediv(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
     """Computes ``x / y`` for integers, rounded towards zero."""
     del name
     left, right = tensors(x, y)
@@ -179,7 +180,7 @@ def truncatediv(x: Any, y: Any, name: str | None = None) -> jax.Array:
 
 
 @op("truncatemod")
-def truncatemod(x: Any, y: Any, name: str | None = None) -> jax.Array:
+def truncatemod(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
     """Computes the remainder of `truncatediv`, which has the sign of x."""
     del name
     left, right = tensors(x, y)
@@ -187,21 +188,21 @@ def truncatemod(x: Any, y: Any, name: str | None = None) -> jax.Array:
 
 
 @op("math.erfcinv")
-def erfcinv(x: Any, name: str | None = None) -> jax.Array:
+def erfcinv(x: Operand, name: str | None = None) -> jax.Array:
     """Computes the inverse of `erfc`."""
     del name
     return -special.ndtri(as_tensor(x) * 0.5) * jnp.sqrt(0.5).astype(as_tensor(x).dtype)
 
 
 @op("math.polygamma")
-def polygamma(a: Any, x: Any, name: str | None = None) -> jax.Array:
+def polygamma(a: Operand, x: Operand, name: str | None = None) -> jax.Array:
     """Computes the polygamma function: the derivative of order a of `digamma`, at x."""
     del name
     return special.polygamma(as_tensor(a).astype(jnp.int32), as_tensor(x))
 
 
 @op("math.lbeta")
-def lbeta(x: Any, name: str | None = None) -> jax.Array:
+def lbeta(x: Operand, name: str | None = None) -> jax.Array:
     """Computes ``ln |Beta(x)|`` over the last axis."""
     del name
     value = as_tensor(x)
@@ -209,7 +210,7 @@ def lbeta(x: Any, name: str | None = None) -> jax.Array:
 
 
 @op("math.polyval")
-def polyval(coeffs: Any, x: Any, name: str | None = None) -> jax.Array:
+def polyval(coeffs: Iterable[Operand], x: Operand, name: str | None = None) -> jax.Array:
     """Evaluates a polynomial at x by Horner's rule; coefficients start from the highest power."""
     del name
     point = as_tensor(x)
@@ -220,7 +221,7 @@ def polyval(coeffs: Any, x: Any, name: str | None = None) -> jax.Array:
 
 
 @op("complex dtypes.complex")
-def complex_(real: Any, imag: Any, name: str | None = None) -> jax.Array:
+def complex_(real: Operand, imag: Operand, name: str | None = None) -> jax.Array:
     """Converts a real and an imaginary part to a complex tensor."""
     del name
     return lax.complex(*jnp.broadcast_arrays(*tensors(real, imag)))
@@ -228,7 +229,7 @@ def complex_(real: Any, imag: Any, name: str | None = None) -> jax.Array:
 
 @op("cast dtypes.cast")
 @hosted
-def cast(x: Any, dtype: Any, name: str | None = None) -> jax.Array:
+def cast(x: Operand, dtype: DTypeLike, name: str | None = None) -> jax.Array:
     """Casts to another dtype: floats truncate to integers, complex numbers keep the real part."""
     del name
     value, wanted = as_tensor(x), array_dtype(dtype)
@@ -238,7 +239,7 @@ def cast(x: Any, dtype: Any, name: str | None = None) -> jax.Array:
 
 
 @op("dtypes.saturate_cast saturate_cast")
-def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> jax.Array:
+def saturate_cast(value: Operand, dtype: DTypeLike, name: str | None = None) -> jax.Array:
     """Casts like `cast`, and clips values to the range of the new dtype."""
     del name
     tensor, wanted = as_tensor(value), as_dtype(dtype)
@@ -256,21 +257,21 @@ def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> jax.Array:
 
 
 @op("bitcast")
-def bitcast(input: Any, type: Any, name: str | None = None) -> jax.Array:
+def bitcast(input: Operand, type: DTypeLike, name: str | None = None) -> jax.Array:
     """Reinterprets the bits of a tensor as another dtype."""
     del name
     return lax.bitcast_convert_type(as_tensor(input), array_dtype(type))
 
 
 @op("math.invert_permutation")
-def invert_permutation(x: Any, name: str | None = None) -> jax.Array:
+def invert_permutation(x: Operand, name: str | None = None) -> jax.Array:
     """Computes the inverse of a permutation."""
     del name
     return jnp.argsort(as_tensor(x)).astype(as_tensor(x).dtype)
 
 
 @op("math.is_non_decreasing")
-def is_non_decreasing(x: Any, name: str | None = None) -> jax.Array:
+def is_non_decreasing(x: Operand, name: str | None = None) -> jax.Array:
     """Returns whether no element is less than its predecessor."""
     del name
     flat = as_tensor(x).reshape(-1)
@@ -278,7 +279,7 @@ def is_non_decreasing(x: Any, name: str | None = None) -> jax.Array:
 
 
 @op("math.is_strictly_increasing")
-def is_strictly_increasing(x: Any, name: str | None = None) -> jax.Array:
+def is_strictly_increasing(x: Operand, name: str | None = None) -> jax.Array:
     """Returns whether every element is greater than its predecessor."""
     del name
     flat = as_tensor(x).reshape(-1)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._typing import DTypeLike, Operand, ShapeLike
 from mirrored.tf._ops.generator import set_seed
 from mirrored.tf._ops.random import normal, uniform
 from mirrored.tf._tensors import as_tensor
@@ -38,20 +39,22 @@ def _rand(*shape: int) -> jax.Array:
     return uniform(shape)
 
 
-def _randint(low: int, high: int | None = None, size: Any = None, dtype: Any = np.int32) -> jax.Array:
+def _randint(
+    low: int, high: int | None = None, size: ShapeLike | None = None, dtype: DTypeLike = np.int32
+) -> jax.Array:
     """Returns uniform integers in [low, high), or in [0, low)."""
     first, last = (0, low) if high is None else (low, high)
     shape = () if size is None else tuple(np.atleast_1d(size).tolist())
     return jnp.asarray(uniform(shape, first, last, dtype="int32"), dtype)
 
 
-def _between(low: Any = 0.0, high: Any = 1.0, size: Any = None) -> jax.Array:
+def _between(low: Operand = 0.0, high: Operand = 1.0, size: ShapeLike | None = None) -> jax.Array:
     """Returns uniform samples in [low, high)."""
     shape = jnp.broadcast_shapes(np.shape(low), np.shape(high)) if size is None else tuple(np.atleast_1d(size).tolist())
     return as_tensor(low) + (as_tensor(high) - as_tensor(low)) * uniform(shape)
 
 
-def _standard_normal(size: Any = None) -> jax.Array:
+def _standard_normal(size: ShapeLike | None = None) -> jax.Array:
     """Returns samples from the standard normal distribution."""
     return normal(() if size is None else tuple(np.atleast_1d(size).tolist()))
 

@@ -19,6 +19,7 @@ import jax.export  # not part of `import jax`
 import jax.numpy as jnp
 
 from mirrored._jax.boxes import InconclusiveDimensionOperation
+from mirrored._typing import Leaf, PyTree
 
 T = TypeVar("T")
 _MOST_ADDED: Final = 8  # columns that a program may add to its input before the first weights
@@ -57,16 +58,16 @@ class Traced(Generic[T]):
     conditions: tuple[str, ...] = ()
 
 
-def opened(value: Any) -> Any:
+def opened(value: PyTree) -> Any:
     """Replaces each spec (an object with `shape` and `dtype`) in a structure of specs and values by an `Open`."""
     return jax.tree.map(_opened, value, is_leaf=_is_spec)
 
 
-def _is_spec(value: Any) -> bool:
+def _is_spec(value: object) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-def _opened(leaf: Any) -> Any:
+def _opened(leaf: Leaf) -> Any:
     if not _is_spec(leaf):
         return leaf
     shape = None if leaf.shape is None or getattr(leaf.shape, "rank", 0) is None else tuple(leaf.shape)
@@ -74,7 +75,7 @@ def _opened(leaf: Any) -> Any:
     return Open(sizes, jnp.dtype(getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype)))
 
 
-def traced_for(inputs: Any, seen: Sequence[Any], trace: Callable[[Any], T]) -> list[Traced[T]]:
+def traced_for(inputs: PyTree, seen: Sequence[Any], trace: Callable[[Any], T]) -> list[Traced[T]]:
     """Traces a function for arguments that are partly unknown.
 
     Args:
@@ -102,7 +103,7 @@ def traced_for(inputs: Any, seen: Sequence[Any], trace: Callable[[Any], T]) -> l
     return found
 
 
-def _settled(inputs: Any, seen: Sequence[Any], trace: Callable[[Any], T]) -> Traced[T]:
+def _settled(inputs: PyTree, seen: Sequence[Any], trace: Callable[[Any], T]) -> Traced[T]:
     refused: list[Exception] = []
     for symbolic in _symbolic(inputs):
         try:
@@ -118,7 +119,7 @@ def _settled(inputs: Any, seen: Sequence[Any], trace: Callable[[Any], T]) -> Tra
     raise refused[0]
 
 
-def _on_conditions(inputs: Any, trace: Callable[[Any], T]) -> Traced[T]:
+def _on_conditions(inputs: PyTree, trace: Callable[[Any], T]) -> Traced[T]:
     """Traces with symbolic sizes, and adds the conditions that JAX needs to decide comparisons."""
     conditions: tuple[str, ...] = ()
     while True:
@@ -158,7 +159,7 @@ def _written(expression: str) -> str:
 # Symbolic sizes
 
 
-def _symbolic(inputs: Any) -> Iterator[Any]:
+def _symbolic(inputs: PyTree) -> Iterator[Any]:
     """Yields the arguments with a symbol per unknown size: all distinct, then one per batch, then one per axis."""
     tried: list[list[Any]] = []
     for name in (_by_place, _by_batch, _by_axis):
@@ -187,7 +188,7 @@ def _with_symbols(one: Open, *, name: Callable[[int, int], str], places: Iterato
     return Open(tuple(sizes), one.dtype)
 
 
-def _described(inputs: Any, conditions: Sequence[str]) -> Any:
+def _described(inputs: PyTree, conditions: Sequence[str]) -> Any:
     scope = jax.export.SymbolicScope(conditions)
 
     def describe(one: Open) -> jax.ShapeDtypeStruct:
@@ -200,7 +201,7 @@ def _described(inputs: Any, conditions: Sequence[str]) -> Any:
 # Known sizes
 
 
-def _narrowed(inputs: Any, complaints: Sequence[str]) -> Iterator[Any]:
+def _narrowed(inputs: PyTree, complaints: Sequence[str]) -> Iterator[Any]:
     """Yields the arguments with a number for the one unknown size (after the first dimension, if there are several).
 
     ``(x - mean) / deviation`` with 30 means requires 30 columns. The numbers tried are those in the error messages, and
@@ -221,7 +222,7 @@ def _with_number(one: Open, *, number: int, first: int) -> Open:
     return Open(tuple(sizes), one.dtype)
 
 
-def _batch_of(inputs: Any, seen: Any) -> Any:
+def _batch_of(inputs: PyTree, seen: PyTree) -> Any:
     """Returns the arguments of an earlier call, with an open batch size where the batch size is open."""
     wanted = iter(_arrays(inputs))
 
@@ -237,13 +238,13 @@ def _with_rank(one: Open, *, rank: int) -> Open:
     return Open((None,) * rank, one.dtype) if one.shape is None else one
 
 
-def _arrays(inputs: Any) -> list[Any]:
+def _arrays(inputs: PyTree) -> list[Any]:
     return [leaf for leaf in jax.tree.leaves(inputs, is_leaf=_is_open) if isinstance(leaf, Open)]
 
 
-def _map(change: Callable[[Open], Any], inputs: Any) -> Any:
+def _map(change: Callable[[Open], Any], inputs: PyTree) -> Any:
     return jax.tree.map(lambda leaf: change(leaf) if isinstance(leaf, Open) else leaf, inputs, is_leaf=_is_open)
 
 
-def _is_open(value: Any) -> bool:
+def _is_open(value: object) -> bool:
     return value is None or isinstance(value, Open)

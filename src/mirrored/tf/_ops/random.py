@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import SupportsIndex
 
 import jax
 import jax.numpy as jnp
 
+from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._ops import samplers
 from mirrored.tf._ops.generator import (
     Generator,
@@ -28,7 +30,12 @@ op("random.set_global_generator random.experimental.set_global_generator")(set_g
 
 @op("random.normal")
 def normal(
-    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32", seed: Any = None, name: str | None = None
+    shape: StaticInts,
+    mean: Operand = 0.0,
+    stddev: Operand = 1.0,
+    dtype: DTypeLike = "float32",
+    seed: int | None = None,
+    name: str | None = None,
 ) -> jax.Array:
     """Outputs random values from a normal distribution."""
     del name
@@ -37,7 +44,12 @@ def normal(
 
 @op("random.truncated_normal")
 def truncated_normal(
-    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32", seed: Any = None, name: str | None = None
+    shape: StaticInts,
+    mean: Operand = 0.0,
+    stddev: Operand = 1.0,
+    dtype: DTypeLike = "float32",
+    seed: int | None = None,
+    name: str | None = None,
 ) -> jax.Array:
     """Outputs random values from a normal distribution truncated at two standard deviations."""
     del name
@@ -46,7 +58,12 @@ def truncated_normal(
 
 @op("random.uniform")
 def uniform(
-    shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = "float32", seed: Any = None, name: str | None = None
+    shape: StaticInts,
+    minval: Operand = 0,
+    maxval: Operand | None = None,
+    dtype: DTypeLike = "float32",
+    seed: int | None = None,
+    name: str | None = None,
 ) -> jax.Array:
     """Outputs random values from a uniform distribution over [minval, maxval)."""
     del name
@@ -54,7 +71,7 @@ def uniform(
 
 
 @op("random.shuffle")
-def shuffle(value: Any, seed: Any = None, name: str | None = None) -> jax.Array:
+def shuffle(value: Operand, seed: int | None = None, name: str | None = None) -> jax.Array:
     """Randomly shuffles the rows of a tensor."""
     del name
     return samplers.shuffle(next_key(seed), value)
@@ -62,7 +79,11 @@ def shuffle(value: Any, seed: Any = None, name: str | None = None) -> jax.Array:
 
 @op("random.categorical")
 def categorical(
-    logits: Any, num_samples: Any, dtype: Any = "int64", seed: Any = None, name: str | None = None
+    logits: Operand,
+    num_samples: SupportsIndex,
+    dtype: DTypeLike = "int64",
+    seed: int | None = None,
+    name: str | None = None,
 ) -> jax.Array:
     """Draws class indices from unnormalized log-probabilities: [batch, classes] to [batch, num_samples]."""
     del name
@@ -71,7 +92,12 @@ def categorical(
 
 @op("random.gamma")
 def gamma(
-    shape: Any, alpha: Any, beta: Any = None, dtype: Any = "float32", seed: Any = None, name: str | None = None
+    shape: StaticInts,
+    alpha: Operand,
+    beta: Operand | None = None,
+    dtype: DTypeLike = "float32",
+    seed: int | None = None,
+    name: str | None = None,
 ) -> jax.Array:
     """Draws `shape` samples from the Gamma distribution for every alpha and beta."""
     del name
@@ -82,7 +108,9 @@ def gamma(
 
 
 @op("random.poisson")
-def poisson(shape: Any, lam: Any, dtype: Any = "float32", seed: Any = None, name: str | None = None) -> jax.Array:
+def poisson(
+    shape: StaticInts, lam: Operand, dtype: DTypeLike = "float32", seed: int | None = None, name: str | None = None
+) -> jax.Array:
     """Draws `shape` samples from the Poisson distribution for every rate."""
     del name
     size = static_ints(shape, called="tf.random.poisson", argument="shape")
@@ -91,13 +119,13 @@ def poisson(shape: Any, lam: Any, dtype: Any = "float32", seed: Any = None, name
 
 @op("random.stateless_normal")
 def stateless_normal(
-    shape: Any,
-    seed: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = "float32",
+    shape: StaticInts,
+    seed: Operand,
+    mean: Operand = 0.0,
+    stddev: Operand = 1.0,
+    dtype: DTypeLike = "float32",
     name: str | None = None,
-    alg: Any = "auto_select",
+    alg: object = "auto_select",
 ) -> jax.Array:
     """Outputs values from a normal distribution, as a function of the seed alone."""
     del name, alg
@@ -106,13 +134,13 @@ def stateless_normal(
 
 @op("random.stateless_truncated_normal")
 def stateless_truncated_normal(
-    shape: Any,
-    seed: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = "float32",
+    shape: StaticInts,
+    seed: Operand,
+    mean: Operand = 0.0,
+    stddev: Operand = 1.0,
+    dtype: DTypeLike = "float32",
     name: str | None = None,
-    alg: Any = "auto_select",
+    alg: object = "auto_select",
 ) -> jax.Array:
     """Outputs values from a truncated normal distribution, as a function of the seed alone."""
     del name, alg
@@ -121,13 +149,13 @@ def stateless_truncated_normal(
 
 @op("random.stateless_uniform")
 def stateless_uniform(
-    shape: Any,
-    seed: Any,
-    minval: Any = 0,
-    maxval: Any = None,
-    dtype: Any = "float32",
+    shape: StaticInts,
+    seed: Operand,
+    minval: Operand | None = 0,
+    maxval: Operand | None = None,
+    dtype: DTypeLike = "float32",
     name: str | None = None,
-    alg: Any = "auto_select",
+    alg: object = "auto_select",
 ) -> jax.Array:
     """Outputs uniform values, as a function of the seed alone; integers without bounds cover the whole range."""
     del name, alg
@@ -138,7 +166,7 @@ def stateless_uniform(
 
 @op("random.stateless_categorical")
 def stateless_categorical(
-    logits: Any, num_samples: Any, seed: Any, dtype: Any = "int64", name: str | None = None
+    logits: Operand, num_samples: SupportsIndex, seed: Operand, dtype: DTypeLike = "int64", name: str | None = None
 ) -> jax.Array:
     """Draws class indices, as a function of the seed alone."""
     del name
@@ -147,7 +175,12 @@ def stateless_categorical(
 
 @op("random.stateless_gamma")
 def stateless_gamma(
-    shape: Any, seed: Any, alpha: Any, beta: Any = None, dtype: Any = "float32", name: str | None = None
+    shape: StaticInts,
+    seed: Operand,
+    alpha: Operand,
+    beta: Operand | None = None,
+    dtype: DTypeLike = "float32",
+    name: str | None = None,
 ) -> jax.Array:
     """Outputs values of exactly `shape` from a Gamma distribution, as a function of the seed alone."""
     del name
@@ -155,7 +188,9 @@ def stateless_gamma(
 
 
 @op("random.stateless_poisson")
-def stateless_poisson(shape: Any, seed: Any, lam: Any, dtype: Any = "int32", name: str | None = None) -> jax.Array:
+def stateless_poisson(
+    shape: StaticInts, seed: Operand, lam: Operand, dtype: DTypeLike = "int32", name: str | None = None
+) -> jax.Array:
     """Outputs values of exactly `shape` from a Poisson distribution, as a function of the seed alone."""
     del name
     return samplers.poisson(key_from_seed(seed), shape, lam, dtype)
@@ -163,7 +198,12 @@ def stateless_poisson(shape: Any, seed: Any, lam: Any, dtype: Any = "int32", nam
 
 @op("random.stateless_binomial")
 def stateless_binomial(
-    shape: Any, seed: Any, counts: Any, probs: Any, output_dtype: Any = "int32", name: str | None = None
+    shape: StaticInts,
+    seed: Operand,
+    counts: Operand,
+    probs: Operand,
+    output_dtype: DTypeLike = "int32",
+    name: str | None = None,
 ) -> jax.Array:
     """Outputs values of exactly `shape` from a binomial distribution, as a function of the seed alone."""
     del name
@@ -171,14 +211,14 @@ def stateless_binomial(
 
 
 @op("random.experimental.stateless_shuffle random.stateless_shuffle")
-def stateless_shuffle(value: Any, seed: Any, alg: Any = "auto_select", name: str | None = None) -> jax.Array:
+def stateless_shuffle(value: Operand, seed: Operand, alg: object = "auto_select", name: str | None = None) -> jax.Array:
     """Shuffles the rows of a tensor, as a function of the seed alone."""
     del name, alg
     return samplers.shuffle(key_from_seed(seed), value)
 
 
 @op("random.split random.experimental.stateless_split")
-def split(seed: Any, num: int = 2, alg: Any = "auto_select", name: str | None = None) -> jax.Array:
+def split(seed: Operand, num: int = 2, alg: object = "auto_select", name: str | None = None) -> jax.Array:
     """Splits a seed into `num` seeds: ``int32[num, 2]``."""
     del name, alg
     words = jax.random.key_data(jax.random.split(key_from_seed(seed), num))
@@ -186,7 +226,7 @@ def split(seed: Any, num: int = 2, alg: Any = "auto_select", name: str | None = 
 
 
 @op("random.fold_in random.experimental.stateless_fold_in")
-def fold_in(seed: Any, data: Any, alg: Any = "auto_select", name: str | None = None) -> jax.Array:
+def fold_in(seed: Operand, data: Operand, alg: object = "auto_select", name: str | None = None) -> jax.Array:
     """Folds a number into a seed to form a new seed."""
     del name, alg
     words = jax.random.key_data(jax.random.fold_in(key_from_seed(seed), as_tensor(data).astype(jnp.uint32)))
@@ -194,30 +234,38 @@ def fold_in(seed: Any, data: Any, alg: Any = "auto_select", name: str | None = N
 
 
 @op("random.create_rng_state")
-def create_rng_state(seed: int, alg: Any = "auto_select") -> jax.Array:
+def create_rng_state(seed: int, alg: object = "auto_select") -> jax.Array:
     """Creates a state for `Generator.from_state`."""
     del alg
     return jnp.asarray([0, int(seed) & 0xFFFFFFFF, 0], jnp.uint32)
 
 
-def _kept(value: jax.Array, rate: Any, noise_shape: Any, key: jax.Array) -> jax.Array:
+def _kept(
+    value: jax.Array, rate: Operand, noise_shape: Iterable[SupportsIndex | None] | None, key: jax.Array
+) -> jax.Array:
     shape = value.shape if noise_shape is None else _noise_shape(noise_shape, value.shape)
     keep = jax.random.uniform(key, shape, jnp.float32) >= rate
     return jnp.where(keep, value / (1 - as_tensor(rate).astype(value.dtype)), jnp.zeros((), value.dtype))
 
 
-def _noise_shape(noise_shape: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _noise_shape(noise_shape: Iterable[SupportsIndex | None], shape: tuple[int, ...]) -> tuple[int, ...]:
     given = [None if one is None else int(one) for one in noise_shape]
     return tuple(size if one is None else one for one, size in zip(given, shape, strict=True))
 
 
-def _checked_rate(rate: Any) -> None:
+def _checked_rate(rate: object) -> None:
     if isinstance(rate, (int, float)) and not 0 <= rate < 1:
         raise ValueError(f"`rate` must be a scalar tensor or a float in the range [0, 1). Received: rate={rate}")
 
 
 @op("nn.dropout")
-def dropout(x: Any, rate: Any, noise_shape: Any = None, seed: Any = None, name: str | None = None) -> jax.Array:
+def dropout(
+    x: Operand,
+    rate: Operand,
+    noise_shape: Iterable[SupportsIndex | None] | None = None,
+    seed: int | None = None,
+    name: str | None = None,
+) -> jax.Array:
     """Sets elements to zero with probability `rate`, and scales the others by ``1 / (1 - rate)``."""
     del name
     _checked_rate(rate)
@@ -229,7 +277,12 @@ def dropout(x: Any, rate: Any, noise_shape: Any = None, seed: Any = None, name: 
 
 @op("nn.experimental.stateless_dropout")
 def stateless_dropout(
-    x: Any, rate: Any, seed: Any, rng_alg: str = "auto_select", noise_shape: Any = None, name: str | None = None
+    x: Operand,
+    rate: Operand,
+    seed: Operand,
+    rng_alg: str = "auto_select",
+    noise_shape: Iterable[SupportsIndex | None] | None = None,
+    name: str | None = None,
 ) -> jax.Array:
     """Computes dropout like `dropout`, as a function of the seed alone."""
     del name, rng_alg

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._static import static_axis, static_int
 from mirrored.tf._table import hosted, op, reported, rows
 from mirrored.tf._tensors import as_tensor
 
 
-def _sum(x: jax.Array, axis: Any, keepdims: bool) -> jax.Array:
+def _sum(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
     return jnp.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
 
 
-def _prod(x: jax.Array, axis: Any, keepdims: bool) -> jax.Array:
+def _prod(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
     return jnp.prod(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
 
 
-def _mean(x: jax.Array, axis: Any, keepdims: bool) -> jax.Array:
+def _mean(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
     """Computes the mean; integers stay integers and round towards zero, as in TensorFlow."""
     if x.dtype.kind not in "iu":
         return jnp.mean(x, axis=axis, keepdims=keepdims)
@@ -30,7 +32,7 @@ def _mean(x: jax.Array, axis: Any, keepdims: bool) -> jax.Array:
     return lax.div(total, jnp.full_like(total, x.size // max(total.size, 1)))
 
 
-def _norm(x: jax.Array, axis: Any, keepdims: bool) -> jax.Array:
+def _norm(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.real(x * jnp.conj(x)), axis=axis, keepdims=keepdims))
 
 
@@ -56,7 +58,9 @@ rows(
 
 @op("math.argmax argmax")
 @hosted
-def argmax(input: Any, axis: Any = None, output_type: Any = "int64", name: str | None = None) -> jax.Array:
+def argmax(
+    input: Operand, axis: SupportsIndex | None = None, output_type: DTypeLike = "int64", name: str | None = None
+) -> jax.Array:
     """Returns the index of the (first) largest element along `axis`, 0 by default."""
     del name
     where = 0 if axis is None else static_int(axis, called="tf.argmax", argument="axis")
@@ -65,7 +69,9 @@ def argmax(input: Any, axis: Any = None, output_type: Any = "int64", name: str |
 
 @op("math.argmin argmin")
 @hosted
-def argmin(input: Any, axis: Any = None, output_type: Any = "int64", name: str | None = None) -> jax.Array:
+def argmin(
+    input: Operand, axis: SupportsIndex | None = None, output_type: DTypeLike = "int64", name: str | None = None
+) -> jax.Array:
     """Returns the index of the (first) smallest element along `axis`, 0 by default."""
     del name
     where = 0 if axis is None else static_int(axis, called="tf.argmin", argument="axis")
@@ -74,7 +80,11 @@ def argmin(input: Any, axis: Any = None, output_type: Any = "int64", name: str |
 
 @op("math.count_nonzero")
 def count_nonzero(
-    input: Any, axis: Any = None, keepdims: bool | None = None, dtype: Any = "int64", name: str | None = None
+    input: Operand,
+    axis: StaticInts | None = None,
+    keepdims: bool | None = None,
+    dtype: DTypeLike = "int64",
+    name: str | None = None,
 ) -> jax.Array:
     """Computes the number of nonzero elements."""
     del name
@@ -82,7 +92,15 @@ def count_nonzero(
     return jnp.count_nonzero(as_tensor(input), axis=where, keepdims=bool(keepdims)).astype(array_dtype(dtype))
 
 
-def _scan(called: str, run: Any, neutral: Any, x: Any, axis: Any, exclusive: bool, reverse: bool) -> jax.Array:
+def _scan(
+    called: str,
+    run: Callable[..., jax.Array],
+    neutral: float,
+    x: Operand,
+    axis: SupportsIndex,
+    exclusive: bool,
+    reverse: bool,
+) -> jax.Array:
     value = as_tensor(x)
     where = static_int(axis, called=called, argument="axis")
     with reported(called, [value]):
@@ -107,7 +125,9 @@ def _cumulative_logsumexp(value: jax.Array, axis: int) -> jax.Array:
 
 
 @op("math.cumsum cumsum")
-def cumsum(x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None) -> jax.Array:
+def cumsum(
+    x: Operand, axis: SupportsIndex = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
+) -> jax.Array:
     """Computes the cumulative sum along `axis`."""
     del name
     return _scan("tf.cumsum", _cumulative_sum, 0, x, axis, exclusive, reverse)
@@ -115,7 +135,7 @@ def cumsum(x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False
 
 @op("math.cumprod")
 def cumprod(
-    x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
+    x: Operand, axis: SupportsIndex = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
 ) -> jax.Array:
     """Computes the cumulative product along `axis`."""
     del name
@@ -124,7 +144,7 @@ def cumprod(
 
 @op("math.cumulative_logsumexp")
 def cumulative_logsumexp(
-    x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
+    x: Operand, axis: SupportsIndex = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
 ) -> jax.Array:
     """Computes the cumulative log-sum-exp along `axis`."""
     del name
@@ -132,7 +152,7 @@ def cumulative_logsumexp(
 
 
 @op("sort")
-def sort(values: Any, axis: Any = -1, direction: str = "ASCENDING", name: str | None = None) -> jax.Array:
+def sort(values: Operand, axis: SupportsIndex = -1, direction: str = "ASCENDING", name: str | None = None) -> jax.Array:
     """Sorts a tensor along `axis`."""
     del name
     where = static_int(axis, called="tf.sort", argument="axis")
@@ -141,7 +161,11 @@ def sort(values: Any, axis: Any = -1, direction: str = "ASCENDING", name: str | 
 
 @op("argsort")
 def argsort(
-    values: Any, axis: Any = -1, direction: str = "ASCENDING", stable: bool = False, name: str | None = None
+    values: Operand,
+    axis: SupportsIndex = -1,
+    direction: str = "ASCENDING",
+    stable: bool = False,
+    name: str | None = None,
 ) -> jax.Array:
     """Returns the indices that sort a tensor along `axis` (always stable here)."""
     del name, stable
@@ -163,7 +187,9 @@ class TopK(NamedTuple):
 
 
 @op("math.top_k nn.top_k")
-def top_k(input: Any, k: Any = 1, sorted: bool = True, index_type: Any = "int32", name: str | None = None) -> TopK:
+def top_k(
+    input: Operand, k: SupportsIndex = 1, sorted: bool = True, index_type: DTypeLike = "int32", name: str | None = None
+) -> TopK:
     """Finds the `k` largest values of the last axis and their indices, largest first."""
     del sorted, name
     values, indices = lax.top_k(as_tensor(input), static_int(k, called="tf.math.top_k", argument="k"))
@@ -171,7 +197,7 @@ def top_k(input: Any, k: Any = 1, sorted: bool = True, index_type: Any = "int32"
 
 
 @op("math.in_top_k nn.in_top_k")
-def in_top_k(targets: Any, predictions: Any, k: Any, name: str | None = None) -> jax.Array:
+def in_top_k(targets: Operand, predictions: Operand, k: Operand, name: str | None = None) -> jax.Array:
     """Returns whether each target class is among the top `k` predictions (ties count as within)."""
     del name
     scores, wanted = as_tensor(predictions), as_tensor(targets)
@@ -181,12 +207,12 @@ def in_top_k(targets: Any, predictions: Any, k: Any, name: str | None = None) ->
 
 @op("math.bincount")
 def bincount(
-    arr: Any,
-    weights: Any = None,
+    arr: Operand,
+    weights: Operand | None = None,
     minlength: Any = None,
     maxlength: Any = None,
-    dtype: Any = "int32",
-    axis: Any = None,
+    dtype: DTypeLike = "int32",
+    axis: SupportsIndex | None = None,
     binary_output: bool = False,
     name: str | None = None,
 ) -> jax.Array:
@@ -210,11 +236,11 @@ def bincount(
 
 @op("math.confusion_matrix")
 def confusion_matrix(
-    labels: Any,
-    predictions: Any,
-    num_classes: Any = None,
-    weights: Any = None,
-    dtype: Any = "int32",
+    labels: Operand,
+    predictions: Operand,
+    num_classes: SupportsIndex | None = None,
+    weights: Operand | None = None,
+    dtype: DTypeLike = "int32",
     name: str | None = None,
 ) -> jax.Array:
     """Computes the counts by (label, prediction). Inside `tf.function`, pass `num_classes`."""
@@ -228,7 +254,7 @@ def confusion_matrix(
 
 
 @op("math.zero_fraction nn.zero_fraction")
-def zero_fraction(value: Any, name: str | None = None) -> jax.Array:
+def zero_fraction(value: Operand, name: str | None = None) -> jax.Array:
     """Returns the fraction of elements that are zero."""
     del name
     return jnp.mean(as_tensor(value) == 0, dtype=jnp.float32)
@@ -236,7 +262,7 @@ def zero_fraction(value: Any, name: str | None = None) -> jax.Array:
 
 @op("histogram_fixed_width")
 def histogram_fixed_width(
-    values: Any, value_range: Any, nbins: Any = 100, dtype: Any = "int32", name: str | None = None
+    values: Operand, value_range: Operand, nbins: Operand = 100, dtype: DTypeLike = "int32", name: str | None = None
 ) -> jax.Array:
     """Returns the counts in `nbins` equal bins of the range; the first and last bins include values outside."""
     del name
@@ -246,7 +272,7 @@ def histogram_fixed_width(
 
 @op("histogram_fixed_width_bins")
 def histogram_fixed_width_bins(
-    values: Any, value_range: Any, nbins: Any = 100, dtype: Any = "int32", name: str | None = None
+    values: Operand, value_range: Operand, nbins: Operand = 100, dtype: DTypeLike = "int32", name: str | None = None
 ) -> jax.Array:
     """Returns the bin index of each value."""
     del name
@@ -257,7 +283,11 @@ def histogram_fixed_width_bins(
 
 @op("searchsorted")
 def searchsorted(
-    sorted_sequence: Any, values: Any, side: str = "left", output_type: Any = "int32", name: str | None = None
+    sorted_sequence: Operand,
+    values: Operand,
+    side: str = "left",
+    output_type: DTypeLike = "int32",
+    name: str | None = None,
 ) -> jax.Array:
     """Returns the insertion indices of values in a sorted sequence along the last axis."""
     del name

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from mirrored._typing import Operand, StaticInts
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.generator import next_key
 from mirrored.tf._static import static_axis, static_int
@@ -32,7 +33,12 @@ class Candidates(NamedTuple):
 
 
 def _drawn(
-    called: str, logits: np.ndarray[Any, Any], true_classes: Any, num_sampled: Any, unique: bool, seed: Any
+    called: str,
+    logits: np.ndarray[Any, Any],
+    true_classes: Operand,
+    num_sampled: SupportsIndex,
+    unique: bool,
+    seed: int | None,
 ) -> Candidates:
     """Samples classes by their log-probabilities.
 
@@ -74,12 +80,12 @@ def _tries(key: jax.Array, p: jax.Array) -> jax.Array:
 
 @op("random.log_uniform_candidate_sampler")
 def log_uniform_candidate_sampler(
-    true_classes: Any,
+    true_classes: Operand,
     num_true: int,
-    num_sampled: Any,
+    num_sampled: SupportsIndex,
     unique: bool,
-    range_max: Any,
-    seed: Any = None,
+    range_max: SupportsIndex,
+    seed: int | None = None,
     name: str | None = None,
 ) -> Candidates:
     """Samples classes with probability ``(log(class + 2) - log(class + 1)) / log(range_max + 1)``.
@@ -105,12 +111,12 @@ def log_uniform_candidate_sampler(
 
 @op("random.uniform_candidate_sampler")
 def uniform_candidate_sampler(
-    true_classes: Any,
+    true_classes: Operand,
     num_true: int,
-    num_sampled: Any,
+    num_sampled: SupportsIndex,
     unique: bool,
-    range_max: Any,
-    seed: Any = None,
+    range_max: SupportsIndex,
+    seed: int | None = None,
     name: str | None = None,
 ) -> Candidates:
     """Samples classes uniformly; arguments as for `log_uniform_candidate_sampler`."""
@@ -122,18 +128,18 @@ def uniform_candidate_sampler(
 
 @op("random.fixed_unigram_candidate_sampler nn.fixed_unigram_candidate_sampler")
 def fixed_unigram_candidate_sampler(
-    true_classes: Any,
+    true_classes: Operand,
     num_true: int,
-    num_sampled: Any,
+    num_sampled: SupportsIndex,
     unique: bool,
-    range_max: Any,
+    range_max: SupportsIndex,
     vocab_file: str = "",
     distortion: float = 1.0,
     num_reserved_ids: int = 0,
     num_shards: int = 1,
     shard: int = 0,
     unigrams: Sequence[float] = (),
-    seed: Any = None,
+    seed: int | None = None,
     name: str | None = None,
 ) -> Candidates:
     """Samples classes in proportion to given counts.
@@ -183,7 +189,12 @@ def _counts(path: str) -> list[float]:
 
 @op("random.all_candidate_sampler nn.all_candidate_sampler")
 def all_candidate_sampler(
-    true_classes: Any, num_true: int, num_sampled: Any, unique: bool, seed: Any = None, name: str | None = None
+    true_classes: Operand,
+    num_true: int,
+    num_sampled: SupportsIndex,
+    unique: bool,
+    seed: int | None = None,
+    name: str | None = None,
 ) -> Candidates:
     """Returns all classes, each with expected count one."""
     del name, num_true, unique, seed
@@ -194,16 +205,16 @@ def all_candidate_sampler(
 
 @op("nn.sampled_softmax_loss")
 def sampled_softmax_loss(
-    weights: Any,
-    biases: Any,
-    labels: Any,
-    inputs: Any,
-    num_sampled: Any,
-    num_classes: Any,
+    weights: Operand,
+    biases: Operand,
+    labels: Operand,
+    inputs: Operand,
+    num_sampled: SupportsIndex,
+    num_classes: SupportsIndex,
     num_true: int = 1,
-    sampled_values: Any = None,
+    sampled_values: Iterable[Operand] | None = None,
     remove_accidental_hits: bool = True,
-    seed: Any = None,
+    seed: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Computes the softmax cross entropy over the true classes and a sample of the others: f32[batch].
@@ -241,14 +252,14 @@ def sampled_softmax_loss(
 
 @op("nn.nce_loss")
 def nce_loss(
-    weights: Any,
-    biases: Any,
-    labels: Any,
-    inputs: Any,
-    num_sampled: Any,
-    num_classes: Any,
+    weights: Operand,
+    biases: Operand,
+    labels: Operand,
+    inputs: Operand,
+    num_sampled: SupportsIndex,
+    num_classes: SupportsIndex,
     num_true: int = 1,
-    sampled_values: Any = None,
+    sampled_values: Iterable[Operand] | None = None,
     remove_accidental_hits: bool = False,
     name: str | None = None,
 ) -> jax.Array:
@@ -273,8 +284,9 @@ def nce_loss(
 
 
 def _sampled_logits(
-    weights: Any, biases: Any, labels: Any, inputs: Any, num_sampled: Any, num_classes: Any, num_true: int,
-    sampled_values: Any, remove_accidental_hits: bool, seed: Any,
+    weights: Operand, biases: Operand, labels: Operand, inputs: Operand, num_sampled: SupportsIndex,
+    num_classes: SupportsIndex, num_true: int, sampled_values: Iterable[Operand] | None, remove_accidental_hits: bool,
+    seed: int | None,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Returns the logits [batch, num_true + num_sampled] minus the log expected counts, and their labels."""
     parts = [as_tensor(one) for one in weights] if isinstance(weights, (list, tuple)) else [as_tensor(weights)]
@@ -295,12 +307,12 @@ def _sampled_logits(
 
 @op("nn.ctc_loss")
 def ctc_loss(
-    labels: Any,
-    logits: Any,
-    label_length: Any,
-    logit_length: Any,
+    labels: Operand,
+    logits: Operand,
+    label_length: Operand,
+    logit_length: Operand,
     logits_time_major: bool = True,
-    unique: Any = None,
+    unique: object = None,
     blank_index: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
@@ -334,13 +346,13 @@ def ctc_loss(
     )
 
 
-def _beyond(length: Any, size: int) -> jax.Array:
+def _beyond(length: Operand, size: int) -> jax.Array:
     return (jnp.arange(size) >= as_tensor(length)[:, None]).astype(jnp.float32)
 
 
 @op("nn.sufficient_statistics")
 def sufficient_statistics(
-    x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None
+    x: Operand, axes: StaticInts | None, shift: Operand | None = None, keepdims: bool = False, name: str | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     """Returns count, sum and sum of squares (both minus the shift) and the shift, for `normalize_moments`."""
     del name
@@ -356,7 +368,7 @@ def sufficient_statistics(
 
 @op("nn.normalize_moments")
 def normalize_moments(
-    counts: Any, mean_ss: Any, variance_ss: Any, shift: Any, name: str | None = None
+    counts: Operand, mean_ss: Operand, variance_ss: Operand, shift: Operand | None, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Computes mean and variance from the results of `sufficient_statistics`, or from their sums."""
     del name

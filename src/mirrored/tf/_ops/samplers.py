@@ -5,39 +5,44 @@ The numbers come from JAX (threefry): the same seed gives another sequence than 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 
+from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._static import static_ints
 from mirrored.tf._tensors import as_tensor
 
 
-def _shape(shape: Any, called: str) -> tuple[int, ...]:
+def _shape(shape: StaticInts, called: str) -> tuple[int, ...]:
     return static_ints(shape, called=f"tf.random.{called}", argument="shape")
 
 
-def normal(key: jax.Array, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32") -> jax.Array:
+def normal(
+    key: jax.Array, shape: StaticInts, mean: Operand = 0.0, stddev: Operand = 1.0, dtype: DTypeLike = "float32"
+) -> jax.Array:
     """Samples from a normal distribution."""
     unit = jax.random.normal(key, _shape(shape, "normal"), array_dtype(dtype))
     return _scaled(unit, mean, stddev)
 
 
 def truncated_normal(
-    key: jax.Array, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32"
+    key: jax.Array, shape: StaticInts, mean: Operand = 0.0, stddev: Operand = 1.0, dtype: DTypeLike = "float32"
 ) -> jax.Array:
     """Samples from a normal distribution truncated at two standard deviations."""
     unit = jax.random.truncated_normal(key, -2.0, 2.0, _shape(shape, "truncated_normal"), array_dtype(dtype))
     return _scaled(unit, mean, stddev)
 
 
-def _scaled(unit: jax.Array, mean: Any, stddev: Any) -> jax.Array:
+def _scaled(unit: jax.Array, mean: Operand, stddev: Operand) -> jax.Array:
     return unit * as_tensor(stddev).astype(unit.dtype) + as_tensor(mean).astype(unit.dtype)
 
 
-def uniform(key: jax.Array, shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = "float32") -> jax.Array:
+def uniform(
+    key: jax.Array, shape: StaticInts, minval: Operand = 0, maxval: Operand | None = None, dtype: DTypeLike = "float32"
+) -> jax.Array:
     """Samples uniformly from [minval, maxval); integers require `maxval`."""
     wanted = array_dtype(dtype)
     size = _shape(shape, "uniform")
@@ -50,16 +55,16 @@ def uniform(key: jax.Array, shape: Any, minval: Any = 0, maxval: Any = None, dty
     return low + (high - low) * jax.random.uniform(key, size, wanted)
 
 
-def full_int(key: jax.Array, shape: Any, dtype: Any = "int32") -> jax.Array:
+def full_int(key: jax.Array, shape: StaticInts, dtype: DTypeLike = "int32") -> jax.Array:
     """Samples uniform integers over the whole range of the dtype."""
     return jax.random.bits(key, _shape(shape, "uniform_full_int"), _unsigned(dtype)).view(array_dtype(dtype))
 
 
-def _unsigned(dtype: Any) -> Any:
+def _unsigned(dtype: DTypeLike) -> Any:
     return {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}[array_dtype(dtype).itemsize]
 
 
-def categorical(key: jax.Array, logits: Any, num_samples: Any, dtype: Any = "int64") -> jax.Array:
+def categorical(key: jax.Array, logits: Operand, num_samples: SupportsIndex, dtype: DTypeLike = "int64") -> jax.Array:
     """Samples class indices: [batch, classes] to [batch, num_samples]."""
     scores = as_tensor(logits)
     (count,) = static_ints(num_samples, called="tf.random.categorical", argument="num_samples")
@@ -67,24 +72,28 @@ def categorical(key: jax.Array, logits: Any, num_samples: Any, dtype: Any = "int
     return drawn.astype(array_dtype(dtype))
 
 
-def shuffle(key: jax.Array, value: Any) -> jax.Array:
+def shuffle(key: jax.Array, value: Operand) -> jax.Array:
     """Shuffles the rows of a tensor."""
     return jax.random.permutation(key, as_tensor(value), axis=0)
 
 
-def gamma(key: jax.Array, shape: Any, alpha: Any, beta: Any = None, dtype: Any = "float32") -> jax.Array:
+def gamma(
+    key: jax.Array, shape: StaticInts, alpha: Operand, beta: Operand | None = None, dtype: DTypeLike = "float32"
+) -> jax.Array:
     """Samples from a Gamma distribution, with exactly `shape`."""
     wanted = array_dtype(dtype)
     drawn = jax.random.gamma(key, as_tensor(alpha).astype(wanted), _shape(shape, "gamma"), wanted)
     return drawn if beta is None else drawn / as_tensor(beta).astype(wanted)
 
 
-def poisson(key: jax.Array, shape: Any, lam: Any, dtype: Any = "float32") -> jax.Array:
+def poisson(key: jax.Array, shape: StaticInts, lam: Operand, dtype: DTypeLike = "float32") -> jax.Array:
     """Samples from a Poisson distribution, with exactly `shape`."""
     return jax.random.poisson(key, as_tensor(lam), _shape(shape, "poisson")).astype(array_dtype(dtype))
 
 
-def binomial(key: jax.Array, shape: Any, counts: Any, probs: Any, dtype: Any = "int32") -> jax.Array:
+def binomial(
+    key: jax.Array, shape: StaticInts, counts: Operand, probs: Operand, dtype: DTypeLike = "int32"
+) -> jax.Array:
     """Samples from a binomial distribution, with exactly `shape`."""
     trials, chance = as_tensor(counts).astype(jnp.float32), as_tensor(probs).astype(jnp.float32)
     return jax.random.binomial(key, trials, chance, shape=_shape(shape, "binomial")).astype(array_dtype(dtype))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import SupportsIndex
 
 import jax
 import jax.numpy as jnp
 import jax.scipy.fft as sfft
 import numpy as np
 
+from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.errors import ArgumentTypeError
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
@@ -39,7 +40,7 @@ rows(
 def _real(name: str, transform: Callable[..., jax.Array], rank: int) -> None:
     called = f"tf.signal.{name}"
 
-    def run(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> jax.Array:
+    def run(input_tensor: Operand, fft_length: StaticInts | None = None, name: str | None = None) -> jax.Array:
         del name
         sizes = None if fft_length is None else static_ints(fft_length, called=called, argument="fft_length")
         return transform(as_tensor(input_tensor), s=sizes, axes=tuple(range(-rank, 0)))
@@ -89,7 +90,12 @@ def _resized(x: jax.Array, length: int) -> jax.Array:
 
 @op("signal.dct")
 def dct(
-    input: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None, name: str | None = None
+    input: Operand,
+    type: int = 2,
+    n: int | None = None,
+    axis: int = -1,
+    norm: str | None = None,
+    name: str | None = None,
 ) -> jax.Array:
     """Computes the discrete cosine transform of the last axis.
 
@@ -113,7 +119,12 @@ def dct(
 
 @op("signal.idct")
 def idct(
-    input: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None, name: str | None = None
+    input: Operand,
+    type: int = 2,
+    n: int | None = None,
+    axis: int = -1,
+    norm: str | None = None,
+    name: str | None = None,
 ) -> jax.Array:
     """Computes the inverse of `dct` with norm="ortho"; otherwise 2n times the inverse (2n - 2 times for type 1).
 
@@ -125,7 +136,7 @@ def idct(
 
 
 def _cosine(
-    called: str, input: Any, kind: Any, n: Any, axis: Any, norm: Any,
+    called: str, input: Operand, kind: int, n: int | None, axis: int, norm: str | None,
     transform: Callable[[jax.Array, bool], jax.Array] | None,
 ) -> jax.Array:  # fmt: skip
     value = as_tensor(input)
@@ -150,7 +161,7 @@ def _cosine(
     return transform(value, norm == "ortho") if value.shape[-1] else value
 
 
-def _check_cosine(called: str, shape: tuple[int, ...], kind: Any, n: int | None, norm: Any) -> None:
+def _check_cosine(called: str, shape: tuple[int, ...], kind: int, n: int | None, norm: str | None) -> None:
     wrong = (
         (not shape, "a tensor without axes", "transforms are computed over the last axis", "pass [..., samples]"),
         (n is not None and n < 1, f"n={n}", "n is a length, 1 or more", "omit n to use all samples"),
@@ -170,7 +181,9 @@ def _check_cosine(called: str, shape: tuple[int, ...], kind: Any, n: int | None,
 
 
 def _window(name: str, a: float, b: float) -> Callable[..., jax.Array]:
-    def window(window_length: Any, periodic: bool = True, dtype: Any = "float32", name: str | None = None) -> jax.Array:
+    def window(
+        window_length: SupportsIndex, periodic: bool = True, dtype: DTypeLike = "float32", name: str | None = None
+    ) -> jax.Array:
         del name
         length = static_int(window_length, called="tf.signal", argument="window_length")
         points = length + (1 if periodic and length % 2 == 0 else 0)
@@ -189,12 +202,12 @@ _window("hamming_window", 0.54, 0.46)
 
 @op("signal.frame")
 def frame(
-    signal: Any,
-    frame_length: Any,
-    frame_step: Any,
+    signal: Operand,
+    frame_length: SupportsIndex,
+    frame_step: SupportsIndex,
     pad_end: bool = False,
-    pad_value: Any = 0,
-    axis: Any = -1,
+    pad_value: Operand = 0,
+    axis: SupportsIndex = -1,
     name: str | None = None,
 ) -> jax.Array:
     """Splits an axis into overlapping frames, as a new axis before it."""
@@ -215,7 +228,7 @@ def frame(
 
 
 @op("signal.overlap_and_add")
-def overlap_and_add(signal: Any, frame_step: Any, name: str | None = None) -> jax.Array:
+def overlap_and_add(signal: Operand, frame_step: SupportsIndex, name: str | None = None) -> jax.Array:
     """Adds overlapping frames: [..., frames, length] to [..., samples]."""
     del name
     value = as_tensor(signal)
@@ -228,11 +241,11 @@ def overlap_and_add(signal: Any, frame_step: Any, name: str | None = None) -> ja
 
 @op("signal.stft")
 def stft(
-    signals: Any,
-    frame_length: Any,
-    frame_step: Any,
-    fft_length: Any = None,
-    window_fn: Any = None,
+    signals: Operand,
+    frame_length: SupportsIndex,
+    frame_step: SupportsIndex,
+    fft_length: SupportsIndex | None = None,
+    window_fn: Callable[..., jax.Array] | None = None,
     pad_end: bool = False,
     name: str | None = None,
 ) -> jax.Array:

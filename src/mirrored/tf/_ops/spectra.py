@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsFloat, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._typing import DTypeLike, HostArray, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.signal import dct, frame, hann_window, overlap_and_add
@@ -23,7 +24,11 @@ def _of_any_axes(name: str, transform: Callable[..., jax.Array]) -> None:
     called = f"tf.signal.{name}"
 
     def run(
-        input_tensor: Any, fft_length: Any = None, axes: Any = None, norm: str | None = None, name: str | None = None
+        input_tensor: Operand,
+        fft_length: StaticInts | None = None,
+        axes: StaticInts | None = None,
+        norm: str | None = None,
+        name: str | None = None,
     ) -> jax.Array:
         del name
         value = as_tensor(input_tensor)
@@ -43,7 +48,9 @@ for _name, _transform in {
 
 
 @op("signal.kaiser_window")
-def kaiser_window(window_length: Any, beta: float = 12.0, dtype: Any = "float32", name: str | None = None) -> jax.Array:
+def kaiser_window(
+    window_length: SupportsIndex, beta: float = 12.0, dtype: DTypeLike = "float32", name: str | None = None
+) -> jax.Array:
     """Generates a Kaiser window: f32[window_length].
 
     Source: J. Kaiser, R. Schafer, On the use of the I0-sinh window for spectrum analysis, IEEE Trans. ASSP 28, 1980.
@@ -55,7 +62,7 @@ def kaiser_window(window_length: Any, beta: float = 12.0, dtype: Any = "float32"
 
 @op("signal.kaiser_bessel_derived_window")
 def kaiser_bessel_derived_window(
-    window_length: Any, beta: float = 12.0, dtype: Any = "float32", name: str | None = None
+    window_length: SupportsIndex, beta: float = 12.0, dtype: DTypeLike = "float32", name: str | None = None
 ) -> jax.Array:
     """Generates a Kaiser-Bessel derived window of even length; the squares of its overlapping halves add up to 1."""
     del name
@@ -66,7 +73,7 @@ def kaiser_bessel_derived_window(
 
 
 @op("signal.vorbis_window")
-def vorbis_window(window_length: Any, dtype: Any = "float32", name: str | None = None) -> jax.Array:
+def vorbis_window(window_length: SupportsIndex, dtype: DTypeLike = "float32", name: str | None = None) -> jax.Array:
     """Generates the window of the Vorbis codec: f32[window_length]."""
     del name
     length = static_int(window_length, called="tf.signal.vorbis_window", argument="window_length")
@@ -75,12 +82,14 @@ def vorbis_window(window_length: Any, dtype: Any = "float32", name: str | None =
 
 
 @op("signal.inverse_stft_window_fn")
-def inverse_stft_window_fn(frame_step: Any, forward_window_fn: Window = hann_window, name: str | None = None) -> Window:
+def inverse_stft_window_fn(
+    frame_step: SupportsIndex, forward_window_fn: Window = hann_window, name: str | None = None
+) -> Window:
     """Returns the window with which `inverse_stft` inverts an `stft` of the given window."""
     del name
     step = static_int(frame_step, called="tf.signal.inverse_stft_window_fn", argument="frame_step")
 
-    def window(frame_length: Any, dtype: Any = "float32") -> jax.Array:
+    def window(frame_length: SupportsIndex, dtype: DTypeLike = "float32") -> jax.Array:
         length = static_int(frame_length, called="tf.signal.inverse_stft_window_fn", argument="frame_length")
         forward = forward_window_fn(length, dtype=dtype)
         overlaps = -(-length // step)
@@ -92,10 +101,10 @@ def inverse_stft_window_fn(frame_step: Any, forward_window_fn: Window = hann_win
 
 @op("signal.inverse_stft")
 def inverse_stft(
-    stfts: Any,
-    frame_length: Any,
-    frame_step: Any,
-    fft_length: Any = None,
+    stfts: Operand,
+    frame_length: SupportsIndex,
+    frame_step: SupportsIndex,
+    fft_length: SupportsIndex | None = None,
     window_fn: Window | None = hann_window,
     name: str | None = None,
 ) -> jax.Array:
@@ -121,8 +130,8 @@ def inverse_stft(
 
 @op("signal.mdct")
 def mdct(
-    signals: Any,
-    frame_length: Any,
+    signals: Operand,
+    frame_length: SupportsIndex,
     window_fn: Window | None = vorbis_window,
     pad_end: bool = False,
     norm: str | None = None,
@@ -162,7 +171,7 @@ def mdct(
 
 @op("signal.inverse_mdct")
 def inverse_mdct(
-    mdcts: Any, window_fn: Window | None = vorbis_window, norm: str | None = None, name: str | None = None
+    mdcts: Operand, window_fn: Window | None = vorbis_window, norm: str | None = None, name: str | None = None
 ) -> jax.Array:
     """Computes the inverse of `mdct` with the same window, from [..., frames, frame_length // 2]."""
     del name
@@ -174,18 +183,18 @@ def inverse_mdct(
     return overlap_and_add(frames * _window(window_fn, 2 * half, frames.dtype), half)
 
 
-def _window(window_fn: Window | None, length: int, dtype: Any) -> Any:
+def _window(window_fn: Window | None, length: int, dtype: DTypeLike) -> Any:
     return 0.5**0.5 if window_fn is None else window_fn(length, dtype=dtype)
 
 
 @op("signal.linear_to_mel_weight_matrix")
 def linear_to_mel_weight_matrix(
-    num_mel_bins: Any = 20,
-    num_spectrogram_bins: Any = 129,
-    sample_rate: Any = 8000,
-    lower_edge_hertz: Any = 125.0,
-    upper_edge_hertz: Any = 3800.0,
-    dtype: Any = "float32",
+    num_mel_bins: SupportsIndex = 20,
+    num_spectrogram_bins: SupportsIndex = 129,
+    sample_rate: SupportsFloat = 8000,
+    lower_edge_hertz: SupportsFloat = 125.0,
+    upper_edge_hertz: SupportsFloat = 3800.0,
+    dtype: DTypeLike = "float32",
     name: str | None = None,
 ) -> jax.Array:
     """Returns triangular weights f32[num_spectrogram_bins, num_mel_bins] from a spectrum to the mel scale.
@@ -213,12 +222,12 @@ def linear_to_mel_weight_matrix(
     return as_tensor(np.pad(weights, [(1, 0), (0, 0)]).astype(array_dtype(dtype)))
 
 
-def _mel(hertz: Any) -> Any:
+def _mel(hertz: float | HostArray) -> Any:
     return 1127 * np.log1p(hertz / 700)
 
 
 @op("signal.mfccs_from_log_mel_spectrograms")
-def mfccs_from_log_mel_spectrograms(log_mel_spectrograms: Any, name: str | None = None) -> jax.Array:
+def mfccs_from_log_mel_spectrograms(log_mel_spectrograms: Operand, name: str | None = None) -> jax.Array:
     """Computes mel-frequency cepstral coefficients: f32[..., mel bins] to the same shape."""
     del name
     value = as_tensor(log_mel_spectrograms)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 
 from mirrored._jax.arrays import NotConstant
+from mirrored._typing import DTypeLike, Leaf, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
 from mirrored.tf._static import known, static_int
@@ -42,15 +44,15 @@ class TensorArray:
 
     def __init__(
         self,
-        dtype: Any,
-        size: Any = 0,
+        dtype: DTypeLike,
+        size: SupportsIndex = 0,
         dynamic_size: bool | None = None,
         clear_after_read: bool | None = None,
         tensor_array_name: str | None = None,
-        handle: Any = None,
-        flow: Any = None,
+        handle: object = None,
+        flow: object = None,
         infer_shape: bool = True,
-        element_shape: Any = None,
+        element_shape: Iterable[Any] | None = None,
         colocate_with_first_write_call: bool = True,
         name: str | None = None,
     ) -> None:
@@ -69,13 +71,13 @@ class TensorArray:
         return (tuple(self._rows.values()), self._buffer), (self._options, tuple(self._rows))
 
     @classmethod
-    def tree_unflatten(cls, kept: Any, children: Any) -> TensorArray:
+    def tree_unflatten(cls, kept: tuple[Any, tuple[int, ...]], children: tuple[Sequence[Leaf], Leaf]) -> TensorArray:
         """Unflattens from rows and static data."""
         options, places = kept
         return cls._made(options, dict(zip(places, children[0], strict=True)), children[1])
 
     @classmethod
-    def _made(cls, options: _Options, rows: dict[int, Any], buffer: Any) -> TensorArray:
+    def _made(cls, options: _Options, rows: dict[int, Any], buffer: Leaf) -> TensorArray:
         array = cls.__new__(cls)
         array._options, array._rows, array._buffer = options, rows, buffer
         return array
@@ -114,7 +116,7 @@ class TensorArray:
 
     # Writing
 
-    def write(self, index: Any, value: Any, name: str | None = None) -> TensorArray:
+    def write(self, index: Operand, value: Operand, name: str | None = None) -> TensorArray:
         """Returns an array with `value` as row `index`.
 
         Raises:
@@ -132,7 +134,7 @@ class TensorArray:
             return self._made(options, {}, self._padded(options.size).at[place].set(row))
         return self._made(options, {**self._rows, place: row}, None)
 
-    def _row(self, value: Any) -> jax.Array:
+    def _row(self, value: Operand) -> jax.Array:
         row = as_tensor(value, self._options.dtype)
         if row.dtype == self._options.dtype:
             return row
@@ -153,7 +155,7 @@ class TensorArray:
             remedy="make it larger, or pass dynamic_size=True",
         )
 
-    def _written(self, index: Any, row: jax.Array) -> TensorArray:
+    def _written(self, index: Operand, row: jax.Array) -> TensorArray:
         """Returns an array with a row at an index that is known only at run time."""
         stored = self._stored(row.shape)
         if stored._buffer.shape[1:] != row.shape or not self._options.size:
@@ -180,7 +182,7 @@ class TensorArray:
 
     # Reading
 
-    def read(self, index: Any, name: str | None = None) -> jax.Array:
+    def read(self, index: Operand, name: str | None = None) -> jax.Array:
         """Returns row `index`.
 
         Raises:
@@ -229,26 +231,26 @@ class TensorArray:
             return self._buffer.reshape((-1, *self._buffer.shape[2:]))  # type: ignore[no-any-return]
         return jnp.concatenate([self.read(place) for place in range(self._options.size)])
 
-    def gather(self, indices: Any, name: str | None = None) -> jax.Array:
+    def gather(self, indices: Operand, name: str | None = None) -> jax.Array:
         """Returns the rows at these indices, stacked."""
         return self.stack()[as_tensor(indices)]
 
     # Reading and writing many rows
 
-    def unstack(self, value: Any, name: str | None = None) -> TensorArray:
+    def unstack(self, value: Operand, name: str | None = None) -> TensorArray:
         """Returns an array with the rows of `value`."""
         rows = self._row(value)
         options = dataclasses.replace(self._options, size=rows.shape[0])
         return self._made(options, {}, rows)
 
-    def scatter(self, indices: Any, value: Any, name: str | None = None) -> TensorArray:
+    def scatter(self, indices: Operand, value: Operand, name: str | None = None) -> TensorArray:
         """Returns an array with the rows of `value` at these indices."""
         rows, array = self._row(value), self
         for number in range(rows.shape[0]):
             array = array.write(as_tensor(indices)[number], rows[number])
         return array
 
-    def split(self, value: Any, lengths: Any, name: str | None = None) -> TensorArray:
+    def split(self, value: Operand, lengths: Operand, name: str | None = None) -> TensorArray:
         """Returns an array whose rows are parts of `value` with these lengths."""
         array, start, whole = self, 0, self._row(value)
         for number, length in enumerate(jnp.asarray(lengths).tolist()):

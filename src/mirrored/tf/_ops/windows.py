@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import SupportsIndex
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.convolution import conv2d_transpose
@@ -18,7 +19,7 @@ from mirrored.tf._table import op, tensors
 from mirrored.tf._tensors import as_tensor
 
 
-def _pair(value: Any, called: str, argument: str) -> tuple[int, int]:
+def _pair(value: StaticInts, called: str, argument: str) -> tuple[int, int]:
     """Returns height and width from 1, 2 or 4 numbers."""
     numbers = static_ints(value, called=called, argument=argument)
     height, width = numbers[1:3] if len(numbers) == 4 else numbers * (2 // len(numbers))
@@ -36,7 +37,7 @@ def _slices(
 
 
 def _laid_out(
-    value: jax.Array, reach: tuple[int, int], steps: tuple[int, int], padding: Any
+    value: jax.Array, reach: tuple[int, int], steps: tuple[int, int], padding: str
 ) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
     """Returns the padding of height and width, and the number of windows."""
     sizes = value.shape[1:3]
@@ -47,12 +48,12 @@ def _laid_out(
 
 @op("nn.max_pool_with_argmax")
 def max_pool_with_argmax(
-    input: Any,
-    ksize: Any,
-    strides: Any,
+    input: Operand,
+    ksize: StaticInts,
+    strides: StaticInts,
     padding: str,
     data_format: str = "NHWC",
-    output_dtype: Any = "int64",
+    output_dtype: DTypeLike = "int64",
     include_batch_in_index: bool = False,
     name: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -97,12 +98,12 @@ def max_pool_with_argmax(
 
 @op("nn.dilation2d")
 def dilation2d(
-    input: Any,
-    filters: Any,
-    strides: Any,
+    input: Operand,
+    filters: Operand,
+    strides: StaticInts,
     padding: str,
     data_format: str,
-    dilations: Any,
+    dilations: StaticInts,
     name: str | None = None,
 ) -> jax.Array:
     """Computes the grayscale dilation: the largest sum of pixel and filter in each window.
@@ -130,12 +131,12 @@ def dilation2d(
 
 @op("nn.erosion2d")
 def erosion2d(
-    value: Any,
-    filters: Any,
-    strides: Any,
+    value: Operand,
+    filters: Operand,
+    strides: StaticInts,
     padding: str,
     data_format: str,
-    dilations: Any,
+    dilations: StaticInts,
     name: str | None = None,
 ) -> jax.Array:
     """Computes the grayscale erosion: the smallest difference of pixel and filter per window. See `dilation2d`."""
@@ -146,7 +147,7 @@ def erosion2d(
 
 @op("nn.atrous_conv2d_transpose")
 def atrous_conv2d_transpose(
-    value: Any, filters: Any, output_shape: Any, rate: Any, padding: str, name: str | None = None
+    value: Operand, filters: Operand, output_shape: StaticInts, rate: StaticInts, padding: str, name: str | None = None
 ) -> jax.Array:
     """Computes the transpose of `atrous_conv2d`; filters are [height, width, out, in]."""
     del name
@@ -154,7 +155,7 @@ def atrous_conv2d_transpose(
 
 
 @op("space_to_batch_nd")
-def space_to_batch_nd(input: Any, block_shape: Any, paddings: Any, name: str | None = None) -> jax.Array:
+def space_to_batch_nd(input: Operand, block_shape: StaticInts, paddings: Operand, name: str | None = None) -> jax.Array:
     """Moves blocks of the dimensions after the batch into the batch.
 
     Args:
@@ -180,13 +181,13 @@ def space_to_batch_nd(input: Any, block_shape: Any, paddings: Any, name: str | N
 
 
 @op("space_to_batch nn.space_to_batch")
-def space_to_batch(input: Any, block_shape: Any, paddings: Any, name: str | None = None) -> jax.Array:
+def space_to_batch(input: Operand, block_shape: StaticInts, paddings: Operand, name: str | None = None) -> jax.Array:
     """Moves blocks into the batch like `space_to_batch_nd`."""
     return space_to_batch_nd(input, block_shape, paddings, name)
 
 
 @op("batch_to_space")
-def batch_to_space(input: Any, block_shape: Any, crops: Any, name: str | None = None) -> jax.Array:
+def batch_to_space(input: Operand, block_shape: StaticInts, crops: Operand, name: str | None = None) -> jax.Array:
     """Inverts `space_to_batch`, and cuts off `crops` before and after each dimension."""
     del name
     value = as_tensor(input)
@@ -207,7 +208,7 @@ def batch_to_space(input: Any, block_shape: Any, crops: Any, name: str | None = 
 
 @op("required_space_to_batch_paddings")
 def required_space_to_batch_paddings(
-    input_shape: Any, block_shape: Any, base_paddings: Any = None, name: str | None = None
+    input_shape: StaticInts, block_shape: StaticInts, base_paddings: Operand | None = None, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Computes paddings to multiples of the block sizes, and the crops that undo them: i32[dimensions, 2]."""
     del name
@@ -221,17 +222,17 @@ def required_space_to_batch_paddings(
 
 
 @op("unravel_index")
-def unravel_index(indices: Any, dims: Any, name: str | None = None) -> jax.Array:
+def unravel_index(indices: Operand, dims: StaticInts, name: str | None = None) -> jax.Array:
     """Converts flat indices to indices per dimension: [dimensions, ...]."""
     del name
     sizes = static_ints(dims, called="tf.unravel_index", argument="dims")
     return jnp.stack(jnp.unravel_index(as_tensor(indices), sizes))
 
 
-def _approximate(name: str, function: Any) -> None:
+def _approximate(name: str, function: Callable[..., Sequence[jax.Array]]) -> None:
     def run(
-        operand: Any,
-        k: Any,
+        operand: Operand,
+        k: SupportsIndex,
         reduction_dimension: int = -1,
         recall_target: float = 0.95,
         reduction_input_size_override: int = -1,

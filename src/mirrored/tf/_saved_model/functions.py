@@ -7,6 +7,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, Final
 
 import jax
@@ -15,7 +16,7 @@ from mirrored.compilation import Function
 from mirrored.compilation.concrete import ConcreteFunction
 from mirrored.errors import ArgumentError
 from mirrored.tf._ops.open_sizes import opened
-from mirrored.tf._shapes import TensorSpec
+from mirrored.tf._shapes import Described, TensorSpec
 
 SAVED: Final = "tf.saved_model.save"
 
@@ -54,7 +55,7 @@ def _named_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
     return named
 
 
-def functions_of(obj: Any) -> dict[str, Function]:
+def functions_of(obj: object) -> dict[str, Function]:
     """Returns the compiled functions among an object's methods and attributes; for a Keras model, its inference."""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(obj, keras.Model):
@@ -67,7 +68,7 @@ def functions_of(obj: Any) -> dict[str, Function]:
     return found
 
 
-def _keras_functions(keras: Any, model: Any) -> dict[str, Function]:
+def _keras_functions(keras: ModuleType, model: Any) -> dict[str, Function]:
     """Returns a Keras model's inference function; nothing if its inputs are not known yet."""
     try:
         wanted = keras.src.export.export_utils.get_input_signature(model)
@@ -81,11 +82,11 @@ def _keras_functions(keras: Any, model: Any) -> dict[str, Function]:
     return {"__call__": Function(inference, input_signature=specs, name=model.name)}
 
 
-def _spec(one: Any) -> TensorSpec:
+def _spec(one: Described) -> TensorSpec:
     return TensorSpec(one.shape, one.dtype or "float32", getattr(one, "name", None))
 
 
-def signatures_of(name: str, function: Any) -> list[Signature]:
+def signatures_of(name: str, function: object) -> list[Signature]:
     """Returns the signatures of a function: its ``input_signature``, or all arguments for which it has been traced.
 
     Raises:
@@ -112,7 +113,7 @@ def _concrete(concrete: ConcreteFunction) -> Signature:
     """Returns the signature of a concrete function, which takes only the arrays."""
     function = concrete.function.traced_function
 
-    def call(*arrays: Any) -> Any:
+    def call(*arrays: jax.Array) -> Any:
         args, kwargs = concrete.filled(arrays)
         return function(*args, **kwargs)
 

@@ -14,6 +14,7 @@ import jax.export  # not part of `import jax`
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._typing import Leaf, PyTree
 from mirrored.checkpoint import CheckpointReader
 from mirrored.errors import ArgumentError
 from mirrored.tf._errors import NotFoundError
@@ -38,7 +39,7 @@ class LoadOptions:
     experimental_load_function_aliases: bool = False
 
 
-def load(export_dir: Any, tags: Any = None, options: Any = None) -> LoadedModel:
+def load(export_dir: str | os.PathLike[str], tags: object = None, options: LoadOptions | None = None) -> LoadedModel:
     """Loads a model that `save` wrote; the code that created it is not needed.
 
     Context: cross-replica. In a strategy's scope the variables are mirrored.
@@ -77,7 +78,7 @@ def load(export_dir: Any, tags: Any = None, options: Any = None) -> LoadedModel:
     return model
 
 
-def contains_saved_model(export_dir: Any) -> bool:
+def contains_saved_model(export_dir: str | os.PathLike[str]) -> bool:
     """Returns whether a folder contains a saved model."""
     return (Path(os.fspath(export_dir)) / FILE).is_file()
 
@@ -210,7 +211,7 @@ def _fitted(program: _LoadedProgram, args: tuple[Any, ...], kwargs: dict[str, An
     return arrays
 
 
-def _as(spec: TensorSpec, leaf: Any) -> Any:
+def _as(spec: TensorSpec, leaf: Leaf) -> Any:
     dtype = np.dtype(spec.dtype.as_numpy_dtype)
     if leaf is None or isinstance(leaf, str):
         return None
@@ -221,11 +222,11 @@ def _as(spec: TensorSpec, leaf: Any) -> Any:
     return array if alike and array.dtype == dtype else None
 
 
-def _is_leaf(value: Any) -> bool:
+def _is_leaf(value: object) -> bool:
     return value is None or isinstance(value, TensorSpec)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: PyTree) -> str:
     return str(jax.tree.map(lambda one: f"{one.dtype}{list(one.shape)}" if hasattr(one, "shape") else one, value))
 
 

@@ -25,7 +25,7 @@ class Objects:
         self.nodes: list[dict[str, Any]] = []
         self._places: dict[int, int] = {}
 
-    def add(self, value: Any) -> int | None:
+    def add(self, value: object) -> int | None:
         """Returns the number of an object's node; None if it is not part of the tree."""
         if id(value) in self._places:
             return self._places[id(value)]
@@ -36,7 +36,7 @@ class Objects:
         self.nodes[place] = self._node(value)
         return place
 
-    def _node(self, value: Any) -> dict[str, Any]:
+    def _node(self, value: object) -> dict[str, Any]:
         variable = _variable_of(value)
         if variable is not None:
             self._variables.setdefault(id(variable), variable)
@@ -60,13 +60,13 @@ def _attributes(value: Any) -> dict[str, Any]:
     return dict(getattr(value, "__dict__", {}))
 
 
-def _variable_of(value: Any) -> Variable | None:
+def _variable_of(value: object) -> Variable | None:
     """Returns the mirrored variable: the value itself, or the one that backs a Keras variable; None otherwise."""
     found = value if isinstance(value, Variable) else getattr(value, "mirrored", None)
     return found if isinstance(found, Variable) else None
 
 
-def rebuilt(nodes: Sequence[Mapping[str, Any]], variables: Sequence[Variable], root: Any) -> None:
+def rebuilt(nodes: Sequence[Mapping[str, Any]], variables: Sequence[Variable], root: object) -> None:
     """Sets the attributes of the first node on `root`, and creates new objects for all other nodes."""
     made: dict[int, Any] = {0: root}
 
@@ -89,7 +89,7 @@ def rebuilt(nodes: Sequence[Mapping[str, Any]], variables: Sequence[Variable], r
             fill(module, content)
         return made[place]
 
-    def fill(target: Any, content: Mapping[str, int]) -> None:
+    def fill(target: object, content: Mapping[str, int]) -> None:
         for name, place in content.items():
             if not hasattr(type(target), name):
                 setattr(target, name, make(place))

@@ -13,14 +13,16 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import jax
 import jax.export  # not part of `import jax`
 import jax.numpy as jnp
 
+from mirrored._typing import PyTree
 from mirrored.checkpoint import Checkpoint
-from mirrored.compilation.concrete import Pure, as_pure
+from mirrored.compilation import Function
+from mirrored.compilation.concrete import ConcreteFunction, Pure, as_pure
 from mirrored.errors import ArgumentError, MissingExtraError
 from mirrored.tf._ops.open_sizes import Traced, traced_for
 from mirrored.tf._saved_model.functions import SAVED, Signature, functions_of, signatures_of
@@ -31,6 +33,9 @@ from mirrored.variables import Variable
 DEFAULT: Final = "serving_default"
 _ENTRIES: Final = (PROGRAMS, VARIABLES, FILE)
 _PLATFORMS: Final = ("cpu", "cuda", "tpu")
+
+Signatures: TypeAlias = Function | ConcreteFunction | Mapping[str, Function | ConcreteFunction]
+"""A function, or functions by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +54,12 @@ class SaveOptions:
     extra_tags: Any = None
 
 
-def save(obj: Any, export_dir: Any, signatures: Any = None, options: Any = None) -> None:
+def save(
+    obj: object,
+    export_dir: str | os.PathLike[str],
+    signatures: Signatures | None = None,
+    options: SaveOptions | None = None,
+) -> None:
     """Saves an object's variables, and its functions with the variables that they read.
 
     Context: cross-replica.
@@ -100,7 +110,7 @@ def save(obj: Any, export_dir: Any, signatures: Any = None, options: Any = None)
     _write(Path(os.fspath(export_dir)), obj, functions, entries)
 
 
-def _entries(functions: Mapping[str, list[Signature]], signatures: Any) -> dict[str, list[Signature]]:
+def _entries(functions: Mapping[str, list[Signature]], signatures: Signatures | None) -> dict[str, list[Signature]]:
     """Returns the requested signatures; by default, as in TensorFlow, the only function with an explicit signature."""
     named = signatures if isinstance(signatures, Mapping) else {} if signatures is None else {DEFAULT: signatures}
     entries = {name: signatures_of(name, one) for name, one in named.items()}
@@ -110,7 +120,7 @@ def _entries(functions: Mapping[str, list[Signature]], signatures: Any) -> dict[
 
 
 def _write(
-    directory: Path, obj: Any, functions: Mapping[str, list[Signature]], entries: Mapping[str, list[Signature]]
+    directory: Path, obj: object, functions: Mapping[str, list[Signature]], entries: Mapping[str, list[Signature]]
 ) -> None:
     directory = directory.absolute()  # an absolute path always has a name and parents
     unfinished = directory.with_name(directory.name + ".unfinished")
@@ -173,7 +183,7 @@ def _put_in_place(unfinished: Path, directory: Path) -> None:
 
 
 def _write_programs(file: Path, number: int, signature: Signature, variables: dict[int, Variable]) -> list[Any]:
-    def trace(inputs: Any) -> tuple[Pure, bytes]:
+    def trace(inputs: PyTree) -> tuple[Pure, bytes]:
         pure = as_pure(signature.function, inputs, SAVED)
         return pure, _exported(pure, inputs)
 
@@ -203,7 +213,7 @@ def _written(
     }
 
 
-def _exported(pure: Pure, inputs: Any) -> bytes:
+def _exported(pure: Pure, inputs: PyTree) -> bytes:
     state = [jax.ShapeDtypeStruct(variable.shape, variable.dtype) for variable in pure.reads]
     arrays = [leaf for leaf in jax.tree.leaves(inputs) if isinstance(leaf, jax.ShapeDtypeStruct)]
     program = jax.jit(lambda values, operands: pure.call(values, operands))
@@ -223,7 +233,7 @@ def _exported(pure: Pure, inputs: Any) -> bytes:
         ) from error
 
 
-def _to_json(value: Any) -> Any:
+def _to_json(value: PyTree) -> Any:
     """Encodes a structure as JSON that loading can read; arrays become descriptions."""
     if isinstance(value, jax.ShapeDtypeStruct):
         shape = [size if isinstance(size, int) else None for size in value.shape]

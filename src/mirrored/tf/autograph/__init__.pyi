@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mirrored.tf.autograph import experimental as experimental
-from mirrored.tf.autograph.experimental import set_loop_options
 
-def to_graph(entity: Callable[..., Any], recursive: bool = True, experimental_optional_features: Any = None) -> Any: ...
+def set_verbosity(level: int, alsologtostdout: bool = False) -> None: ...
+def to_graph(
+    entity: Callable[..., Any], recursive: bool = True, experimental_optional_features: object = None
+) -> Any: ...
 
-set_verbosity = set_loop_options
 trace = print

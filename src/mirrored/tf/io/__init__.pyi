@@ -1,17 +1,27 @@
 """Type stub of `tf.io`, written by tools/tf_stubs.py."""
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any
 
+from numpy import ndarray
+
+from mirrored._typing import DTypeLike
 from mirrored.tf._data.parsing import FixedLenFeature as FixedLenFeature
 from mirrored.tf._data.parsing import FixedLenSequenceFeature as FixedLenSequenceFeature
 from mirrored.tf._io.files import TFRecordOptions as TFRecordOptions
 from mirrored.tf._io.files import TFRecordWriter as TFRecordWriter
 from mirrored.tf.io import gfile as gfile
 
-def decode_bmp(contents: Any, channels: int = 0, dtype: Any = ..., **_: Any) -> Any: ...
+def decode_bmp(
+    contents: str | bytes | Sequence[str | bytes] | ndarray[Any, Any],
+    channels: int = 0,
+    name: str | None = None,
+    *,
+    dtype: DTypeLike = ...,
+) -> Any: ...
 def decode_csv(
-    records: Any,
+    records: str | bytes | Sequence[str | bytes] | ndarray[Any, Any],
     record_defaults: Sequence[Any],
     field_delim: str = ",",
     use_quote_delim: bool = True,
@@ -20,24 +30,71 @@ def decode_csv(
     name: str | None = None,
 ) -> list[Any]: ...
 def decode_image(
-    contents: Any,
+    contents: str | bytes | Sequence[str | bytes] | ndarray[Any, Any],
     channels: int | None = None,
-    dtype: Any = ...,
+    dtype: DTypeLike = ...,
     name: str | None = None,
     expand_animations: bool = True,
 ) -> Any: ...
-def decode_jpeg(contents: Any, channels: int = 0, dtype: Any = ..., **_: Any) -> Any: ...
-def decode_png(contents: Any, channels: int = 0, dtype: Any = ..., **_: Any) -> Any: ...
-def decode_raw(input_bytes: Any, out_type: Any, little_endian: bool = True, name: str | None = None) -> Any: ...
-def encode_jpeg(image: Any, format: str = "", quality: int = 95, **_: Any) -> Any: ...
+def decode_jpeg(
+    contents: str | bytes | Sequence[str | bytes] | ndarray[Any, Any],
+    channels: int = 0,
+    ratio: int = 1,
+    fancy_upscaling: bool = True,
+    try_recover_truncated: bool = False,
+    acceptable_fraction: float = 1,
+    dct_method: str = "",
+    name: str | None = None,
+    *,
+    dtype: DTypeLike = ...,
+) -> Any: ...
+def decode_png(
+    contents: str | bytes | Sequence[str | bytes] | ndarray[Any, Any],
+    channels: int = 0,
+    dtype: DTypeLike = ...,
+    name: str | None = None,
+) -> Any: ...
+def decode_raw(
+    input_bytes: str | bytes | Sequence[str | bytes] | ndarray[Any, Any],
+    out_type: DTypeLike,
+    little_endian: bool = True,
+    name: str | None = None,
+) -> Any: ...
+def encode_jpeg(
+    image: Any,
+    format: str = "",
+    quality: int = 95,
+    progressive: bool = False,
+    optimize_size: bool = False,
+    chroma_downsampling: bool = True,
+    density_unit: str = "in",
+    x_density: int = 300,
+    y_density: int = 300,
+    xmp_metadata: str = "",
+    name: str | None = None,
+) -> Any: ...
 def encode_png(image: Any, compression: int = -1, name: str | None = None) -> Any: ...
 def parse_example(
-    serialized: Any, features: Mapping[str, Any], example_names: Any = None, name: str | None = None
+    serialized: str | bytes | Sequence[str | bytes] | ndarray[Any, Any],
+    features: Mapping[str, Any],
+    example_names: object = None,
+    name: str | None = None,
 ) -> dict[str, Any]: ...
 def parse_single_example(
-    serialized: Any, features: Mapping[str, Any], example_names: Any = None, name: str | None = None
+    serialized: str | bytes | Sequence[str | bytes] | ndarray[Any, Any],
+    features: Mapping[str, Any],
+    example_names: object = None,
+    name: str | None = None,
 ) -> dict[str, Any]: ...
-def parse_tensor(serialized: Any, out_type: Any, name: str | None = None) -> Any: ...
-def read_file(filename: Any, name: str | None = None) -> Any: ...
-def serialize_tensor(tensor: Any, name: str | None = None) -> Any: ...
-def write_file(filename: Any, contents: Any, name: str | None = None) -> None: ...
+def parse_tensor(
+    serialized: str | bytes | Sequence[str | bytes] | ndarray[Any, Any], out_type: DTypeLike, name: str | None = None
+) -> Any: ...
+def read_file(filename: str | bytes | PathLike[str] | ndarray[Any, Any], name: str | None = None) -> Any: ...
+def serialize_tensor(
+    tensor: Any | str | bytes | Sequence[str | bytes] | ndarray[Any, Any], name: str | None = None
+) -> Any: ...
+def write_file(
+    filename: str | bytes | PathLike[str] | ndarray[Any, Any],
+    contents: str | bytes | Sequence[str | bytes] | ndarray[Any, Any],
+    name: str | None = None,
+) -> None: ...

@@ -1,12 +1,12 @@
 """Type stub of `tf.nn`, written by tools/tf_stubs.py."""
 
-from collections.abc import Sequence
-from typing import Any, SupportsInt
+from collections.abc import Iterable, Sequence
+from typing import Any, SupportsIndex, SupportsInt
 
 from jax import Array
 from numpy import ndarray
 
-from mirrored._typing import StaticInts
+from mirrored._typing import DTypeLike, StaticInts
 from mirrored.tf import Tensor
 from mirrored.tf import space_to_batch as space_to_batch
 from mirrored.tf.math import approx_max_k as approx_max_k
@@ -27,7 +27,7 @@ def atrous_conv2d(
     name: str | None = None,
 ) -> Tensor: ...
 def atrous_conv2d_transpose(
-    value: Any, filters: Any, output_shape: Any, rate: Any, padding: str, name: str | None = None
+    value: Any, filters: Any, output_shape: StaticInts, rate: StaticInts, padding: str, name: str | None = None
 ) -> Tensor: ...
 def avg_pool(
     input: Any,
@@ -149,7 +149,7 @@ def ctc_loss(
     label_length: Any,
     logit_length: Any,
     logits_time_major: bool = True,
-    unique: Any = None,
+    unique: object = None,
     blank_index: int | None = None,
     name: str | None = None,
 ) -> Tensor: ...
@@ -164,13 +164,31 @@ def depthwise_conv2d(
     name: str | None = None,
 ) -> Tensor: ...
 def dilation2d(
-    input: Any, filters: Any, strides: Any, padding: str, data_format: str, dilations: Any, name: str | None = None
+    input: Any,
+    filters: Any,
+    strides: StaticInts,
+    padding: str,
+    data_format: str,
+    dilations: StaticInts,
+    name: str | None = None,
 ) -> Tensor: ...
-def dropout(x: Any, rate: Any, noise_shape: Any = None, seed: Any = None, name: str | None = None) -> Tensor: ...
+def dropout(
+    x: Any,
+    rate: Any,
+    noise_shape: Iterable[SupportsIndex | None] | None = None,
+    seed: int | None = None,
+    name: str | None = None,
+) -> Tensor: ...
 def elu(features: Any, *, name: str | None = None) -> Tensor: ...
 def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | None = None) -> Tensor: ...
 def erosion2d(
-    value: Any, filters: Any, strides: Any, padding: str, data_format: str, dilations: Any, name: str | None = None
+    value: Any,
+    filters: Any,
+    strides: StaticInts,
+    padding: str,
+    data_format: str,
+    dilations: StaticInts,
+    name: str | None = None,
 ) -> Tensor: ...
 def gelu(features: Any, approximate: Any = False, *, name: str | None = None) -> Tensor: ...
 def l2_loss(t: Any, name: str | None = None) -> Tensor: ...
@@ -217,11 +235,11 @@ def max_pool3d(
 ) -> Tensor: ...
 def max_pool_with_argmax(
     input: Any,
-    ksize: Any,
-    strides: Any,
+    ksize: StaticInts,
+    strides: StaticInts,
     padding: str,
     data_format: str = "NHWC",
-    output_dtype: Any = "int64",
+    output_dtype: DTypeLike = "int64",
     include_batch_in_index: bool = False,
     name: str | None = None,
 ) -> tuple[Tensor, Tensor]: ...
@@ -233,15 +251,15 @@ def nce_loss(
     biases: Any,
     labels: Any,
     inputs: Any,
-    num_sampled: Any,
-    num_classes: Any,
+    num_sampled: SupportsIndex,
+    num_classes: SupportsIndex,
     num_true: int = 1,
-    sampled_values: Any = None,
+    sampled_values: Iterable[Any] | None = None,
     remove_accidental_hits: bool = False,
     name: str | None = None,
 ) -> Tensor: ...
 def normalize_moments(
-    counts: Any, mean_ss: Any, variance_ss: Any, shift: Any, name: str | None = None
+    counts: Any, mean_ss: Any, variance_ss: Any, shift: Any | None, name: str | None = None
 ) -> tuple[Tensor, Tensor]: ...
 def pool(
     input: Any,
@@ -260,12 +278,12 @@ def sampled_softmax_loss(
     biases: Any,
     labels: Any,
     inputs: Any,
-    num_sampled: Any,
-    num_classes: Any,
+    num_sampled: SupportsIndex,
+    num_classes: SupportsIndex,
     num_true: int = 1,
-    sampled_values: Any = None,
+    sampled_values: Iterable[Any] | None = None,
     remove_accidental_hits: bool = True,
-    seed: Any = None,
+    seed: int | None = None,
     name: str | None = None,
 ) -> Tensor: ...
 def scale_regularization_loss(regularization_loss: Any) -> Tensor: ...
@@ -290,7 +308,7 @@ def softsign(features: Any, *, name: str | None = None) -> Tensor: ...
 def space_to_depth(input: Any, block_size: int, data_format: str = "NHWC", name: str | None = None) -> Tensor: ...
 def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None = None) -> Tensor: ...
 def sufficient_statistics(
-    x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None
+    x: Any, axes: StaticInts | None, shift: Any | None = None, keepdims: bool = False, name: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]: ...
 def weighted_cross_entropy_with_logits(
     labels: Any, logits: Any, pos_weight: Any, name: str | None = None

@@ -1,7 +1,7 @@
 """Type stub of `tf.random`, written by tools/tf_stubs.py."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 from mirrored._typing import DTypeLike, StaticInts
 from mirrored.tf import Tensor, Variable
@@ -52,99 +52,137 @@ class _Candidates(NamedTuple):
     sampled_expected_count: Tensor
 
 def all_candidate_sampler(
-    true_classes: Any, num_true: int, num_sampled: Any, unique: bool, seed: Any = None, name: str | None = None
+    true_classes: Any,
+    num_true: int,
+    num_sampled: SupportsIndex,
+    unique: bool,
+    seed: int | None = None,
+    name: str | None = None,
 ) -> _Candidates: ...
 def categorical(
-    logits: Any, num_samples: Any, dtype: Any = "int64", seed: Any = None, name: str | None = None
+    logits: Any,
+    num_samples: SupportsIndex,
+    dtype: DTypeLike = "int64",
+    seed: int | None = None,
+    name: str | None = None,
 ) -> Tensor: ...
-def create_rng_state(seed: int, alg: Any = "auto_select") -> Tensor: ...
+def create_rng_state(seed: int, alg: object = "auto_select") -> Tensor: ...
 def fixed_unigram_candidate_sampler(
     true_classes: Any,
     num_true: int,
-    num_sampled: Any,
+    num_sampled: SupportsIndex,
     unique: bool,
-    range_max: Any,
+    range_max: SupportsIndex,
     vocab_file: str = "",
     distortion: float = 1.0,
     num_reserved_ids: int = 0,
     num_shards: int = 1,
     shard: int = 0,
     unigrams: Sequence[float] = (),
-    seed: Any = None,
+    seed: int | None = None,
     name: str | None = None,
 ) -> _Candidates: ...
-def fold_in(seed: Any, data: Any, alg: Any = "auto_select", name: str | None = None) -> Tensor: ...
+def fold_in(seed: Any, data: Any, alg: object = "auto_select", name: str | None = None) -> Tensor: ...
 def gamma(
-    shape: Any, alpha: Any, beta: Any = None, dtype: Any = "float32", seed: Any = None, name: str | None = None
+    shape: StaticInts,
+    alpha: Any,
+    beta: Any | None = None,
+    dtype: DTypeLike = "float32",
+    seed: int | None = None,
+    name: str | None = None,
 ) -> Tensor: ...
 def get_global_generator() -> Generator: ...
 def log_uniform_candidate_sampler(
     true_classes: Any,
     num_true: int,
-    num_sampled: Any,
+    num_sampled: SupportsIndex,
     unique: bool,
-    range_max: Any,
-    seed: Any = None,
+    range_max: SupportsIndex,
+    seed: int | None = None,
     name: str | None = None,
 ) -> _Candidates: ...
 def normal(
-    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32", seed: Any = None, name: str | None = None
+    shape: StaticInts,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: DTypeLike = "float32",
+    seed: int | None = None,
+    name: str | None = None,
 ) -> Tensor: ...
-def poisson(shape: Any, lam: Any, dtype: Any = "float32", seed: Any = None, name: str | None = None) -> Tensor: ...
+def poisson(
+    shape: StaticInts, lam: Any, dtype: DTypeLike = "float32", seed: int | None = None, name: str | None = None
+) -> Tensor: ...
 def set_global_generator(generator: Generator) -> None: ...
 def set_seed(seed: int) -> None: ...
-def shuffle(value: Any, seed: Any = None, name: str | None = None) -> Tensor: ...
-def split(seed: Any, num: int = 2, alg: Any = "auto_select", name: str | None = None) -> Tensor: ...
+def shuffle(value: Any, seed: int | None = None, name: str | None = None) -> Tensor: ...
+def split(seed: Any, num: int = 2, alg: object = "auto_select", name: str | None = None) -> Tensor: ...
 def stateless_binomial(
-    shape: Any, seed: Any, counts: Any, probs: Any, output_dtype: Any = "int32", name: str | None = None
+    shape: StaticInts, seed: Any, counts: Any, probs: Any, output_dtype: DTypeLike = "int32", name: str | None = None
 ) -> Tensor: ...
 def stateless_categorical(
-    logits: Any, num_samples: Any, seed: Any, dtype: Any = "int64", name: str | None = None
+    logits: Any, num_samples: SupportsIndex, seed: Any, dtype: DTypeLike = "int64", name: str | None = None
 ) -> Tensor: ...
 def stateless_gamma(
-    shape: Any, seed: Any, alpha: Any, beta: Any = None, dtype: Any = "float32", name: str | None = None
+    shape: StaticInts,
+    seed: Any,
+    alpha: Any,
+    beta: Any | None = None,
+    dtype: DTypeLike = "float32",
+    name: str | None = None,
 ) -> Tensor: ...
 def stateless_normal(
-    shape: Any,
+    shape: StaticInts,
     seed: Any,
     mean: Any = 0.0,
     stddev: Any = 1.0,
-    dtype: Any = "float32",
+    dtype: DTypeLike = "float32",
     name: str | None = None,
-    alg: Any = "auto_select",
+    alg: object = "auto_select",
 ) -> Tensor: ...
-def stateless_poisson(shape: Any, seed: Any, lam: Any, dtype: Any = "int32", name: str | None = None) -> Tensor: ...
-def stateless_shuffle(value: Any, seed: Any, alg: Any = "auto_select", name: str | None = None) -> Tensor: ...
+def stateless_poisson(
+    shape: StaticInts, seed: Any, lam: Any, dtype: DTypeLike = "int32", name: str | None = None
+) -> Tensor: ...
+def stateless_shuffle(value: Any, seed: Any, alg: object = "auto_select", name: str | None = None) -> Tensor: ...
 def stateless_truncated_normal(
-    shape: Any,
+    shape: StaticInts,
     seed: Any,
     mean: Any = 0.0,
     stddev: Any = 1.0,
-    dtype: Any = "float32",
+    dtype: DTypeLike = "float32",
     name: str | None = None,
-    alg: Any = "auto_select",
+    alg: object = "auto_select",
 ) -> Tensor: ...
 def stateless_uniform(
-    shape: Any,
+    shape: StaticInts,
     seed: Any,
-    minval: Any = 0,
-    maxval: Any = None,
-    dtype: Any = "float32",
+    minval: Any | None = 0,
+    maxval: Any | None = None,
+    dtype: DTypeLike = "float32",
     name: str | None = None,
-    alg: Any = "auto_select",
+    alg: object = "auto_select",
 ) -> Tensor: ...
 def truncated_normal(
-    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = "float32", seed: Any = None, name: str | None = None
+    shape: StaticInts,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: DTypeLike = "float32",
+    seed: int | None = None,
+    name: str | None = None,
 ) -> Tensor: ...
 def uniform(
-    shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = "float32", seed: Any = None, name: str | None = None
+    shape: StaticInts,
+    minval: Any = 0,
+    maxval: Any | None = None,
+    dtype: DTypeLike = "float32",
+    seed: int | None = None,
+    name: str | None = None,
 ) -> Tensor: ...
 def uniform_candidate_sampler(
     true_classes: Any,
     num_true: int,
-    num_sampled: Any,
+    num_sampled: SupportsIndex,
     unique: bool,
-    range_max: Any,
-    seed: Any = None,
+    range_max: SupportsIndex,
+    seed: int | None = None,
     name: str | None = None,
 ) -> _Candidates: ...

@@ -1,11 +1,9 @@
 """Type stub of `tf.compat.v1.logging`, written by tools/tf_stubs.py."""
 
-from typing import Any
-
 DEBUG: int
 ERROR: int
 FATAL: int
 INFO: int
 WARN: int
 
-def set_verbosity(level: Any) -> None: ...
+def set_verbosity(level: int | str) -> None: ...
