@@ -36,6 +36,23 @@ def around_run(strategy):
     return step
 
 
+def around_a_compiled_function(strategy):
+    with strategy.scope():
+        w = mr.Variable(W)
+
+    @mr.function
+    def loss_of(x, y):
+        losses = strategy.run(lambda x, y: mr.losses.average_loss(((x @ w - y) ** 2).sum(-1)), args=(x, y))
+        return strategy.reduce("SUM", losses, axis=None)
+
+    def step(x, y):
+        with mr.GradientTape() as tape:
+            loss = loss_of(x, y)
+        return loss, tape.gradient(loss, w)
+
+    return step
+
+
 def around_run_with_arguments(strategy):
     with strategy.scope():
         w = mr.Variable(W)
@@ -193,6 +210,16 @@ def test_a_program_has_the_same_bits_on_any_number_of_devices(program, replicas)
             assert value.tobytes() == expected.tobytes(), (devices, np.abs(value - expected).max())
 
 
+def test_a_tape_around_a_compiled_function_has_the_same_bits_on_any_number_of_devices():
+    found = set()
+    for devices in DEVICES[4]:
+        strategy = strategy_of(devices, 4)
+        step = around_a_compiled_function(strategy)
+        ((x, y),) = list(strategy.experimental_distribute_dataset([(X, Y)]))
+        found.add(tuple(np.asarray(value).tobytes() for value in step(x, y)))
+    assert len(found) == 1
+
+
 def test_the_gradient_around_a_run_is_that_of_one_device():
     strategy = strategy_of(2, 4)
     step = mr.function(around_run(strategy))
@@ -200,6 +227,40 @@ def test_the_gradient_around_a_run_is_that_of_one_device():
     _, gradient = step(x, y)
     expected = 2 * X.astype("d").T @ (X.astype("d") @ W - Y) / len(X)
     np.testing.assert_allclose(gradient, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("called_as", ["compiled", "around a compiled function", "eager"])
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
+@pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 2), (4, 4), (1, 4), (2, 8)])
+def test_the_second_derivative_around_a_run_is_that_of_one_device(devices, replicas, deterministic, called_as):
+    strategy = mr.MirroredStrategy(
+        [f"CPU:{i}" for i in range(devices)], num_replicas=replicas, deterministic=deterministic
+    )
+    with strategy.scope():
+        w = mr.Variable(W[0])
+    batch = next(iter(strategy.experimental_distribute_dataset([X[:8, :4]])))
+
+    def total(x):
+        return strategy.reduce("SUM", strategy.run(lambda x: jnp.sum(jnp.sin(x @ w)), args=(x,)), axis=None) ** 2
+
+    called = mr.function(total) if called_as == "around a compiled function" else total
+
+    def second(x):
+        with mr.GradientTape() as outer:
+            with mr.GradientTape() as inner:
+                loss = called(x)
+            first = inner.gradient(loss, w)
+            penalty = jnp.sum(first**2)
+        return first, outer.gradient(penalty, w)
+
+    found = (mr.function(second) if called_as == "compiled" else second)(batch)
+
+    def plain(w):
+        return jnp.sum(jnp.sin(X[:8, :4] @ w)) ** 2
+
+    expected = jax.grad(plain)(W[0]), jax.grad(lambda w: jnp.sum(jax.grad(plain)(w) ** 2))(W[0])
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 4), (2, 4), (4, 4)])

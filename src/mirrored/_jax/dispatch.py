@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import jax
 from jax._src import config as _config
@@ -214,6 +214,7 @@ def adopt_thread_state(state: ThreadState) -> None:
 # Supports JAX 0.10 to 0.12, where GSPMD is deprecated. XLA logs a warning for every such program, which is silenced
 # around the call. A JAX version without GSPMD needs another method; the probe test will fail there.
 
+_COMPILER_OPTIONS: Final = "compiler_options_kvs"
 _WITHOUT_MERGING = {"xla_disable_hlo_passes": "cse,small-while-loop-hoisting"}
 _LEVELS = {"INFO": 0, "DEBUG": 0, "WARNING": 1, "ERROR": 2, "CRITICAL": 3}
 _ONLY_ERRORS = 2
@@ -256,6 +257,11 @@ class _Lowered:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._lowered, name)
+
+
+def without_compiler_options(params: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of a `jit` equation without compiler options, which JAX refuses inside another `jit`."""
+    return {**params, _COMPILER_OPTIONS: ()} if params.get(_COMPILER_OPTIONS) else params
 
 
 def jit(function: Callable[..., Any], *, as_written: bool, **options: Any) -> Any:

@@ -210,6 +210,10 @@ def _all_equal(components: Sequence[Any]) -> bool:
 # - a replicated result leaves as one row per device (`first_row`), and its cotangent belongs to the first replica.
 #
 # Neither communicates in the forward pass: every device reads and writes its own copy.
+#
+# The forward and backward rules call functions with custom rules, themselves included. Under nested tapes the outer one
+# differentiates what the rules of the inner one compute, and JAX's transpose of the raw `shard_map` would sum the equal
+# rows of a cotangent: the second derivative would be too large by the number of devices.
 
 
 def has_gradient(value: Operand) -> bool:
@@ -280,7 +284,7 @@ def _refuse_gradient(_: None, cotangent: jax.Array) -> Any:
     )
 
 
-_without_gradient.defvjp(lambda value: (value, None), _refuse_gradient)
+_without_gradient.defvjp(lambda value: (_without_gradient(value), None), _refuse_gradient)
 
 
 def _over(mesh: Mesh, function: Callable[[Any], Any], *, given: PartitionSpec, gives: PartitionSpec) -> Any:
@@ -312,7 +316,7 @@ def first_row(mesh: Mesh, rows: jax.Array) -> Any:
     return _to_equal(mesh, rows)
 
 
-first_row.defvjp(lambda mesh, rows: (_to_equal(mesh, rows), None), lambda mesh, _, value: (_to_first_row(mesh, value),))
+first_row.defvjp(lambda mesh, rows: (first_row(mesh, rows), None), lambda mesh, _, value: (_to_first_row(mesh, value),))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -324,9 +328,9 @@ def one_row_each(mesh: Mesh, value: object) -> Any:
     return _to_rows(mesh, value)
 
 
-# The backward pass uses `first_row`, whose rule higher derivatives need: JAX's own transpose of `shard_map` would give
-# each of the equal rows its share of a cotangent, of which `fan_out` would then sum one per device.
-one_row_each.defvjp(lambda mesh, value: (_to_rows(mesh, value), None), lambda mesh, _, rows: (first_row(mesh, rows),))
+one_row_each.defvjp(
+    lambda mesh, value: (one_row_each(mesh, value), None), lambda mesh, _, rows: (first_row(mesh, rows),)
+)
 
 
 def rows_of(stacked: jax.Array) -> list[Any]:
@@ -345,7 +349,7 @@ def _unstack(stacked: jax.Array) -> list[Any]:
 
 
 _unstack.defvjp(
-    lambda stacked: (rows_of(stacked), None),
+    lambda stacked: (_unstack(stacked), None),
     lambda _, cotangents: (stack_isolated([cotangents])[0],),
 )
 
@@ -368,4 +372,4 @@ def _sum_components(strategy: Any, _: None, cotangents: Any) -> tuple[Any, Any]:
     return jnp.zeros_like(cotangents), total
 
 
-_components_of.defvjp(lambda strategy, stacked, one: (stacked, None), _sum_components)
+_components_of.defvjp(lambda strategy, stacked, one: (_components_of(strategy, stacked, one), None), _sum_components)

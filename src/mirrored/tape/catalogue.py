@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import jax.numpy as jnp
 
 from mirrored._jax.closures import custom_calls
+from mirrored._jax.dispatch import without_compiler_options
 from mirrored.tape.operation import Operation
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ def of_primitive(primitive: Primitive, params: dict[str, Any]) -> Operation:
 
 def bound(primitive: Primitive, params: dict[str, Any]) -> Operation:
     """Returns a new operation that binds `primitive` with `params`."""
+    nested = without_compiler_options(params)
+    as_written, params = nested is not params, nested
     if primitive.multiple_results:
 
         def apply(*args: Any) -> list[Any]:
@@ -107,7 +110,7 @@ def bound(primitive: Primitive, params: dict[str, Any]) -> Operation:
         def apply(*args: Any) -> list[Any]:
             return [primitive.bind(*args, **params)]
 
-    return Operation(apply, str(primitive), custom_calls(params))
+    return Operation(apply, str(primitive), custom_calls(params), as_written=as_written)
 
 
 def of_program(key: Hashable, make: Callable[[], Operation]) -> Operation:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from mirrored._jax import caches
 from mirrored._jax.boxes import STAND_INS, Array, Box
 from mirrored._jax.closures import CustomCalls, closed_over_inputs, embedded_tracers
+from mirrored._jax.dispatch import jit
 from mirrored._jax.jaxprs import JaxprProgram, aval_of, context_key, is_inexact, program_of, zero_tangent
 from mirrored._jax.traces import ShapedArray, current_trace
 
@@ -144,17 +145,21 @@ class Operation:
         function: A traceable function that takes arrays and returns a list of arrays.
         name: The name in messages and profiles.
         custom_calls: The kind of functions with custom derivative rules that it contains, if it is a traced program.
+        as_written: Whether it must be compiled as written (see `mirrored._jax.dispatch`), as a deterministic program.
 
     Attributes:
         jitted: `function` under `jax.jit`, created on first access. A compiled program never accesses it, and creating
             it would take longer than all other work on the operation.
     """
 
-    __slots__ = ("_rules", "custom_calls", "function", "jitted", "name")
+    __slots__ = ("_rules", "as_written", "custom_calls", "function", "jitted", "name")
 
     jitted: Callable[..., list[Any]]
 
-    def __init__(self, function: Flat, name: str, custom_calls: CustomCalls = CustomCalls.NONE) -> None:
+    def __init__(
+        self, function: Flat, name: str, custom_calls: CustomCalls = CustomCalls.NONE, *, as_written: bool = False
+    ) -> None:
+        self.as_written = as_written
         self.function = function
         self.name = name
         self.custom_calls = custom_calls
@@ -164,12 +169,12 @@ class Operation:
         # Python calls this method only while the slot is empty.
         if attribute != "jitted":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {attribute!r}")
-        self.jitted = jax.jit(self.function)
+        self.jitted = jit(self.function, as_written=self.as_written)
         return self.jitted
 
     def derived(self, function: Flat, name: str) -> Operation:
         """Returns an operation that is derived from this one and contains the same custom derivative rules."""
-        return Operation(function, name, self.custom_calls)
+        return Operation(function, name, self.custom_calls, as_written=self.as_written)
 
     def rule(self, avals: tuple[Any, ...], watched: Watched) -> Rule:
         """Returns the rule for inputs of these types, of which those at `watched` are tracked.
