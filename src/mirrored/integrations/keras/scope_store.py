@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mirrored._jax.traces import Trace
+from mirrored._typing import Operand
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.variable_store import VariableStore
+from mirrored.variables import Variable
 from mirrored.variables.rules import check_readable, check_writable
+
+if TYPE_CHECKING:
+    from keras import StatelessScope
 
 
 class ScopeStore(VariableStore):
@@ -23,12 +29,12 @@ class ScopeStore(VariableStore):
 
     captures = True
 
-    def __init__(self, scope: Any, views: Mapping[int, Any], base_trace: Any) -> None:
+    def __init__(self, scope: StatelessScope, views: Mapping[int, Any], base_trace: Trace) -> None:
         self._scope = scope
         self._views = views
         self.base_trace = base_trace
 
-    def whole(self, variable: Any) -> Any:
+    def whole(self, variable: Variable) -> Any:
         """Returns the scope's value, or the stored value of a variable without a view."""
         view = self._view(variable)
         if view is None:
@@ -36,7 +42,7 @@ class ScopeStore(VariableStore):
             return variable.stored()
         return self._scope.get_current_value(view)
 
-    def set_whole(self, variable: Any, value: Any, where: str) -> None:
+    def set_whole(self, variable: Variable, value: Operand, where: str) -> None:
         """Adds an update to the scope, or stores the value of a variable without a view."""
         view = self._view(variable)
         if view is None:
@@ -45,16 +51,16 @@ class ScopeStore(VariableStore):
         else:
             self._scope.add_update((view, value))
 
-    def local(self, variable: Any, replica: int) -> Any:
+    def local(self, variable: Variable, replica: int) -> Any:
         """Same as `whole`."""
         return self.whole(variable)
 
-    def set_local(self, variable: Any, replica: int, value: Any, where: str) -> None:
+    def set_local(self, variable: Variable, replica: int, value: Operand, where: str) -> None:
         """Same as `set_whole`."""
         self.set_whole(variable, value, where)
 
-    def created(self, variable: Any) -> None:
+    def created(self, variable: Variable) -> None:
         """Does nothing: variables are created eagerly, also in a trace."""
 
-    def _view(self, variable: Any) -> Any:
+    def _view(self, variable: Variable) -> Any:
         return None if variable.per_replica else self._views.get(id(variable))
