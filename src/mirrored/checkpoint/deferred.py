@@ -65,7 +65,7 @@ class NoticingDict(UserDict[Any, Any]):
         super().__init__()
         self.data = given
 
-    def __setitem__(self, key: object, item: Any) -> None:
+    def __setitem__(self, key: object, item: object) -> None:
         self.data[key] = item
         state_came(item)
 

@@ -36,9 +36,7 @@ RECORD_OVERHEAD_BYTES: Final = _HEADER.size + _FOOTER.size
 """Size of a TFRecord's header and footer."""
 
 
-FileNames: TypeAlias = (
-    str | bytes | os.PathLike[str] | os.PathLike[bytes] | Sequence[str | bytes | os.PathLike[Any]] | HostArray | Array
-)
+FileNames: TypeAlias = str | bytes | os.PathLike[Any] | Sequence[str | bytes | os.PathLike[Any]] | HostArray | Array
 """One path or several, also as a tensor of strings."""
 
 

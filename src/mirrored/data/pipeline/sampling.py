@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
-from mirrored._typing import DTypeLike, PyTree
+from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.elements import Element, own_element
 from mirrored.data.pipeline import indexed, indexed_sources, shuffling, stateful, streams
@@ -20,6 +20,13 @@ from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
 
 if TYPE_CHECKING:
     from mirrored.data.pipeline.dataset import Dataset
+
+
+class NamedDType(Protocol):
+    """A dtype of a facade, which has the name of one of NumPy's."""
+
+    @property
+    def name(self) -> str: ...
 
 
 class Sampling(Steps):
@@ -38,7 +45,9 @@ class Sampling(Steps):
         return cls(indexed.Mapped(_uniform(seed, rerandomize_each_iteration), shuffling.as_integer))
 
     @classmethod
-    def counter(cls, start: int = 0, step: int = 1, dtype: DTypeLike = np.int64) -> Self:
+    def counter(
+        cls, start: int = 0, step: int = 1, dtype: str | type[Any] | np.dtype[Any] | NamedDType = np.int64
+    ) -> Self:
         """Creates an infinite dataset of the numbers start, start + step, ...
 
         Example:
@@ -46,7 +55,8 @@ class Sampling(Steps):
             >>> [int(n) for n in Dataset.counter(2, 3).take(3)]
             [2, 5, 8]
         """
-        kind = np.dtype(getattr(dtype, "name", dtype)).type
+        named: Any = getattr(dtype, "name", dtype)
+        kind = np.dtype(named).type
         return cls(indexed.Mapped(shuffling.Endless(), lambda index: kind(start + step * int(index))))
 
     @classmethod
