@@ -24,7 +24,7 @@ from mirrored.strategies.context import ReplicaContext
 from mirrored.values.distributed_values import PerReplica
 
 
-def average_loss(per_example: Operand, sample_weight: Operand | None = None) -> jax.Array:
+def average_loss(per_example: Operand | PerReplica, sample_weight: Operand | PerReplica | None = None) -> jax.Array:
     """Returns this replica's part of the mean loss over all examples of all replicas.
 
     Summed over replicas, the parts are the mean, also where per-replica batches differ in size, are empty or are
