@@ -87,7 +87,7 @@ def test_checkers_see_the_operators_of_variables() -> None:
         if isinstance(one, ast.ClassDef)
     )
     declared = public_names(stub.body)
-    own = {"__module__", "__doc__", "__slots__", "__static_attributes__", "__firstlineno__"}
+    own = {"__annotations__", "__module__", "__doc__", "__slots__", "__static_attributes__", "__firstlineno__"}
     assert declared == set(vars(ArrayOperators)) - own
 
 

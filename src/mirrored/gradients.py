@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.arrays import as_array
+from mirrored._typing import DTypeLike, Operand
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.optimizers.gradient_merge import scope_of, update_with_sums
@@ -69,7 +70,7 @@ def aggregate_gradients(gradients: Sequence[Any], op: ReduceOp | str | Callable[
     return treedef.unflatten([_combined(column, combine, position) for position, column in enumerate(columns)])
 
 
-def _combination(op: Any) -> Callable[[list[Any]], Any]:
+def _combination(op: ReduceOp | str | Callable[..., Any]) -> Callable[[list[Any]], Any]:
     reduce_op = as_reduce_op(op)
     if reduce_op == ReduceOp.SUM:
         return _total
@@ -154,7 +155,7 @@ class GradientAccumulator:
         """The sums and the count, to be saved in a checkpoint."""
         return [*self._sums, self._count]
 
-    def add(self, gradients: Sequence[Any], count: Any) -> None:
+    def add(self, gradients: Sequence[Any], count: Operand) -> None:
         """Adds the gradients of one micro-batch, without a reduction over replicas.
 
         Context: replica context, or without a strategy.
@@ -224,7 +225,7 @@ class GradientAccumulator:
             )
 
 
-def _accumulator(shape: tuple[int, ...], dtype: Any, name: str) -> Variable:
+def _accumulator(shape: tuple[int, ...], dtype: DTypeLike, name: str) -> Variable:
     zeros = jnp.zeros(shape, jnp.promote_types(dtype, jnp.float32))
     if not has_strategy():
         return Variable(zeros, trainable=False, name=name)

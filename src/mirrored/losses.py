@@ -15,14 +15,16 @@ import numpy as np
 
 from mirrored._jax.arrays import as_array
 from mirrored._jax.traces import is_eval, recording_parent
+from mirrored._typing import Operand
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, ContextError, StructureError
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context, get_strategy
+from mirrored.strategies.context import ReplicaContext
 from mirrored.values.distributed_values import PerReplica
 
 
-def average_loss(per_example: Any, sample_weight: Any = None) -> jax.Array:
+def average_loss(per_example: Operand | PerReplica, sample_weight: Operand | PerReplica | None = None) -> jax.Array:
     """Returns this replica's part of the mean loss over all examples of all replicas.
 
     Summed over replicas, the parts are the mean, also where per-replica batches differ in size, are empty or are
@@ -71,7 +73,9 @@ def average_loss(per_example: Any, sample_weight: Any = None) -> jax.Array:
     return _quotient(total, count).astype(losses.dtype)
 
 
-def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None) -> jax.Array:
+def compute_average_loss(
+    per_example_loss: Operand, sample_weight: Operand | None = None, global_batch_size: Operand | None = None
+) -> jax.Array:
     """Divides the sum of a replica's (weighted) losses by the global batch size, exactly like TensorFlow's function.
 
     Context: replica context, or without a strategy.
@@ -103,7 +107,7 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
     return _quotient(total, _batch_size(global_batch_size)).astype(losses.dtype)
 
 
-def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
+def scale_regularization_loss(regularization_loss: Operand) -> jax.Array:
     """Divides the sum of a regularization loss by the number of replicas, over which gradients are summed.
 
     Context: replica context, or without a strategy.
@@ -127,7 +131,7 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     return (jnp.sum(wide) / get_strategy().num_replicas_in_sync).astype(losses.dtype)
 
 
-def _losses(per_example: Any, called: str) -> jax.Array:
+def _losses(per_example: Operand, called: str) -> jax.Array:
     losses = _floating(per_example)
     if losses.ndim == 0:
         raise ArgumentError(
@@ -139,12 +143,12 @@ def _losses(per_example: Any, called: str) -> jax.Array:
     return losses
 
 
-def _floating(value: Any) -> jax.Array:
+def _floating(value: Operand) -> jax.Array:
     array = as_array(value)
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.result_type(float))
 
 
-def _total_and_count(losses: jax.Array, sample_weight: Any) -> tuple[jax.Array, Any]:
+def _total_and_count(losses: jax.Array, sample_weight: Operand | None) -> tuple[jax.Array, Any]:
     """Returns the sum of the losses and their count: a number, or the sum of the weights as an array."""
     wide = jnp.promote_types(losses.dtype, jnp.float32)
     if sample_weight is None:
@@ -174,7 +178,7 @@ def _weighted(losses: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.where(masked, jax.lax.stop_gradient(known), known) * weights
 
 
-def _over_replicas(count: Any, context: Any) -> Any:
+def _over_replicas(count: int | jax.Array, context: ReplicaContext) -> Any:
     """Returns the count over all replicas.
 
     In a compiled run all per-replica batches have one shape. So a Python number is equal on all replicas, and the
@@ -188,7 +192,7 @@ def _over_replicas(count: Any, context: Any) -> Any:
     return context.all_reduce(ReduceOp.SUM, local)
 
 
-def _quotient(total: jax.Array, count: Any) -> jax.Array:
+def _quotient(total: jax.Array, count: int | jax.Array) -> jax.Array:
     """Returns the quotient; 0, with a gradient of 0, where `count` is 0."""
     if isinstance(count, int):
         if count:
@@ -199,7 +203,7 @@ def _quotient(total: jax.Array, count: Any) -> jax.Array:
     return jnp.where(empty, 0, total / jnp.where(empty, 1, count).astype(total.dtype))
 
 
-def _like_tensorflow(losses: jax.Array, sample_weight: Any) -> jax.Array:
+def _like_tensorflow(losses: jax.Array, sample_weight: Operand) -> jax.Array:
     """Reshapes weights like TensorFlow: drops or adds a last dimension of 1 to match the rank of the losses."""
     weights = as_array(sample_weight).astype(losses.dtype)
     if weights.ndim == losses.ndim + 1 and weights.shape[-1] == 1:
@@ -220,7 +224,7 @@ def _like_tensorflow(losses: jax.Array, sample_weight: Any) -> jax.Array:
     return weights
 
 
-def _batch_size(given: Any) -> Any:
+def _batch_size(given: Operand) -> Any:
     integral = np.ndim(given) == 0 and jnp.issubdtype(jnp.result_type(given), jnp.integer)
     if not integral or (isinstance(given, int | np.integer) and given < 0):
         raise ArgumentError(

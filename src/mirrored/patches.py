@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, Final
 
 LISTED: Final[Mapping[str, frozenset[str]]] = {
@@ -113,13 +114,13 @@ class _Applied:
 _applied: list[_Applied] = []
 
 
-def path_of(owner: Any, name: str) -> str:
+def path_of(owner: type | ModuleType, name: str) -> str:
     """Returns the name under which an attribute is listed: that of its class or module, and its own."""
     # JAX 0.10 includes the module in the qualified names of the classes of its C extension.
     return f"{getattr(owner, '__qualname__', owner.__name__).removeprefix('jaxlib._jax.')}.{name}"
 
 
-def replace(package: str, owner: Any, name: str, value: Any) -> None:
+def replace(package: str, owner: type | ModuleType, name: str, value: object) -> None:
     """Replaces an attribute of a class or module of another package.
 
     Args:

@@ -65,6 +65,10 @@ both = pytest.mark.parametrize("numbers", SOURCES, ids=["indexed", "stream"])
         (lambda of: of(3).prefetch(0), [0, 1, 2]),
         (lambda of: of(3).map(lambda x: x + 1, num_parallel_calls=AUTOTUNE), [1, 2, 3]),
         (lambda of: of(5).apply(lambda ds: ds.take(1)), [0]),
+        (lambda of: of(3).map(lambda x: x + 1, deterministic=False, synchronous=True, name="plus"), [1, 2, 3]),
+        (lambda of: of(3).batch(2, num_parallel_calls=2, deterministic=False, name="pairs"), [[0, 1], [2]]),
+        (lambda of: of(3).interleave(D.from_tensors, 1, num_parallel_calls=2, deterministic=True, name="i"), [0, 1, 2]),
+        (lambda of: of(3).prefetch(1, name="ahead"), [0, 1, 2]),
     ],
 )
 def test_elements_and_order_are_those_of_tf_data(
@@ -76,6 +80,21 @@ def test_elements_and_order_are_those_of_tf_data(
     known = dataset.cardinality()
     assert known in (len(expected), UNKNOWN_CARDINALITY)
     assert_resumes_everywhere(dataset)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: D.range(3).map(lambda x: x, num_paralel_calls=2),
+        lambda: D.range(3).batch(2, drop_reminder=True),
+        lambda: D.range(3).interleave(D.from_tensors, cycle_lenght=2),
+        lambda: D.range(3).prefetch(bufer_size=2),
+    ],
+    ids=["map", "batch", "interleave", "prefetch"],
+)
+def test_a_misspelled_argument_is_an_error(build: Callable[[], Dataset]) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        build()
 
 
 def test_interleave_has_the_order_of_the_documentation_of_tf_data() -> None:

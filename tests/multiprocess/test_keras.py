@@ -24,7 +24,7 @@ def alone(how: str) -> dict[str, object]:
     return program.outcome(mr.MirroredStrategy([f"CPU:{index}" for index in range(4)]), how)
 
 
-@pytest.mark.parametrize("how", ["dataset", "arrays", "parts"])
+@pytest.mark.parametrize("how", ["dropout", "dataset", "arrays", "parts"])
 @pytest.mark.sampled(4)
 def test_two_workers_do_what_one_process_does(tmp_path, how):
     with job("keras_rows", [2, 2], tmp_path, how) as started:

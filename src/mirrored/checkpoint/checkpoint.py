@@ -83,7 +83,7 @@ class Checkpoint:
     _restoration: Restoration | None  # the restore that waits for new state
     _keepers: list[Any]  # objects that keep this checkpoint alive until then
 
-    def __init__(self, root: Any = None, /, **parts: Any) -> None:
+    def __init__(self, root: object = None, /, **parts: object) -> None:
         vars(self).update(_parts={}, _root={}, _counter=None, _series=None)
         vars(self).update(_writer=Writer(), _restoration=None, _keepers=[])
         self._saving = threading.RLock()
@@ -102,7 +102,7 @@ class Checkpoint:
         # While a restore waits for state, lists and dicts are returned as views that report new items.
         return parts[name] if self._restoration is None else noticing(parts[name])
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Adds or replaces a part."""
         if name.startswith("_"):
             vars(self)[name] = value
@@ -303,7 +303,7 @@ class Checkpoint:
         held = {leaf.owner for leaf in self._look().leaves.values()}
         return [one for one in variables if id(one) in held]
 
-    def state_came(self, value: Any) -> None:
+    def state_came(self, value: object) -> None:
         """Restores the state in `value`: new variables, an object's new attribute, or a list's new item."""
         if self._restoration is None:
             return
@@ -313,7 +313,7 @@ class Checkpoint:
             deferred.settle(checkpoint=self)
             self._proceed(value, lambda _, leaf: leaf.owner in new)
 
-    def _proceed(self, value: Any, wanted: Callable[[str, Leaf], bool]) -> None:
+    def _proceed(self, value: object, wanted: Callable[[str, Leaf], bool]) -> None:
         if self._restoration is None:
             return
         try:
@@ -331,7 +331,7 @@ class Checkpoint:
         self._restoration, self._keepers = None, []
 
 
-def _checked(name: str, part: Any) -> Any:
+def _checked(name: str, part: object) -> Any:
     can_hold = is_open(part) or is_container(part) or is_number(part) or has_position(part)
     if part is None or isinstance(part, type) or not (can_hold or leaf_of(part, Root({}, "")) is not None):
         raise ArgumentError(

@@ -34,12 +34,12 @@ class NoticingList(UserList[Any]):
         super().__init__()
         self.data = given
 
-    def append(self, item: Any) -> None:
+    def append(self, item: object) -> None:
         """Appends an item, and restores it if a restore waits for it."""
         self.data.append(item)
         state_came(item)
 
-    def insert(self, i: int, item: Any) -> None:
+    def insert(self, i: int, item: object) -> None:
         """Inserts an item, and restores it if a restore waits for it."""
         self.data.insert(i, item)
         state_came(item)
@@ -65,12 +65,12 @@ class NoticingDict(UserDict[Any, Any]):
         super().__init__()
         self.data = given
 
-    def __setitem__(self, key: Any, item: Any) -> None:
+    def __setitem__(self, key: object, item: object) -> None:
         self.data[key] = item
         state_came(item)
 
 
-def noticing(value: Any) -> Any:
+def noticing(value: object) -> Any:
     """Returns a view of a list or dict; returns any other value unchanged."""
     if type(value) is list:
         return NoticingList(value)
@@ -83,7 +83,7 @@ KEPT: Final = "_mirrored_waiting_checkpoints"
 class Waiting(Protocol):
     """A checkpoint with a restore that waits for new state."""
 
-    def state_came(self, value: Any) -> None:
+    def state_came(self, value: object) -> None:
         """Restores the state in `value`: an object's new attribute, or a list of new variables."""
         ...
 
@@ -163,7 +163,7 @@ def _forget(key: int) -> None:
         _fresh.variables.clear()
 
 
-def state_came(value: Any) -> None:
+def state_came(value: object) -> None:
     """Reports an object's new attribute to the waiting checkpoints. Objects that detect new attributes call it.
 
     Context: any. It is cheap if no checkpoint waits.

@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 
+from mirrored._typing import Array, HostArray
 from mirrored.checkpoint.preemption import is_ending
 
 _PLAIN: Final = "arrays.npz"
@@ -103,7 +104,7 @@ def _as_stored(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
 
 
-def _as_read(array: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
+def _as_read(array: Array | HostArray, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
     stored: np.ndarray[Any, Any] = np.asarray(array)
     if dtype in _KNOWN:
         return stored.reshape(shape)

@@ -124,13 +124,13 @@ class _Walk:
             self._names.setdefault(id(leaf.variable), part.name)
         return True
 
-    def _zone_inside(self, name: str, value: Any, zone: _Zone) -> _Zone:
+    def _zone_inside(self, name: str, value: object, zone: _Zone) -> _Zone:
         if is_container(value):
             return zone
         holds = zone.numbers and zone.holder is None and is_open(value) and not is_node(value)
         return _Zone(numbers=holds, holder=name if holds else None)
 
-    def _is_known(self, name: str, value: Any) -> bool:
+    def _is_known(self, name: str, value: object) -> bool:
         """Returns whether `value` already has a name. Records `name` as its name or as an alias."""
         if not is_shareable(value) or not (is_open(value) or is_container(value) or isinstance(value, Variable)):
             return False
@@ -162,11 +162,11 @@ class _Walk:
                 for label, slot in optimizer.slots(variable).items():
                     self._add_slot(f"{name}/{SLOTS}/{self._name_of(variable)}/{label}", slot)
 
-    def _add_slot(self, name: str, slot: Any) -> None:
+    def _add_slot(self, name: str, slot: Variable) -> None:
         if not has_no_value_yet(slot) and not self._is_known(name, slot):
             self._add(name, keras_leaf(slot) or VariableLeaf(slot))
 
-    def _name_of(self, variable: Any) -> str:
+    def _name_of(self, variable: Variable) -> str:
         """Returns a variable's name in the checkpoint, or for other variables their own name, prefixed with a colon."""
         own = f":{variable.name.removesuffix(':0')}"
         return self._names.get(id(variable), own)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import implementation_of, is_key, is_key_dtype, key_data, owned
+from mirrored._typing import Array, HostArray
 from mirrored.checkpoint.places import Place, defines
 from mirrored.collectives.stacked import whole_stacked
 from mirrored.errors import ArgumentTypeError, LostStateError
@@ -207,7 +208,7 @@ class ArrayLeaf(Leaf):
         return lambda: place.put(before)
 
 
-def _like(before: Any, saved: Saved) -> Any:
+def _like(before: Array | HostArray, saved: Saved) -> Any:
     """A restored array in place of `before`: on the same devices, and committed to them only if that was.
 
     An array that is committed to one device cannot be used together with variables that lie on several.
@@ -224,12 +225,12 @@ def _like(before: Any, saved: Saved) -> Any:
     return _keys_of(saved, jax.make_array_from_callback(value.shape, sharding, lambda index: value[index]))
 
 
-def _keys_of(saved: Saved, data: Any) -> Any:
+def _keys_of(saved: Saved, data: Array | HostArray) -> Any:
     """The random keys of which `data` is, in the outline `saved`; of anything else `data` itself."""
     return jax.random.wrap_key_data(jnp.asarray(data), impl=saved.dtype) if saved.is_key else data
 
 
-def _movable(component: Any) -> Any:
+def _movable(component: Array | HostArray) -> Any:
     """A component that may be assigned to any device: on this host, which typed keys cannot be."""
     return component if is_key(component) else on_host(component)
 
@@ -274,7 +275,7 @@ class HasPosition(Protocol):
         ...
 
 
-def has_position(value: Any) -> TypeGuard[HasPosition]:
+def has_position(value: object) -> TypeGuard[HasPosition]:
     """Returns whether `value` has `get_state` and `set_state`."""
     return defines(value, "get_state", "set_state")
 
@@ -332,7 +333,7 @@ class GeneratorLeaf(Leaf):
         return lambda: setattr(bits, "state", before)
 
 
-def leaf_of(value: Any, place: Place) -> Leaf | None:
+def leaf_of(value: object, place: Place) -> Leaf | None:
     """Returns the leaf for `value`; None if it is not a leaf or is a plain number (see `is_number`)."""
     if isinstance(value, Variable):
         return VariableLeaf(value)
@@ -347,12 +348,12 @@ def leaf_of(value: Any, place: Place) -> Leaf | None:
     return None
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Returns whether `value` is a plain number."""
     return isinstance(value, _NUMBERS) and not (isinstance(value, np.generic) and value.dtype.kind in "OSUMm")
 
 
-def on_host(array: Any) -> np.ndarray[Any, Any]:
+def on_host(array: Array | HostArray) -> np.ndarray[Any, Any]:
     """Copies an array to this host. Nothing else writes to the copy."""
     return np.array(array)
 
@@ -360,7 +361,7 @@ def on_host(array: Any) -> np.ndarray[Any, Any]:
 # JSON
 
 
-def encode(value: Any, owner: str) -> Any:
+def encode(value: object, owner: str) -> Any:
     """Converts a value to JSON-like data. Types that JSON lacks become marked dicts, such as ``{"__tuple__": [...]}``.
 
     Raises:
@@ -389,7 +390,7 @@ def encode(value: Any, owner: str) -> Any:
     )
 
 
-def decode(value: Any) -> Any:
+def decode(value: object) -> Any:
     """Inverts `encode`."""
     if isinstance(value, list):
         return [decode(one) for one in value]
@@ -406,6 +407,6 @@ def decode(value: Any) -> Any:
     return {key: decode(one) for key, one in value.items()}
 
 
-def to_json(value: Any) -> str:
+def to_json(value: object) -> str:
     """Serializes JSON-like data to one line. Equal data gives equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))

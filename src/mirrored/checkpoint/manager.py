@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from mirrored._typing import Array, HostArray
 from mirrored.checkpoint.checkpoint import Checkpoint, PathLike
 from mirrored.checkpoint.directory import checkpoints_in, number_of, without_manifest
 from mirrored.checkpoint.manifest import Manifest, is_checkpoint, no_manifest, read_manifest
@@ -36,6 +37,7 @@ from mirrored.checkpoint.writing import (
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.errors import ArgumentError, DamagedCheckpointError, MissingCheckpointError
 from mirrored.settings import RESTART
+from mirrored.variables import Variable
 
 _NANOSECONDS_PER_HOUR: Final = 3600 * 10**9
 
@@ -332,7 +334,7 @@ def _remove(path: Path) -> None:
             shutil.rmtree(doomed, ignore_errors=True)
 
 
-def _step_number(step: Any) -> int:
+def _step_number(step: int | np.integer[Any] | HostArray | Array | Variable) -> int:
     """Converts a step to an int. Accepts ints, and scalar variables and arrays of an integer dtype.
 
     Raises:

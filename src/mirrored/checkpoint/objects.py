@@ -13,7 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
 
 import jax
 import numpy as np
@@ -22,6 +22,9 @@ from mirrored.checkpoint.leaves import Leaf, Saved, Undo, VariableLeaf, on_host
 from mirrored.checkpoint.places import Attribute, Item, Place, defines, is_frozen
 from mirrored.errors import ContextError
 from mirrored.variables import Variable
+
+if TYPE_CHECKING:
+    from keras import Layer
 
 # Packages whose objects hold no state that a checkpoint saves. Subclasses in other packages can hold state.
 _CLOSED: Final = frozenset(sys.stdlib_module_names) | {
@@ -101,7 +104,7 @@ class HasSlots(Protocol):
         """Returns the slots of one variable, by label."""
         ...
 
-    def build(self, var_list: Any) -> None:
+    def build(self, var_list: Sequence[Any]) -> None:
         """Creates the slots of variables."""
         ...
 
@@ -114,16 +117,16 @@ class HasParts(Protocol):
         ...
 
 
-def has_slots(value: Any) -> TypeGuard[HasSlots]:
+def has_slots(value: object) -> TypeGuard[HasSlots]:
     """Returns whether `value` is an optimizer."""
     return defines(value, "made", "slots", "build")
 
 
-def _has_parts(value: Any) -> TypeGuard[HasParts]:
+def _has_parts(value: object) -> TypeGuard[HasParts]:
     return defines(value, "checkpoint_parts")
 
 
-def parts_of(value: Any, place: Place) -> Iterator[Part]:
+def parts_of(value: object, place: Place) -> Iterator[Part]:
     """Yields the parts of `value`, which is at `place`."""
     if _has_parts(value):
         yield from value.checkpoint_parts(place)
@@ -141,7 +144,7 @@ def parts_of(value: Any, place: Place) -> Iterator[Part]:
             yield Part(name, one, Attribute(place, name))
 
 
-def is_open(value: Any) -> bool:
+def is_open(value: object) -> bool:
     """Returns whether the attributes of an object are its parts."""
     if isinstance(value, (type, enum.Enum)):
         return False
@@ -151,28 +154,28 @@ def is_open(value: Any) -> bool:
     return package not in _CLOSED
 
 
-def is_container(value: Any) -> bool:
+def is_container(value: object) -> bool:
     """Returns whether `value` is a dict, list or tuple."""
     return isinstance(value, (Mapping, list, tuple, deque))
 
 
-def is_node(value: Any) -> bool:
+def is_node(value: object) -> bool:
     """Returns whether `value` is a pytree node. The numbers of such an object are part of its structure, not state."""
     return not jax.tree_util.all_leaves([value])
 
 
-def is_shareable(value: Any) -> bool:
+def is_shareable(value: object) -> bool:
     """Returns whether two references to `value` share state. Immutable values, such as tuples, share none."""
     return not isinstance(value, (tuple, MappingProxyType, jax.Array)) and not is_frozen(value)
 
 
-def can_keep(value: Any) -> bool:
+def can_keep(value: object) -> bool:
     """Returns whether we can set an attribute on `value`: its class derives from one of Keras or mirrored."""
     packages = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
     return bool(packages & {"keras", "mirrored"}) and hasattr(value, "__dict__")
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(value: object) -> Iterator[tuple[str, Any]]:
     try:
         # Not `getattr`: objects with slots can forward unknown attributes to a value that they hold (nnx.Variable).
         found = dict(object.__getattribute__(value, "__dict__"))
@@ -193,7 +196,7 @@ def _slots(kind: type) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _key_name(key: Any, index: int) -> str:
+def _key_name(key: object, index: int) -> str:
     """Converts a dict key to a name: its value if that is the same in every process, otherwise its position."""
     if isinstance(key, str):
         return key.replace("%", "%25").replace("/", "%2F")
@@ -248,7 +251,7 @@ class KerasLeaf(Leaf):
         return lambda: variable.assign(before)
 
 
-def keras_leaf(value: Any) -> Leaf | None:
+def keras_leaf(value: object) -> Leaf | None:
     """Returns the leaf for a Keras variable; None for anything else."""
     if not _is(value, "Variable") or has_no_value_yet(value):
         return None
@@ -256,14 +259,14 @@ def keras_leaf(value: Any) -> Leaf | None:
     return KerasLeaf(value) if ours is None else VariableLeaf(ours)
 
 
-def has_no_value_yet(value: Any) -> bool:
+def has_no_value_yet(value: object) -> bool:
     """Returns whether `value` is a Keras variable that is initialized only at the end of the scope that created it."""
     if not _is(value, "Variable") or variable_behind(value) is not None:
         return False
     return vars(value).get("_value") is None and getattr(value, "_initializer", None) is not None
 
 
-def variable_behind(value: Any) -> Variable | None:
+def variable_behind(value: object) -> Variable | None:
     """Returns our variable behind a Keras variable that was created in a strategy's scope; None otherwise."""
     ours = getattr(value, "mirrored", None) if _is(value, "Variable") else None
     return ours if isinstance(ours, Variable) else None
@@ -282,7 +285,7 @@ def keras_parts(value: Any, place: Place) -> list[Part] | None:
     return None
 
 
-def keras_slots(value: Any) -> KerasSlots | None:
+def keras_slots(value: object) -> KerasSlots | None:
     """Returns the slots of a Keras optimizer; None for anything else."""
     return KerasSlots(value) if _is(value, "optimizers.Optimizer") else None
 
@@ -320,7 +323,7 @@ class KerasSlots:
         slots = {str(number): one for number, one in enumerate(rest)}
         return KerasMade(scalars, (KerasGroup(tuple(inner._trainable_variables), slots),))
 
-    def slots(self, variable: Any) -> Mapping[str, Any]:
+    def slots(self, variable: object) -> Mapping[str, Any]:
         """Returns no slots: Keras' slots are named by position, in `KerasGroup.shared`."""
         del variable
         return {}
@@ -333,7 +336,7 @@ class KerasSlots:
                 self.optimizer.build(list(var_list))
 
 
-def _layer_parts(layer: Any, place: Place) -> Iterator[Part]:
+def _layer_parts(layer: Layer, place: Place) -> Iterator[Part]:
     for name, value in vars(layer).items():
         if not name.startswith("_") and (_is_stateful(value) or isinstance(value, (list, tuple, dict))):
             yield Part(name, value, Attribute(place, name))
@@ -343,7 +346,7 @@ def _layer_parts(layer: Any, place: Place) -> Iterator[Part]:
     yield from _numbered("metrics", layer._metrics, place)
 
 
-def _is_stateful(value: Any) -> bool:
+def _is_stateful(value: object) -> bool:
     kinds = ("Variable", "Layer", "metrics.Metric", "random.SeedGenerator", "optimizers.Optimizer")
     return any(_is(value, kind) for kind in kinds)
 
@@ -353,14 +356,14 @@ def _numbered(name: str, values: Sequence[Any], place: Place) -> list[Part]:
     return [Part(f"{name}/{number}", value, place) for number, value in enumerate(values)]
 
 
-def _by_name(variables: Sequence[Any], owner: Any, place: Place) -> list[Part]:
+def _by_name(variables: Sequence[Any], owner: object, place: Place) -> list[Part]:
     names = [variable.name for variable in variables]
     unique = [name if names.count(name) == 1 else f"{name}_{at}" for at, name in enumerate(names)]
     del owner
     return [Part(name, variable, place) for name, variable in zip(unique, variables, strict=True)]
 
 
-def _is(value: Any, name: str) -> bool:
+def _is(value: object, name: str) -> bool:
     """Returns whether `value` is an instance of a Keras class. It cannot be one if Keras has not been imported."""
     found: Any = sys.modules.get("keras")
     for part in name.split("."):

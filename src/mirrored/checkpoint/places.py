@@ -24,7 +24,7 @@ class Place(abc.ABC):
         """Returns the current value."""
 
     @abc.abstractmethod
-    def put(self, value: Any) -> None:
+    def put(self, value: object) -> None:
         """Replaces the value."""
 
     @abc.abstractmethod
@@ -43,7 +43,7 @@ class Root(Place):
         """Returns the part."""
         return self.parts[self.key]
 
-    def put(self, value: Any) -> None:
+    def put(self, value: object) -> None:
         """Replaces the part."""
         self.parts[self.key] = value
 
@@ -67,7 +67,7 @@ class Attribute(Place):
         """Returns the attribute."""
         return getattr(self.parent.get(), self.name)
 
-    def put(self, value: Any) -> None:
+    def put(self, value: object) -> None:
         """Sets the attribute. A frozen object is replaced by a changed copy."""
         owner = self.parent.get()
         try:
@@ -94,7 +94,7 @@ class Item(Place):
         """Returns the entry."""
         return self.parent.get()[self.key]
 
-    def put(self, value: Any) -> None:
+    def put(self, value: object) -> None:
         """Sets the entry. A tuple or an immutable mapping is replaced by a changed copy.
 
         Raises:
@@ -102,7 +102,7 @@ class Item(Place):
         """
         owner = self.parent.get()
         if isinstance(owner, tuple):
-            changed = [value if index == self.key else one for index, one in enumerate(owner)]
+            changed: list[Any] = [value if index == self.key else one for index, one in enumerate(owner)]
             self.parent.put(type(owner)(*changed) if hasattr(owner, "_fields") else type(owner)(changed))
         elif hasattr(owner, "__setitem__"):
             owner[self.key] = value
@@ -112,7 +112,7 @@ class Item(Place):
             self.parent.put(type(owner)({**owner, self.key: value}))
 
 
-def defines(value: Any, *methods: str) -> bool:
+def defines(value: object, *methods: str) -> bool:
     """Returns whether an object defines these methods statically.
 
     `hasattr` is not sufficient: some objects return a value for any name, as `nnx.Rngs` does with random streams.
@@ -120,14 +120,14 @@ def defines(value: Any, *methods: str) -> bool:
     return not isinstance(value, type) and all(inspect.getattr_static(value, name, None) for name in methods)
 
 
-def is_frozen(value: Any) -> bool:
+def is_frozen(value: object) -> bool:
     """Returns whether `value` is a dataclass that is frozen (such as Flax structs) or overrides `__setattr__`."""
     parameters = getattr(type(value), "__dataclass_params__", None)
     own_rule = getattr(type(value), "__setattr__", None) is not getattr(object, "__setattr__", None)
     return parameters is not None and (bool(parameters.frozen) or own_rule)
 
 
-def _unchangeable(owner: Any) -> ArgumentTypeError:
+def _unchangeable(owner: object) -> ArgumentTypeError:
     return ArgumentTypeError(
         "Checkpoint.restore",
         found=f"a {type(owner).__name__} that holds numbers or arrays and cannot be changed",

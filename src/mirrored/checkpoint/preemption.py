@@ -118,7 +118,7 @@ class Preemption:
             self._thread.join(2 * _LOOK_SECONDS)
 
 
-def _install(handler: Any) -> Any:
+def _install(handler: Callable[[int, FrameType | None], Any] | int | None) -> Any:
     if threading.current_thread() is not threading.main_thread():
         raise ContextError(
             "CheckpointManager",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from mirrored.cluster.resolver import ClusterResolver, master_url
 from mirrored.cluster.spec import ClusterSpec
@@ -17,6 +17,14 @@ class ExecutableLocation(enum.Enum):
 
     WITHIN_CLUSTER = 0
     OFF_CLUSTER = 1
+
+
+class PodClient(Protocol):
+    """The part of `kubernetes.client.CoreV1Api` that the resolver uses."""
+
+    def list_pod_for_all_namespaces(self, *, label_selector: str) -> Any:
+        """Returns the pods with a label."""
+        ...
 
 
 class KubernetesClusterResolver(ClusterResolver):
@@ -45,7 +53,7 @@ class KubernetesClusterResolver(ClusterResolver):
         job_to_label_mapping: Mapping[str, Sequence[str]] | None = None,
         tf_server_port: int = 8470,
         rpc_layer: str | None = "grpc",
-        override_client: Any = None,
+        override_client: PodClient | None = None,
         executable_location: ExecutableLocation = ExecutableLocation.WITHIN_CLUSTER,
     ) -> None:
         if not isinstance(executable_location, ExecutableLocation):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 from collections import Counter
-from typing import Any
 
 import jax
 
@@ -45,7 +44,7 @@ class ClusterResolver(abc.ABC):
         """
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
         """Returns the number of accelerators of this process, by kind: ``{"GPU": 8}``.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from mirrored.cluster.resolver import ClusterResolver, master_url
 from mirrored.cluster.spec import ClusterSpec
@@ -66,7 +65,7 @@ class SimpleClusterResolver(ClusterResolver):
         return master_url(address, rpc_layer or self._rpc_layer)
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
         """Returns the given numbers of accelerators."""
         del task_type, task_id, config_proto
@@ -143,7 +142,7 @@ class UnionResolver(ClusterResolver):
         return self._resolvers[0].master(rpc_layer=rpc_layer)
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
         """Returns the first resolver's numbers of accelerators."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)

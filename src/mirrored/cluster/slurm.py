@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from mirrored.cluster.resolver import ClusterResolver, master_url
 from mirrored.cluster.spec import ClusterSpec
@@ -102,7 +101,7 @@ class SlurmClusterResolver(ClusterResolver):
         return master_url(self.cluster_spec().task_address(job, index), rpc_layer or self._rpc_layer)
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
         """Returns the number of GPUs of a task: ``{"GPU": 1}``."""
         del task_type, task_id, config_proto

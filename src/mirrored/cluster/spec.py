@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from mirrored.errors import ArgumentTypeError, ClusterError
 
@@ -116,7 +115,7 @@ def _dense(tasks: dict[int, str]) -> list[str] | dict[int, str]:
     return {index: tasks[index] for index in indices}
 
 
-def _indexed(tasks: Any) -> dict[int, str]:
+def _indexed(tasks: object) -> dict[int, str]:
     if isinstance(tasks, Mapping):
         pairs = list(tasks.items())
     elif isinstance(tasks, Sequence) and not isinstance(tasks, (str, bytes)):
@@ -136,13 +135,13 @@ def _indexed(tasks: Any) -> dict[int, str]:
     return {index: _text(address, tasks) for index, address in pairs}
 
 
-def _text(value: Any, whole: Any) -> str:
+def _text(value: object, whole: object) -> str:
     if not isinstance(value, str):
         raise _wrong(whole)
     return value
 
 
-def _wrong(found: Any) -> ArgumentTypeError:
+def _wrong(found: object) -> ArgumentTypeError:
     return ArgumentTypeError(
         "ClusterSpec",
         found=f"{found!r}"[:300],

@@ -69,7 +69,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
-        communication_options: Any = None,
+        communication_options: object = None,
         *,
         num_replicas: int | None = None,
         deterministic: bool = False,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from mirrored.cluster.resolver import ClusterResolver
-from mirrored.cluster.spec import ClusterSpec
+from mirrored.cluster.spec import ClusterSpec, Tasks
 from mirrored.errors import ArgumentTypeError, ClusterError
 
 CHIEF: Final = "chief"
@@ -152,7 +152,7 @@ def _check_port(address: str) -> None:
 # The functions of tf.distribute's multi_worker_util
 
 
-def normalize_cluster_spec(cluster_spec: Any) -> ClusterSpec:
+def normalize_cluster_spec(cluster_spec: Mapping[str, Tasks] | ClusterSpec) -> ClusterSpec:
     """Returns a `ClusterSpec` from a `ClusterSpec` or a dict.
 
     Raises:
@@ -168,7 +168,9 @@ def normalize_cluster_spec(cluster_spec: Any) -> ClusterSpec:
     )
 
 
-def is_chief(cluster_spec: Any, task_type: str | None = None, task_id: int | None = None) -> bool:
+def is_chief(
+    cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str | None = None, task_id: int | None = None
+) -> bool:
     """Returns whether a task is the chief: the task of that type, otherwise worker 0; an evaluator is its own chief.
 
     Raises:
@@ -183,7 +185,7 @@ def is_chief(cluster_spec: Any, task_type: str | None = None, task_id: int | Non
     return task_type == CHIEF or (CHIEF not in spec.jobs and task_type == WORKER and index == 0)
 
 
-def worker_count(cluster_spec: Any, task_type: str) -> int:
+def worker_count(cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str) -> int:
     """Returns the number of tasks that train together with a task of this type.
 
     Raises:
@@ -197,7 +199,7 @@ def worker_count(cluster_spec: Any, task_type: str) -> int:
     return len(training_tasks(spec))
 
 
-def id_in_cluster(cluster_spec: Any, task_type: str, task_id: int) -> int:
+def id_in_cluster(cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str, task_id: int) -> int:
     """Returns the index of a task among those that train; the chief comes first.
 
     Raises:
@@ -215,7 +217,9 @@ def id_in_cluster(cluster_spec: Any, task_type: str, task_id: int) -> int:
     return trainers.index((task_type, task_id))
 
 
-def collective_leader(cluster_spec: Any, task_type: str | None, task_id: int | None) -> str:
+def collective_leader(
+    cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str | None, task_id: int | None
+) -> str:
     """Returns the device name of the task that leads collectives; an empty string for an independent task."""
     spec = normalize_cluster_spec(cluster_spec)
     if not spec or task_type == EVALUATOR or task_type is None:

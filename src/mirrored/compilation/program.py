@@ -303,7 +303,8 @@ class Program:
 
         Reads are announced to the tape, which records the call.
         """
-        if self._assigned and not self._store.under_tape and (self._store.rereads or self._steps is not None):
+        rereads = self._assigned and (self._store.rereads or self._steps is not None)
+        if (rereads or self._store.as_written) and not self._store.under_tape:
             return self._under_tape()._call_recorded(arrays)
         with turn() if self._assigned else nullcontext():
             values = [_announced(variable) for variable in (*self._donated, *self._kept)]
@@ -321,7 +322,11 @@ class Program:
         return self._wrapped(outs[len(self._assigned) :])
 
     def _under_tape(self) -> Program:
-        """Returns the program for calls under a tape, which traces the function once more."""
+        """Returns the program for calls under a tape, which traces the function once more.
+
+        A value that is read after an assignment has another derivative there, and a deterministic run sums cotangents
+        in a fixed order.
+        """
         owner = None if self._owner is None else self._owner()
         assert owner is not None, "a program is called by its function"
         function = owner.traced_function

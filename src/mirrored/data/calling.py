@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import TracebackType
 from typing import Any
 
 import jax
@@ -61,7 +62,9 @@ class naming_element:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if isinstance(error, StopIteration):
             # A StopIteration from user code would silently end the iteration.
             raise RuntimeError(f"{self._called}: StopIteration at element {self._index}") from error

@@ -67,7 +67,7 @@ class IterableCursor:
     def get_state(self) -> Any:
         return {"count": self._count}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         self.close()
         self._count = 0
         if state["count"]:
@@ -118,7 +118,7 @@ class SequenceCursor:
         inner = None if self._cursor is None else self._cursor.get_state()
         return {"part": self._part, "seen": self._seen, "inner": inner}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         self.close()
         self._part, self._seen = state["part"], state["seen"]
         if state["inner"] is not None:
@@ -151,7 +151,7 @@ class StrideCursor:
         # The key "leave_out" is part of the format of saved positions.
         return {"leave_out": self._to_skip, "parent": self._parent.get_state()}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         self._to_skip = state["leave_out"]
         self._parent.set_state(state["parent"])
 
@@ -218,7 +218,7 @@ class InterleaveCursor:
         slots = [None if slot is None else {"number": slot[1], "inner": slot[2].get_state()} for slot in self._slots]
         return {"slots": slots, "opened": self._opened, "turn": self._turn, "taken": self._taken, "ended": self._ended}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         self._close_slots()
         # Inputs can be of any type, so a position contains only their indices, and the inputs are read again.
         self._inputs.set_state(self._start)
@@ -281,7 +281,7 @@ class WindowCursor:
     def get_state(self) -> Any:
         return {"windows": self._windows}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         self._parent.set_state(self._start)
         self._ahead, self._ended, self._windows = [], False, state["windows"]
         for _ in range(self._windows):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
+from mirrored._typing import PyTree
 from mirrored.data.calling import function_seconds
 from mirrored.data.feed import Feed, FeedItem, InputStats
 from mirrored.data.input_options import InputOptions
@@ -40,7 +41,7 @@ class DistributedIterator:
         placer: Placer,
         options: InputOptions,
         stats: InputStats,
-        element_spec: Any,
+        element_spec: PyTree,
         end_error: Callable[..., EndOfDataError] = EndOfDataError,
     ) -> None:
         self._end_error = end_error

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 
+from mirrored._typing import PyTree
 from mirrored.data.distributed import DistributedDataset
 from mirrored.data.input_options import InputContext, InputOptions, InputReplicationMode
 from mirrored.data.pipeline.files import files_of_worker
@@ -17,6 +18,7 @@ from mirrored.data.readers import ElementsInTurn, GlobalBatches
 from mirrored.data.sources import Source, as_source
 from mirrored.data.specs import ArraySpec, map_specs, spec_of
 from mirrored.errors import ArgumentError
+from mirrored.strategies import Strategy
 from mirrored.topology.device_assignment import DeviceAssignment
 
 
@@ -33,7 +35,9 @@ class PerReplicaSpec:
         return f"PerReplicaSpec({', '.join(map(repr, self.components))})"
 
 
-def distribute_dataset(strategy: Any, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
+def distribute_dataset(
+    strategy: Strategy, dataset: Iterable[Any], options: InputOptions | None = None
+) -> DistributedDataset:
     """Splits each global batch of `dataset` into contiguous per-replica batches and prefetches them to the devices.
 
     Args:
@@ -63,12 +67,14 @@ def distribute_dataset(strategy: Any, dataset: Any, options: InputOptions | None
         )
     source = as_source(dataset, options.batch_size, called)
     policy = _policy(source)
-    several = len(_workers(strategy.device_assignment)) > 1
+    device_assignment = strategy.device_assignment
+    several = len(_workers(device_assignment)) > 1
     own = several and policy in (AutoShardPolicy.OFF, AutoShardPolicy.FILE)
-    if own:
-        source = _own_batches(source, strategy.device_assignment, policy, called)
-    placer = Placer(strategy.device_assignment, options.experimental_fetch_to_device, own)
-    replicas = len(strategy.device_assignment.addressable_replicas) if own else placer.num_replicas
+    placer = Placer(device_assignment, options.experimental_fetch_to_device, own)
+    replicas = placer.num_replicas
+    if own and device_assignment is not None:
+        source = _own_batches(source, device_assignment, policy, called)
+        replicas = len(device_assignment.addressable_replicas)
     return DistributedDataset(
         lambda: GlobalBatches(source, options, replicas),
         placer,
@@ -80,7 +86,7 @@ def distribute_dataset(strategy: Any, dataset: Any, options: InputOptions | None
 
 
 def distribute_from_function(
-    strategy: Any, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    strategy: Strategy, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
 ) -> DistributedDataset:
     """Distributes datasets of per-replica batches: each element goes to one replica.
 
@@ -154,7 +160,7 @@ def _own_batches(source: Source, device_assignment: DeviceAssignment, policy: Au
     return dataclasses.replace(as_source(dataset.rebatch(part), None, called), empty=empty)
 
 
-def _checked(options: Any, called: str, from_function: bool) -> InputOptions:
+def _checked(options: object, called: str, from_function: bool) -> InputOptions:
     if options is None:
         return InputOptions()
     if not isinstance(options, InputOptions):
@@ -184,7 +190,7 @@ def _gives_scalars(source: Source) -> bool:
     return not all(leaf.shape for leaf in leaves)
 
 
-def _spec_of_per_replica_batches(spec: Any, replicas: int) -> Any:
+def _spec_of_per_replica_batches(spec: PyTree, replicas: int) -> Any:
     def per_replica(leaf: ArraySpec) -> Any:
         if replicas == 1 or not leaf.shape:
             return leaf
@@ -195,7 +201,7 @@ def _spec_of_per_replica_batches(spec: Any, replicas: int) -> Any:
     return map_specs(per_replica, spec)
 
 
-def _spec_of_elements(spec: Any, replicas: int) -> Any:
+def _spec_of_elements(spec: PyTree, replicas: int) -> Any:
     return map_specs(lambda leaf: leaf if replicas == 1 else PerReplicaSpec((leaf,) * replicas), spec)
 
 

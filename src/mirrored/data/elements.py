@@ -7,13 +7,14 @@ enter the pipeline (`own_element`), because a generator or a function may write 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
 from mirrored._jax.arrays import aligned_empty, expose, frozen, owned
+from mirrored._typing import HostArray, PyTree
 from mirrored.errors import StructureError
 
 Element: TypeAlias = Any
@@ -27,7 +28,7 @@ def snapshot(array: np.ndarray) -> np.ndarray:
     return array if _is_mapped(array) else frozen(array)
 
 
-def _is_mapped(array: Any) -> bool:
+def _is_mapped(array: object) -> bool:
     while isinstance(array, np.ndarray):
         if isinstance(array, np.memmap):
             return True
@@ -35,7 +36,7 @@ def _is_mapped(array: Any) -> bool:
     return False
 
 
-def as_element(value: Any, called: str) -> Element:
+def as_element(value: PyTree, called: str) -> Element:
     """Converts a return value of user code to an element, without copying arrays.
 
     Arrays, numbers and lists become NumPy arrays. Python floats become float32 and ints int32, as in TensorFlow and
@@ -56,7 +57,7 @@ def as_element(value: Any, called: str) -> Element:
     return jax.tree.map(lambda leaf: _leaf(leaf, called), value, is_leaf=lambda part: isinstance(part, list))
 
 
-def own_element(value: Any, called: str) -> Element:
+def own_element(value: PyTree, called: str) -> Element:
     """Converts like `as_element`, and copies arrays that user code may overwrite, such as a reused buffer."""
     element = as_element(value, called)
     if isinstance(element, np.ndarray):
@@ -71,7 +72,7 @@ def handed_out(element: Element) -> Element:
     return element
 
 
-def _leaf(leaf: Any, called: str) -> Any:
+def _leaf(leaf: object, called: str) -> Any:
     if isinstance(leaf, np.ndarray | np.generic | bytes) or getattr(leaf, "is_dataset", False):
         return leaf
     if isinstance(leaf, str):
@@ -81,7 +82,7 @@ def _leaf(leaf: Any, called: str) -> Any:
     return _array(leaf, called)
 
 
-def _array(leaf: Any, called: str) -> np.ndarray:
+def _array(leaf: object, called: str) -> np.ndarray:
     try:
         array = np.asarray(leaf)
     except ValueError as error:
@@ -175,7 +176,7 @@ def concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts, out=out)
 
 
-def described(leaf: Any) -> str:
+def described(leaf: HostArray | np.generic | bytes) -> str:
     """Formats the dtype and shape of a leaf: ``float32[3, 2]``."""
     if isinstance(leaf, bytes):
         return "bytes"
@@ -195,7 +196,7 @@ def take(batch: np.ndarray, positions: range | np.ndarray) -> np.ndarray:
     return out
 
 
-def pad_and_stack(elements: Sequence[Element], shapes: Any, values: Any, called: str) -> Element:
+def pad_and_stack(elements: Sequence[Element], shapes: PyTree, values: PyTree, called: str) -> Element:
     """Pads elements whose leaves differ in shape to the largest dims in the batch, and stacks them.
 
     Args:
@@ -216,18 +217,20 @@ def pad_and_stack(elements: Sequence[Element], shapes: Any, values: Any, called:
     return jax.tree.unflatten(treedef, stacked)
 
 
-def _is_shape(part: Any) -> bool:
+def _is_shape(part: object) -> bool:
     return part is None or (isinstance(part, list | tuple) and all(n is None or isinstance(n, int) for n in part))
 
 
-def _per_leaf(tree: Any, treedef: Any, is_leaf: Any = None) -> list[Any]:
+def _per_leaf(
+    tree: PyTree, treedef: jax.tree_util.PyTreeDef, is_leaf: Callable[[Any], bool] | None = None
+) -> list[Any]:
     if tree is None or (is_leaf is None and np.ndim(tree) == 0 and not isinstance(tree, dict | tuple)):
         return [tree] * treedef.num_leaves
     leaves = jax.tree.leaves(tree, is_leaf=is_leaf or (lambda part: part is None))
     return leaves * treedef.num_leaves if len(leaves) == 1 else leaves
 
 
-def _pad_column(column: list[np.ndarray], shape: Any, value: Any, called: str) -> np.ndarray:
+def _pad_column(column: list[np.ndarray], shape: Sequence[int | None] | None, value: object, called: str) -> np.ndarray:
     if shape is None:
         shape = (None,) * column[0].ndim
     longest = [max(leaf.shape[axis] for leaf in column) for axis in range(column[0].ndim)]

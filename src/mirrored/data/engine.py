@@ -8,6 +8,7 @@ from typing import Any
 import grain
 from grain import experimental
 
+from mirrored.data.elements import Element
 from mirrored.data.pipeline.nodes import Cursor
 
 _MAX_THREADS = 16
@@ -29,7 +30,7 @@ class CursorIterator(grain.DatasetIterator):  # type: ignore[misc]  # grain ship
         """Returns the cursor's position."""
         return self._cursor.get_state()
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         """Moves the cursor to a position."""
         self._cursor.set_state(state)
 
@@ -68,37 +69,39 @@ def by_cursor(make: Callable[[], Cursor], name: str) -> Any:
     return CursorDataset(make, name)
 
 
-def map_with_index(parent: Any, function: Callable[[int, Any], Any]) -> Any:
+def map_with_index(parent: grain.IterDataset, function: Callable[[int, Any], Any]) -> Any:
     """Applies `function(i, element)` to every element."""
     return parent.map_with_index(function)
 
 
-def filter_elements(parent: Any, predicate: Callable[[Any], bool]) -> Any:
+def filter_elements(parent: grain.IterDataset, predicate: Callable[[Any], bool]) -> Any:
     """Keeps the elements for which `predicate` is True, without Grain's warning if they are few."""
     return experimental.WithOptionsIterDataset(parent.filter(predicate), _QUIET)
 
 
-def batch(parent: Any, size: int, drop_remainder: bool, make_batch: Callable[[Sequence[Any]], Any]) -> Any:
+def batch(
+    parent: grain.IterDataset, size: int, drop_remainder: bool, make_batch: Callable[[Sequence[Any]], Any]
+) -> Any:
     """Batches groups of `size` elements."""
     return parent.batch(size, drop_remainder=drop_remainder, batch_fn=make_batch)
 
 
-def rebatch(parent: Any, size: int, drop_remainder: bool) -> Any:
+def rebatch(parent: grain.IterDataset, size: int, drop_remainder: bool) -> Any:
     """Changes the batch size."""
     return experimental.RebatchIterDataset(parent, size, drop_remainder)
 
 
-def unbatch(parent: Any, rows: Callable[[Any], list[Any]]) -> Any:
+def unbatch(parent: grain.IterDataset, rows: Callable[[Any], list[Any]]) -> Any:
     """Splits every element into its rows."""
 
     class GrainRows(experimental.FlatMapTransform):  # type: ignore[misc]
-        def flat_map(self, element: Any) -> list[Any]:
+        def flat_map(self, element: Element) -> list[Any]:
             return rows(element)
 
     return experimental.FlatMapIterDataset(parent, GrainRows())
 
 
-def limit(parent: Any, count: int) -> Any:
+def limit(parent: grain.IterDataset, count: int) -> Any:
     """Keeps the first `count` elements; `count` is at least 1."""
     return experimental.LimitIterDataset(parent, count)
 
@@ -108,16 +111,16 @@ def zip_shortest(parents: Sequence[Any]) -> Any:
     return experimental.ZipIterDataset(parents, strict=False)
 
 
-def thread_prefetch(parent: Any, size: int) -> Any:
+def thread_prefetch(parent: grain.IterDataset, size: int) -> Any:
     """Prefetches `size` elements in a thread."""
     return experimental.ThreadPrefetchIterDataset(parent, prefetch_buffer_size=size)
 
 
-def is_grain_dataset(source: Any) -> bool:
+def is_grain_dataset(source: object) -> bool:
     """Returns whether `source` is a Grain dataset."""
     return isinstance(source, grain.MapDataset | grain.IterDataset)
 
 
-def is_grain_loader(source: Any) -> bool:
+def is_grain_loader(source: object) -> bool:
     """Returns whether `source` is a Grain DataLoader."""
     return isinstance(source, grain.DataLoader)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mirrored.data.distributed import DistributedDataset, DistributedIterator
 from mirrored.data.distribution import distribute_dataset, distribute_from_function
 from mirrored.data.input_options import InputContext, InputReplicationMode
 from mirrored.errors import ArgumentError
+from mirrored.strategies import Strategy
 
 
 class InputIterator:
@@ -41,7 +42,9 @@ class InputIterator:
         return next(self._reading)
 
 
-def make_dataset_iterator(strategy: Any, dataset: Any, per_replica_batches: bool = False) -> InputIterator:
+def make_dataset_iterator(
+    strategy: Strategy, dataset: Iterable[Any], per_replica_batches: bool = False
+) -> InputIterator:
     """Returns an iterator over a dataset for all replicas.
 
     Args:
@@ -56,7 +59,7 @@ def make_dataset_iterator(strategy: Any, dataset: Any, per_replica_batches: bool
 
 
 def make_input_fn_iterator(
-    strategy: Any,
+    strategy: Strategy,
     input_fn: Callable[[InputContext], Any],
     replication_mode: InputReplicationMode | None = None,
 ) -> InputIterator:

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 
 from mirrored._jax.arrays import aligned_empty, owned, put, put_rows
+from mirrored._typing import HostArray
+from mirrored.data.elements import Element
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values.distributed_values import PerReplica
@@ -195,7 +197,7 @@ class Placer:
         """The number of replicas."""
         return 1 if self.device_assignment is None else self.device_assignment.num_replicas
 
-    def batch(self, batch: Any) -> Any:
+    def batch(self, batch: Element) -> Any:
         """Splits a global batch (whose leaves have equal sizes) into per-replica batches, and places them.
 
         Per-replica batches of equal size become one array ``[replicas, per_replica_batch, ...]``, sharded over all
@@ -248,7 +250,7 @@ class Placer:
         placed = [self._put(batch, replica) for batch, replica in zip(batches, replicas, strict=True)]
         return PerReplica(placed, self.device_assignment, is_ragged=is_ragged)
 
-    def _put(self, leaf: Any, replica: int) -> Any:
+    def _put(self, leaf: HostArray | np.generic | bytes, replica: int) -> Any:
         if getattr(leaf, "dtype", np.dtype(object)).hasobject:
             return owned(leaf)
         if not self.to_device:

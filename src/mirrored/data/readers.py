@@ -9,11 +9,13 @@ import jax
 import numpy as np
 
 from mirrored._jax.arrays import owned
+from mirrored._typing import PyTree
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.data.elements import Element
 from mirrored.data.feed import log
 from mirrored.data.input_options import InputOptions
 from mirrored.data.pipeline.iterators import DatasetIterator
+from mirrored.data.pipeline.nodes import Cursor
 from mirrored.data.placement import Placer, batch_size, pad
 from mirrored.data.sources import Source
 from mirrored.errors import ArgumentError, DisagreementError
@@ -24,7 +26,7 @@ from mirrored.values.distributed_values import PerReplica
 _CALLED = "next(iterator)"
 
 
-def settle_seeds(cursor: Any) -> None:
+def settle_seeds(cursor: Cursor) -> None:
     """Makes all workers use the shuffle seeds of worker 0.
 
     A shuffle without a given seed draws a random one, which would differ between the workers.
@@ -38,7 +40,7 @@ def settle_seeds(cursor: Any) -> None:
     cursor.take_seeds(everyone[0])
 
 
-def check_same_batch(batch: Any, number: int = 1) -> None:
+def check_same_batch(batch: Element, number: int = 1) -> None:
     """Checks that all workers read the same global batch.
 
     Args:
@@ -63,7 +65,7 @@ def check_same_batch(batch: Any, number: int = 1) -> None:
 class WorkerSteps(Protocol):
     """Coordinates one input step: every worker calls `settled` after it has read its next batch."""
 
-    def settled(self, value: Any, has_ended: bool) -> Any:
+    def settled(self, value: PyTree, has_ended: bool) -> Any:
         """Returns this worker's per-replica batches of the step.
 
         Raises:
@@ -102,7 +104,7 @@ class SameBatches:
         self._reader = reader
         self._count = 0
 
-    def settled(self, value: Any, has_ended: bool) -> Any:
+    def settled(self, value: PyTree, has_ended: bool) -> Any:
         """Returns `value` unchanged, after the comparison."""
         if has_ended:
             raise StopIteration
@@ -123,11 +125,11 @@ class OwnBatches:
         template: A batch with the structure of the other workers' batches, for a worker that never has data.
     """
 
-    def __init__(self, reader: Reader, template: Any = None) -> None:
+    def __init__(self, reader: Reader, template: PyTree = None) -> None:
         self._reader = reader
         self._template = template
 
-    def settled(self, value: Any, has_ended: bool) -> Any:
+    def settled(self, value: PyTree, has_ended: bool) -> Any:
         """Returns this worker's per-replica batches, marked as ragged if shapes differ between replicas or workers.
 
         Args:
@@ -162,7 +164,7 @@ class OwnBatches:
         return value if uniform else jax.tree.map(_ragged, value, is_leaf=_is_per_replica)
 
 
-def _shapes(value: Any) -> list[Any]:
+def _shapes(value: PyTree) -> list[Any]:
     """Returns the distinct lists of leaf shapes among the replicas of this worker."""
     leaves = jax.tree.leaves(value, is_leaf=_is_per_replica)
     rows = zip(*([list(np.shape(one)) for one in leaf.values] for leaf in leaves), strict=True)
@@ -173,7 +175,7 @@ def _shapes(value: Any) -> list[Any]:
     return distinct
 
 
-def _is_per_replica(value: Any) -> bool:
+def _is_per_replica(value: object) -> bool:
     return isinstance(value, PerReplica)
 
 
@@ -209,7 +211,7 @@ class Reader(Protocol):
         """Returns the next input for the placer, and its number of examples."""
         ...
 
-    def place(self, placer: Placer, read: Any) -> Any:
+    def place(self, placer: Placer, read: Element | list[Element]) -> Any:
         """Places a result of `read` on the devices."""
         ...
 
@@ -217,7 +219,7 @@ class Reader(Protocol):
         """Returns the position."""
         ...
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         """Restores a position."""
         ...
 
@@ -329,7 +331,7 @@ class GlobalBatches:
                 self._consumed += count - skipped
                 return jax.tree.map(lambda leaf, skipped=skipped: leaf[skipped:], batch), count - skipped
 
-    def place(self, placer: Placer, read: Any) -> Any:
+    def place(self, placer: Placer, read: Element | list[Element]) -> Any:
         """Splits the batch and places the per-replica batches on their devices."""
         return placer.batch(read)
 
@@ -342,7 +344,7 @@ class GlobalBatches:
             "full": self._full,
         }
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         """Restores the source's position if the source supports it; otherwise skips the consumed examples."""
         self._consumed = state["consumed"]
         if self._source.restore(self._cursor, state["source"], state["full"]):
@@ -411,7 +413,7 @@ class ElementsInTurn:
         # The source may reuse its buffers for the next replica's element.
         return jax.tree.map(owned, element)
 
-    def place(self, placer: Placer, read: Any) -> Any:
+    def place(self, placer: Placer, read: Element | list[Element]) -> Any:
         """Places each element on its replica's device."""
         return placer.elements(read)
 
@@ -419,7 +421,7 @@ class ElementsInTurn:
         """Returns the positions of the sources."""
         return {"sources": [cursor.get_state() for cursor in self._cursors], "rows": self._rows}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         """Restores the positions of the sources, whose number must be the same as when they were saved."""
         if len(state.get("sources", ())) != len(self._cursors):
             raise ArgumentError(

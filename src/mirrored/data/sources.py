@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import jax
 import numpy as np
 
+from mirrored._typing import Leaf, PyTree
 from mirrored.data.cursors import IterableCursor, Iterators
 from mirrored.data.elements import Element, as_element
 from mirrored.data.extra import engine
@@ -72,7 +73,7 @@ class Source:
         """Creates the error for a request past the last element."""
         return EndOfDataError if self.dataset is None else type(self.dataset).end_error
 
-    def restore(self, cursor: Cursor, state: Any, full: int | None) -> bool:
+    def restore(self, cursor: Cursor, state: dict[str, Any] | None, full: int | None) -> bool:
         """Moves a new cursor to a position.
 
         Args:
@@ -102,7 +103,7 @@ class Source:
             probe.close()
 
 
-def as_source(data: Any, examples_per_batch: int | None, called: str) -> Source:
+def as_source(data: Iterable[Any], examples_per_batch: int | None, called: str) -> Source:
     """Converts a dataset of any supported type to a source.
 
     Raises:
@@ -139,7 +140,7 @@ def _of_dataset(dataset: Dataset) -> Source:
     return Source(lambda: dataset.iterator(lambda element: element), dataset)
 
 
-def _of_arrays(arrays: Any, size: int | None, called: str) -> Source:
+def _of_arrays(arrays: PyTree, size: int | None, called: str) -> Source:
     if size is None:
         raise ArgumentError(
             called,
@@ -160,11 +161,11 @@ def _is_pytree(data: tuple[Any, ...]) -> bool:
     return all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(data))
 
 
-def _comes_from(data: Any, package: str) -> bool:
+def _comes_from(data: object, package: str) -> bool:
     return type(data).__module__.partition(".")[0] == package
 
 
-def _is_grain(data: Any) -> bool:
+def _is_grain(data: object) -> bool:
     return "grain" in sys.modules and (engine().is_grain_dataset(data) or engine().is_grain_loader(data))
 
 
@@ -182,8 +183,8 @@ class _InBatches:
 class _GrainCursor:
     """A cursor over a Grain dataset or DataLoader. Grain's iterator state is the position."""
 
-    def __init__(self, data: Any) -> None:
-        self._iterator = iter(data)
+    def __init__(self, data: Iterable[Any]) -> None:
+        self._iterator: Any = iter(data)
         self._count = 0
 
     def __next__(self) -> Element:
@@ -201,7 +202,7 @@ class _GrainCursor:
         state = self._iterator.get_state()
         return {"grain": state.decode() if isinstance(state, bytes) else state, "bytes": isinstance(state, bytes)}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         inner = state["grain"]
         self._iterator.set_state(inner.encode() if state["bytes"] else inner)
 
@@ -214,18 +215,18 @@ class _GrainCursor:
 class _ForeignCursor(IterableCursor):
     """A cursor over another library's loader. Its `state_dict`, if it has one, is the position."""
 
-    def __init__(self, data: Any, make: Callable[[], Any] | None = None) -> None:
+    def __init__(self, data: Iterable[Any], make: Callable[[], Any] | None = None) -> None:
         super().__init__(make or (lambda: data), _converted)
-        self._data = data
+        self._data: Any = data
 
     def get_state(self) -> Any:
         return {"loader": self._data.state_dict()} if hasattr(self._data, "state_dict") else None
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         self._data.load_state_dict(state["loader"])
 
 
-def _converted(value: Any, index: int) -> Element:
+def _converted(value: PyTree, index: int) -> Element:
     try:
         return jax.tree.map(_as_array, value, is_leaf=_is_leaf)
     except (TypeError, ValueError) as error:
@@ -237,7 +238,7 @@ def _converted(value: Any, index: int) -> Element:
         ) from error
 
 
-def _is_leaf(part: Any) -> bool:
+def _is_leaf(part: object) -> bool:
     """Returns whether `part` is a list of numbers, which becomes an array. Other lists are pytree nodes.
 
     PyTorch's default collation returns lists of tensors.
@@ -245,11 +246,11 @@ def _is_leaf(part: Any) -> bool:
     return isinstance(part, list) and all(_is_number(item) or _is_leaf(item) for item in part)
 
 
-def _is_number(item: Any) -> bool:
+def _is_number(item: object) -> bool:
     return isinstance(item, bool | int | float | complex | str | bytes | np.generic) or getattr(item, "shape", 0) == ()
 
 
-def _as_array(leaf: Any) -> Any:
+def _as_array(leaf: Leaf) -> Any:
     if _comes_from(leaf, "torch"):
         return leaf.detach().cpu().numpy()
     return as_element(leaf, "Strategy.experimental_distribute_dataset")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
+from mirrored._typing import Leaf, PyTree
+from mirrored.data.elements import Element
 from mirrored.errors import StructureError
 from mirrored.values.tensor_shape import TensorShape
 
@@ -36,7 +40,7 @@ class ArraySpec:
     def __repr__(self) -> str:
         return f"ArraySpec({'bytes' if self.dtype.hasobject else self.dtype}[{', '.join(map(str, self.shape))}])"
 
-    def accepts(self, array: Any) -> bool:
+    def accepts(self, array: npt.ArrayLike) -> bool:
         """Returns whether an array has this shape. The dtype is not compared."""
         shape = np.shape(array)
         return len(shape) == len(self.shape) and all(
@@ -52,10 +56,10 @@ class ArraySpec:
         return ArraySpec(self.shape[1:], self.dtype)
 
 
-def spec_of(element: Any) -> Any:
+def spec_of(element: Element) -> Any:
     """Returns the spec of one element, as a pytree of `ArraySpec`."""
 
-    def leaf_spec(leaf: Any) -> ArraySpec:
+    def leaf_spec(leaf: Leaf) -> ArraySpec:
         if isinstance(leaf, bytes):
             return ArraySpec((), np.dtype(object))
         return ArraySpec(tuple(np.shape(leaf)), np.dtype(getattr(leaf, "dtype", object)))
@@ -63,12 +67,12 @@ def spec_of(element: Any) -> Any:
     return jax.tree.map(leaf_spec, element)
 
 
-def map_specs(function: Any, spec: Any) -> Any:
+def map_specs(function: Callable[[ArraySpec], Any], spec: PyTree) -> Any:
     """Applies `function` to every `ArraySpec` of a pytree."""
     return jax.tree.map(function, spec, is_leaf=lambda part: isinstance(part, ArraySpec))
 
 
-def after_map(parent: Any, sample: Any, mapped: Any) -> Any:
+def after_map(parent: PyTree, sample: Element, mapped: Element) -> Any:
     """Infers the spec of mapped elements from one sample.
 
     A leading dim of the result varies if it has the same size as a leading dim of the sample that varies in the parent.
@@ -90,7 +94,7 @@ def after_map(parent: Any, sample: Any, mapped: Any) -> Any:
     return map_specs(loosened, spec_of(mapped))
 
 
-def merged(first: Any, second: Any) -> Any:
+def merged(first: PyTree, second: PyTree) -> Any:
     """Returns the spec that accepts the elements of both. Dims that differ become None."""
 
     def merge(a: ArraySpec, b: ArraySpec) -> ArraySpec:
@@ -101,10 +105,10 @@ def merged(first: Any, second: Any) -> Any:
     return jax.tree.map(merge, first, second, is_leaf=lambda part: isinstance(part, ArraySpec))
 
 
-def as_spec(signature: Any) -> Any:
+def as_spec(signature: PyTree) -> Any:
     """Converts a pytree of objects with a shape and a dtype to a pytree of `ArraySpec`."""
 
-    def convert(leaf: Any) -> ArraySpec:
+    def convert(leaf: Leaf) -> ArraySpec:
         dtype = getattr(leaf, "dtype", None)
         name = getattr(dtype, "name", dtype)
         text = name in ("string", "bytes")
@@ -113,7 +117,7 @@ def as_spec(signature: Any) -> Any:
     return jax.tree.map(convert, signature, is_leaf=lambda part: hasattr(part, "shape"))
 
 
-def check(spec: Any, element: Any, called: str) -> Any:
+def check(spec: PyTree, element: Element, called: str) -> Any:
     """Casts an element to the dtypes of `spec`, and raises an error if its structure or shapes differ.
 
     If `spec` is one array, a list or tuple of numbers is converted to an array.
@@ -144,5 +148,5 @@ def check(spec: Any, element: Any, called: str) -> Any:
     return jax.tree.unflatten(jax.tree.structure(element), cast)
 
 
-def _leaves(spec: Any) -> list[ArraySpec]:
+def _leaves(spec: PyTree) -> list[ArraySpec]:
     return jax.tree.leaves(spec, is_leaf=lambda part: isinstance(part, ArraySpec))

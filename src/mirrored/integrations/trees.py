@@ -6,30 +6,34 @@ import importlib
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import implementation_of, is_key_dtype
+from mirrored._typing import Array, HostArray, Leaf, PyTree
 from mirrored.errors import ArgumentTypeError, StructureError
 from mirrored.runtime.ambient import ambient
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
+
+if TYPE_CHECKING:
+    from mirrored.strategies import Strategy
 
 
 class Bridge(Protocol):
     """Converts the objects of one framework."""
 
-    def is_whole(self, value: Any) -> bool:
+    def is_whole(self, value: object) -> bool:
         """Whether the bridge converts `value` as a whole, not leaf by leaf."""
         ...
 
-    def mirror(self, value: Any, path: str) -> Any:
+    def mirror(self, value: PyTree, path: str) -> Any:
         """Converts the object's arrays to variables."""
         ...
 
-    def unmirror(self, value: Any) -> Any:
+    def unmirror(self, value: PyTree) -> Any:
         """Returns the object with arrays in place of variables."""
         ...
 
@@ -38,7 +42,7 @@ class Bridge(Protocol):
 _BRIDGES: Final = {"equinox": "mirrored.integrations.equinox", "flax.nnx": "mirrored.integrations.flax"}
 
 
-def mirror(tree: Any, strategy: Any = None) -> Any:
+def mirror(tree: PyTree, strategy: Strategy | None = None) -> Any:
     """Replaces each array of a model, or of any pytree, with a `Variable` of the current strategy.
 
     The kind of variable depends on the array:
@@ -95,7 +99,7 @@ def mirror(tree: Any, strategy: Any = None) -> Any:
         return mirrored
 
 
-def unmirror(tree: Any) -> Any:
+def unmirror(tree: PyTree) -> Any:
     """Returns the tree with the current value in place of each variable: an ordinary model or pytree of arrays.
 
     Use it for code that checks for array types (`equinox.filter_jit`, `jax.vmap` outside a tape).
@@ -114,7 +118,7 @@ def unmirror(tree: Any) -> Any:
     return _map(tree, bridges, lambda bridge, value, _: bridge.unmirror(value), lambda leaf, _: _read(leaf))
 
 
-def assign(tree: Any, values: Any) -> None:
+def assign(tree: PyTree, values: PyTree) -> None:
     """Assigns a tree of values to a tree of variables, each by the rules of `Variable.assign`.
 
     Context: any, as for `Variable.assign`.
@@ -149,7 +153,7 @@ def assign(tree: Any, values: Any) -> None:
             variable.assign(value, read_value=False)
 
 
-def _check_kept(leaf: Any, value: Any) -> None:
+def _check_kept(leaf: object, value: object) -> None:
     """Raises for a new value of a Python number, such as Linen's `TrainState.step`: it would be silently dropped."""
     if not isinstance(leaf, (int, float, complex)) or value is leaf:
         return
@@ -163,17 +167,19 @@ def _check_kept(leaf: Any, value: Any) -> None:
     )
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Whether it is an array that can live on a variable."""
     return value.dtype.kind in "biufcV" if isinstance(value, np.ndarray) else isinstance(value, jax.Array)
 
 
-def variable_of(value: Any, name: str) -> Variable:
+def variable_of(value: Array | HostArray, name: str) -> Variable:
     """Returns a mirrored variable with this value. It is trainable if its dtype is differentiable."""
     return Variable(value, trainable=bool(jnp.issubdtype(value.dtype, jnp.inexact)), name=name)
 
 
-def statistic_of(value: Any, name: str, aggregation: VariableAggregation = VariableAggregation.MEAN) -> Variable:
+def statistic_of(
+    value: Array | HostArray, name: str, aggregation: VariableAggregation = VariableAggregation.MEAN
+) -> Variable:
     """Returns a variable with one component per replica, aggregated on read."""
     return Variable(
         value,
@@ -192,7 +198,7 @@ def value_to_move(variable: Variable) -> Any:
     return jax.random.wrap_key_data(jnp.asarray(data), impl=implementation_of(variable.dtype))
 
 
-def named(path: Any, default: str = "parameter") -> str:
+def named(path: tuple[Any, ...], default: str = "parameter") -> str:
     """Returns a variable's name from its path in the tree: ``layers/0/weight``."""
     return jax.tree_util.keystr(path, simple=True, separator="/").replace(".", "") or default
 
@@ -203,23 +209,23 @@ def belongs_here(variable: Variable) -> bool:
     return variable.device_assignment is None if not strategies else variable.strategy is strategies[-1]
 
 
-def _variable_for(leaf: Any, name: str) -> Any:
+def _variable_for(leaf: Leaf, name: str) -> Any:
     if isinstance(leaf, Variable):
         return leaf if belongs_here(leaf) else variable_of(value_to_move(leaf), leaf.name)
     return variable_of(leaf, name) if is_array(leaf) else leaf
 
 
-def _read(leaf: Any) -> Any:
+def _read(leaf: object) -> Any:
     return leaf.read_value() if isinstance(leaf, Variable) else leaf
 
 
-def _map(tree: Any, bridges: list[Bridge], whole: Callable[[Bridge, Any, str], Any], one: Callable[..., Any]) -> Any:
+def _map(tree: PyTree, bridges: list[Bridge], whole: Callable[[Bridge, Any, str], Any], one: Callable[..., Any]) -> Any:
     """Maps `one` over the leaves of a tree, and `whole` over the objects that a bridge converts as a whole."""
 
-    def owner(value: Any) -> Bridge | None:
+    def owner(value: object) -> Bridge | None:
         return next((bridge for bridge in bridges if bridge.is_whole(value)), None)
 
-    def mapped(path: Any, value: Any) -> Any:
+    def mapped(path: tuple[Any, ...], value: Leaf) -> Any:
         bridge = owner(value)
         return one(value, named(path)) if bridge is None else whole(bridge, value, named(path, ""))
 
@@ -228,15 +234,15 @@ def _map(tree: Any, bridges: list[Bridge], whole: Callable[[Bridge, Any, str], A
     )
 
 
-def _leaves(tree: Any) -> list[Any]:
+def _leaves(tree: PyTree) -> list[Any]:
     return jax.tree.leaves(tree, is_leaf=_is_leaf)
 
 
-def _is_leaf(value: Any) -> bool:
+def _is_leaf(value: object) -> bool:
     return value is None or isinstance(value, Variable)
 
 
-def _scope(strategy: Any) -> AbstractContextManager[Any]:
+def _scope(strategy: Strategy | None) -> AbstractContextManager[Any]:
     if strategy is None or strategy in ambient().strategies[-1:]:
         return nullcontext()
     scope: AbstractContextManager[Any] = strategy.scope()

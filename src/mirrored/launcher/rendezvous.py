@@ -51,7 +51,7 @@ class _Hello:
         return cls(rank, nodes, name[:_MOST_CHARACTERS], tuple(ports))
 
 
-def _is_number(value: Any, least: int) -> TypeGuard[int]:
+def _is_number(value: object, least: int) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 

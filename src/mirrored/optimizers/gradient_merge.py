@@ -14,6 +14,7 @@ import optax
 
 from mirrored._jax import arrays
 from mirrored._jax.traces import unboxed
+from mirrored._typing import Operand
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError
@@ -146,7 +147,7 @@ def as_they_are(gradients: Sequence[Any], called: str) -> list[jax.Array]:
     return [as_array(gradient) for gradient in gradients]
 
 
-def as_array(gradient: Any) -> jax.Array:
+def as_array(gradient: Operand) -> jax.Array:
     """Returns a gradient as a plain array."""
     if isinstance(gradient, Mirrored):
         gradient = gradient.value

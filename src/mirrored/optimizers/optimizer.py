@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from mirrored._typing import Operand, PyTree
 from mirrored.errors import ArgumentError
 from mirrored.optimizers import rules
 from mirrored.optimizers.gradient_merge import Clipping, as_they_are, once, scope_of, update_with_sums_of
@@ -128,7 +129,7 @@ class Optimizer:
         return rate.variables[0]
 
     @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
+    def learning_rate(self, value: Operand) -> None:
         self._learning_rate().change(value)
 
     @property
@@ -160,12 +161,12 @@ class Optimizer:
         made: Optimizer = copied(self, memo)
         return made
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise not_copied("pickle", self)
 
     # Updates
 
-    def build(self, var_list: Any) -> None:
+    def build(self, var_list: PyTree) -> None:
         """Creates the state for these variables now, as one group that shares a step counter.
 
         Context: cross-replica (in the scope), replica, or without a strategy. Calling `build` is optional.
@@ -244,8 +245,8 @@ class Optimizer:
 
     def apply(
         self,
-        grads: Any,
-        trainable_variables: Any = None,
+        grads: PyTree,
+        trainable_variables: PyTree | None = None,
         **options: Any,
     ) -> Variable:
         """Like `apply_gradients`, but takes two lists or trees: ``apply(tape.gradient(loss, model), model)``.
@@ -274,8 +275,8 @@ class Optimizer:
 
     def minimize(
         self,
-        loss: Any,
-        var_list: Any,
+        loss: Callable[[], PyTree] | PyTree,
+        var_list: Callable[[], PyTree] | PyTree,
         tape: GradientTape | None = None,
         name: str | None = None,
         **options: Any,
@@ -346,7 +347,7 @@ class Optimizer:
 
         once(make)
 
-    def _rate_at(self, step: Any) -> jax.Array | None:
+    def _rate_at(self, step: jax.Array) -> jax.Array | None:
         return None if self._rate is None else self._rate.at(step)
 
     def _update(self, variables: Sequence[Variable], gradients: Sequence[Any], extra: Mapping[str, Any]) -> None:
@@ -386,7 +387,12 @@ def _compiled(rule: UpdateRule) -> Callable[..., tuple[list[jax.Array], list[jax
     """Returns the rule as one jitted function, cached by plan. Inside another trace its equations are inlined."""
 
     def optimizer_update(
-        plan: UpdatePlan, rate: Any, gradients: Any, parameters: Any, slots: Any, extra: Any
+        plan: UpdatePlan,
+        rate: jax.Array | None,
+        gradients: list[jax.Array],
+        parameters: list[jax.Array],
+        slots: list[jax.Array],
+        extra: dict[str, Any],
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         return rule(plan, rate, gradients, parameters, slots, extra)
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._typing import PyTree
 from mirrored.errors import ArgumentError, StructureError, VariableError
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.variables import Variable
@@ -57,7 +58,7 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
     return pairs
 
 
-def tree_pairs(gradients: Any, variables: Any, called: str) -> list[Pair]:
+def tree_pairs(gradients: PyTree, variables: PyTree, called: str) -> list[Pair]:
     """Returns the pairs of a tree of gradients and a tree of variables (a model given to `mirrored.mirror`).
 
     A variable that is not trainable and has no gradient is omitted. `gradients` of None means that no variable has a
@@ -85,7 +86,7 @@ def tree_pairs(gradients: Any, variables: Any, called: str) -> list[Pair]:
     ]
 
 
-def as_variables(variables: Any) -> list[Any]:
+def as_variables(variables: PyTree) -> list[Any]:
     """Returns the trainable variables of a list or tree, in order. Elements of a list are returned unchanged."""
     found: list[Any] = []
     for one in [variables] if isinstance(variables, Variable) or not isinstance(variables, list | tuple) else variables:
@@ -94,11 +95,11 @@ def as_variables(variables: Any) -> list[Any]:
     return found
 
 
-def _is_leaf(value: Any) -> bool:
+def _is_leaf(value: object) -> bool:
     return value is None or isinstance(value, Variable)
 
 
-def _kind(pair: Any) -> str:
+def _kind(pair: object) -> str:
     if isinstance(pair, tuple | list):
         return f"a {type(pair).__name__} of {', '.join(type(part).__name__ for part in pair) or 'nothing'}"
     return f"a {type(pair).__name__}"
@@ -174,7 +175,7 @@ def check_gradients(pairs: Sequence[Pair], called: str, *, in_replica: bool) -> 
         )
 
 
-def _problem(gradient: Any, variable: Variable, in_replica: bool) -> str:
+def _problem(gradient: object, variable: Variable, in_replica: bool) -> str:
     """Describes the mismatch of one gradient, or returns the empty string."""
     wanted = f"{variable.dtype}{list(variable.shape)}"
     if isinstance(gradient, PerReplica):
@@ -197,6 +198,6 @@ def _problem(gradient: Any, variable: Variable, in_replica: bool) -> str:
     return ""
 
 
-def _has_arrays(tree: Any) -> bool:
+def _has_arrays(tree: PyTree) -> bool:
     """Whether a tree contains arrays, that is, parameters that were not given to `mirrored.mirror`."""
     return any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(tree))

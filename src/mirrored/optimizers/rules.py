@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,13 @@ import numpy as np
 import optax
 
 from mirrored._jax.traces import is_tracer
+from mirrored._typing import Operand
 from mirrored.errors import ArgumentError, ArgumentTypeError
 from mirrored.optimizers.slots import TransformFactory
 from mirrored.variables import Variable
+
+if TYPE_CHECKING:
+    from mirrored.optimizers.optimizer import Optimizer
 
 # The learning rate: a number that can change at any time, or a schedule over steps.
 
@@ -65,7 +69,7 @@ class LearningRate:
             )
             self._variable.internal = True
 
-    def at(self, step: Any) -> jax.Array:
+    def at(self, step: jax.Array) -> jax.Array:
         """Returns the learning rate at a step."""
         rate = self._schedule(step) if self._schedule is not None else self._held()
         return jnp.asarray(rate).astype(jnp.result_type(float))
@@ -73,7 +77,7 @@ class LearningRate:
     def _held(self) -> Any:
         return self._number if self._variable is None else self._variable.read_value()
 
-    def change(self, value: Any) -> None:
+    def change(self, value: Operand) -> None:
         """Sets the number.
 
         Raises:
@@ -103,7 +107,7 @@ class LearningRate:
         return repr(self._number) if self._variable is None else f"<{self._variable.name}>"
 
 
-def _checked_number(value: Any) -> float:
+def _checked_number(value: Operand) -> float:
     number = float(value) if np.ndim(value) == 0 else math.nan
     if not (math.isfinite(number) and number >= 0):
         raise ArgumentError(
@@ -134,12 +138,12 @@ class Decay:
     rate: float | None = None
     mask: Any = None
 
-    def transforms(self, scale: Any = 1.0) -> list[optax.GradientTransformation]:
+    def transforms(self, scale: float | jax.Array = 1.0) -> list[optax.GradientTransformation]:
         """Returns the transform that adds `scale` times the decay to updates, or an empty list without decay."""
         return [] if self.rate is None else [optax.add_decayed_weights(self.rate * scale, self.mask)]
 
 
-def scale_by_rate(learning_rate: Any) -> optax.GradientTransformation:
+def scale_by_rate(learning_rate: float | jax.Array) -> optax.GradientTransformation:
     """Multiplies updates by ``-learning_rate``."""
 
     def scale(update: jax.Array) -> jax.Array:
@@ -199,12 +203,14 @@ def with_rate(factory: Callable[..., optax.GradientTransformation]) -> Transform
     `optax.inject_hyperparams` passes the same dtype to a factory.
     """
 
-    def make(learning_rate: Any) -> optax.GradientTransformationExtraArgs:
-        def inner(tree: Any) -> optax.GradientTransformationExtraArgs:
+    def make(learning_rate: float | jax.Array) -> optax.GradientTransformationExtraArgs:
+        def inner(tree: optax.Params) -> optax.GradientTransformationExtraArgs:
             dtype = jnp.zeros((), optax.tree_utils.tree_dtype(tree, "highest")).real.dtype
             return optax.with_extra_args_support(factory(jnp.asarray(learning_rate).astype(dtype)))
 
-        def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        def update(
+            updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None, **extra: Any
+        ) -> tuple[Any, Any]:
             updated: tuple[Any, Any] = inner(params).update(updates, state, params, **extra)
             return updated
 
@@ -221,7 +227,7 @@ def with_rate(factory: Callable[..., optax.GradientTransformation]) -> Transform
 _SHARED: Final = ("_rule", "_compute")
 
 
-def copied(optimizer: Any, memo: dict[int, Any]) -> Any:
+def copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
     """Returns an independent optimizer with the same settings.
 
     Raises:
@@ -236,7 +242,7 @@ def copied(optimizer: Any, memo: dict[int, Any]) -> Any:
     return made
 
 
-def not_copied(called: str, optimizer: Any) -> ArgumentTypeError:
+def not_copied(called: str, optimizer: Optimizer) -> ArgumentTypeError:
     """Returns the error for an optimizer that `called` cannot copy."""
     return ArgumentTypeError(
         f"{called} of an {type(optimizer).__name__} optimizer".replace("an Optimizer optimizer", "an Optimizer"),

@@ -12,6 +12,7 @@ import optax
 
 from mirrored._jax import caches
 from mirrored._jax.traces import eager, is_tracer
+from mirrored._typing import Operand
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.optimizers.gradient_merge import Clipping
 from mirrored.variables import Variable
@@ -64,7 +65,7 @@ class SlotLayout:
             for leaf, array in zip(self.leaves, arrays, strict=True)
         )
 
-    def unpack(self, state: Any) -> list[jax.Array]:
+    def unpack(self, state: optax.OptState) -> list[jax.Array]:
         """Returns the array to store for each leaf of an optax state, with the shapes and dtypes of `leaves`.
 
         Raises:
@@ -87,7 +88,7 @@ def lay_out(transform: optax.GradientTransformation, parameters: Mapping[str, ja
     """Finds the state that `transform` keeps for these parameters by abstract evaluation; computes nothing."""
     random: list[str | None] = []
 
-    def init(arrays: Any) -> Any:
+    def init(arrays: optax.Params) -> Any:
         state = transform.init(arrays)
         random.extend(str(jax.random.key_impl(leaf)) if _is_key(leaf) else None for leaf in jax.tree.leaves(state))
         return jax.tree.map(_plain, state)
@@ -102,11 +103,11 @@ def lay_out(transform: optax.GradientTransformation, parameters: Mapping[str, ja
     return SlotLayout(treedef, tuple(leaves))
 
 
-def _is_key(leaf: Any) -> bool:
+def _is_key(leaf: object) -> bool:
     return isinstance(leaf, jax.Array) and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-def _plain(leaf: Any) -> jax.Array:
+def _plain(leaf: Operand) -> jax.Array:
     return jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf)
 
 
@@ -199,7 +200,7 @@ class UpdateRule:
         with jax.numpy_dtype_promotion("standard"):
             return lay_out(self.factory(jnp.zeros(())), describe(parameters))
 
-    def initial_state(self, parameters: Arrays, learning_rate: Any) -> list[jax.Array]:
+    def initial_state(self, parameters: Arrays, learning_rate: float | jax.Array | None) -> list[jax.Array]:
         """Returns the initial state for these parameters, one array per leaf in the order of `layout`."""
         with jax.numpy_dtype_promotion("standard"):
             return self.layout(parameters).unpack(self.factory(learning_rate).init(parameters))
@@ -319,7 +320,7 @@ class Slots:
         """Returns those of `variables` that have no slots yet."""
         return [variable for variable in variables if id(variable) not in self._names]
 
-    def build(self, variables: Sequence[Variable], learning_rate: Any) -> None:
+    def build(self, variables: Sequence[Variable], learning_rate: float | jax.Array | None) -> None:
         """Creates the slots of new variables, as one cohort.
 
         Context: cross-replica, or without a strategy.
@@ -362,7 +363,7 @@ class Slots:
         """Returns the slots of a plan, in its order."""
         return [self._slots[key] for key in plan.slots]
 
-    def _initial_state(self, named: dict[str, Variable], learning_rate: Any) -> list[jax.Array]:
+    def _initial_state(self, named: dict[str, Variable], learning_rate: float | jax.Array | None) -> list[jax.Array]:
         """Computes the initial state eagerly, also inside a trace.
 
         In a trace it uses the stored values, that is, the variables' values when the compiled program starts.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 
+from mirrored._typing import PyTree
 from mirrored.variables import Variable, VariableSynchronization
 
 
-def assert_same_bits(actual: Any, expected: Any) -> None:
+def assert_same_bits(actual: PyTree, expected: PyTree) -> None:
     """Asserts that two trees of arrays are bit-identical (NaN equals NaN with the same bits; 0.0 differs from -0.0).
 
     Args:
@@ -27,7 +26,7 @@ def assert_same_bits(actual: Any, expected: Any) -> None:
             raise AssertionError(f"{path}: {_difference(left, right)}")
 
 
-def assert_close_by_norm(actual: Any, expected: Any, tolerance: float = 1e-6) -> None:
+def assert_close_by_norm(actual: PyTree, expected: PyTree, tolerance: float = 1e-6) -> None:
     """Asserts that for each leaf the norm of the difference is at most `tolerance` times the norm of `expected`.
 
     An elementwise comparison is sensitive to the order of summation. By norm, a tensor that was summed in another
@@ -52,7 +51,7 @@ def assert_close_by_norm(actual: Any, expected: Any, tolerance: float = 1e-6) ->
             raise AssertionError(f"{path}: differs by {distance:.3g}, {relative:.3g} of the norm {size:.3g}")
 
 
-def assert_copies_equal(tree: Any) -> None:
+def assert_copies_equal(tree: PyTree) -> None:
     """Asserts that the copies of each mirrored variable are bit-identical on all devices.
 
     Args:
@@ -73,7 +72,7 @@ def assert_copies_equal(tree: Any) -> None:
                 raise AssertionError(f"{where}: {_difference(copy, copies[0][1])}")
 
 
-def _pairs(actual: Any, expected: Any) -> list[tuple[str, np.ndarray, np.ndarray]]:
+def _pairs(actual: PyTree, expected: PyTree) -> list[tuple[str, np.ndarray, np.ndarray]]:
     left, structure = jax.tree_util.tree_flatten_with_path(actual)
     right, wanted = jax.tree_util.tree_flatten_with_path(expected)
     assert str(structure) == str(wanted), f"structure {structure}, expected {wanted}"

@@ -61,7 +61,8 @@ class IndexedSlices:
             raise ValueError("Tensor conversion requested for IndexedSlices without dense_shape: give dense_shape")
         shape = tuple(int(size) for size in self.dense_shape)
         values = jnp.asarray(self.values)
-        return jnp.zeros(shape, values.dtype).at[jnp.asarray(self.indices)].add(values)
+        indices = without_wrapping(jnp.asarray(self.indices), shape[0])
+        return jnp.zeros(shape, values.dtype).at[indices].add(values, mode="drop")
 
     def __jax_array__(self) -> jax.Array:
         """Returns the dense array."""
@@ -72,6 +73,11 @@ class IndexedSlices:
 
     def __repr__(self) -> str:
         return f"IndexedSlices(values={self.values}, indices={self.indices}, dense_shape={self.dense_shape})"
+
+
+def without_wrapping(indices: jax.Array, size: int) -> jax.Array:
+    """Returns indices of which negative ones are out of bounds, as in TensorFlow; JAX counts those from the end."""
+    return jnp.where(indices < 0, jnp.asarray(size, indices.dtype), indices)
 
 
 def _static_shape(shape: object) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -12,6 +13,7 @@ from mirrored._jax.arrays import as_array
 from mirrored._jax.source_lines import user_line
 from mirrored.errors import NotSupportedError
 from mirrored.runtime.ambient import ambient, announce_write
+from mirrored.values.indexed_slices import without_wrapping
 from mirrored.variables.access import check_writable, store_of
 from mirrored.variables.rules import VariableAggregation, check_kind
 from mirrored.variables.state_lock import turn
@@ -25,7 +27,7 @@ class Scattering:
     Each method takes an object with `indices` (``int[rows]``) and `values` (``dtype[rows, ...]``), such as
     `tf.IndexedSlices`. In replica context additions, factors and divisors follow the variable's aggregation: with SUM
     those of all replicas apply; with MEAN each one is divided by the number of replicas first. The other methods
-    require aggregation NONE or ONLY_FIRST_REPLICA.
+    require aggregation NONE or ONLY_FIRST_REPLICA. Rows whose index is negative or too large are ignored.
     """
 
     __slots__ = ()
@@ -62,20 +64,24 @@ class Scattering:
         check_kind(rows.values, self.dtype, f"{self.name}.{method}", self.name)
         return as_array(rows.values, self.dtype)
 
+    def _places(self: Any, rows: Any) -> jax.Array:
+        return without_wrapping(as_array(rows.indices), self.component_shape[0])
+
     def _add(self: Any, method: str, rows: Any, sign: int) -> Any:
         self._check_scatter(method, sums=True)
-        dense = jnp.zeros(self.shape, self.dtype).at[as_array(rows.indices)].add(sign * self._rows(method, rows))
+        zeros = jnp.zeros(self.shape, self.dtype)
+        dense = zeros.at[self._places(rows)].add(sign * self._rows(method, rows), mode="drop")
         return self.assign_add(dense)
 
     def _replace(self: Any, method: str, rows: Any, how: str) -> Any:
         self._check_scatter(method, sums=False)
         with turn():
-            target = self.read_value().at[as_array(rows.indices)]
-            return self.assign(getattr(target, how)(self._rows(method, rows)))
+            target = self.read_value().at[self._places(rows)]
+            return self.assign(getattr(target, how)(self._rows(method, rows), mode="drop"))
 
     def _scale(self: Any, method: str, rows: Any, how: Callable[[Any, Any], Any]) -> Any:
         self._check_scatter(method, sums=True)
-        values, indices, here = self._rows(method, rows), as_array(rows.indices), ambient()
+        values, indices, here = self._rows(method, rows), self._places(rows), ambient()
         store = store_of(self, here)
         together = here.replica is not None and store is not None and self.aggregation not in _PLAIN
         if together:
@@ -84,7 +90,7 @@ class Scattering:
             values = values / self.num_replicas
         with turn():
             old = self.read_value()
-            new = how(old, jnp.ones_like(old).at[indices].multiply(values.astype(old.dtype)))
+            new = how(old, jnp.ones_like(old).at[indices].multiply(values.astype(old.dtype), mode="drop"))
             if not together or store is None:
                 return self.assign(new)
         # All replicas have computed the same value from the gathered rows, so each stages it without aggregation.

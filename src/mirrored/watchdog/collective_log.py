@@ -83,7 +83,7 @@ class CollectiveLog:
         place = self._places[label, line] = _Place(label, line, number)
         return place
 
-    def depart(self, token: Any = None) -> None:
+    def depart(self, token: object = None) -> None:
         """Records that the operation has returned, as far as this host can tell.
 
         Args:

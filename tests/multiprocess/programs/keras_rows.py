@@ -22,7 +22,10 @@ def outcome(strategy: mr.MirroredStrategy, how: str = "dataset") -> dict[str, ob
     y = x @ np.array([[1.0], [-2.0], [3.0]], np.float32)
     dataset = mr.data.Dataset.from_tensor_slices((x, y)).batch(16)  # the last batch has 12 rows
     with strategy.scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activation="relu"), keras.layers.Dense(1)])
+        dropout = [keras.layers.Dropout(0.3)] if how == "dropout" else []
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(4, activation="relu"), *dropout, keras.layers.Dense(1)]
+        )
         model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"])
     if how == "unseeded":
         model.fit(x, y, epochs=1, verbose=0)

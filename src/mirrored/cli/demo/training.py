@@ -14,6 +14,7 @@ import optax
 import mirrored as mr
 from mirrored.cli.demo.convnet import ConvNet
 from mirrored.cli.demo.digits import Batches, Examples
+from mirrored.values.distributed_values import DistributedValues
 
 # The history of a training, for the report.
 
@@ -63,7 +64,7 @@ class Trainer:
         self.step: Callable[..., Any] = mr.function(self._step)
         self.predict: Callable[..., Any] = mr.function(self._predict)
 
-    def _step(self, batch: Any) -> Any:
+    def _step(self, batch: tuple[DistributedValues | jax.Array, DistributedValues | jax.Array]) -> Any:
         """Performs one update, in cross-replica context: `batch` contains every replica's batch."""
         losses = self.strategy.run(self._replica_step, args=batch)
         return self.strategy.reduce(mr.ReduceOp.SUM, losses, axis=None)
@@ -83,7 +84,7 @@ class Trainer:
         at_step = jax.random.fold_in(jax.random.key(SEED), self.optimizer.iterations.read_value())
         return jax.random.fold_in(at_step, replica.replica_id_in_sync_group)
 
-    def _predict(self, images: Any, is_real: Any) -> Any:
+    def _predict(self, images: DistributedValues | jax.Array, is_real: DistributedValues | jax.Array) -> Any:
         """Predicts the digit of each image of all replicas, in batch order; also returns which are not padding."""
         digits = self.strategy.run(lambda batch: self.model(batch).argmax(axis=-1), args=(images,))
         return self.strategy.gather(digits, axis=0), self.strategy.gather(is_real, axis=0)

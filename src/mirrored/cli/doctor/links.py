@@ -59,7 +59,7 @@ def _quickest_seconds(mesh: Mesh, own: Sequence[jax.Device], size: int, rounds: 
     parts = [jax.device_put(np.ones((1, size), np.float32), device) for device in own]
     value = jax.make_array_from_single_device_arrays((mesh.size, size), sharding, parts)
 
-    def add(x: Any) -> Any:
+    def add(x: jax.Array) -> Any:
         return jax.lax.psum(x, "link")
 
     reduce = jax.jit(jax.shard_map(add, mesh=mesh, in_specs=P("link"), out_specs=P(None), check_vma=False))

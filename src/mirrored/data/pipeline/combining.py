@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import jax
 
+from mirrored._typing import PyTree
 from mirrored.data.calling import transformed
 from mirrored.data.elements import Element
 from mirrored.data.pipeline import indexed, indexed_sources, streams
@@ -23,7 +24,7 @@ class Combining(Steps):
     """The methods of `Dataset` that combine several datasets."""
 
     @classmethod
-    def zip(cls, *args: Any, datasets: Any = None) -> Self:
+    def zip(cls, *args: PyTree, datasets: PyTree | None = None) -> Self:
         """Zips datasets: combines the elements at the same position in the structure of the arguments.
 
         Args:
@@ -57,7 +58,8 @@ class Combining(Steps):
         cycle_length: int | None = None,
         block_length: int | None = None,
         num_parallel_calls: int | None = None,
-        **_: Any,
+        deterministic: bool | None = None,
+        name: str | None = None,
     ) -> Self:
         """Maps every element to a dataset, and interleaves the elements of these datasets.
 
@@ -66,8 +68,10 @@ class Combining(Steps):
             cycle_length: Number of datasets read concurrently. None or AUTOTUNE: one per core, at most 10.
             block_length: Number of consecutive elements from one dataset; 1 by default.
             num_parallel_calls: Accepted for compatibility with TensorFlow and ignored.
-            **_: TensorFlow's `deterministic` and `name`, which have no effect.
+            deterministic: Accepted for compatibility with TensorFlow and ignored.
+            name: Accepted for compatibility with TensorFlow and ignored.
         """
+        del num_parallel_calls, deterministic, name
         cycle = cycle_length if cycle_length not in (None, AUTOTUNE) else min(os.cpu_count() or 1, 10)
         assert cycle is not None
         at_least(1, cycle, "Dataset.interleave", "cycle_length")
@@ -98,24 +102,34 @@ class Combining(Steps):
 class Grouping(Steps):
     """The methods of `Dataset` that group elements into batches or windows, and split batches."""
 
-    def batch(self, batch_size: int, drop_remainder: bool = False, **_: Any) -> Self:
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Self:
         """Stacks groups of consecutive elements along a new first dim.
 
         Args:
             batch_size: Number of elements per batch.
             drop_remainder: Whether to drop a last batch that is not full.
-            **_: TensorFlow's `num_parallel_calls`, `deterministic` and `name`, which have no effect.
+            num_parallel_calls: Accepted for compatibility with TensorFlow and ignored.
+            deterministic: Accepted for compatibility with TensorFlow and ignored.
+            name: Accepted for compatibility with TensorFlow and ignored.
 
         Raises:
             StructureError: While reading: elements of a batch differ in shape (use `padded_batch`).
         """
+        del num_parallel_calls, deterministic, name
         size = at_least(1, int(batch_size), "Dataset.batch", "batch_size")
         if isinstance(self._node, IndexedNode):
             return self._then(indexed.Batched(self._node, size, bool(drop_remainder)))
         return self._then(streams.StreamBatched(self._node, size, bool(drop_remainder)))
 
     def padded_batch(
-        self, batch_size: int, padded_shapes: Any = None, padding_values: Any = None, drop_remainder: bool = False
+        self, batch_size: int, padded_shapes: PyTree = None, padding_values: PyTree = None, drop_remainder: bool = False
     ) -> Self:
         """Pads groups of consecutive elements to one shape and stacks them.
 

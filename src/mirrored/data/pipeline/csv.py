@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, Final
 
 import numpy as np
@@ -35,7 +35,7 @@ class Column:
     default: Any
 
     @classmethod
-    def of(cls, given: Any) -> Column:
+    def of(cls, given: object) -> Column:
         """Creates a column from a dtype (every field must have a value) or from a default value.
 
         Raises:
@@ -94,7 +94,7 @@ def _dtype_of(given: Any) -> np.dtype[Any] | None:
     return None
 
 
-def _default_dtype(given: Any, array: np.ndarray) -> np.dtype[Any]:
+def _default_dtype(given: object, array: np.ndarray) -> np.dtype[Any]:
     if array.dtype.kind in "USO":
         return _TEXT
     if isinstance(given, int | float | list | tuple):
@@ -102,7 +102,7 @@ def _default_dtype(given: Any, array: np.ndarray) -> np.dtype[Any]:
     return array.dtype
 
 
-def _bytes(value: Any) -> bytes:
+def _bytes(value: object) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
@@ -239,7 +239,7 @@ class CsvBatches(StreamStep):
     def stream(self, run: Run) -> Any:
         return engine().map_with_index(self.parent.stream(run), self._batch)
 
-    def _batch(self, _: int, lines: Any) -> Element:
+    def _batch(self, _: int, lines: Iterable[Any]) -> Element:
         return self._with_label(columns_of(list(lines), self.form, list(self.columns.values())))
 
     def _with_label(self, values: Sequence[Any]) -> Any:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Self, TypeVar
 
+from mirrored._typing import PyTree
 from mirrored.data.calling import transformed
 from mirrored.data.elements import Element, handed_out, own_element
 from mirrored.data.pipeline import indexed, shuffling, stateful, storing, streams
@@ -53,15 +54,27 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
 
     # --- Element-wise transformations ---------------------------------------------
 
-    def map(self, map_func: Callable[..., Any], num_parallel_calls: int | None = None, **_: Any) -> Self:
+    def map(
+        self,
+        map_func: Callable[..., Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        synchronous: bool | None = None,
+        use_unbounded_threadpool: bool = False,
+        name: str | None = None,
+    ) -> Self:
         """Applies `map_func` to every element.
 
         Args:
             map_func: Takes an element and returns an element. A tuple is passed as separate arguments.
             num_parallel_calls: Number of threads that call it, if the pipeline is indexed; AUTOTUNE: one per core. The
                 order of elements does not change.
-            **_: TensorFlow's `deterministic` and `name`, which have no effect.
+            deterministic: Accepted for compatibility with TensorFlow and ignored.
+            synchronous: Accepted for compatibility with TensorFlow and ignored.
+            use_unbounded_threadpool: Accepted for compatibility with TensorFlow and ignored.
+            name: Accepted for compatibility with TensorFlow and ignored.
         """
+        del deterministic, synchronous, use_unbounded_threadpool, name
         if isinstance(self._node, IndexedNode):
             threads = (os.cpu_count() or 1) if num_parallel_calls == AUTOTUNE else (num_parallel_calls or 0)
             return self._then(indexed.Mapped(self._node, map_func, threads))
@@ -210,8 +223,9 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         del compression
         storing.store(self._node, path, "Dataset.save")
 
-    def prefetch(self, buffer_size: int = AUTOTUNE, **_: Any) -> Self:
+    def prefetch(self, buffer_size: int = AUTOTUNE, name: str | None = None) -> Self:
         """Prefetches up to `buffer_size` elements in a background thread; AUTOTUNE: 2."""
+        del name
         size = 2 if buffer_size == AUTOTUNE else int(buffer_size)
         if size == 0:
             return self._then(self._node)
@@ -275,7 +289,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         """Returns a new iterator over NumPy arrays, even if plain iteration returns another type."""
         return self.iterator(handed_out)
 
-    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+    def reduce(self, initial_state: PyTree, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """Folds the elements into one state: ``state = reduce_func(state, element)`` for every element.
 
         Args:
@@ -304,7 +318,7 @@ class _WithState:
     function: Callable[[Any, Any], Any]
     state: Any
 
-    def __call__(self, *parts: Any) -> Any:
+    def __call__(self, *parts: Element) -> Any:
         return self.function(self.state, parts[0] if len(parts) == 1 else parts)
 
 

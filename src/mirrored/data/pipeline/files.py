@@ -8,13 +8,14 @@ import io
 import os
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final, Self, TypeAlias
 
 import jax
 import numpy as np
 
+from mirrored._typing import Array, HostArray
 from mirrored.data.cursors import SequenceCursor
 from mirrored.data.elements import Element
 from mirrored.data.extra import crc32c, engine
@@ -35,7 +36,11 @@ RECORD_OVERHEAD_BYTES: Final = _HEADER.size + _FOOTER.size
 """Size of a TFRecord's header and footer."""
 
 
-def file_names(files: Any, called: str) -> tuple[str, ...]:
+FileNames: TypeAlias = str | bytes | os.PathLike[Any] | Sequence[str | bytes | os.PathLike[Any]] | HostArray | Array
+"""One path or several, also as a tensor of strings."""
+
+
+def file_names(files: FileNames, called: str) -> tuple[str, ...]:
     """Converts one path or several to strings.
 
     Raises:
@@ -109,7 +114,7 @@ class _FileCursor:
     def get_state(self) -> Any:
         return {"offset": self._file.tell(), "records": self._records}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         self._file.seek(state["offset"])
         self._records = state["records"]
 
@@ -310,7 +315,7 @@ def _replaced(node: Any, wanted: set[int], worker: int, workers: int) -> Any:
             return dataclasses.replace(node, files=node.files[worker::workers])
         return Sliced(node, worker, None, workers)
 
-    def renewed(value: Any) -> Any:
+    def renewed(value: object) -> Any:
         if isinstance(value, Node):
             return _replaced(value, wanted, worker, workers)
         if isinstance(value, tuple) and any(isinstance(one, Node) for one in value):
@@ -334,6 +339,6 @@ def _files_in(node: Node) -> int:
     return 0
 
 
-def _are_names(array: Any) -> bool:
+def _are_names(array: object) -> bool:
     values = np.asarray(array)
     return values.ndim == 1 and values.dtype.kind in "OSU" and all(isinstance(one, (bytes, str)) for one in values)

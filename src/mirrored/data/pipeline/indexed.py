@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.calling import transformed
 from mirrored.data.elements import Element, concatenated, pad_and_stack, stack
@@ -96,7 +97,7 @@ class _RandomMappedRows(ItemRows):
     def item(self, index: int) -> Element:
         function, rng = self._function, np.random.default_rng((*self._key, index))
 
-        def with_rng(*parts: Any) -> Any:
+        def with_rng(*parts: Element) -> Any:
             return function(*parts, rng)
 
         return transformed(with_rng, self._parent.item(index), "Dataset.random_map", index)
@@ -211,7 +212,7 @@ class Zipped(CountedRows, IndexedNode):
 
 
 class _ZippedRows:
-    def __init__(self, members: list[Rows], treedef: Any) -> None:
+    def __init__(self, members: list[Rows], treedef: jax.tree_util.PyTreeDef) -> None:
         self._members, self._treedef = members, treedef
         self.length = min(member.length for member in members)
 
@@ -321,7 +322,7 @@ class _PaddedRows(_BatchedRows):
         return pad_and_stack(elements, self._shapes, self._values, "Dataset.padded_batch")
 
 
-def padded_spec(parent: Any, size: int | None, shapes: Any) -> Any:
+def padded_spec(parent: PyTree, size: int | None, shapes: PyTree) -> Any:
     """Returns the spec of padded batches. Only dims that the caller passed in `shapes` are known."""
     if shapes is not None:
         given = jax.tree.leaves(shapes, is_leaf=lambda part: isinstance(part, list | tuple))

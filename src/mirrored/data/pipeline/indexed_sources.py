@@ -9,8 +9,10 @@ from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from mirrored._jax.arrays import aligned_empty
+from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.elements import Element, as_element, snapshot, stack, take
 from mirrored.data.extra import engine
@@ -70,7 +72,7 @@ class ArraySource(IndexedNode):
     length: int
 
     @classmethod
-    def of(cls, tensors: Any, called: str) -> ArraySource:
+    def of(cls, tensors: PyTree, called: str) -> ArraySource:
         """Creates a source from a snapshot of `tensors`.
 
         Raises:
@@ -210,7 +212,7 @@ class _ChoiceCursor:
                 self._ended = [self._stop_on_empty or n == chosen or ended for n, ended in enumerate(self._ended)]
         raise StopIteration
 
-    def _checked(self, choice: Any) -> int:
+    def _checked(self, choice: Element) -> int:
         if np.shape(choice) != () or np.asarray(choice).dtype.kind not in "iu" or not 0 <= choice < len(self._members):
             raise ArgumentError(
                 self._called,
@@ -225,7 +227,7 @@ class _ChoiceCursor:
         members = [member.get_state() for member in self._members]
         return {"choices": self._choices.get_state(), "members": members, "ended": list(self._ended)}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         """Restores the positions of the choices and of all members."""
         self._choices.set_state(state["choices"])
         for member, position in zip(self._members, state["members"], strict=True):
@@ -245,15 +247,15 @@ class ByWeight:
         ArgumentError: The weights are invalid, see `check_weights`.
     """
 
-    def __init__(self, weights: Any) -> None:
+    def __init__(self, weights: npt.ArrayLike) -> None:
         self._edges = np.cumsum(check_weights(weights, "weights", "Dataset.sample_from_datasets"))
 
-    def __call__(self, uniform: Any) -> np.int64:
+    def __call__(self, uniform: float | np.floating[Any]) -> np.int64:
         place = np.searchsorted(self._edges, uniform * self._edges[-1], side="right")
         return np.int64(min(place, len(self._edges) - 1))
 
 
-def check_weights(weights: Any, name: str, called: str) -> np.ndarray:
+def check_weights(weights: npt.ArrayLike, name: str, called: str) -> np.ndarray:
     """Returns the weights as a float64 vector after checking them.
 
     Raises:

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from mirrored.data.elements import Element
 from mirrored.data.pipeline.nodes import Node, Run, nodes
@@ -20,10 +20,18 @@ from mirrored.watchdog.fail_fast_exit import in_forked_children
 # Dataset iterators: reading elements, saving and restoring the position, and the end of the data.
 
 _VERSION: Final = 1
-_open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def close_at_exit(resource: Any) -> None:
+class Closeable(Protocol):
+    """Holds threads or files until it is closed."""
+
+    def close(self) -> None: ...
+
+
+_open: weakref.WeakSet[Closeable] = weakref.WeakSet()
+
+
+def close_at_exit(resource: Closeable) -> None:
     """Registers `resource.close()` to run at interpreter exit, unless the resource is garbage-collected before.
 
     A Grain thread that still reads at exit can abort the process.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import glob
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import jax
 import numpy as np
 
 from mirrored._jax.arrays import frozen
+from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.elements import as_element
 from mirrored.data.pipeline import files, indexed_sources, storing, streams
@@ -32,7 +33,7 @@ class Making(Steps):
         return cls(indexed_sources.RangeSource(range(*map(int, args))))
 
     @classmethod
-    def from_tensors(cls, tensors: Any) -> Self:
+    def from_tensors(cls, tensors: PyTree) -> Self:
         """Creates a dataset with one element.
 
         Args:
@@ -41,7 +42,7 @@ class Making(Steps):
         return cls(indexed_sources.ListSource((jax.tree.map(frozen, as_element(tensors, "Dataset.from_tensors")),)))
 
     @classmethod
-    def from_tensor_slices(cls, tensors: Any) -> Self:
+    def from_tensor_slices(cls, tensors: PyTree) -> Self:
         """Creates a dataset with one element per row of the arrays.
 
         The arrays are copied once, into aligned memory. Memory-mapped arrays are read in place, batch by batch, so
@@ -66,10 +67,10 @@ class Making(Steps):
     def from_generator(
         cls,
         generator: Callable[..., Any],
-        output_types: Any = None,
-        output_shapes: Any = None,
+        output_types: PyTree = None,
+        output_shapes: PyTree = None,
         args: Sequence[Any] = (),
-        output_signature: Any = None,
+        output_signature: PyTree = None,
     ) -> Self:
         """Creates a dataset of the elements that `generator(*args)` yields.
 
@@ -85,7 +86,7 @@ class Making(Steps):
         return cls(streams.IterableSource(functools.partial(generator, *args), signature, "Dataset.from_generator"))
 
     @classmethod
-    def list_files(cls, file_pattern: Any, shuffle: bool | None = None, seed: int | None = None) -> Self:
+    def list_files(cls, file_pattern: files.FileNames, shuffle: bool | None = None, seed: int | None = None) -> Self:
         """Creates a dataset of the paths that match a pattern, as bytes.
 
         Args:
@@ -110,7 +111,7 @@ class Making(Steps):
         return made
 
     @classmethod
-    def from_text_lines(cls, filenames: Any, compression_type: str | None = None) -> Self:
+    def from_text_lines(cls, filenames: files.FileNames | Steps, compression_type: str | None = None) -> Self:
         """Creates a dataset of the lines of text files, as bytes without line breaks.
 
         Args:
@@ -122,7 +123,7 @@ class Making(Steps):
         return cls._from_files(filenames, files.read_line, compression_type, "TextLineDataset")
 
     @classmethod
-    def from_tfrecords(cls, filenames: Any, compression_type: str | None = None) -> Self:
+    def from_tfrecords(cls, filenames: files.FileNames | Steps, compression_type: str | None = None) -> Self:
         """Creates a dataset of the records of TFRecord files, as bytes. Reading checks their CRCs.
 
         Args:
@@ -134,7 +135,7 @@ class Making(Steps):
         return cls._from_files(filenames, files.read_tfrecord, compression_type, "TFRecordDataset")
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], element_spec: Any = None, compression: str | None = None) -> Self:
+    def load(cls, path: str | os.PathLike[str], element_spec: object = None, compression: str | None = None) -> Self:
         """Creates an indexed dataset of the elements that `save` has written.
 
         Args:
@@ -151,7 +152,9 @@ class Making(Steps):
         return cls(storing.StoredSource(storing.Stored(path, "Dataset.load")))
 
     @classmethod
-    def _from_files(cls, names: Any, read: Callable[..., Any], compression: str | None, called: str) -> Self:
+    def _from_files(
+        cls, names: files.FileNames | Steps, read: Callable[..., Any], compression: str | None, called: str
+    ) -> Self:
         packing = files.check_compression(compression, called)
         if isinstance(names, Steps):
             listing: Any = cls._of(names._node)
@@ -160,7 +163,7 @@ class Making(Steps):
         return cls(files.FileSource(files.file_names(names, called), read, packing, called))
 
 
-def _signature(types: Any, shapes: Any, signature: Any) -> Any:
+def _signature(types: PyTree, shapes: PyTree, signature: PyTree) -> Any:
     if signature is not None:
         return specs.as_spec(signature)
     if types is None or shapes is None:
@@ -174,5 +177,5 @@ def _signature(types: Any, shapes: Any, signature: Any) -> Any:
     return jax.tree.unflatten(treedef, made)
 
 
-def _has_shapes(part: Any) -> bool:
+def _has_shapes(part: Iterable[Any]) -> bool:
     return any(isinstance(item, list | tuple) for item in part)

@@ -65,7 +65,7 @@ class Cursor(Protocol):
         """Returns the position as JSON-like data."""
         ...
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         """Restores a position."""
         ...
 
@@ -144,7 +144,7 @@ class PositionCursor:
         """Returns the next position."""
         return {"next_index": self._next}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         """Restores the next position."""
         self._next = state["next_index"]
 
@@ -218,10 +218,14 @@ class LikeParent:
         return self.parent.spec
 
 
+class _Openable(Protocol):
+    def open(self, run: Run) -> Rows: ...
+
+
 class CountedRows:
     """A mixin for indexed steps whose cardinality is the length of their rows."""
 
     @property
-    def cardinality(self: Any) -> int:
+    def cardinality(self: _Openable) -> int:
         """The number of rows."""
         return length_as_cardinality(self.open(Run()).length)

@@ -80,7 +80,7 @@ class Optional:
     TensorFlow: `tf.experimental.Optional`; here `has_value` returns a bool.
     """
 
-    def __init__(self, value: Any = _NOTHING, end_error: Callable[..., EndOfDataError] = EndOfDataError) -> None:
+    def __init__(self, value: object = _NOTHING, end_error: Callable[..., EndOfDataError] = EndOfDataError) -> None:
         self._value, self._end_error = value, end_error
 
     def has_value(self) -> bool:

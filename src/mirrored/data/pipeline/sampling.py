@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
+from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.elements import Element, own_element
 from mirrored.data.pipeline import indexed, indexed_sources, shuffling, stateful, streams
 from mirrored.data.pipeline.iterators import Steps
 from mirrored.data.pipeline.nodes import Node
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
+
+if TYPE_CHECKING:
+    from mirrored.data.pipeline.dataset import Dataset
+
+
+class NamedDType(Protocol):
+    """A dtype of a facade, which has the name of one of NumPy's."""
+
+    @property
+    def name(self) -> str: ...
 
 
 class Sampling(Steps):
@@ -33,7 +45,9 @@ class Sampling(Steps):
         return cls(indexed.Mapped(_uniform(seed, rerandomize_each_iteration), shuffling.as_integer))
 
     @classmethod
-    def counter(cls, start: int = 0, step: int = 1, dtype: Any = np.int64) -> Self:
+    def counter(
+        cls, start: int = 0, step: int = 1, dtype: str | type[Any] | np.dtype[Any] | NamedDType = np.int64
+    ) -> Self:
         """Creates an infinite dataset of the numbers start, start + step, ...
 
         Example:
@@ -41,14 +55,15 @@ class Sampling(Steps):
             >>> [int(n) for n in Dataset.counter(2, 3).take(3)]
             [2, 5, 8]
         """
-        kind = np.dtype(getattr(dtype, "name", dtype)).type
+        named: Any = getattr(dtype, "name", dtype)
+        kind = np.dtype(named).type
         return cls(indexed.Mapped(shuffling.Endless(), lambda index: kind(start + step * int(index))))
 
     @classmethod
     def sample_from_datasets(
         cls,
         datasets: Sequence[Steps],
-        weights: Any = None,
+        weights: npt.ArrayLike | Steps | None = None,
         seed: int | None = None,
         stop_on_empty_dataset: bool = False,
         rerandomize_each_iteration: bool | None = None,
@@ -128,7 +143,11 @@ class Sampling(Steps):
         return cls(indexed_sources.Chosen(choice_dataset._node, members, stop_on_empty_dataset, called))
 
     def rejection_resample(
-        self, class_func: Callable[..., Any], target_dist: Any, initial_dist: Any = None, seed: int | None = None
+        self,
+        class_func: Callable[..., Any],
+        target_dist: npt.ArrayLike,
+        initial_dist: npt.ArrayLike | None = None,
+        seed: int | None = None,
     ) -> Self:
         """Drops elements at random so that the classes reach a target distribution. Returns pairs (class, element).
 
@@ -192,7 +211,7 @@ class Sampling(Steps):
         return self._then(stateful.Grouped(self._node, key_func, size, self._reducer(reduce_func)))
 
     def _reducer(self, reduce_func: Callable[[Any, Any], Steps]) -> Callable[[Any, list[Element], int], Node]:
-        def reduce(key: Any, window: list[Element], number: int) -> Node:
+        def reduce(key: int, window: list[Element], number: int) -> Node:
             made = reduce_func(key, type(self)(indexed_sources.ListSource(tuple(window))))
             if isinstance(made, Steps):
                 return made._node
@@ -210,8 +229,8 @@ class Sampling(Steps):
         element_length_func: Callable[..., Any],
         bucket_boundaries: Sequence[int],
         bucket_batch_sizes: Sequence[int],
-        padded_shapes: Any = None,
-        padding_values: Any = None,
+        padded_shapes: PyTree = None,
+        padding_values: PyTree = None,
         pad_to_bucket_boundary: bool = False,
         no_padding: bool = False,
         drop_remainder: bool = False,
@@ -250,18 +269,18 @@ class Sampling(Steps):
             )
         shapes = _BucketShapes(self._node, padded_shapes, bounds) if pad_to_bucket_boundary else None
 
-        def batches(bucket: Any, window: Any) -> Any:
+        def batches(bucket: int, window: Dataset) -> Any:
             if no_padding:
                 return window.batch(sizes[bucket], drop_remainder)
             wanted = padded_shapes if shapes is None else shapes(int(bucket))
             return window.padded_batch(sizes[bucket], wanted, padding_values, drop_remainder)
 
-        def bucket_of(*parts: Any) -> int:
+        def bucket_of(*parts: Element) -> int:
             return int(np.searchsorted(bounds, int(element_length_func(*parts)), side="right"))
 
         return self.group_by_window(bucket_of, batches, window_size_func=lambda bucket: sizes[bucket])
 
-    def scan(self, initial_state: Any, scan_func: Callable[[Any, Any], Any]) -> Self:
+    def scan(self, initial_state: PyTree, scan_func: Callable[[Any, Any], Any]) -> Self:
         """Maps elements with a carried state: returns `out` of ``state, out = scan_func(state, element)``.
 
         Args:
@@ -343,11 +362,11 @@ class _BucketShapes:
         return filled
 
 
-def _is_shape(part: Any) -> bool:
+def _is_shape(part: object) -> bool:
     return isinstance(part, list | tuple) and all(dim is None or isinstance(dim, int) for dim in part)
 
 
-def _filled(shape: Any, size: int) -> tuple[int, ...]:
+def _filled(shape: Sequence[int | None], size: int) -> tuple[int, ...]:
     return tuple(size if dim in (None, -1) else dim for dim in shape)
 
 
@@ -355,7 +374,7 @@ def _uniform(seed: int | None, rerandomize: bool | None) -> shuffling.Uniform:
     return shuffling.Uniform(shuffling.new_seed() if seed is None else int(seed), bool(rerandomize))
 
 
-def _weighed(weights: Any, uniform: Any) -> np.int64:
+def _weighed(weights: npt.ArrayLike, uniform: np.floating[Any]) -> np.int64:
     return indexed_sources.ByWeight(np.ravel(weights))(uniform)
 
 

@@ -86,7 +86,7 @@ class BufferCursor:
         number, position = self._marks[0]
         return {"given": self._given, "read": self._read, "ended": self._ended, "from": number, "position": position}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         self._given, self._read, self._ended = state["given"], state["read"], state["ended"]
         numbers = self._numbers_in_buffer()
         self._parent.set_state(state["position"])
@@ -169,7 +169,7 @@ class _UniformRows(ItemRows):
             return self._block[1][place]
 
 
-def as_integer(uniform: Any) -> np.int64:
+def as_integer(uniform: float | np.floating[Any]) -> np.int64:
     """Scales a number in [0, 1) to an integer in [0, 2**31), which fits into 32 bits."""
     return np.int64(uniform * _LIMIT)
 

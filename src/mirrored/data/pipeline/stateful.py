@@ -97,7 +97,7 @@ class _CacheCursor:
     def get_state(self) -> Any:
         return {"place": self._place}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         # A position contains no elements: unless the cache is complete, the parent is read again up to this index.
         self._place = state["place"]
 
@@ -162,7 +162,7 @@ class Scanned(Remembering):
                 state, out = self._checked(pair, state)
             yield out
 
-    def _checked(self, pair: Any, old: Element) -> tuple[Element, Element]:
+    def _checked(self, pair: object, old: Element) -> tuple[Element, Element]:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise StructureError(
                 "Dataset.scan",
@@ -181,11 +181,11 @@ class _Given:
     state: Element
     element: Element
 
-    def __call__(self, *_: Any) -> Any:
+    def __call__(self, *_: object) -> Any:
         return self.function(self.state, self.element)
 
 
-def _copied(leaf: Any) -> Any:
+def _copied(leaf: object) -> Any:
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
@@ -204,7 +204,7 @@ def _like(old: Element, new: Element) -> Element:
     return jax.tree.map(lambda a, b: b if _dtype(a) == _dtype(b) else b.astype(_dtype(a)), old, new)
 
 
-def _dtype(leaf: Any) -> np.dtype[Any]:
+def _dtype(leaf: object) -> np.dtype[Any]:
     return np.dtype(getattr(leaf, "dtype", object))
 
 
@@ -289,7 +289,7 @@ def _open_batch(spec: specs.ArraySpec) -> specs.ArraySpec:
     return specs.ArraySpec((None, *spec.shape[1:]), spec.dtype) if spec.shape else spec
 
 
-def _integer(value: Any, name: str, rule: str) -> int:
+def _integer(value: object, name: str, rule: str) -> int:
     array = np.asarray(value)
     if array.shape != () or array.dtype.kind not in "iub":
         raise StructureError(
@@ -335,7 +335,7 @@ class Resampled(Remembering):
             if uniform * wanted.max() < wanted[found]:
                 yield np.int32(found), element
 
-    def _checked(self, value: Any, index: int) -> int:
+    def _checked(self, value: object, index: int) -> int:
         array = np.asarray(value)
         if array.shape != () or array.dtype.kind not in "iub" or not 0 <= array < len(self.target):
             raise StructureError(
@@ -379,7 +379,7 @@ class _WhileCursor:
     def get_state(self) -> Any:
         return {"count": self._count, "ended": self._ended, "parent": self._parent.get_state()}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         self._count, self._ended = state["count"], state["ended"]
         self._parent.set_state(state["parent"])
 

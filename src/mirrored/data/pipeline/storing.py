@@ -18,13 +18,14 @@ import os
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._typing import PyTree
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.pipeline.files import RECORD_OVERHEAD_BYTES, TFRecordWriter, open_file, read_tfrecord
@@ -126,7 +127,7 @@ def _rest_of(cursor: Cursor) -> Iterator[Element]:
         yield element
 
 
-def _structure(spec: Any, called: str) -> Any:
+def _structure(spec: PyTree, called: str) -> Any:
     """Converts a spec to JSON-like data."""
     if isinstance(spec, dict):
         if not all(isinstance(key, str) for key in spec):
@@ -149,7 +150,7 @@ def _structure(spec: Any, called: str) -> Any:
     return {"dtype": _TEXT if spec.dtype.kind in "OSU" else spec.dtype.name, "shape": list(spec.shape)}
 
 
-def _pack(element: Element, structure: Any, out: IO[bytes], called: str) -> None:
+def _pack(element: Element, structure: Mapping[str, Any], out: IO[bytes], called: str) -> None:
     if "dtype" not in structure:
         ((kind, parts),) = structure.items()
         fits = isinstance(element, _KINDS[kind]) and len(element) == len(parts)
@@ -173,7 +174,7 @@ def _pack(element: Element, structure: Any, out: IO[bytes], called: str) -> None
         out.write(_LENGTH.pack(len(text)) + text)
 
 
-def _differs(called: str, found: str, structure: Any) -> StructureError:
+def _differs(called: str, found: str, structure: Mapping[str, Any]) -> StructureError:
     return StructureError(
         called,
         found=f"an element with {found} where the first ones had {json.dumps(structure)}",
@@ -236,7 +237,7 @@ class Stored:
         )
 
 
-def _unpack(record: IO[bytes], structure: Any) -> Element:
+def _unpack(record: IO[bytes], structure: Mapping[str, Any]) -> Element:
     if "dtype" not in structure:
         return _rebuilt(structure, lambda part: _unpack(record, part))
     dims = struct.unpack(f"<{len(structure['shape'])}q", record.read(8 * len(structure["shape"])))
@@ -251,14 +252,14 @@ def _unpack(record: IO[bytes], structure: Any) -> Element:
     return np.frombuffer(record.read(count * dtype.itemsize), dtype).reshape(dims)[()]
 
 
-def _spec(structure: Any) -> Any:
+def _spec(structure: Mapping[str, Any]) -> Any:
     if "dtype" not in structure:
         return _rebuilt(structure, _spec)
     is_text = structure["dtype"] == _TEXT
     return ArraySpec(tuple(structure["shape"]), np.dtype(object) if is_text else jnp.dtype(structure["dtype"]))
 
 
-def _rebuilt(structure: Any, make: Callable[[Any], Any]) -> Any:
+def _rebuilt(structure: Mapping[str, Any], make: Callable[[Any], Any]) -> Any:
     ((kind, parts),) = structure.items()
     if kind == "dict":
         return {key: make(part) for key, part in parts.items()}

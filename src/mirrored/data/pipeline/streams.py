@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.calling import call, transformed
 from mirrored.data.cursors import (
@@ -71,7 +72,7 @@ class IterableSource(StreamNode):
     def _make(self) -> Any:
         return _Noting(self._iterators(), self.called)  # type: ignore[attr-defined]
 
-    def _convert(self, value: Any, index: int) -> Element:
+    def _convert(self, value: PyTree, index: int) -> Element:
         try:
             element = own_element(value, self.called)
             return element if self.signature is None else specs.check(self.signature, element, self.called)
@@ -83,7 +84,7 @@ class IterableSource(StreamNode):
 class _Noting:
     """An iterator that adds the index of the element to exceptions."""
 
-    def __init__(self, iterable: Any, called: str) -> None:
+    def __init__(self, iterable: Iterable[Any], called: str) -> None:
         self._iterator, self._called, self._count = iter(iterable), called, 0
 
     def __iter__(self) -> _Noting:
@@ -303,7 +304,7 @@ class StreamBatched(StreamStep):
     def stream(self, run: Run) -> Any:
         return engine().batch(self.parent.stream(run), self.size, self.drop_remainder, self._make_batch)
 
-    def _make_batch(self, elements: Any) -> Element:
+    def _make_batch(self, elements: Sequence[Element]) -> Element:
         if self.padding is None:
             return stack(elements)
         return pad_and_stack(elements, *self.padding, "Dataset.padded_batch")

@@ -19,7 +19,7 @@ class Tables(Steps):
     @classmethod
     def from_csv(
         cls,
-        filenames: Any,
+        filenames: files.FileNames | Steps,
         record_defaults: Sequence[Any],
         compression_type: str | None = None,
         buffer_size: int | None = None,
@@ -59,7 +59,9 @@ class Tables(Steps):
         return cls(csv.CsvRows(lines._node, form, columns))
 
     @classmethod
-    def _csv_lines(cls, names: Any, compression: str | None, header: bool, quotes: bool, called: str) -> Self:
+    def _csv_lines(
+        cls, names: files.FileNames | Steps, compression: str | None, header: bool, quotes: bool, called: str
+    ) -> Self:
         read = csv.ReadRecord(header, quotes)
         made: Self = cls._from_files(names, read, compression, called)  # type: ignore[attr-defined]
         return made
@@ -67,7 +69,7 @@ class Tables(Steps):
     @classmethod
     def csv_batches(
         cls,
-        file_pattern: Any,
+        file_pattern: files.FileNames,
         batch_size: int,
         column_names: Sequence[str] | None = None,
         column_defaults: Sequence[Any] | None = None,
@@ -221,7 +223,7 @@ def _check_encoding(encoding: str, called: str) -> None:
         )
 
 
-def _matching(file_pattern: Any, called: str) -> list[str]:
+def _matching(file_pattern: files.FileNames, called: str) -> list[str]:
     patterns = files.file_names(file_pattern, called)
     found = sorted({path for pattern in patterns for path in glob.glob(pattern)})
     if not found:

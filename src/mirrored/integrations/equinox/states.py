@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mirrored._typing import Leaf, PyTree
 from mirrored.extras import load
 from mirrored.integrations.trees import belongs_here, is_array, named, statistic_of, value_to_move, variable_of
 from mirrored.variables import Variable
@@ -20,25 +21,25 @@ equinox = load("equinox", called="mirrored.integrations.equinox", extra="equinox
 class EquinoxBridge:
     """Converts the Equinox objects that hold state, for `mirror`."""
 
-    def is_whole(self, value: Any) -> bool:
+    def is_whole(self, value: object) -> bool:
         """Whether `value` is a state. Modules are ordinary pytrees."""
         return isinstance(value, equinox.nn.State)
 
-    def mirror(self, value: Any, path: str) -> Any:
+    def mirror(self, value: PyTree, path: str) -> Any:
         """Returns a state of the same structure with variables in place of arrays."""
 
-        def on_variable(where: Any, leaf: Any) -> Any:
+        def on_variable(where: tuple[Any, ...], leaf: Leaf) -> Any:
             name = named((*where,), "state") if not path else f"{path}/{named(where)}"
             return _statistic(leaf, name)
 
         return jax.tree_util.tree_map_with_path(on_variable, value, is_leaf=_is_variable)
 
-    def unmirror(self, value: Any) -> Any:
+    def unmirror(self, value: PyTree) -> Any:
         """Returns a state with arrays in place of variables."""
         return jax.tree.map(lambda leaf: leaf.read_value() if _is_variable(leaf) else leaf, value, is_leaf=_is_variable)
 
 
-def _statistic(leaf: Any, name: str) -> Any:
+def _statistic(leaf: Leaf, name: str) -> Any:
     if _is_variable(leaf):
         if belongs_here(leaf):
             return leaf
@@ -49,7 +50,7 @@ def _statistic(leaf: Any, name: str) -> Any:
     return statistic_of(leaf, name) if floating else variable_of(leaf, name)
 
 
-def _is_variable(value: Any) -> bool:
+def _is_variable(value: object) -> bool:
     return isinstance(value, Variable)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from mirrored._jax.traces import current_trace, recording_parent
+from mirrored._typing import PyTree
 from mirrored.checkpoint.deferred import is_expected, state_came
 from mirrored.extras import load
 from mirrored.integrations.flax.holding import adopt, below_tapes, held, is_ours, name_by_path, renew, value_of
@@ -16,6 +17,10 @@ from mirrored.integrations.flax.optimizers import connect_optimizer
 from mirrored.integrations.flax.variables import connect_variables
 from mirrored.patches import is_applied, replace, undo
 from mirrored.runtime.ambient import ambient
+
+if TYPE_CHECKING:
+    from flax.nnx import Pytree
+    from flax.nnx import Variable as NNXVariable
 
 nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
@@ -44,7 +49,7 @@ def _staging(check: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.wraps(check)
-    def staging(self: Any, message: Callable[[], str]) -> None:
+    def staging(self: Pytree, message: Callable[[], str]) -> None:
         store = ambient().store
         if store is None or not store.captures or recording_parent(current_trace()) is not store.base_trace:
             renew(self)
@@ -60,7 +65,7 @@ def _checked(set_attribute: Callable[..., None], check: Callable[..., None]) -> 
     """
 
     @functools.wraps(set_attribute)
-    def checked(self: Any, name: str, value: Any) -> None:
+    def checked(self: Pytree, name: str, value: object) -> None:
         renew(self)
         check(self, lambda: f"Cannot mutate '{type(self).__name__}' from different trace level")
         set_attribute(self, name, value)
@@ -75,24 +80,24 @@ def _checked(set_attribute: Callable[..., None], check: Callable[..., None]) -> 
 class NNXBridge:
     """Converts NNX modules, optimizers and states in place, for `mirror`: their variables become backed by ours."""
 
-    def is_whole(self, value: Any) -> bool:
+    def is_whole(self, value: object) -> bool:
         """Whether `value` is an NNX object."""
         return isinstance(value, (nnx.Pytree, nnx.Variable, nnx.State))
 
-    def mirror(self, value: Any, path: str) -> Any:
+    def mirror(self, value: PyTree, path: str) -> Any:
         """Returns the same object, with all of its variables backed by ours."""
         for where, variable in nnx.to_flat_state(nnx.state(value)):
             adopt(variable, "/".join(map(str, ([path] if path else []) + list(where))))
         return value
 
-    def unmirror(self, value: Any) -> Any:
+    def unmirror(self, value: PyTree) -> Any:
         """Returns an independent copy of the object, with plain values."""
         graph, state = nnx.split(value)
         # `merge` reuses the variables of the state without copying them, so the state gets new ones first.
         return nnx.merge(graph, jax.tree.map(_plain, state, is_leaf=lambda one: isinstance(one, nnx.Variable)))
 
 
-def _plain(variable: Any) -> Any:
+def _plain(variable: object) -> Any:
     """Returns a new, unbacked variable with the current value of this one."""
     if not isinstance(variable, nnx.Variable):
         return variable
@@ -100,7 +105,7 @@ def _plain(variable: Any) -> Any:
     return type(variable)._new(value_of(content) if is_ours(content) else content, variable.get_metadata())
 
 
-def is_mirrored(variable: Any) -> bool:
+def is_mirrored(variable: NNXVariable[Any]) -> bool:
     """Whether an NNX variable is backed by one of our variables."""
     return is_ours(held(variable))
 

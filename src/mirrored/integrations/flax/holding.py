@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,16 @@ from mirrored._jax.traces import (
     recording_parent,
     swap_trace,
 )
+from mirrored._typing import Array, HostArray
 from mirrored.errors import ContextError
 from mirrored.extras import load
 from mirrored.integrations.trees import belongs_here, is_array, statistic_of
 from mirrored.runtime.ambient import ambient, within
 from mirrored.variables import Variable, VariableAggregation
+
+if TYPE_CHECKING:
+    from flax.nnx import Pytree
+    from flax.nnx import Variable as NNXVariable
 
 # NNX random keys: one stored key, from which each replica derives its own key in `run`.
 
@@ -41,7 +46,7 @@ class ReplicaKey:
         name: The variable's name.
     """
 
-    def __init__(self, key: Any, name: str) -> None:
+    def __init__(self, key: jax.Array, name: str) -> None:
         self._implementation = jax.random.key_impl(key)
         self.variable = Variable(jax.random.key_data(key), trainable=False, name=name)
 
@@ -57,7 +62,7 @@ class ReplicaKey:
         folded = jax.random.key_data(jax.random.fold_in(key, number))
         return self._wrapped(jnp.where(number == 0, jax.random.key_data(key), folded))
 
-    def assign(self, key: Any) -> None:
+    def assign(self, key: jax.Array) -> None:
         """Replaces the key outside `run`; has no effect in replica context.
 
         NNX's transforms write back the key that they read. In a replica that is usually a folded key.
@@ -67,7 +72,7 @@ class ReplicaKey:
             return
         self.variable.assign(jax.random.key_data(key), read_value=False)
 
-    def _wrapped(self, data: Any) -> Any:
+    def _wrapped(self, data: jax.Array) -> Any:
         return jax.random.wrap_key_data(data, impl=self._implementation)
 
 
@@ -76,7 +81,7 @@ class ReplicaKey:
 nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
 
-def name_by_path(attribute: str, value: Any) -> None:
+def name_by_path(attribute: str, value: object) -> None:
     """Names the variables of a new module attribute: ``kernel``, and ``inner/kernel`` in the enclosing module.
 
     Args:
@@ -90,7 +95,7 @@ def name_by_path(attribute: str, value: Any) -> None:
             owner.name = "/".join([attribute, *map(str, path)])
 
 
-def _variables(value: Any) -> Iterable[tuple[tuple[Any, ...], Any]]:
+def _variables(value: object) -> Iterable[tuple[tuple[Any, ...], Any]]:
     if isinstance(value, nnx.Variable):
         return [((), value)]
     if isinstance(value, nnx.Pytree):
@@ -128,7 +133,7 @@ def below_tapes(trace_state: Callable[[], Any]) -> Callable[[], Any]:
     return below
 
 
-def _marked(state: Any, trace: Any) -> Any:
+def _marked(state: Any, trace: object) -> Any:
     here = ambient()
     if here.store is not None and here.store.captures:
         state.of_function = trace is here.store.base_trace
@@ -137,7 +142,7 @@ def _marked(state: Any, trace: Any) -> Any:
     return state
 
 
-def renew(module: Any) -> None:
+def renew(module: Pytree) -> None:
     """Allows changes to a module outside the compiled function that has flattened and unflattened it.
 
     `nnx.value_and_grad` in a compiled function does that with the model itself, so NNX records the function's trace as
@@ -153,12 +158,12 @@ def renew(module: Any) -> None:
         object.__setattr__(module, "_pytree__state", made)
 
 
-def _is_traced(value: Any) -> bool:
+def _is_traced(value: object) -> bool:
     leaves = jax.tree.leaves(value, is_leaf=lambda one: isinstance(one, (nnx.Variable, nnx.Pytree)))
     return any(is_tracer(held(one) if isinstance(one, nnx.Variable) else one) for one in leaves)
 
 
-def refuse_in_turn(variable: Any) -> None:
+def refuse_in_turn(variable: NNXVariable[Any]) -> None:
     """Raises if an eager run of several replicas assigns an NNX variable without a strategy.
 
     Raises:
@@ -184,7 +189,7 @@ _slot: Any = nnx.Variable.__dict__["_raw_value"]
 _UNSET = object()
 
 
-def held(variable: Any) -> Any:
+def held(variable: NNXVariable[Any]) -> Any:
     """Returns the content of an NNX variable's slot: a backing `Variable` or `ReplicaKey`, or the plain value."""
     try:
         return _slot.__get__(variable)
@@ -192,17 +197,17 @@ def held(variable: Any) -> Any:
         return _UNSET
 
 
-def hold(variable: Any, value: Any) -> None:
+def hold(variable: NNXVariable[Any], value: object) -> None:
     """Sets the content of an NNX variable's slot."""
     _slot.__set__(variable, value)
 
 
-def is_ours(content: Any) -> bool:
+def is_ours(content: object) -> bool:
     """Whether a slot's content is a backing `Variable` or `ReplicaKey`."""
     return isinstance(content, (Variable, ReplicaKey))
 
 
-def value_of(content: Any) -> Any:
+def value_of(content: Variable | ReplicaKey) -> Any:
     """Returns the value of a backing variable, also inside NNX transforms (`nnx.grad`, `nnx.vmap`) in eager code.
 
     In these transforms the value is read eagerly and becomes a constant of their trace. That is safe: they flatten and
@@ -222,7 +227,7 @@ def is_nested() -> bool:
     return trace is not store.base_trace if store is not None and store.captures else not is_eval(trace)
 
 
-def adopt(variable: Any, name: str = "") -> None:
+def adopt(variable: NNXVariable[Any], name: str = "") -> None:
     """Moves the value of an NNX variable to a new backing variable of the current strategy."""
     content = held(variable)
     if is_ours(content):
@@ -238,7 +243,7 @@ def adopt(variable: Any, name: str = "") -> None:
         hold(variable, ReplicaKey(content, name) if is_key else _made(variable, content, name))
 
 
-def _made(variable: Any, value: Any, name: str) -> Variable:
+def _made(variable: NNXVariable[Any], value: Array | HostArray, name: str) -> Variable:
     name = name or type(variable).__name__
     if isinstance(variable, nnx.metrics.MetricState):
         return statistic_of(value, name, VariableAggregation.SUM)

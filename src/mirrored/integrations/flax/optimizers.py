@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
+from mirrored._typing import PyTree
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ContextError
 from mirrored.extras import load
@@ -16,6 +17,9 @@ from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context
 from mirrored.variables import Variable
+
+if TYPE_CHECKING:
+    from flax.nnx import Optimizer
 
 nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 
@@ -27,7 +31,7 @@ def connect_optimizer() -> None:
 
 def _over_replicas(update: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(update)
-    def update_over_replicas(self: Any, model: Any, grads: Any = None, /, **kwargs: Any) -> Any:
+    def update_over_replicas(self: Optimizer[Any], model: PyTree, grads: PyTree = None, /, **kwargs: Any) -> Any:
         if grads is None or not _is_distributed(model):
             return update(self, model, grads, **kwargs) if grads is not None else update(self, model, **kwargs)
         for variable in jax.tree.leaves(self, is_leaf=_is_nnx_variable):
@@ -38,14 +42,14 @@ def _over_replicas(update: Callable[..., Any]) -> Callable[..., Any]:
     return update_over_replicas
 
 
-def _is_distributed(model: Any) -> bool:
+def _is_distributed(model: PyTree) -> bool:
     """Whether the model's variables belong to a strategy."""
     variables = jax.tree.leaves(nnx.state(model), is_leaf=_is_nnx_variable)
     contents = (held(variable) for variable in variables if _is_nnx_variable(variable))
     return any(isinstance(content, Variable) and content.device_assignment is not None for content in contents)
 
 
-def _summed(grads: Any) -> Any:
+def _summed(grads: PyTree) -> Any:
     context = get_replica_context()
     if context is None or not ambient().strategies:
         raise ContextError(
@@ -63,5 +67,5 @@ def _summed(grads: Any) -> Any:
     return jax.tree.unflatten(structure, context.all_reduce(ReduceOp.SUM, leaves))
 
 
-def _is_nnx_variable(value: Any) -> bool:
+def _is_nnx_variable(value: object) -> bool:
     return isinstance(value, nnx.Variable)

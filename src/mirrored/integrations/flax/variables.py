@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mirrored._jax.arrays import as_array
+from mirrored._typing import Operand
 from mirrored.errors import ArgumentTypeError
 from mirrored.extras import load
 from mirrored.integrations.flax.holding import (
@@ -31,6 +32,9 @@ from mirrored.integrations.flax.holding import (
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
 from mirrored.variables import Variable
+
+if TYPE_CHECKING:
+    from flax.nnx import Variable as NNXVariable
 
 nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
 _NO_INDEX = object()
@@ -53,13 +57,13 @@ def connect_variables() -> None:
     replace("flax", cls, "_can_update", _updatable(cls.__dict__["_can_update"]))
 
 
-def _child(variable: Any) -> Any:
+def _child(variable: NNXVariable[Any]) -> Any:
     """Returns the variable's child as a pytree. A backing variable is returned itself, not its value."""
     content = held(variable)
     return value_of(content) if isinstance(content, ReplicaKey) else content
 
 
-def _write(variable: Any, value: Any) -> None:
+def _write(variable: NNXVariable[Any], value: object) -> None:
     """Handles every assignment to the slot."""
     content = held(variable)
     if not is_ours(content):
@@ -70,7 +74,7 @@ def _write(variable: Any, value: Any) -> None:
         _assign(variable, content, value)
 
 
-def _assign(variable: Any, content: Any, value: Any) -> None:
+def _assign(variable: NNXVariable[Any], content: Variable | ReplicaKey, value: Operand) -> None:
     if isinstance(value, Variable):
         value = value.read_value()
     if not (hasattr(value, "dtype") or isinstance(value, (bool, int, float, complex, np.generic))):
@@ -87,7 +91,7 @@ def _assign(variable: Any, content: Any, value: Any) -> None:
         content.assign(array if array.dtype == content.dtype else array.astype(content.dtype), read_value=False)
 
 
-def _name_of(content: Any) -> str:
+def _name_of(content: Variable | ReplicaKey) -> str:
     return str(content.variable.name if isinstance(content, ReplicaKey) else content.name)
 
 
@@ -95,7 +99,7 @@ def _adopting(make: Callable[..., None]) -> Callable[..., None]:
     """Wraps the constructor: in a strategy's scope, a variable of the strategy backs the new NNX variable."""
 
     @functools.wraps(make)
-    def adopting(self: Any, *args: Any, **kwargs: Any) -> None:
+    def adopting(self: NNXVariable[Any], *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         here = ambient()
         in_scope = here.strategies and here.replica is None and here.store is None
@@ -113,7 +117,7 @@ def _copying(make: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(make)
-    def copying(cls: Any, value: Any, metadata: Any) -> Any:
+    def copying(cls: type[NNXVariable[Any]], value: object, metadata: dict[str, Any]) -> Any:
         return make(cls, value_of(value) if isinstance(value, Variable) and is_nested() else value, metadata)
 
     return copying
@@ -123,7 +127,7 @@ def _forwarding(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `__getattr__`: attributes other than metadata are those of the value."""
 
     @functools.wraps(forward)
-    def forwarding(self: Any, name: str) -> Any:
+    def forwarding(self: NNXVariable[Any], name: str) -> Any:
         content = held(self)
         if is_ours(content) and name not in self._var_metadata:
             return getattr(value_of(content), name)
@@ -134,7 +138,7 @@ def _forwarding(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _permitting(check: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(check)
-    def permitting(self: Any) -> None:
+    def permitting(self: NNXVariable[Any]) -> None:
         if is_ours(held(self)):
             return
         try:
@@ -147,13 +151,13 @@ def _permitting(check: Callable[..., None]) -> Callable[..., None]:
     return permitting
 
 
-def _updatable(can_update: Any) -> Any:
+def _updatable(can_update: property) -> Any:
     """Wraps `_can_update`, which NNX's transforms read when they flatten a module.
 
     The check runs here because an error later in the transform would leave the module flattened.
     """
 
-    def updatable(self: Any) -> Any:
+    def updatable(self: NNXVariable[Any]) -> Any:
         if is_ours(held(self)):
             return True
         if not isinstance(self, nnx.Param):  # The transform changes statistics and random counts.
@@ -165,7 +169,7 @@ def _updatable(can_update: Any) -> Any:
 
 def _reading(read: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(read)
-    def reading(self: Any) -> Any:
+    def reading(self: NNXVariable[Any]) -> Any:
         content = held(self)
         return value_of(content) if is_ours(content) else content
 
@@ -174,7 +178,7 @@ def _reading(read: Callable[..., Any]) -> Callable[..., Any]:
 
 def _reading_by_index(read: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(read)
-    def reading_by_index(self: Any, *, index: Any = _NO_INDEX) -> Any:
+    def reading_by_index(self: NNXVariable[Any], *, index: object = _NO_INDEX) -> Any:
         content = held(self)
         if not is_ours(content):
             return read(self) if index is _NO_INDEX else read(self, index=index)
@@ -188,7 +192,7 @@ def _reading_by_index(read: Callable[..., Any]) -> Callable[..., Any]:
 
 def _writing_by_index(write: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(write)
-    def writing_by_index(self: Any, value: Any, *, index: Any = _NO_INDEX) -> None:
+    def writing_by_index(self: NNXVariable[Any], value: Operand, *, index: object = _NO_INDEX) -> None:
         content = held(self)
         if not is_ours(content):
             return write(self, value) if index is _NO_INDEX else write(self, value, index=index)
@@ -200,7 +204,7 @@ def _writing_by_index(write: Callable[..., None]) -> Callable[..., None]:
     return writing_by_index
 
 
-def _hooked(variable: Any, which: str, value: Any) -> Any:
+def _hooked(variable: NNXVariable[Any], which: str, value: Operand) -> Any:
     hooks = variable._var_metadata.get(which, ())
     for hook in hooks if isinstance(hooks, tuple) else (hooks,):
         value = hook(variable, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mirrored._jax.arrays import owned
 from mirrored._jax.traces import is_tracer
+from mirrored._typing import Array, HostArray
 from mirrored.collectives.host_allgather import check_equal
 from mirrored.errors import ArgumentError, ContextError
 from mirrored.integrations.keras.newest import GROUPS, variables_of
 from mirrored.variables import Variable, VariableAggregation
+
+if TYPE_CHECKING:
+    from keras import Model
+    from keras import Variable as KerasVariable
+    from keras.distribution import TensorLayout
+
+    from mirrored.strategies import Strategy
 
 # Keras loops with `deterministic=True`: one program on one device computes every global batch.
 #
@@ -26,28 +34,29 @@ from mirrored.variables import Variable, VariableAggregation
 # the model.
 
 
-def device_for(strategy: Any, called: str) -> Any:
+def device_for(strategy: Strategy | None, called: str) -> Any:
     """Returns the device on which `fit` computes, or None if it splits batches over all devices.
 
     Raises:
         ContextError: The strategy is deterministic and spans several processes.
     """
-    if not getattr(strategy, "deterministic", False):
+    device_assignment = None if strategy is None else strategy.device_assignment
+    if device_assignment is None or not getattr(strategy, "deterministic", False):
         return None
-    if strategy.device_assignment.spans_processes:
+    if device_assignment.spans_processes:
         raise ContextError(
             called,
             found="a model of a deterministic strategy over several workers",
             rule="with deterministic=True, Keras computes each global batch on one device, in one process",
             remedy="write a custom loop with strategy.run, or create the strategy without deterministic=True",
         )
-    return strategy.device_assignment.devices[0]
+    return device_assignment.devices[0]
 
 
-def put_on(device: Any) -> Callable[..., Any]:
+def put_on(device: jax.Device) -> Callable[..., Any]:
     """Returns a replacement for Keras' `distribute_data_input` that places a batch on one device."""
 
-    def distribute_data_input(batch: Any, layout: Any, batch_dim_name: Any) -> Any:
+    def distribute_data_input(batch: Array | HostArray | None, layout: object, batch_dim_name: object) -> Any:
         del layout, batch_dim_name
         return None if batch is None else jax.device_put(owned(np.asarray(batch)), device)
 
@@ -63,7 +72,7 @@ def on_one_device(get_state: Callable[..., Any], device_of: Callable[[Any], Any]
     """
 
     @functools.wraps(get_state)
-    def getting(self: Any, **which: Any) -> Any:
+    def getting(self: Model, **which: bool) -> Any:
         device = device_of(self)
         if device is None:
             return get_state(self, **which)
@@ -80,7 +89,7 @@ def one_sharding(get_shardings: Callable[..., Any], device_of: Callable[[Any], A
     """Wraps `Trainer._get_state_sharding_spec` to match the state of `on_one_device`."""
 
     @functools.wraps(get_shardings)
-    def getting(self: Any) -> Any:
+    def getting(self: Model) -> Any:
         device = device_of(self)
         if device is None:
             return get_shardings(self)
@@ -90,7 +99,7 @@ def one_sharding(get_shardings: Callable[..., Any], device_of: Callable[[Any], A
     return getting
 
 
-def _on_device(variable: Any, device: Any) -> Any:
+def _on_device(variable: KerasVariable, device: jax.Device) -> Any:
     """Returns a copy, which the step can donate. The variable keeps its value until the step's result is assigned."""
     made = getattr(variable, "mirrored", None)
     value = _same_component(made) if isinstance(made, Variable) else None
@@ -128,7 +137,9 @@ def across_workers(called: str, has_parts: bool) -> Callable[[Any, Any, Any], An
     """
     checked = False
 
-    def distribute(batch: Any, layout: Any, batch_dim_name: Any) -> Any:
+    def distribute(
+        batch: Array | HostArray | None, layout: TensorLayout | NamedSharding, batch_dim_name: object
+    ) -> Any:
         nonlocal checked
         if batch is None:
             return None
@@ -146,7 +157,7 @@ def across_workers(called: str, has_parts: bool) -> Callable[[Any, Any, Any], An
     return distribute
 
 
-def _of_parts(called: str, host: np.ndarray[Any, Any], sharding: Any) -> Any:
+def _of_parts(called: str, host: np.ndarray[Any, Any], sharding: NamedSharding) -> Any:
     local = len(sharding.addressable_devices)
     if host.shape[0] % local:
         raise ArgumentError(
@@ -168,7 +179,7 @@ def _check_same(called: str, host: np.ndarray[Any, Any]) -> None:
     )
 
 
-def everywhere(output: Any) -> Any:
+def everywhere(output: object) -> Any:
     """Replicates an array that is sharded over several processes; returns anything else unchanged."""
     if not isinstance(output, jax.Array) or is_tracer(output):
         return output

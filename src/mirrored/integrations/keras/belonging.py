@@ -7,7 +7,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,12 @@ from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.variables import StrategyVariable, adopt
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
+
+if TYPE_CHECKING:
+    from keras import Layer, Model
+    from keras import Variable as KerasVariable
+
+    from mirrored.strategies import Strategy
 
 # Reports attributes that are set on a layer to pending checkpoint restores, which may hold their values.
 
@@ -40,7 +46,7 @@ def connect_noticing() -> None:
 
 def _reporting(set_attribute: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(set_attribute)
-    def reporting(self: Any, name: str, value: Any) -> None:
+    def reporting(self: Layer, name: str, value: object) -> None:
         set_attribute(self, name, value)
         if is_expected() and isinstance(value, _STATEFUL) and not name.startswith("_"):
             state_came(value)
@@ -57,7 +63,7 @@ def connect_belonging() -> None:
     replace("keras", trainer, "compile", _compiling_in_scope(trainer.compile))
 
 
-def strategy_of(model: Any) -> Any:
+def strategy_of(model: Model) -> Any:
     """Returns the strategy that a model's variables belong to, or None."""
     for variable in model.variables:
         if isinstance(variable, StrategyVariable) and variable.mirrored is not None:
@@ -66,7 +72,7 @@ def strategy_of(model: Any) -> Any:
 
 
 @contextmanager
-def scope_of(model: Any) -> Iterator[None]:
+def scope_of(model: Model) -> Iterator[None]:
     """Opens the scope of the model's strategy, if it has one and no scope is open."""
     strategy, here = strategy_of(model), ambient()
     if strategy is None or here.strategies or here.replica is not None or here.store is not None:
@@ -76,7 +82,7 @@ def scope_of(model: Any) -> Iterator[None]:
         yield
 
 
-def check_belonging(model: Any, called: str) -> None:
+def check_belonging(model: Model, called: str) -> None:
     """Checks that a model, its optimizer and its metrics belong to one strategy, before JAX raises a device error.
 
     Variables of an optimizer or metric that was created outside every scope move to the model's strategy.
@@ -95,17 +101,17 @@ def check_belonging(model: Any, called: str) -> None:
             raise _apart(called, variable, theirs, strategy)
 
 
-def has_value(variable: Any) -> bool:
+def has_value(variable: KerasVariable) -> bool:
     """Whether Keras has initialized a variable."""
     return not isinstance(variable, StrategyVariable) or variable.mirrored is not None
 
 
-def _strategy_of_variable(variable: Any) -> Any:
+def _strategy_of_variable(variable: KerasVariable) -> Any:
     made = variable.mirrored if isinstance(variable, StrategyVariable) else None
     return None if made is None or made.device_assignment is None else made.strategy
 
 
-def _move(variables: Iterable[Any], strategy: Any) -> None:
+def _move(variables: Iterable[Any], strategy: Strategy) -> None:
     for variable in variables:
         if has_value(variable) and _strategy_of_variable(variable) is None:
             value = np.asarray(variable.value)
@@ -115,7 +121,7 @@ def _move(variables: Iterable[Any], strategy: Any) -> None:
                 variable._value = value
 
 
-def _apart(called: str, variable: Any, theirs: Any, strategy: Any) -> ContextError:
+def _apart(called: str, variable: KerasVariable, theirs: Strategy | None, strategy: Strategy | None) -> ContextError:
     if strategy is None:
         return ContextError(
             called,
@@ -137,7 +143,7 @@ def _noting_strategy(make: Callable[..., None]) -> Callable[..., None]:
     """Wraps the constructor to record the current strategy, so that a later `build` runs in the strategy's scope."""
 
     @functools.wraps(make)
-    def noting(self: Any, *args: Any, **kwargs: Any) -> None:
+    def noting(self: Model, *args: Any, **kwargs: Any) -> None:
         strategies = ambient().strategies
         if strategies and strategies[-1].device_assignment is not None:
             vars(self)["_mirrored_strategy"] = strategies[-1]
@@ -147,7 +153,7 @@ def _noting_strategy(make: Callable[..., None]) -> Callable[..., None]:
     return noting
 
 
-def _deep_copy(model: Any, memo: dict[int, Any]) -> Any:
+def _deep_copy(model: Model, memo: dict[int, Any]) -> Any:
     """Copies a model like Keras, by serialization, in the scope of the model's strategy."""
     with scope_of(model):
         load_model, arguments = model.__reduce__()
@@ -155,7 +161,7 @@ def _deep_copy(model: Any, memo: dict[int, Any]) -> Any:
     return made
 
 
-def _in_scope(model: Any, build: Callable[..., Any]) -> Callable[..., Any]:
+def _in_scope(model: Model, build: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(build)
     def building(*args: Any, **kwargs: Any) -> Any:
         with scope_of(model):
@@ -168,7 +174,7 @@ def _compiling_in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]
     """Wraps `compile` to create optimizers and metrics given by name in the scope of the model's strategy."""
 
     @functools.wraps(compile_model)
-    def compiling(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def compiling(self: Model, *args: Any, **kwargs: Any) -> Any:
         strategies = ambient().strategies
         with scope_of(self):
             result = compile_model(self, *args, **kwargs)
@@ -181,7 +187,7 @@ def _compiling_in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]
     return compiling
 
 
-def _elsewhere(model: Any, own: Any, current: Any) -> ContextError:
+def _elsewhere(model: Model, own: Strategy | None, current: Strategy | None) -> ContextError:
     return ContextError(
         "keras.Model.compile",
         found=f"the model {model.name!r} was created "
@@ -220,7 +226,7 @@ def connect_calls() -> None:
 
 def _preparing(call_layer: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call_layer)
-    def preparing(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def preparing(self: Layer, *args: Any, **kwargs: Any) -> Any:
         if _converting.get() is not None and type(self) not in _prepared:
             _prepare(type(self))
         if not self.built and "_mirrored_strategy" in vars(self):
@@ -242,7 +248,7 @@ def _prepare(layer_class: type) -> None:
 
 def _dispatching(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
-    def dispatching(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def dispatching(self: Layer, *args: Any, **kwargs: Any) -> Any:
         convert = _converting.get()
         return (call if convert is None else convert(call))(self, *args, **kwargs)
 

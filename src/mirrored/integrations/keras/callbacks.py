@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import h5py  # a requirement of Keras
 
@@ -23,6 +23,11 @@ from mirrored.errors import CheckpointError, InputError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.belonging import strategy_of
 from mirrored.patches import replace
+
+if TYPE_CHECKING:
+    from keras import Model
+    from keras.callbacks import BackupAndRestore, TensorBoard
+    from keras.src.trainers.epoch_iterator import EpochIterator
 
 # Makes `BackupAndRestore(save_freq=int)` resume an interrupted epoch at the first batch after the backup.
 #
@@ -56,7 +61,7 @@ def connect_resuming() -> None:
 
 def _noting_batch(end: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(end)
-    def noting_batch(self: Any, batch: int, logs: Any = None) -> None:
+    def noting_batch(self: BackupAndRestore, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._steps_done = batch + 1
         end(self, batch, logs)
 
@@ -70,7 +75,7 @@ def _noting_number(begin: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.wraps(begin)
-    def noting_number(self: Any, epoch: int, logs: Any = None) -> None:
+    def noting_number(self: BackupAndRestore, epoch: int, logs: dict[str, Any] | None = None) -> None:
         begin(self, epoch, logs)
         if strategy_of(self.model) is not None:
             self._current_epoch = epoch
@@ -80,7 +85,7 @@ def _noting_number(begin: Callable[..., None]) -> Callable[..., None]:
 
 def _noting_epoch(end: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(end)
-    def noting_epoch(self: Any, epoch: int, logs: Any = None) -> None:
+    def noting_epoch(self: BackupAndRestore, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._steps_done = 0
         end(self, epoch, logs)
 
@@ -89,7 +94,7 @@ def _noting_epoch(end: Callable[..., None]) -> Callable[..., None]:
 
 def _saving_steps(save: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(save)
-    def saving_steps(self: Any) -> None:
+    def saving_steps(self: BackupAndRestore) -> None:
         if strategy_of(self.model) is None:
             save(self)
             return
@@ -103,13 +108,13 @@ def _saving_steps(save: Callable[..., None]) -> Callable[..., None]:
     return saving_steps
 
 
-def _is_shared(model: Any) -> bool:
+def _is_shared(model: Model) -> bool:
     """Returns whether several workers train the model together."""
     strategy = strategy_of(model)
     return strategy is not None and bool(strategy.device_assignment.spans_processes)
 
 
-def _write(callback: Any, save: Callable[..., None]) -> None:
+def _write(callback: BackupAndRestore, save: Callable[..., None]) -> None:
     """Lets Keras write the backup to temporary names, records the batch in it, and renames it.
 
     Raises:
@@ -147,11 +152,11 @@ def _write(callback: Any, save: Callable[..., None]) -> None:
                 one.unlink(missing_ok=True)
 
 
-def _keeps_two(callback: Any) -> bool:
+def _keeps_two(callback: BackupAndRestore) -> bool:
     return bool(getattr(callback, "double_checkpoint", False))
 
 
-def _read_along(callback: Any) -> None:
+def _read_along(callback: BackupAndRestore) -> None:
     """Takes part in the collective reads of variables whose value is a mean over replicas."""
     with tempfile.TemporaryDirectory() as folder:
         callback.model.save_weights(os.path.join(folder, "unused.weights.h5"))
@@ -161,7 +166,7 @@ def _ending(end: Callable[..., None]) -> Callable[..., None]:
     """Removes the backup once for all workers. No worker continues before it is removed."""
 
     @functools.wraps(end)
-    def ending(self: Any, logs: Any = None) -> None:
+    def ending(self: BackupAndRestore, logs: dict[str, Any] | None = None) -> None:
         if not _is_shared(self.model):
             end(self, logs)
             return
@@ -171,7 +176,7 @@ def _ending(end: Callable[..., None]) -> Callable[..., None]:
     return ending
 
 
-def _noted(callback: Any) -> dict[str, Any] | None:
+def _noted(callback: BackupAndRestore) -> dict[str, Any] | None:
     """Returns the epoch and batch that the backup records, or None if there is no backup."""
     weights, metadata = Path(callback._weights_path), Path(callback._training_metadata_path)
     if weights.is_file():
@@ -184,7 +189,7 @@ def _noted(callback: Any) -> dict[str, Any] | None:
 
 def _loading_steps(restore: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(restore)
-    def loading_steps(self: Any) -> None:
+    def loading_steps(self: BackupAndRestore) -> None:
         restore(self)
         about = None if strategy_of(self.model) is None else _noted(self)
         if about is None:
@@ -204,7 +209,7 @@ def _loading_steps(restore: Callable[..., None]) -> Callable[..., None]:
 
 def _skipping(enumerate_steps: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(enumerate_steps)
-    def skipping(self: Any) -> Iterator[Any]:
+    def skipping(self: EpochIterator) -> Iterator[Any]:
         first = _skipped_batches.get()
         _skipped_batches.set(0)
         last = 0
@@ -228,7 +233,7 @@ def _skipping(enumerate_steps: Callable[..., Any]) -> Callable[..., Any]:
 
 def _forgetting(fit: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fit)
-    def forgetting(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forgetting(self: Model, *args: Any, **kwargs: Any) -> Any:
         try:
             return fit(self, *args, **kwargs)
         finally:
@@ -255,7 +260,7 @@ def connect_saving() -> None:
 
 def _whole(save: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(save)
-    def whole(self: Any, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
+    def whole(self: Model, filepath: object, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
         path = _replaceable(filepath, overwrite)
         # Options may make folders or several files of it (zipped=False, max_shard_size).
         if path is None or args or kwargs or strategy_of(self) is None:
@@ -271,7 +276,7 @@ def _whole(save: Callable[..., Any]) -> Callable[..., Any]:
     return whole
 
 
-def _replaceable(filepath: Any, overwrite: bool) -> Path | None:
+def _replaceable(filepath: object, overwrite: bool) -> Path | None:
     """Returns the path if a local file can be placed there. Keras handles all other paths, questions and errors."""
     if not isinstance(filepath, (str, os.PathLike)) or "://" in os.fspath(filepath):
         return None
@@ -292,7 +297,7 @@ def connect_tensorboard() -> None:
     replace("keras", callback, "_write_keras_model_summary", _without_graph(callback._write_keras_model_summary))
 
 
-def _summary(callback: Any) -> Any:
+def _summary(callback: TensorBoard) -> Any:
     # Loaded lazily: the facade depends on this package. If an extra is missing, the facade's error names it.
     return importlib.import_module("mirrored.tf").summary
 
@@ -301,7 +306,7 @@ def _without_graph(write: Callable[..., None]) -> Callable[..., None]:
     """Omits the graph of the model, which needs a TensorFlow format."""
 
     @functools.wraps(write)
-    def without_graph(self: Any) -> None:
+    def without_graph(self: TensorBoard) -> None:
         return None
 
     return without_graph

@@ -65,7 +65,7 @@ def _adopting(make: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.wraps(make)
-    def adopting(self: Any, *args: Any, **kwargs: Any) -> None:
+    def adopting(self: KerasVariable, *args: Any, **kwargs: Any) -> None:
         adopt(self)
         make(self, *args, **kwargs)
 

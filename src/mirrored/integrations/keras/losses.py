@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mirrored.integrations.keras.backend import load
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context
+
+if TYPE_CHECKING:
+    from keras import Loss
 
 keras = load()
 _MEANS = ("mean", "mean_with_sample_weight", "sum_over_batch_size")
@@ -27,14 +30,14 @@ def connect_losses() -> None:
 
 def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def checked(self: Loss, *args: Any, **kwargs: Any) -> Any:
         _check_reduction(self)
         return call(self, *args, **kwargs)
 
     return checked
 
 
-def _check_reduction(loss: Any) -> None:
+def _check_reduction(loss: Loss) -> None:
     """Warns once per loss, and only under a tape: a mean that is not differentiated (a metric) is correct."""
     context = get_replica_context()
     replicas = 1 if context is None else context.num_replicas_in_sync

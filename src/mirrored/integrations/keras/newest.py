@@ -12,18 +12,22 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import starmap
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
 from mirrored._jax.dispatch import Dispatch, consume
+from mirrored._typing import PyTree
 from mirrored.integrations.keras.backend import keras_state
 from mirrored.integrations.keras.belonging import strategy_of
 from mirrored.integrations.keras.variables import lose_deleted
 from mirrored.runtime.ambient import ambient, entered
 from mirrored.variables import Variable
+
+if TYPE_CHECKING:
+    from keras import Model
 
 GROUPS: Final = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 _NEWEST: Final = "_mirrored_newest"
@@ -36,7 +40,7 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `Trainer._make_function`, which receives the compiled step, to store the results of each step."""
 
     @functools.wraps(make)
-    def making(self: Any, step_function: Any, *args: Any, **kwargs: Any) -> Any:
+    def making(self: Model, step_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if isinstance(step_function, _JITTED) and strategy_of(self) is not None:
             step_function = _Step(step_function, vars(self).setdefault(_NEWEST, deque(maxlen=1)))
         return make(self, step_function, *args, **kwargs)
@@ -48,7 +52,7 @@ def kept_state(get_state: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `Trainer._get_jax_state`. From here on the loop owns the state, and reads of variables sync it first."""
 
     @functools.wraps(get_state)
-    def getting(self: Any, **which: Any) -> Any:
+    def getting(self: Model, **which: bool) -> Any:
         if strategy_of(self) is not None:
             # Discards the state of an earlier loop, because the variables may have been assigned since.
             self._jax_state = None
@@ -68,14 +72,14 @@ def kept_by_fit(purge: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.wraps(purge)
-    def purging(self: Any, **which: Any) -> None:
+    def purging(self: Model, **which: bool) -> None:
         purge(self, **which)
         withhold(self, which)
 
     return purging
 
 
-def withhold(model: Any, which: dict[str, Any]) -> None:
+def withhold(model: Model, which: Mapping[str, bool]) -> None:
     """Makes the next use of a variable, during a loop or after its interruption, sync the newest state first."""
 
     def sync(variable: Variable) -> None:
@@ -92,7 +96,7 @@ def newest_first(sync: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `Trainer.jax_state_sync` to assign the newest state, which can be newer than the one that Keras holds."""
 
     @functools.wraps(sync)
-    def syncing(self: Any) -> Any:
+    def syncing(self: Model) -> Any:
         newest = vars(self).get(_NEWEST)
         if newest:
             _, state = newest[0]
@@ -106,7 +110,7 @@ def newest_first(sync: Callable[..., Any]) -> Callable[..., Any]:
     return syncing
 
 
-def variables_of(model: Any, group: str) -> list[Any]:
+def variables_of(model: Model, group: str) -> list[Any]:
     """Returns the Keras variables of one group of the state."""
     if group == "optimizer_variables":
         return [] if getattr(model, "optimizer", None) is None else list(model.optimizer.variables)
@@ -121,11 +125,11 @@ class _Step:
         newest: The deque of length 1 that receives the results.
     """
 
-    def __init__(self, jitted: Any, newest: deque[Any]) -> None:
+    def __init__(self, jitted: jax.stages.Wrapped, newest: deque[Any]) -> None:
         self._dispatch = _Dispatch(jitted)
         self._newest = newest
 
-    def __call__(self, state: Any, data: Any) -> Any:
+    def __call__(self, state: PyTree, data: PyTree) -> Any:
         dispatch: Any = self._dispatch
         dispatch.job = None
         try:
@@ -142,7 +146,7 @@ class _Step:
 class _Dispatch(Dispatch):
     """The dispatch of a step that is traced and compiled in the caller's thread, where interrupts are safe."""
 
-    def __init__(self, jitted: Any) -> None:
+    def __init__(self, jitted: jax.stages.Wrapped) -> None:
         super().__init__(jitted)
         self._jitted = jitted
 

@@ -7,14 +7,21 @@ import importlib
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 
+from mirrored._typing import Operand
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.integrations.keras.backend import load
 from mirrored.patches import replace
 from mirrored.strategies import get_replica_context
+
+if TYPE_CHECKING:
+    from keras.layers import BatchNormalization
+
+    from mirrored.strategies.context import ReplicaContext
 
 keras = load()
 _BatchNormalization: Any = keras.layers.BatchNormalization
@@ -58,7 +65,7 @@ def _accepting(make: Callable[..., None]) -> Callable[..., None]:
     """Wraps the constructor to accept the option, which Keras rejects on the JAX backend."""
 
     @functools.wraps(make)
-    def accepting(self: Any, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
+    def accepting(self: BatchNormalization, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         self.synchronized = synchronized
 
@@ -69,7 +76,7 @@ def _accepting(make: Callable[..., None]) -> Callable[..., None]:
 
 def _over_replicas(moments: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(moments)
-    def moments_over_replicas(self: Any, inputs: Any, mask: Any = None) -> Any:
+    def moments_over_replicas(self: BatchNormalization, inputs: Operand, mask: Operand | None = None) -> Any:
         context = get_replica_context()
         if self.synchronized and context is not None and context.num_replicas_in_sync > 1:
             return _global_moments(context, inputs, mask, tuple(self._reduction_axes))
@@ -83,7 +90,9 @@ def _over_replicas(moments: Callable[..., Any]) -> Callable[..., Any]:
     return moments_over_replicas
 
 
-def _global_moments(context: Any, inputs: Any, mask: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
+def _global_moments(
+    context: ReplicaContext, inputs: Operand, mask: Operand | None, axes: tuple[int, ...]
+) -> tuple[Any, Any]:
     """Returns the mean and variance over the given axes and all replicas."""
     values = jnp.asarray(inputs)
     weights = None if mask is None else jnp.expand_dims(mask, -1).astype(values.dtype)
@@ -98,7 +107,7 @@ def _global_moments(context: Any, inputs: Any, mask: Any, axes: tuple[int, ...])
     return mean, context.all_reduce(ReduceOp.SUM, squares) / count
 
 
-def _weighted(values: Any, weights: Any) -> Any:
+def _weighted(values: jax.Array, weights: jax.Array | None) -> Any:
     return values if weights is None else values * weights
 
 

@@ -5,17 +5,23 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
 from mirrored._jax.traces import current_trace, is_eval
+from mirrored._typing import Operand
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, ContextError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.variables import StrategyVariable, as_keras
 from mirrored.runtime.ambient import ambient, within
 from mirrored.strategies import get_replica_context
+from mirrored.variables import Variable
+
+if TYPE_CHECKING:
+    from keras import Variable as KerasVariable
+    from keras.optimizers import LossScaleOptimizer, Optimizer
 
 keras = load()
 _SCALE: Final = "_mirrored_scale"
@@ -25,7 +31,9 @@ def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `Optimizer.apply` for variables of a strategy; other variables use the original method."""
 
     @functools.wraps(apply)
-    def apply_over_replicas(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+    def apply_over_replicas(
+        self: Optimizer, grads: Sequence[Any], trainable_variables: Sequence[KerasVariable | Variable] | None = None
+    ) -> Any:
         stateless = keras.src.backend.common.stateless_scope.in_stateless_scope()
         variables = None if trainable_variables is None else [as_keras(one) for one in trainable_variables]
         if stateless or not _is_ours(variables if variables is not None else self._trainable_variables):
@@ -46,7 +54,7 @@ def wrapped_build(build: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `Optimizer.build` to also accept `mirrored` variables that Keras did not create."""
 
     @functools.wraps(build)
-    def build_for(self: Any, variables: Sequence[Any]) -> Any:
+    def build_for(self: Optimizer, variables: Sequence[Any]) -> Any:
         return build(self, [as_keras(variable) for variable in variables])
 
     return build_for
@@ -56,7 +64,7 @@ def wrapped_scale_build(build: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `LossScaleOptimizer.build` to reuse the scale variables that `scale_loss` has already created."""
 
     @functools.wraps(build)
-    def build_for(self: Any, variables: Sequence[Any]) -> Any:
+    def build_for(self: Optimizer, variables: Sequence[Any]) -> Any:
         made = vars(self).pop(_SCALE, None)
         if made is None:
             return build(self, variables)
@@ -83,7 +91,7 @@ def wrapped_scale_loss(scale_loss: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(scale_loss)
-    def scaling(self: Any, loss: Any) -> Any:
+    def scaling(self: LossScaleOptimizer, loss: Operand) -> Any:
         stateless = keras.src.backend.common.stateless_scope.in_stateless_scope()
         if self.built or stateless or is_eval(current_trace()):
             return scale_loss(self, loss)
@@ -94,7 +102,7 @@ def wrapped_scale_loss(scale_loss: Callable[..., Any]) -> Callable[..., Any]:
     return scaling
 
 
-def _made_scale(optimizer: Any) -> dict[str, Any]:
+def _made_scale(optimizer: LossScaleOptimizer) -> dict[str, Any]:
     """Creates the variables that `LossScaleOptimizer.build` would create, in the same order."""
     constant = keras.initializers.Constant
     add = functools.partial(optimizer.add_variable, shape=(), aggregation="none")
@@ -108,24 +116,24 @@ def wrapped_reference(add: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `Optimizer.add_variable_from_reference` to accept `mirrored` variables that Keras did not create."""
 
     @functools.wraps(add)
-    def add_for(self: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+    def add_for(self: Optimizer, reference_variable: KerasVariable | Variable, *args: Any, **kwargs: Any) -> Any:
         return add(self, as_keras(reference_variable), *args, **kwargs)
 
     return add_for
 
 
-def _is_ours(variables: Any) -> bool:
+def _is_ours(variables: Sequence[KerasVariable]) -> bool:
     return bool(variables) and all(isinstance(variable, StrategyVariable) for variable in variables)
 
 
-def _build(optimizer: Any, variables: Any) -> None:
+def _build(optimizer: Optimizer, variables: Sequence[KerasVariable] | None) -> None:
     """Creates the slots. In a run, the first replica creates them for all replicas."""
     with keras.src.backend.name_scope(optimizer.name, caller=optimizer):
         optimizer.build(variables)
     optimizer.built = True
 
 
-def _check_known(optimizer: Any, variables: Sequence[Any]) -> None:
+def _check_known(optimizer: Optimizer, variables: Sequence[Any]) -> None:
     known = optimizer._trainable_variables_indices
     unknown = [variable.path for variable in variables if optimizer._var_key(variable) not in known]
     if unknown:
@@ -139,7 +147,7 @@ def _check_known(optimizer: Any, variables: Sequence[Any]) -> None:
         )
 
 
-def _summed(optimizer: Any, grads: list[Any]) -> list[Any]:
+def _summed(optimizer: Optimizer, grads: list[Any]) -> list[Any]:
     context = get_replica_context()
     if context is None:
         raise ContextError(
@@ -156,7 +164,7 @@ def _summed(optimizer: Any, grads: list[Any]) -> list[Any]:
     return list(context.all_reduce(ReduceOp.SUM, grads))
 
 
-def _apply(optimizer: Any, grads: list[Any], variables: Sequence[Any]) -> None:
+def _apply(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]) -> None:
     """Runs the optimizer on values and assigns the results.
 
     This includes clipping, weight decay, loss scaling and moving averages.
@@ -182,7 +190,7 @@ def _apply(optimizer: Any, grads: list[Any], variables: Sequence[Any]) -> None:
         variable.assign(value)
 
 
-def _updates(optimizer: Any, present: tuple[bool, ...]) -> Callable[..., Any]:
+def _updates(optimizer: Optimizer, present: tuple[bool, ...]) -> Callable[..., Any]:
     """Returns the optimizer as a function of arrays.
 
     For eager code the function is compiled and cached, because eager code would dispatch each operation separately. The

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+from mirrored._jax.traces import Trace
+from mirrored._typing import Operand
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.variable_store import VariableStore
+from mirrored.runtime.variable_store import VariableLike, VariableStore
+from mirrored.variables import Variable
 from mirrored.variables.access import check_readable, check_writable
+
+if TYPE_CHECKING:
+    from keras import StatelessScope
 
 
 class ScopeStore(VariableStore):
@@ -23,38 +29,38 @@ class ScopeStore(VariableStore):
 
     captures = True
 
-    def __init__(self, scope: Any, views: Mapping[int, Any], base_trace: Any) -> None:
+    def __init__(self, scope: StatelessScope, views: Mapping[int, Any], base_trace: Trace) -> None:
         self._scope = scope
         self._views = views
         self.base_trace = base_trace
 
-    def whole(self, variable: Any) -> Any:
+    def whole(self, variable: VariableLike) -> Any:
         """Returns the scope's value, or the stored value of a variable without a view."""
         view = self._view(variable)
         if view is None:
-            check_readable(variable, None, ambient())
+            check_readable(cast(Variable, variable), None, ambient())
             return variable.stored()
         return self._scope.get_current_value(view)
 
-    def set_whole(self, variable: Any, value: Any, where: str) -> None:
+    def set_whole(self, variable: VariableLike, value: Operand, where: str) -> None:
         """Adds an update to the scope, or stores the value of a variable without a view."""
         view = self._view(variable)
         if view is None:
-            check_writable(variable, None, f"assigning {variable.name}")
+            check_writable(cast(Variable, variable), None, f"assigning {variable.name}")
             variable.store(value)
         else:
             self._scope.add_update((view, value))
 
-    def local(self, variable: Any, replica: int) -> Any:
+    def local(self, variable: VariableLike, replica: int) -> Any:
         """Same as `whole`."""
         return self.whole(variable)
 
-    def set_local(self, variable: Any, replica: int, value: Any, where: str) -> None:
+    def set_local(self, variable: VariableLike, replica: int, value: Operand, where: str) -> None:
         """Same as `set_whole`."""
         self.set_whole(variable, value, where)
 
-    def created(self, variable: Any) -> None:
+    def created(self, variable: VariableLike) -> None:
         """Does nothing: variables are created eagerly, also in a trace."""
 
-    def _view(self, variable: Any) -> Any:
+    def _view(self, variable: VariableLike) -> Any:
         return None if variable.per_replica else self._views.get(id(variable))

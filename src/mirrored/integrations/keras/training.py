@@ -6,7 +6,7 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from mirrored._jax.arrays import owned
 from mirrored._jax.source_lines import interruptible
 from mirrored._jax.traces import is_tracer
+from mirrored._typing import Array, HostArray, Leaf
 from mirrored.compilation.dispatch import launched
 from mirrored.data import Dataset, DistributedDataset
 from mirrored.integrations.keras.backend import load
@@ -31,6 +32,12 @@ from mirrored.integrations.keras.variables import from_fit
 from mirrored.patches import replace
 from mirrored.values.distributed_values import DistributedValues
 
+if TYPE_CHECKING:
+    from keras import Model
+    from keras.distribution import TensorLayout
+
+    from mirrored.strategies import Strategy
+
 keras = load()
 _METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
@@ -42,7 +49,7 @@ _PyDataset: Any = keras.utils.PyDataset
 class Distributing(_Distribution):  # type: ignore[misc]
     """A Keras distribution that splits batches over the devices of a strategy, or places them on one, for one call."""
 
-    def __init__(self, sharding: Any) -> None:
+    def __init__(self, sharding: jax.sharding.Sharding) -> None:
         super().__init__(device_mesh=None, batch_dim_name="replica", auto_shard_dataset=False)
         self._sharding = sharding
 
@@ -51,17 +58,17 @@ class Distributing(_Distribution):  # type: ignore[misc]
         """The number of devices."""
         return len(self._sharding.device_set)
 
-    def get_variable_layout(self, variable: Any) -> None:
+    def get_variable_layout(self, variable: object) -> None:
         """Returns None: the backing variable places its value."""
 
     def get_tensor_layout(self, path: str) -> None:
         """Returns None: the compiler chooses the sharding of intermediate values."""
 
-    def get_data_layout(self, data_shape: Any) -> Any:
+    def get_data_layout(self, data_shape: object) -> Any:
         """Returns the layout that shards the batch dimension over the devices."""
         return _Layout(self._sharding)
 
-    def distribute_dataset(self, dataset: Any) -> Any:
+    def distribute_dataset(self, dataset: object) -> Any:
         """Returns the dataset unchanged: each batch is split when a step receives it."""
         return dataset
 
@@ -69,14 +76,14 @@ class Distributing(_Distribution):  # type: ignore[misc]
 class _Layout:
     """The part of the layout interface that Keras uses."""
 
-    def __init__(self, sharding: Any) -> None:
+    def __init__(self, sharding: jax.sharding.Sharding) -> None:
         self.backend_layout = sharding
 
 
 class KerasBatches(_PyDataset):  # type: ignore[misc]
     """Adapts a `mirrored` dataset to Keras: yields its batches in order and restarts it each epoch."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Dataset | DistributedDataset) -> None:
         super().__init__(workers=1, use_multiprocessing=False)
         cardinality = int(dataset.cardinality() if callable(dataset.cardinality) else dataset.cardinality)
         # An unknown length is determined by one pass over the data.
@@ -100,18 +107,18 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
         return jax.tree.map(_whole, next(self._iterator), is_leaf=_is_split)
 
 
-def _is_split(value: Any) -> bool:
+def _is_split(value: object) -> bool:
     return isinstance(value, DistributedValues)
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: Leaf) -> Any:
     """Returns a component of a batch as one array, concatenating the per-replica batches."""
     if not _is_split(value):
         return np.asarray(value)
     return np.concatenate([np.asarray(component) for component in value.values])
 
 
-def wrap_model(model_class: Any) -> None:
+def wrap_model(model_class: type[Model]) -> None:
     """Wraps the methods of `keras.Model` that train, evaluate and predict."""
     get_state = on_one_device(model_class._get_jax_state, _device_of)
     replace("keras", model_class, "_get_jax_state", kept_state(get_state))
@@ -129,7 +136,7 @@ def wrap_model(model_class: Any) -> None:
 
 def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def spread(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def spread(self: Model, *args: Any, **kwargs: Any) -> Any:
         strategy = strategy_of(self)
         has_parts = any(isinstance(arg, DistributedDataset) for arg in (*args, *kwargs.values()))
         args = tuple(_fed(arg, strategy) for arg in args)
@@ -147,7 +154,7 @@ def _bounding(make: Callable[..., Any], made: str) -> Callable[..., Any]:
     """
 
     @functools.wraps(make)
-    def bounding(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def bounding(self: Model, *args: Any, **kwargs: Any) -> Any:
         check_belonging(self, "keras.Model.fit")  # Here Keras has created all variables.
         result = make(self, *args, **kwargs)
         step = getattr(self, made)
@@ -171,12 +178,12 @@ def _bounded(step: Callable[..., Any]) -> Callable[..., Any]:
     return bounded
 
 
-def _scope_of(strategy: Any) -> Any:
+def _scope_of(strategy: Strategy | None) -> Any:
     """Returns the strategy's scope, so that slots that Keras creates during the call are mirrored too."""
     return nullcontext() if strategy is None else strategy.scope()
 
 
-def _fed(argument: Any, strategy: Any) -> Any:
+def _fed(argument: object, strategy: Strategy | None) -> Any:
     if isinstance(argument, (Dataset, DistributedDataset)):
         return KerasBatches(argument)
     if isinstance(argument, types.GeneratorType) and strategy is not None:
@@ -185,24 +192,25 @@ def _fed(argument: Any, strategy: Any) -> Any:
     return argument
 
 
-def _device_of(model: Any) -> Any:
+def _device_of(model: Model) -> Any:
     return device_for(strategy_of(model), "fit")
 
 
 @contextmanager
-def _distribution_for(strategy: Any, called: str, has_parts: bool) -> Iterator[None]:
+def _distribution_for(strategy: Strategy | None, called: str, has_parts: bool) -> Iterator[None]:
     """Sets the Keras distribution that splits batches over the strategy's devices; does nothing without a strategy."""
     outer = keras.distribution.distribution()
     if strategy is None or outer is not None:
         yield
         return
     device = device_for(strategy, f"keras.Model.{called}")
-    sharding = strategy.device_assignment.sharded if device is None else jax.sharding.SingleDeviceSharding(device)
+    device_assignment = strategy.device_assignment
+    assert device_assignment is not None  # `strategy_of` returns no other strategies
+    sharding = device_assignment.sharded if device is None else jax.sharding.SingleDeviceSharding(device)
     keras.distribution.set_distribution(Distributing(sharding))
     trainer = keras.src.backend.distribution_lib
     whole = trainer.distribute_data_input
-    spans = strategy.device_assignment is not None and strategy.device_assignment.spans_processes
-    spread = across_workers(called, has_parts) if spans else _divisible(whole)
+    spread = across_workers(called, has_parts) if device_assignment.spans_processes else _divisible(whole)
     trainer.distribute_data_input = spread if device is None else put_on(device)
     try:
         yield
@@ -217,7 +225,9 @@ def _divisible(distribute: Callable[..., Any]) -> Callable[..., Any]:
     Every device then computes the whole batch, which gives the same values but is slower.
     """
 
-    def distribute_data_input(batch: Any, layout: Any, batch_dim_name: Any) -> Any:
+    def distribute_data_input(
+        batch: Array | HostArray | None, layout: TensorLayout | jax.sharding.NamedSharding, batch_dim_name: object
+    ) -> Any:
         sharding = getattr(layout, "backend_layout", layout)
         if batch is None:
             return None

@@ -16,8 +16,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ import numpy as np
 
 from mirrored._jax.arrays import as_array
 from mirrored._jax.traces import current_trace, eager, is_tracer, recording_parent
+from mirrored._typing import DTypeLike, Operand
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.scope_store import ScopeStore
 from mirrored.patches import replace
@@ -32,6 +33,11 @@ from mirrored.runtime.ambient import ambient, announce_read, announce_write, wit
 from mirrored.runtime.variable_store import FunctionStore
 from mirrored.values.distributed_values import PerReplica
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
+
+if TYPE_CHECKING:
+    from keras import Model, StatelessScope
+    from keras import Variable as _KerasVariable
+    from keras.src.utils.tracking import Tracker
 
 # Stores the state that `fit` returns without a copy, if it already has the variable's sharding.
 #
@@ -45,7 +51,7 @@ def from_fit(sync: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps the method that assigns the state of `fit` to the model. Nothing else references these arrays."""
 
     @functools.wraps(sync)
-    def syncing(self: Any) -> Any:
+    def syncing(self: Model) -> Any:
         token = _from_fit.set(True)
         try:
             return sync(self)
@@ -55,7 +61,7 @@ def from_fit(sync: Callable[..., Any]) -> Callable[..., Any]:
     return syncing
 
 
-def stored_at_once(made: Variable, value: Any) -> bool:
+def stored_at_once(made: Variable, value: object) -> bool:
     """Stores `value` and returns True if it needs none of the steps of an ordinary assignment, else returns False."""
     here, device_assignment = ambient(), made.device_assignment
     if (
@@ -88,7 +94,7 @@ def lose_deleted(variable: Variable) -> None:
         variable.lose("it was donated to a step of fit that did not end")
 
 
-def _store_components(made: Variable, value: Any) -> bool:
+def _store_components(made: Variable, value: jax.Array) -> bool:
     """Stores the value as one component per replica, in one compiled call. A sum is divided into equal parts.
 
     With `deterministic=True` the first replica gets the whole sum, because the sum of three thirds is not always
@@ -107,8 +113,8 @@ def _store_components(made: Variable, value: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _spread(replicas: int, how: str, sharding: Any) -> Callable[[Any], Any]:
-    def spread(value: Any) -> Any:
+def _spread(replicas: int, how: str, sharding: jax.sharding.Sharding) -> Callable[[Any], Any]:
+    def spread(value: jax.Array) -> Any:
         if how == "first":
             return jnp.zeros((replicas, *value.shape), value.dtype).at[0].set(value)
         part = value / replicas if how == "parts" else value
@@ -138,7 +144,7 @@ def connect_plain() -> None:
 
 def _seeing_plain(track: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(track)
-    def seeing_plain(self: Any, attr: Any) -> Any:
+    def seeing_plain(self: Tracker, attr: object) -> Any:
         # Keras locks the tracker of a built layer. A variable that the layer creates later is not one of its weights.
         if isinstance(attr, Variable) and "trainable_variables" in self.config and not self.locked:
             track(self, as_keras(attr))
@@ -150,7 +156,12 @@ def _seeing_plain(track: Callable[..., Any]) -> Callable[..., Any]:
 
 def _noting_views(make: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(make)
-    def noting_views(self: Any, state_mapping: Any = None, *args: Any, **kwargs: Any) -> None:
+    def noting_views(
+        self: StatelessScope,
+        state_mapping: Iterable[tuple[KerasVariable, Any]] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         pairs = None if state_mapping is None else list(state_mapping)
         views = [variable for variable, _ in pairs or () if isinstance(variable, View)]
         self._views = {id(view.mirrored): view for view in views if view.mirrored is not None}
@@ -161,7 +172,7 @@ def _noting_views(make: Callable[..., None]) -> Callable[..., None]:
 
 def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(enter)
-    def entering(self: Any) -> Any:
+    def entering(self: StatelessScope) -> Any:
         scope = enter(self)
         self._contexts = contextlib.ExitStack()
         if self._views and ambient().store is None and ambient().replica is None:
@@ -171,13 +182,13 @@ def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
     return entering
 
 
-def _store(scope: Any, views: Mapping[int, Any]) -> ScopeStore:
+def _store(scope: StatelessScope, views: Mapping[int, Any]) -> ScopeStore:
     return ScopeStore(scope, views, recording_parent(current_trace()))
 
 
 def _leaving(leave: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(leave)
-    def leaving(self: Any, *error: Any, **kwargs: Any) -> Any:
+    def leaving(self: StatelessScope, *error: object, **kwargs: Any) -> Any:
         self._contexts.close()
         return leave(self, *error, **kwargs)
 
@@ -210,7 +221,10 @@ def wrapped_compute_output_spec(compute: Callable[..., Any]) -> Callable[..., An
     return compute_output_spec
 
 
-KerasVariable: Any = keras.src.backend.Variable
+if TYPE_CHECKING:
+    KerasVariable: TypeAlias = _KerasVariable
+else:
+    KerasVariable = keras.src.backend.Variable
 _in_stateless_scope = keras.src.backend.common.stateless_scope.in_stateless_scope
 _SEED_NAME = "seed_generator_state"
 # 2**32 / golden ratio, rounded to an odd number: replicas' seeds are far apart, and replica 0 keeps the user's seed.
@@ -234,7 +248,7 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
         return None if self.mirrored is None else self.read_value()
 
     @_value.setter
-    def _value(self, value: Any) -> None:
+    def _value(self, value: Operand | None) -> None:
         if value is None:
             return  # Keras releases a value that `fit` carries itself, and assigns the new value at the end.
         if self.mirrored is None:
@@ -253,7 +267,7 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
                 return self.mirrored.checked_value()
         return announce_read(self.announced, self.mirrored.checked_value())
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         # Keras' own method has no `copy` argument, so NumPy would warn on every conversion.
         return np.array(self.value, dtype, copy=copy)
 
@@ -287,7 +301,7 @@ class View(StrategyVariable):
         """The backing variable: user code reads it, and can request its gradient by either object."""
         return self.mirrored
 
-    def _initialize_with_initializer(self, initializer: Any) -> None:
+    def _initialize_with_initializer(self, initializer: object) -> None:
         """Does nothing: the backing variable already has a value."""
 
     def _deferred_initialize(self) -> None:
@@ -295,7 +309,7 @@ class View(StrategyVariable):
         self._initializer = None
 
 
-def as_keras(variable: Any) -> Any:
+def as_keras(variable: object) -> Any:
     """Returns a Keras variable: `variable` itself, or the unique view of a `mirrored.Variable`."""
     if not isinstance(variable, Variable):
         return variable
@@ -305,14 +319,14 @@ def as_keras(variable: Any) -> Any:
     return view
 
 
-def adopt(variable: Any) -> None:
+def adopt(variable: KerasVariable) -> None:
     """Converts a Keras variable that is under construction to a `StrategyVariable`."""
     if type(variable) is KerasVariable:
         variable.__dict__.pop("_value", None)
         variable.__class__ = StrategyVariable
 
 
-def _made_for(variable: Any, value: Any) -> Variable:
+def _made_for(variable: KerasVariable, value: Operand) -> Variable:
     synchronization, aggregation = _rules_of(variable)
     # Without a replica: a layer is built once, also inside run, so the first replica creates the variable for all.
     with within(replica=None, runner=None):
@@ -333,7 +347,7 @@ def _made_for(variable: Any, value: Any) -> Variable:
     return made
 
 
-def _rules_of(variable: Any) -> tuple[VariableSynchronization, VariableAggregation]:
+def _rules_of(variable: KerasVariable) -> tuple[VariableSynchronization, VariableAggregation]:
     given = VariableAggregation[variable.aggregation.upper()]
     if _is_seed(variable):
         return VariableSynchronization.ON_READ, VariableAggregation.ONLY_FIRST_REPLICA
@@ -358,11 +372,11 @@ def _maker() -> Any:
     return getattr(stack[-1], "caller", None)
 
 
-def _is_seed(variable: Any) -> bool:
+def _is_seed(variable: KerasVariable) -> bool:
     return bool(variable.name == _SEED_NAME)
 
 
-def _seeds_of(made: Variable, state: Any) -> PerReplica:
+def _seeds_of(made: Variable, state: Operand) -> PerReplica:
     """Returns one seed state per replica, with equal counters and different seeds."""
     first = as_array(state, made.dtype)
     # Outside of functions a process of several assigns the components of its own replicas.
@@ -370,14 +384,15 @@ def _seeds_of(made: Variable, state: Any) -> PerReplica:
     return PerReplica([_seed_of(first, replica) for replica in replicas], made.device_assignment)
 
 
-def _seed_of(state: Any, replica: Any) -> Any:
+def _seed_of(state: Operand, replica: int | jax.Array) -> Any:
     """The seed state of one replica, whose number may be traced."""
     first = as_array(state)
     return first.at[0].add(jnp.asarray(replica, first.dtype) * np.asarray(_SEED_STRIDE).astype(first.dtype))
 
 
-def _assign(variable: Any, made: Variable, value: Any) -> None:
+def _assign(variable: KerasVariable, made: Variable, value: Operand) -> None:
     if _is_seed(variable) and made.num_replicas > 1 and ambient().replica is None:
-        value = _seeds_of(made, value)
+        # Keras may return the state on the devices of several workers: a worker places its seeds from its own copy.
+        value = _seeds_of(made, np.asarray(value) if made.device_assignment.spans_processes else value)
     if not stored_at_once(made, value):
         made.assign(value, read_value=False)

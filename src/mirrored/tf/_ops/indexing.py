@@ -14,6 +14,7 @@ from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._static import static_int, static_ints
 from mirrored.tf._table import hosted, op, reported, tensors
 from mirrored.tf._tensors import as_tensor
+from mirrored.values.indexed_slices import without_wrapping
 
 
 @op("gather")
@@ -33,7 +34,8 @@ def gather(
     along = batch if axis is None else static_int(axis, called="tf.gather", argument="axis") % table.ndim
 
     def take(table: jax.Array, where: jax.Array) -> jax.Array:
-        return jnp.take(table, where, axis=along - batch, mode="fill", fill_value=0)
+        places = without_wrapping(where, table.shape[along - batch])
+        return jnp.take(table, places, axis=along - batch, mode="fill", fill_value=0)
 
     for _ in range(batch):
         take = jax.vmap(take)
@@ -45,15 +47,20 @@ def gather(
 def gather_nd(
     params: Operand, indices: Operand, batch_dims: int = 0, name: str | None = None, bad_indices_policy: str = ""
 ) -> jax.Array:
-    """Gathers the slices at the index vectors in the last axis of `indices`."""
+    """Gathers the slices at the index vectors in the last axis of `indices`; bad indices give 0, as on GPUs."""
     del name, bad_indices_policy
 
     def pick(table: jax.Array, where: jax.Array) -> jax.Array:
-        return table.at[tuple(jnp.moveaxis(where, -1, 0))].get(mode="fill", fill_value=0)
+        return table.at[_places(where, table.shape)].get(mode="fill", fill_value=0)
 
     for _ in range(batch_dims):
         pick = jax.vmap(pick)
     return pick(as_tensor(params), as_tensor(indices))
+
+
+def _places(where: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, ...]:
+    """Returns the index vectors in the last axis of `where` as one array per dimension."""
+    return tuple(without_wrapping(one, size) for one, size in zip(jnp.moveaxis(where, -1, 0), shape, strict=False))
 
 
 def _scattered(called: str, method: str) -> Callable[..., jax.Array]:
@@ -61,7 +68,7 @@ def _scattered(called: str, method: str) -> Callable[..., jax.Array]:
         del name
         target, where, new = as_tensor(tensor), as_tensor(indices), as_tensor(updates)
         with reported(called, [target, where, new]):
-            reference = target.at[tuple(jnp.moveaxis(where, -1, 0))]
+            reference = target.at[_places(where, target.shape)]
             result: jax.Array = getattr(reference, method)(new, mode="drop")
             return result
 
@@ -82,7 +89,7 @@ def scatter_nd(indices: Operand, updates: Operand, shape: StaticInts, name: str 
     new = as_tensor(updates)
     target = jnp.zeros(static_ints(shape, called="tf.scatter_nd", argument="shape"), new.dtype)
     with reported("tf.scatter_nd", [as_tensor(indices), new]):
-        return target.at[tuple(jnp.moveaxis(as_tensor(indices), -1, 0))].add(new, mode="drop")
+        return target.at[_places(as_tensor(indices), target.shape)].add(new, mode="drop")
 
 
 @op("where")

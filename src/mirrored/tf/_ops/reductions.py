@@ -14,6 +14,7 @@ from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._static import static_axis, static_int
 from mirrored.tf._table import hosted, op, reported, rows
 from mirrored.tf._tensors import as_tensor
+from mirrored.values.indexed_slices import without_wrapping
 
 
 def _sum(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
@@ -250,7 +251,8 @@ def confusion_matrix(
     amount = (
         jnp.ones(true.shape, array_dtype(dtype)) if weights is None else as_tensor(weights).astype(array_dtype(dtype))
     )
-    return jnp.zeros((size, size), array_dtype(dtype)).at[true, guessed].add(amount)
+    places = without_wrapping(true, size), without_wrapping(guessed, size)
+    return jnp.zeros((size, size), array_dtype(dtype)).at[places].add(amount, mode="drop")
 
 
 @op("math.zero_fraction nn.zero_fraction")

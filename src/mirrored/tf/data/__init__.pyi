@@ -1,8 +1,14 @@
 """Type stub of `tf.data`, written by tools/tf_stubs.py."""
 
+from collections.abc import Sequence
+from os import PathLike
 from typing import Any
 
+from jax import Array
+from numpy import ndarray
+
 from mirrored.data import Options as Options
+from mirrored.data.pipeline.iterators import Steps
 from mirrored.tf._data.datasets import Dataset as Dataset
 from mirrored.tf.data import experimental as experimental
 
@@ -10,5 +16,11 @@ AUTOTUNE: int
 INFINITE_CARDINALITY: int
 UNKNOWN_CARDINALITY: int
 
-def TFRecordDataset(filenames: Any, compression_type: str | None = None) -> Dataset: ...
-def TextLineDataset(filenames: Any, compression_type: str | None = None) -> Dataset: ...
+def TFRecordDataset(
+    filenames: str | bytes | PathLike[Any] | Sequence[str | bytes | PathLike[Any]] | ndarray[Any, Any] | Array | Steps,
+    compression_type: str | None = None,
+) -> Dataset: ...
+def TextLineDataset(
+    filenames: str | bytes | PathLike[Any] | Sequence[str | bytes | PathLike[Any]] | ndarray[Any, Any] | Array | Steps,
+    compression_type: str | None = None,
+) -> Dataset: ...

@@ -1,12 +1,17 @@
 """Type stub of `tf.data.experimental`, written by tools/tf_stubs.py."""
 
 from collections.abc import Callable, Sequence
+from os import PathLike
 from typing import Any
+
+from jax import Array
+from numpy import dtype, ndarray
 
 from mirrored.data import AutoShardPolicy as AutoShardPolicy
 from mirrored.data import DistributeOptions as DistributeOptions
 from mirrored.data import Optional as Optional
 from mirrored.data.pipeline.iterators import Steps
+from mirrored.data.pipeline.sampling import NamedDType
 from mirrored.tf._data.experimental import Reducer as Reducer
 from mirrored.tf.data import Dataset
 
@@ -14,9 +19,9 @@ AUTOTUNE: int
 INFINITE_CARDINALITY: int
 UNKNOWN_CARDINALITY: int
 
-def Counter(start: int = 0, step: int = 1, dtype: Any = ...) -> Dataset: ...
+def Counter(start: int = 0, step: int = 1, dtype: str | type[Any] | dtype[Any] | NamedDType = ...) -> Dataset: ...
 def CsvDataset(
-    filenames: Any,
+    filenames: str | bytes | PathLike[Any] | Sequence[str | bytes | PathLike[Any]] | ndarray[Any, Any] | Array | Steps,
     record_defaults: Sequence[Any],
     compression_type: str | None = None,
     buffer_size: int | None = None,
@@ -40,7 +45,7 @@ def get_single_element(dataset: Dataset) -> Any: ...
 def group_by_reducer(key_func: Callable[..., Any], reducer: Reducer) -> Callable[[Dataset], Dataset]: ...
 def group_by_window(*args: Any, **kwargs: Any) -> Callable[[Dataset], Dataset]: ...
 def make_csv_dataset(
-    file_pattern: Any,
+    file_pattern: str | bytes | PathLike[Any] | Sequence[str | bytes | PathLike[Any]] | ndarray[Any, Any] | Array,
     batch_size: int,
     column_names: Sequence[str] | None = None,
     column_defaults: Sequence[Any] | None = None,
@@ -81,7 +86,7 @@ def prefetch_to_device(device: object, buffer_size: int | None = None) -> Callab
 def rejection_resample(*args: Any, **kwargs: Any) -> Callable[[Dataset], Dataset]: ...
 def sample_from_datasets(
     datasets: Sequence[Steps],
-    weights: Any = None,
+    weights: Any | Steps | None = None,
     seed: int | None = None,
     stop_on_empty_dataset: bool = False,
     rerandomize_each_iteration: bool | None = None,
