@@ -13,7 +13,7 @@ import mirrored as mr
 from mirrored.errors import StructureError, ValuesError
 from mirrored.topology.device_assignment import make_device_assignment
 from mirrored.values import structures
-from mirrored.values.distributed_values import stack_components
+from mirrored.values.stacking import stack_components
 
 LAYOUTS = {
     "one device": (["CPU:0"], 4),

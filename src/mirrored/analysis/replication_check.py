@@ -27,17 +27,9 @@ from mirrored._jax.jaxprs import (
 )
 from mirrored._jax.local_collectives import SAME
 from mirrored._jax.source_lines import source_line
+from mirrored.analysis.dataflow import ALWAYS, DataflowRules, inner_jaxprs, operands_in
 from mirrored.analysis.value_numbering import ValueNumbering, constant_key
-from mirrored.analysis.varying import (
-    ALWAYS,
-    DataflowRules,
-    PathStep,
-    VaryingAnalysis,
-    inner_jaxprs,
-    operands_in,
-    path_step_of,
-    shape_of,
-)
+from mirrored.analysis.varying import PathStep, VaryingAnalysis, path_step_of, shape_of
 from mirrored.errors import MergeError
 from mirrored.topology.device_assignment import AXIS
 

@@ -37,7 +37,7 @@ from mirrored._jax.jaxprs import (
 from mirrored._jax.local_collectives import SAME
 from mirrored._jax.traces import Tracer
 from mirrored._typing import HostArray
-from mirrored.analysis.varying import ALWAYS, DataflowRules, EquationDataflow, operands_in
+from mirrored.analysis.dataflow import ALWAYS, DataflowRules, EquationDataflow, operands_in
 
 _Numbered = dict[Var, int]
 _Site = tuple[int, ...]

@@ -1,16 +1,19 @@
-"""Varying analysis: computes which values of a jaxpr vary between devices, from the dataflow of its equations."""
+"""Varying analysis: computes which values of a jaxpr vary between devices, and the path by which each came to vary.
+
+The analysis reports the shortest path, because it is the easiest to follow. Paths lead into `jit`, `scan`, `while`
+and `cond`. The analysis visits inner jaxprs only when a path is requested.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence, Set
-from typing import Any, Final
+from collections.abc import Iterable, Sequence, Set
+from typing import Any
 
 from mirrored._jax.jaxprs import (
     Branch,
     Call,
     ClosedJaxpr,
-    Equalising,
     Jaxpr,
     JaxprEqn,
     Kind,
@@ -20,222 +23,9 @@ from mirrored._jax.jaxprs import (
     ValueSource,
     Var,
     While,
-    kinds_of,
 )
 from mirrored._jax.source_lines import source_line
-
-# Dataflow: computes which operands each output of an equation depends on, and which can make it vary between devices.
-#
-# Both properties are unions over operands, so a bit mask per output represents each of them. The summary of a jaxpr
-# does not depend on its arguments: it is computed once, and the whole analysis is linear in the size of the jaxpr. For
-# a loop, the analysis iterates the body's summary over the carries to a fixed point.
-
-ALWAYS: Final = 1
-"""The lowest bit of a mask: the property holds whatever the operands are. Operand `i` is bit ``i + 1``."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class EquationDataflow:
-    """Describes how one output depends on the operands.
-
-    Attributes:
-        varies: A mask. The output may vary between devices if one of these operands does. `ALWAYS` means that it varies
-            in any case.
-        depends: A mask. The output is computed from these operands. `ALWAYS` means that it also depends on a source
-            that is not repeatable, such as a host callback.
-    """
-
-    varies: int
-    depends: int
-
-
-NOTHING: Final = EquationDataflow(0, 0)
-
-
-class DataflowRules:
-    """Computes and caches the dataflow of equations and jaxprs with respect to one mesh axis.
-
-    Args:
-        axis: The mesh axis over which devices are compared. None if there is only one device.
-    """
-
-    def __init__(self, axis: str | None) -> None:
-        self.axis = axis
-        self._kinds: dict[int, Kind] = {}
-        self._summaries: dict[int, tuple[EquationDataflow, ...]] = {}
-        self._sources: dict[int, EquationDataflow] = {}
-        self._kept: list[Any] = []  # Keeps keyed objects alive: an id identifies an object only during its lifetime.
-
-    def kind(self, eqn: JaxprEqn) -> Kind:
-        """Returns `kind_of` the equation, cached."""
-        found = self._kinds.get(id(eqn))
-        if found is None:
-            ((_, found),) = self.kinds([eqn])
-        return found
-
-    def kinds(self, eqns: Sequence[Any]) -> list[tuple[Any, Kind]]:
-        """Returns equations with their kinds, cached."""
-        new = [eqn for eqn in eqns if id(eqn) not in self._kinds]
-        self._kinds.update(zip(map(id, new), kinds_of(new, self.axis), strict=True))
-        self._kept += new
-        return [(eqn, self._kinds[id(eqn)]) for eqn in eqns]
-
-    def of(self, eqn: JaxprEqn) -> tuple[EquationDataflow, ...]:
-        """Returns the dataflow of each output of `eqn` with respect to its operands."""
-        kind, outputs = self.kind(eqn), len(eqn.outvars)
-        all_operands = (1 << len(eqn.invars)) - 1 << 1
-        match kind:
-            case Call(jaxpr):
-                return self.of_jaxpr(jaxpr)
-            case Scan():
-                return self._scan(kind)
-            case While():
-                return self._while(kind)
-            case Branch(branches):
-                return self._branch(branches)
-            case Equalising():
-                return (EquationDataflow(0, all_operands),) * outputs
-            case ValueSource(_, repeatable):
-                return (EquationDataflow(ALWAYS | all_operands, all_operands | (not repeatable)),) * outputs
-            case Plain(jaxprs):
-                inner = union(map(self._sources_in, jaxprs))
-                return (EquationDataflow(all_operands | inner.varies, all_operands | inner.depends),) * outputs
-
-    def of_jaxpr(self, jaxpr: Jaxpr | ClosedJaxpr) -> tuple[EquationDataflow, ...]:
-        """Returns the dataflow of each output of `jaxpr` with respect to its inputs.
-
-        The constants of the jaxpr are equal on all devices.
-        """
-        found = self._summaries.get(id(jaxpr))
-        if found is None:
-            found = self._summaries[id(jaxpr)] = self._summarise(jaxpr)
-            self._kept.append(jaxpr)
-        return found
-
-    def _summarise(self, jaxpr: Jaxpr | ClosedJaxpr) -> tuple[EquationDataflow, ...]:
-        known: dict[Var, EquationDataflow] = dict(zip(jaxpr.invars, identity(len(jaxpr.invars)), strict=True))
-
-        def read(atom: Var | Literal) -> EquationDataflow:
-            return NOTHING if isinstance(atom, Literal) else known.get(atom, NOTHING)
-
-        for eqn, kind in self.kinds(jaxpr.eqns):
-            operands = [read(atom) for atom in eqn.invars]
-            if isinstance(kind, Plain) and not kind.jaxprs:
-                known.update(dict.fromkeys(eqn.outvars, union(operands)))
-            else:
-                known.update(zip(eqn.outvars, compose(self.of(eqn), operands), strict=True))
-        return tuple(read(atom) for atom in jaxpr.outvars)
-
-    def _scan(self, scan: Scan) -> tuple[EquationDataflow, ...]:
-        return close(self.of_jaxpr(scan.jaxpr), len(scan.jaxpr.invars), scan.num_consts, scan.num_carries)
-
-    def _while(self, loop: While) -> tuple[EquationDataflow, ...]:
-        inputs, consts = len(loop.body.invars), loop.num_body_consts
-        inside = close(self.of_jaxpr(loop.body), inputs, consts, inputs - consts)
-        results = compose(inside, identity(inputs, first=loop.num_cond_consts))
-        (continues,) = compose(self.of_jaxpr(loop.cond), [*identity(loop.num_cond_consts), *results])
-        return tuple(union((result, continues)) for result in results)
-
-    def _branch(self, branches: Sequence[Any]) -> tuple[EquationDataflow, ...]:
-        others = identity(len(branches[0].invars), first=1)
-        outputs = zip(*(compose(self.of_jaxpr(branch), others) for branch in branches), strict=True)
-        (index,) = identity(1)
-        return tuple(union((index, *output)) for output in outputs)
-
-    def _sources_in(self, jaxpr: Jaxpr | ClosedJaxpr) -> EquationDataflow:
-        """Returns the dataflow that a jaxpr adds by itself, if it is unknown how its equation uses it."""
-        found = self._sources.get(id(jaxpr))
-        if found is None:
-            found = self._sources[id(jaxpr)] = union(
-                flow for _, kind in self.kinds(jaxpr.eqns) for flow in self._source(kind)
-            )
-            self._kept.append(jaxpr)
-        return found
-
-    def _source(self, kind: Kind) -> Iterator[EquationDataflow]:
-        if isinstance(kind, ValueSource):
-            yield EquationDataflow(ALWAYS, int(not kind.repeatable))
-        for inner in inner_jaxprs(kind):
-            yield self._sources_in(inner)
-
-
-def inner_jaxprs(kind: Kind) -> tuple[Any, ...]:
-    """Returns the jaxprs inside an equation of this kind."""
-    match kind:
-        case Call(jaxpr) | Scan(jaxpr):
-            return (jaxpr,)
-        case While(cond, _, body, _):
-            return (cond, body)
-        case Branch(jaxprs) | Plain(jaxprs):
-            return jaxprs
-        case _:
-            return ()
-
-
-def operands_in(mask: int) -> Iterator[int]:
-    """Yields the positions of the operands in a mask, in ascending order."""
-    rest = mask >> 1
-    while rest:
-        lowest = rest & -rest
-        yield lowest.bit_length() - 1
-        rest ^= lowest
-
-
-def union(flows: Iterable[EquationDataflow]) -> EquationDataflow:
-    """Returns the dataflow of a value that depends on all of `flows`."""
-    varies = depends = 0
-    for flow in flows:
-        varies |= flow.varies
-        depends |= flow.depends
-    return EquationDataflow(varies, depends)
-
-
-def compose(flows: Sequence[EquationDataflow], operands: Sequence[EquationDataflow]) -> tuple[EquationDataflow, ...]:
-    """Substitutes `operands`, the dataflow of each operand, into `flows`."""
-    varies, depends = [flow.varies for flow in operands], [flow.depends for flow in operands]
-    return tuple(EquationDataflow(_through(flow.varies, varies), _through(flow.depends, depends)) for flow in flows)
-
-
-def close(body: Sequence[EquationDataflow], inputs: int, consts: int, carries: int) -> tuple[EquationDataflow, ...]:
-    """Returns the dataflow of a loop, given that of its body.
-
-    The fixed point exists because the masks of the carries only grow.
-
-    Args:
-        body: The dataflow of the body's outputs (carries, others), over its inputs (constants, carries, others).
-        inputs: The number of inputs.
-        consts: The number of constants.
-        carries: The number of carries.
-
-    Returns:
-        The dataflow of the loop's outputs (carries, others).
-    """
-    arguments = identity(inputs)
-    while True:
-        results = compose(body, arguments)
-        carried = slice(consts, consts + carries)
-        grown = [union(pair) for pair in zip(arguments[carried], results[:carries], strict=True)]
-        if grown == arguments[carried]:
-            return (*grown, *results[carries:])
-        arguments[carried] = grown
-
-
-def identity(count: int, first: int = 0) -> list[EquationDataflow]:
-    """Returns the identity dataflow of `count` operands, numbered from `first`."""
-    return [EquationDataflow(2 << i, 2 << i) for i in range(first, first + count)]
-
-
-def _through(mask: int, operands: Sequence[int]) -> int:
-    result = mask & ALWAYS
-    for i in operands_in(mask):
-        result |= operands[i]
-    return result
-
-
-# Varying analysis: computes which values of a jaxpr vary between devices, and the path by which each came to vary.
-#
-# The analysis reports the shortest path, because it is the easiest to follow. Paths lead into `jit`, `scan`, `while`
-# and `cond`. The analysis visits inner jaxprs only when a path is requested.
+from mirrored.analysis.dataflow import ALWAYS, DataflowRules, operands_in
 
 
 @dataclasses.dataclass(frozen=True)

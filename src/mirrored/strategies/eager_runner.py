@@ -29,7 +29,8 @@ from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.merge_call import all_reduce_recorded, gather_recorded
 from mirrored.strategies.reducing import gather_across
 from mirrored.values import structures
-from mirrored.values.distributed_values import Mirrored, PerReplica, stack_components
+from mirrored.values.distributed_values import Mirrored, PerReplica
+from mirrored.values.stacking import stack_components
 from mirrored.variables.state_lock import excuse, or_undone, store_all, turn
 from mirrored.variables.storage import placed, uncommitted
 

@@ -24,14 +24,9 @@ from mirrored.runtime.ambient import ambient
 from mirrored.runtime.lockstep import ReplicaRunner
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
-from mirrored.values.distributed_values import (
-    DistributedValues,
-    LocalPerReplica,
-    Mirrored,
-    PerReplica,
-    stack_components,
-)
+from mirrored.values.distributed_values import DistributedValues, LocalPerReplica, Mirrored, PerReplica
 from mirrored.values.indexed_slices import IndexedSlices
+from mirrored.values.stacking import stack_components
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy

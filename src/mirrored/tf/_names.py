@@ -33,6 +33,7 @@ from mirrored.tf._ops import numpy as _numpy
 from mirrored.tf._ops import random as _random
 from mirrored.tf._ops import reductions as _reductions
 from mirrored.tf._ops import sampled_losses as _sampled_losses
+from mirrored.tf._ops import sequences as _sequences
 from mirrored.tf._ops import signal as _signal
 from mirrored.tf._ops import spectra as _spectra
 from mirrored.tf._ops import windows as _windows
@@ -48,7 +49,7 @@ VERSION: Final = "2.21.0"  # the TensorFlow release whose behaviour this facade 
 _TABLES: Final = (
     _activations, _arrays, _control_flow, _convolution, _debugging, _image, _image_boxes, _image_quality, _indexing,
     _initializers, _linalg, _linalg_solving, _losses, _math, _nest, _printing, _random, _reductions, _sampled_losses,
-    _signal, _spectra, _windows,
+    _sequences, _signal, _spectra, _windows,
 )  # fmt: skip
 
 

@@ -11,8 +11,6 @@ A `PerReplica` has one of three representations:
 from __future__ import annotations
 
 import abc
-import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex
 
@@ -20,12 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.arrays import as_array, register_array_like
-from mirrored._jax.boxes import Array, is_live_box, payload_of
-from mirrored._jax.traces import ShapedArray, eager, is_tracer
+from mirrored._jax.arrays import register_array_like
+from mirrored._jax.traces import ShapedArray, is_tracer
 from mirrored._typing import Leaf
 from mirrored.errors import ValuesError
 from mirrored.values.operators import ArrayOperators
+from mirrored.values.stacking import stack_components, unequal, unstacked
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
@@ -195,7 +193,7 @@ class PerReplica(_NotAnArray):
         """The components, each on its replica's device; in a multi-worker job those of this process."""
         if self._components is None:
             assert self._stacked is not None
-            self._components = _unstacked(self._stacked, self._device_assignment)
+            self._components = unstacked(self._stacked, self._device_assignment)
         return self._components
 
     def first(self) -> Any:
@@ -242,7 +240,7 @@ class PerReplica(_NotAnArray):
         """
         if self._stacked is None:
             if self._ragged:
-                raise _unequal("components whose shapes differ between workers")
+                raise unequal("components whose shapes differ between workers")
             self._stacked = stack_components(self.values, device_assignment)
             self._device_assignment = device_assignment
         return self._stacked
@@ -250,122 +248,6 @@ class PerReplica(_NotAnArray):
 
 def _shape_of(component: object) -> tuple[int, ...] | None:
     return () if isinstance(component, (bool, int, float, complex)) else getattr(component, "shape", None)
-
-
-def stack_components(components: Sequence[Any], device_assignment: DeviceAssignment) -> Any:
-    """Stacks the components of this process's replicas into one array ``[replicas, ...]`` over all devices."""
-    shapes = {np.shape(component) for component in components}
-    if len(shapes) > 1:
-        raise _unequal(f"components of shapes {', '.join(str(np.shape(component)) for component in components)}")
-    if any(is_live_box(component) for component in components):
-        if device_assignment.spans_processes:
-            raise _recorded()
-        # The components are boxes of a tape outside `run`. The tape records array operations, so they must be
-        # ordinary operations on one device and not the assembly of a sharded array from per-device buffers.
-        return jnp.stack([jax.device_put(component, device_assignment.devices[0]) for component in components])
-    components = [payload_of(component) for component in components]
-    if any(is_tracer(component) for component in components):
-        return jnp.stack([as_array(component) for component in components])
-    with eager():
-        return _stacked_over_devices(components, device_assignment)
-
-
-def _unequal(found: str) -> ValuesError:
-    return ValuesError(
-        "PerReplica.stacked",
-        found=found,
-        rule="only components of equal shape can be stacked to one array",
-        remedy="use them in eager code, or pad them to equal shapes (last_batch='pad')",
-    )
-
-
-def _recorded() -> ValuesError:
-    return ValuesError(
-        "PerReplica.stacked",
-        found="in eager code, a tape outside run records components of replicas on several workers",
-        rule="a tape records only the operations of its own worker",
-        remedy="open the tape inside the function passed to run, or compile the whole step with mirrored.function",
-    )
-
-
-def _stacked_over_devices(components: Sequence[Any], device_assignment: DeviceAssignment) -> Any:
-    if not device_assignment.spans_processes and _are_on_host(components):
-        # CPU devices share the host's memory: NumPy stacks the components without compiling a program.
-        return jax.device_put(np.stack([np.asarray(component) for component in components]), device_assignment.sharded)
-    if len(device_assignment.devices) == 1:
-        return jax.device_put(jnp.stack([as_array(component) for component in components]), device_assignment.sharded)
-    on_devices = [
-        [
-            jax.device_put(as_array(component), device)
-            for component in components[start : start + device_assignment.local]
-        ]
-        for start, device in zip(
-            itertools.count(0, device_assignment.local), device_assignment.addressable_devices, strict=False
-        )
-    ]
-    first = on_devices[0][0]
-    if device_assignment.local == 1 and first.ndim and first.size and not device_assignment.spans_processes:
-        return _by_replica(
-            _one_array([on_device[0] for on_device in on_devices], device_assignment),
-            device_assignment.num_replicas,
-            device_assignment.sharded,
-        )
-    return _one_array(
-        [on_device[0][None] if len(on_device) == 1 else jnp.stack(on_device) for on_device in on_devices],
-        device_assignment,
-    )
-
-
-def _are_on_host(components: Sequence[Any]) -> bool:
-    """Returns whether NumPy can stack them unchanged: JAX arrays of one dtype, not weakly typed, in host memory."""
-    return (
-        all(type(component) is Array and not component.weak_type for component in components)
-        and len({component.dtype for component in components}) == 1
-        and all(device.platform == "cpu" for component in components for device in component.devices())
-    )
-
-
-def _one_array(per_device: Sequence[jax.Array], device_assignment: DeviceAssignment) -> jax.Array:
-    """Returns an array that is sharded along its leading dimension, from its shard on each device."""
-    rows = len(device_assignment.devices) * per_device[0].shape[0]
-    return jax.make_array_from_single_device_arrays(
-        (rows, *per_device[0].shape[1:]), device_assignment.sharded, list(per_device)
-    )
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _by_replica(rows: jax.Array, num_replicas: int, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Reshapes all replicas' rows, concatenated in replica order, to ``[replicas, rows, ...]``.
-
-    It is one program for all devices. Adding the dimension on each device instead compiles one program per device
-    (0.5 s for 64).
-    """
-    stacked_rows: jax.Array = jax.lax.with_sharding_constraint(
-        rows.reshape(num_replicas, -1, *rows.shape[1:]), sharding
-    )
-    return stacked_rows
-
-
-def _unstacked(
-    stacked: jax.Array | np.ndarray[Any, Any], device_assignment: DeviceAssignment | None
-) -> tuple[Any, ...]:
-    # A callback of a compiled program receives a NumPy array, which has no shards.
-    if device_assignment is not None and isinstance(stacked, jax.Array) and not is_tracer(stacked) and not stacked.size:
-        # XLA replicates an empty array to every device, whatever its sharding is, so its shards are not components.
-        empty = np.zeros(stacked.shape[1:], stacked.dtype)
-        return tuple(
-            jax.device_put(empty, device_assignment.device_of(replica))
-            for replica in device_assignment.addressable_replicas
-        )
-    if device_assignment is None or not isinstance(stacked, jax.Array) or is_tracer(stacked):
-        return tuple(stacked[i] for i in range(stacked.shape[0]))
-    if len(stacked.addressable_shards) != len(device_assignment.addressable_devices):
-        return tuple(stacked[i] for i in range(stacked.shape[0]))
-    spread = stacked
-    if stacked.is_fully_replicated and len(device_assignment.devices) > 1:  # for example a gradient
-        spread = jax.device_put(stacked, device_assignment.sharded)
-    shards = sorted(spread.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-    return tuple(shard.data[k] for shard in shards for k in range(shard.data.shape[0]))
 
 
 class LocalPerReplica(PerReplica):

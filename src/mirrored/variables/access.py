@@ -18,7 +18,8 @@ from mirrored.errors import ContextError, TransformError, VariableError
 from mirrored.runtime.ambient import Ambient, ambient
 from mirrored.runtime.lockstep import Merge, ReplicaRunner
 from mirrored.runtime.variable_store import VariableStore
-from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica, stack_components
+from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica
+from mirrored.values.stacking import stack_components
 from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, reduction_of
 from mirrored.variables.state_lock import lock, turn
 from mirrored.variables.storage import aligned, near, own, placed, uncommitted

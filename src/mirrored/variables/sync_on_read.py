@@ -17,7 +17,8 @@ from mirrored.errors import VariableError
 from mirrored.runtime.ambient import Ambient
 from mirrored.runtime.lockstep import ReplicaRunner
 from mirrored.runtime.variable_store import VariableStore
-from mirrored.values.distributed_values import PerReplica, stack_components
+from mirrored.values.distributed_values import PerReplica
+from mirrored.values.stacking import stack_components
 from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, reduction_of
 from mirrored.variables.state_lock import lock, turn
 from mirrored.variables.storage import near

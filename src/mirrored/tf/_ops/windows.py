@@ -116,9 +116,16 @@ def dilation2d(
         data_format: "NHWC".
         dilations: Four numbers.
         name: Ignored.
+
+    Raises:
+        InvalidArgumentError: `data_format` is not "NHWC".
     """
-    del name, data_format
+    del name
     called = "tf.nn.dilation2d"
+    if data_format != "NHWC":
+        raise InvalidArgumentError.of(
+            called, found=f"data_format={data_format!r}", rule="channels come last", remedy="tf.transpose the images"
+        )
     value, kernel = tensors(input, filters)
     steps, holes = _pair(strides, called, "strides"), _pair(dilations, called, "dilations")
     window = kernel.shape[0], kernel.shape[1]
