@@ -99,6 +99,17 @@ class DataflowRules:
                 inner = union(map(self._sources_in, jaxprs))
                 return (EquationDataflow(all_operands | inner.varies, all_operands | inner.depends),) * outputs
 
+    def distances(self, eqn: Any, operands: Sequence[int | None]) -> list[int | None]:
+        """Returns each output's distance from a varying origin, in operations, given those of the operands.
+
+        None: the output is replicated.
+        """
+        found: list[int | None] = []
+        for flow in self.of(eqn):
+            given = [distance for i in operands_in(flow.varies) if (distance := operands[i]) is not None]
+            found.append(min(given) + 1 if given else 1 if flow.varies & ALWAYS else None)
+        return found
+
     def of_jaxpr(self, jaxpr: Jaxpr | ClosedJaxpr) -> tuple[EquationDataflow, ...]:
         """Returns the dataflow of each output of `jaxpr` with respect to its inputs.
 

@@ -25,7 +25,7 @@ from mirrored._jax.jaxprs import (
     While,
 )
 from mirrored._jax.source_lines import source_line
-from mirrored.analysis.dataflow import ALWAYS, DataflowRules, operands_in
+from mirrored.analysis.dataflow import DataflowRules, operands_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,12 +116,8 @@ class VaryingAnalysis:
             if nearest is not None:
                 self._distance.update(dict.fromkeys(eqn.outvars, nearest + 1))
             return
-        for var, flow in zip(eqn.outvars, self._flows.of(eqn), strict=True):
-            reached = _nearest(distances[i] for i in operands_in(flow.varies))
-            if reached is not None:
-                self._distance[var] = reached + 1
-            elif flow.varies & ALWAYS:
-                self._distance[var] = 1
+        found = zip(eqn.outvars, self._flows.distances(eqn, distances), strict=True)
+        self._distance.update([(var, distance) for var, distance in found if distance is not None])
 
     def _producer(self, var: Var | Literal) -> tuple[Any, int]:
         if self._producers is None:

@@ -115,6 +115,7 @@ class VariableStorage(Awaiting):
         per_replica: Whether every replica has its own component (ON_READ, in a strategy).
         num_replicas: The number of replicas that have a copy; 1 for a plain variable.
         component_shape: The shape of one copy or component.
+        dtype: The dtype.
     """
 
     name: str
@@ -122,6 +123,7 @@ class VariableStorage(Awaiting):
     per_replica: bool
     num_replicas: int
     component_shape: tuple[int, ...]
+    dtype: Any
 
     def hold(self, array: jax.Array) -> None:
         """Sets the first stored value."""

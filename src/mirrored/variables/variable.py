@@ -116,7 +116,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
             )
         check_aggregation(self._aggregation, value.shape, value.dtype, name, self.num_replicas)
         self.name = name or f"Variable{'' if (number := next(_unnamed)) == 0 else f'_{number}'}"
-        self.component_shape, self._dtype = value.shape, value.dtype
+        self.component_shape, self.dtype = value.shape, value.dtype
         self._public_shape = TensorShape(value.shape)
         on_read = self._synchronization is VariableSynchronization.ON_READ
         self._trainable = not on_read if trainable is None else bool(trainable)
@@ -131,11 +131,6 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     def shape(self) -> TensorShape:
         """The shape of one copy: a tuple, with TensorFlow's `as_list`, `rank` and so on."""
         return self._public_shape
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype."""
-        return self._dtype
 
     @property
     def ndim(self) -> int:
@@ -302,9 +297,9 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     def __repr__(self) -> str:
         if ambient().store is not None or self.is_lost:
             condition = "lost" if self.is_lost else "being traced"
-            return f"<Variable {self.name!r} shape={self.component_shape} dtype={self._dtype} ({condition})>"
-        value = np.array(key_data(self.stored())) if is_key_dtype(self._dtype) else self.on_host()
-        return f"<Variable {self.name!r} shape={self.component_shape} dtype={self._dtype} value={value}>"
+            return f"<Variable {self.name!r} shape={self.component_shape} dtype={self.dtype} ({condition})>"
+        value = np.array(key_data(self.stored())) if is_key_dtype(self.dtype) else self.on_host()
+        return f"<Variable {self.name!r} shape={self.component_shape} dtype={self.dtype} value={value}>"
 
 
 class DistributedVariable(Variable, DistributedValues):
