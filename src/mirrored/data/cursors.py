@@ -8,8 +8,9 @@ from typing import Any
 import jax
 
 from mirrored._jax.arrays import frozen
-from mirrored.data.elements import Element
+from mirrored.data.elements import Element, concatenated
 from mirrored.data.pipeline.nodes import Cursor
+from mirrored.data.placement import batch_size
 from mirrored.errors import InputError
 
 
@@ -242,6 +243,63 @@ class InterleaveCursor:
     def close(self) -> None:
         self._close_slots()
         self._inputs.close()
+
+
+class RebatchCursor:
+    """Regroups the rows of the parent's batches into batches of `size` rows.
+
+    A position is that of the parent before the current batch, and the number of its rows that were returned. Grain's
+    RebatchIterDataset has the same positions, but returns an additional batch of zero rows after a position that was
+    saved at the last row.
+    """
+
+    def __init__(self, parent: Cursor, size: int, drop_remainder: bool) -> None:
+        self._parent, self._size, self._drop = parent, size, drop_remainder
+        self._before = parent.get_state()
+        self._batch: Element = None
+        self._length = self._row = 0
+
+    def __next__(self) -> Element:
+        parts: list[Element] = []
+        missing = self._size
+        while missing:
+            if self._row >= self._length and not self._read():
+                break
+            stop = min(self._row + missing, self._length)
+            if stop > self._row:
+                rows = slice(self._row, stop)
+                parts.append(jax.tree.map(lambda leaf, rows=rows: leaf[rows], self._batch))
+                missing -= stop - self._row
+                self._row = stop
+        if not parts or (missing and self._drop):
+            raise StopIteration
+        return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: concatenated(leaves), *parts)
+
+    def _read(self) -> bool:
+        """Reads the next batch; returns False at the end."""
+        before = self._parent.get_state()
+        try:
+            batch = next(self._parent)
+        except StopIteration:
+            self._before, self._batch, self._length, self._row = before, None, 0, 0
+            return False
+        length = batch_size(batch, "Dataset.rebatch")
+        # After a restored position `_row` is the first row of this batch that was not returned.
+        self._row = 0 if self._batch is not None else self._row
+        self._before, self._batch, self._length = before, batch, length
+        return True
+
+    def get_state(self) -> Any:
+        # The keys are part of the format of saved positions.
+        return {"parent": self._before, "batch_idx": self._row}
+
+    def set_state(self, state: Any) -> None:
+        self._parent.set_state(state["parent"])
+        self._before, self._row = state["parent"], state["batch_idx"]
+        self._batch, self._length = None, 0
+
+    def close(self) -> None:
+        self._parent.close()
 
 
 class WindowCursor:

@@ -83,11 +83,6 @@ def batch(parent: Any, size: int, drop_remainder: bool, make_batch: Callable[[Se
     return parent.batch(size, drop_remainder=drop_remainder, batch_fn=make_batch)
 
 
-def rebatch(parent: Any, size: int, drop_remainder: bool) -> Any:
-    """Changes the batch size."""
-    return experimental.RebatchIterDataset(parent, size, drop_remainder)
-
-
 def unbatch(parent: Any, rows: Callable[[Any], list[Any]]) -> Any:
     """Splits every element into its rows."""
 

@@ -16,6 +16,7 @@ from mirrored.data.cursors import (
     InterleaveCursor,
     IterableCursor,
     Iterators,
+    RebatchCursor,
     SequenceCursor,
     StrideCursor,
     WindowCursor,
@@ -326,7 +327,9 @@ class Rebatched(StreamStep):
         return specs.map_specs(lambda leaf: leaf.unbatched().batched(size), self.parent.spec)
 
     def stream(self, run: Run) -> Any:
-        return engine().rebatch(self.parent.stream(run), self.size, self.drop_remainder)
+        return engine().by_cursor(
+            lambda: RebatchCursor(self.parent.cursor(run), self.size, self.drop_remainder), "rebatch"
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
