@@ -8,10 +8,33 @@ from typing import Any
 import jax
 
 from mirrored._jax.arrays import frozen
+from mirrored.data.calling import no_end
 from mirrored.data.elements import Element, concatenated
 from mirrored.data.pipeline.nodes import Cursor
 from mirrored.data.placement import batch_size
 from mirrored.errors import InputError
+
+
+def beyond_end() -> InputError:
+    """Returns the error for a position after the end of the data."""
+    return InputError(
+        "DatasetIterator.set_state",
+        found="the dataset has fewer elements than when the position was saved",
+        rule="a position belongs to the same data; the elements before it are read again",
+        remedy="check that the files or the generator still have all elements, or begin a new epoch",
+    )
+
+
+def read_again(cursor: Any) -> Any:
+    """Returns the next element of a cursor or iterator, which was read before the position was saved.
+
+    Raises:
+        InputError: There is none. A StopIteration would end an iteration that restores the position.
+    """
+    try:
+        return next(cursor)
+    except StopIteration:
+        raise beyond_end() from None
 
 
 class Iterators:
@@ -60,10 +83,14 @@ class IterableCursor:
 
     def __next__(self) -> Element:
         if self._iterator is None:
-            self._iterator = iter(self._make())
+            self._iterator = self._begin()
         value = next(self._iterator)
         self._count += 1
         return self._convert(value, self._count - 1)
+
+    def _begin(self) -> Iterator[Any]:
+        with no_end("the function or object that creates an iterator"):
+            return iter(self._make())
 
     def get_state(self) -> Any:
         return {"count": self._count}
@@ -72,9 +99,9 @@ class IterableCursor:
         self.close()
         self._count = 0
         if state["count"]:
-            self._iterator = iter(self._make())
+            self._iterator = self._begin()
             for _ in range(state["count"]):
-                next(self._iterator)
+                read_again(self._iterator)
             self._count = state["count"]
 
     def close(self) -> None:
@@ -225,7 +252,7 @@ class InterleaveCursor:
         self._inputs.set_state(self._start)
         wanted = {slot["number"]: place for place, slot in enumerate(state["slots"]) if slot is not None}
         for number in range(state["opened"]):
-            value = next(self._inputs)
+            value = read_again(self._inputs)
             if number in wanted:
                 place = wanted[number]
                 cursor = self._open_input(value, number)
@@ -343,6 +370,9 @@ class WindowCursor:
         self._parent.set_state(self._start)
         self._ahead, self._ended, self._windows = [], False, state["windows"]
         for _ in range(self._windows):
+            self._read_ahead(1)
+            if not self._ahead:
+                raise beyond_end()
             self._leave(self._shift)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from mirrored.data.pipeline.nodes import IndexedNode
 from mirrored.data.pipeline.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Options
 from mirrored.data.pipeline.sampling import Sampling
 from mirrored.data.pipeline.tables import Tables
-from mirrored.errors import ArgumentError, EndOfDataError, StructureError
+from mirrored.errors import ArgumentError, EndOfDataError
 from mirrored.runtime.hooks import note_iteration
 
 S = TypeVar("S")
@@ -238,16 +238,11 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         """The shapes and dtypes of the elements: a pytree of `ArraySpec`, with None for dims that vary.
 
         If a function determines them (`map`), this property calls the function with the first element.
+
+        Raises:
+            StructureError: A function or generator determines them, and the dataset is empty.
         """
-        try:
-            return self._node.spec
-        except StopIteration:
-            raise StructureError(
-                "Dataset.element_spec",
-                found="the dataset has no element",
-                rule="the spec of a mapped or generated dataset is that of its first element",
-                remedy="pass output_signature to from_generator, or check why the dataset is empty",
-            ) from None
+        return self._node.spec
 
     def cardinality(self) -> Any:
         """Returns the number of elements, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""

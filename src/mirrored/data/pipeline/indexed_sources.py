@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +10,9 @@ import jax
 import numpy as np
 
 from mirrored._jax.arrays import aligned_empty
-from mirrored.data import specs
 from mirrored.data.elements import Element, as_element, snapshot, stack, take
 from mirrored.data.extra import engine
-from mirrored.data.pipeline.nodes import Cursor, IndexedNode, Node, Rows, Run, StreamNode
+from mirrored.data.pipeline.nodes import Cursor, IndexedNode, Node, Rows, Run, StreamNode, merged_spec
 from mirrored.data.pipeline.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.placement import batch_size
 from mirrored.data.specs import map_specs, merged, spec_of
@@ -178,7 +176,7 @@ class Chosen(StreamNode):
 
     @property
     def spec(self) -> Any:
-        return functools.reduce(specs.merged, (member.spec for member in self.members))
+        return merged_spec(self.members)
 
     def stream(self, run: Run) -> Any:
         def cursor() -> Cursor:

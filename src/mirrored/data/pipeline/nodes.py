@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
 
+from mirrored.data import specs
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.pipeline.options import INFINITE_CARDINALITY
+from mirrored.errors import StructureError
 
 ENDLESS: Final = 2**62
 """The length of an infinite indexed dataset. Grain and `len` accept it, and the sum of two fits into 64 bits."""
@@ -184,17 +187,67 @@ def cardinality_as_length(cardinality: int) -> int:
     return ENDLESS if cardinality == INFINITE_CARDINALITY else cardinality
 
 
+class NoElementError(StructureError):
+    """The spec of a dataset depends on its first element, and the dataset is empty.
+
+    It is no `StopIteration`: a spec can be computed while elements are read, where that would end the data.
+    """
+
+    def __init__(self, called: str = "Dataset.element_spec") -> None:
+        super().__init__(
+            called,
+            found="the dataset has no element",
+            rule="the spec of a mapped or generated dataset is that of its first element",
+            remedy="pass output_signature to from_generator, or check why the dataset is empty",
+        )
+
+
 def first_element(node: Node) -> Element:
     """Returns the first element in a separate run, for specs that depend on an element.
 
     Raises:
-        StopIteration: The dataset is empty.
+        NoElementError: The dataset is empty.
     """
     cursor = node.cursor(Run())
     try:
         return next(cursor)
+    except StopIteration:
+        raise NoElementError from None
     finally:
         cursor.close()
+
+
+def spec_of_first(node: Node) -> Any:
+    """Returns the spec of the first element, with the dims unknown.
+
+    Raises:
+        NoElementError: The dataset is empty.
+    """
+    return with_open_dims(first_element(node))
+
+
+def with_open_dims(element: Element) -> Any:
+    """Returns the spec of an element with None for every dim: the dims of the other elements can differ."""
+    return specs.map_specs(lambda leaf: specs.ArraySpec((None,) * len(leaf.shape), leaf.dtype), specs.spec_of(element))
+
+
+def merged_spec(members: Sequence[Node]) -> Any:
+    """Returns the spec that accepts the elements of all members.
+
+    Members without an element are ignored if their spec depends on it.
+
+    Raises:
+        NoElementError: No member has an element.
+    """
+    found = []
+    for member in members:
+        try:
+            found.append(member.spec)
+        except NoElementError:
+            continue
+    if not found:
+        raise NoElementError
+    return functools.reduce(specs.merged, found)
 
 
 class LikeParent:

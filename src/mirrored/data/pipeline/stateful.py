@@ -16,12 +16,22 @@ import numpy as np
 
 from mirrored._jax.arrays import frozen
 from mirrored.data import specs
-from mirrored.data.calling import call, naming_element
-from mirrored.data.cursors import IterableCursor
+from mirrored.data.calling import call, naming_element, no_end
+from mirrored.data.cursors import IterableCursor, beyond_end
 from mirrored.data.elements import Element, handed_out, own_element
 from mirrored.data.extra import engine
 from mirrored.data.pipeline.indexed import ItemRows, OneParent
-from mirrored.data.pipeline.nodes import ENDLESS, Cursor, Node, Rows, Run, first_element, nodes
+from mirrored.data.pipeline.nodes import (
+    ENDLESS,
+    Cursor,
+    Node,
+    NoElementError,
+    Rows,
+    Run,
+    first_element,
+    nodes,
+    spec_of_first,
+)
 from mirrored.data.pipeline.options import UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.streams import StreamStep
 from mirrored.errors import ArgumentError, InputError, StructureError
@@ -76,7 +86,8 @@ class _CacheCursor:
     def __next__(self) -> Element:
         if self._node.complete:
             elements = self._node.complete[0]
-            if self._place >= len(elements):
+            self._check_place(len(elements))
+            if self._place == len(elements):
                 raise StopIteration
             self._place += 1
             return elements[self._place - 1]
@@ -91,8 +102,13 @@ class _CacheCursor:
             try:
                 self._read.append(jax.tree.map(frozen, next(self._reading)))
             except StopIteration:
+                self._check_place(len(self._read))
                 self._node.complete[:] = [self._read]
                 raise
+
+    def _check_place(self, length: int) -> None:
+        if self._place > length:
+            raise beyond_end()
 
     def get_state(self) -> Any:
         return {"place": self._place}
@@ -253,7 +269,10 @@ class Grouped(Remembering):
     def spec(self) -> Any:
         first = first_element(self.parent)
         key = self._key_of(first, 0)
-        return specs.map_specs(_open_batch, self.reduce(np.int64(key), [first], 0).spec)
+        try:
+            return specs.map_specs(_open_batch, self.reduce(np.int64(key), [first], 0).spec)
+        except NoElementError:
+            return spec_of_first(self)
 
     def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
         groups: dict[int, list[Element]] = {}
@@ -273,7 +292,9 @@ class Grouped(Remembering):
         return _integer(found, "key_func", "a scalar integer")
 
     def _size_of(self, key: int) -> int:
-        size = _integer(self.size(np.int64(key)), "window_size_func", "a scalar integer of at least 1")
+        with no_end("Dataset.group_by_window, window_size_func"):
+            given = self.size(np.int64(key))
+        size = _integer(given, "window_size_func", "a scalar integer of at least 1")
         if size < 1:
             raise ArgumentError(
                 "Dataset.group_by_window",

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import itertools
 import json
 import mmap
 import os
@@ -29,7 +30,16 @@ from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.pipeline.files import RECORD_OVERHEAD_BYTES, TFRecordWriter, open_file, read_tfrecord
 from mirrored.data.pipeline.indexed import ItemRows
-from mirrored.data.pipeline.nodes import Cursor, IndexedNode, Node, PositionCursor, Rows, Run
+from mirrored.data.pipeline.nodes import (
+    Cursor,
+    IndexedNode,
+    Node,
+    NoElementError,
+    PositionCursor,
+    Rows,
+    Run,
+    with_open_dims,
+)
 from mirrored.data.pipeline.options import INFINITE_CARDINALITY
 from mirrored.data.pipeline.streams import StreamStep
 from mirrored.data.specs import ArraySpec
@@ -94,14 +104,16 @@ def _is_stored(path: Path) -> bool:
 
 
 def _write(node: Node, path: str, called: str) -> None:
-    structure = _structure(node.spec, called)
     begins = []
     cursor = node.cursor(Run())
     try:
         with TFRecordWriter(path) as writer:
+            elements = _rest_of(cursor)
+            first = list(itertools.islice(elements, 1))
+            structure = _structure_of(node, first, called)
             head = json.dumps({"version": _VERSION, "structure": structure}).encode()
             place = _written(writer, head)
-            for element in _rest_of(cursor):
+            for element in itertools.chain(first, elements):
                 begins.append(place)
                 out = io.BytesIO()
                 _pack(element, structure, out, called)
@@ -124,6 +136,17 @@ def _rest_of(cursor: Cursor) -> Iterator[Element]:
         except StopIteration:
             return
         yield element
+
+
+def _structure_of(node: Node, first: list[Element], called: str) -> Any:
+    """Returns the structure of the elements; None if there is none and their spec depends on it."""
+    try:
+        spec = node.spec
+    except NoElementError:  # in a separate run; the run that is stored can have elements
+        if not first:
+            return None
+        spec = with_open_dims(first[0])
+    return _structure(spec, called)
 
 
 def _structure(spec: Any, called: str) -> Any:
@@ -210,7 +233,13 @@ class Stored:
 
     @property
     def spec(self) -> Any:
-        """The spec of the elements."""
+        """The spec of the elements.
+
+        Raises:
+            NoElementError: The file has no element, and the spec of the stored dataset depended on one.
+        """
+        if self._structure is None:
+            raise NoElementError
         return _spec(self._structure)
 
     def __len__(self) -> int:

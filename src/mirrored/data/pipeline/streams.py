@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,17 @@ from mirrored.data.cursors import (
 from mirrored.data.elements import Element, own_element, pad_and_stack, stack
 from mirrored.data.extra import engine
 from mirrored.data.pipeline.indexed import padded_spec
-from mirrored.data.pipeline.nodes import Cursor, LikeParent, Node, Run, StreamNode, first_element
+from mirrored.data.pipeline.nodes import (
+    Cursor,
+    LikeParent,
+    Node,
+    NoElementError,
+    Run,
+    StreamNode,
+    first_element,
+    merged_spec,
+    spec_of_first,
+)
 from mirrored.data.pipeline.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.placement import batch_size
 from mirrored.errors import StructureError
@@ -272,7 +281,7 @@ class StreamConcatenated(StreamNode):
 
     @property
     def spec(self) -> Any:
-        return functools.reduce(specs.merged, (member.spec for member in self.members))
+        return merged_spec(self.members)
 
     def stream(self, run: Run) -> Any:
         def part(number: int) -> Cursor | None:
@@ -373,7 +382,10 @@ class Interleaved(StreamStep):
 
     @property
     def spec(self) -> Any:
-        return self.open_input(first_element(self.parent), 0).spec
+        try:
+            return self.open_input(first_element(self.parent), 0).spec
+        except NoElementError:
+            return spec_of_first(self)
 
     def stream(self, run: Run) -> Any:
         def opened(element: Element, number: int) -> Cursor:
