@@ -163,7 +163,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         Args:
             filename: "" caches in memory. Any other value names a cache folder. The first iteration writes it before it
                 returns the first element. If the folder exists, for example from an earlier run of the program, the
-                steps before `cache` do not run.
+                steps before `cache` do not run. A position restored where the folder does not exist writes the same
+                elements again, with the seeds of the run that saved it.
 
         TensorFlow: There `filename` is the prefix of several file names, written while the elements are returned.
         """

@@ -32,14 +32,22 @@ class Run:
         path: The number of the iteration, followed by the epoch inside each `repeat`. Shuffles derive their order from
             it.
         seeds: Seeds by the `id` of their node, if they differ from the node's own (after restoring a position).
+        continues: Whether the seeds are those of a restored position or of another worker, so that other ones would
+            lose or repeat elements.
     """
 
     path: tuple[int, ...] = (0,)
     seeds: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    continues: bool = False
 
     def epoch(self, number: int) -> Run:
         """Returns the same run inside epoch `number` of a `repeat`."""
-        return Run((*self.path, number), self.seeds)
+        return Run((*self.path, number), self.seeds, self.continues)
+
+
+def pinned(run: Run) -> Run:
+    """Returns the run without its epoch path. The steps before a cache run once, so they never reshuffle."""
+    return Run(seeds=run.seeds, continues=run.continues)
 
 
 class Rows(Protocol):
@@ -98,6 +106,10 @@ class Node(abc.ABC):
     @abc.abstractmethod
     def stream(self, run: Run) -> Any:
         """Returns a Grain `IterDataset` of the elements."""
+
+    def kept_seeds(self) -> dict[int, int]:
+        """Returns the seeds of preceding steps whose elements are kept in a file, by the `id` of the step."""
+        return {}
 
     def cursor(self, run: Run) -> Cursor:
         """Returns a new cursor over the elements."""
@@ -170,6 +182,16 @@ def nodes(node: Node) -> Iterator[Node]:
     yield node
     for parent in node.parents:
         yield from nodes(parent)
+
+
+def seeded(node: Node) -> list[Any]:
+    """Returns the steps that draw random numbers, each once. `nodes` repeats a node that has several children."""
+    return list({id(step): step for step in nodes(node) if hasattr(step, "seed")}.values())
+
+
+def seeds_of(node: Node, run: Run) -> dict[int, int]:
+    """Returns the seeds that the steps have in a run, by the `id` of the step."""
+    return {id(step): run.seeds.get(id(step), step.seed) for step in seeded(node)}
 
 
 def parallel_calls(node: Node) -> int:

@@ -30,6 +30,8 @@ from mirrored.data.pipeline.nodes import (
     Run,
     first_element,
     nodes,
+    pinned,
+    seeds_of,
     spec_of_first,
 )
 from mirrored.data.pipeline.options import UNKNOWN_CARDINALITY
@@ -39,21 +41,22 @@ from mirrored.errors import ArgumentError, InputError, StructureError
 # Caches the elements of the first iteration in memory.
 
 
-def _pinned(run: Run) -> Run:
-    """Returns the run without its epoch path. The steps before a cache run once, so they never reshuffle."""
-    return Run(seeds=run.seeds)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cached(OneParent):
-    """Caches every computed element by position. If no step before it computes anything, it fixes only the order."""
+    """Caches every computed element by position. If no step before it computes anything, it fixes only the order.
 
-    items: dict[int, Element] = dataclasses.field(default_factory=dict)
+    Attributes:
+        items: The elements by position, for each set of seeds. A restored position has its own seeds.
+    """
+
+    items: dict[tuple[int, ...], dict[int, Element]] = dataclasses.field(default_factory=dict)
 
     def open(self, run: Run) -> Rows:
-        rows = self.parent.open(_pinned(run))
+        rows = self.parent.open(pinned(run))
         computes = any(hasattr(step, "function") for step in nodes(self.parent))
-        return _CachedRows(rows, self.items) if computes and rows.length < ENDLESS else rows
+        if not computes or rows.length >= ENDLESS:
+            return rows
+        return _CachedRows(rows, self.items.setdefault(tuple(seeds_of(self.parent, run).values()), {}))
 
 
 class _CachedRows(ItemRows):
@@ -68,24 +71,29 @@ class _CachedRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamCached(StreamStep):
-    """Caches the elements of a stream after it has been read to its end."""
+    """Caches the elements of a stream after it has been read to its end.
 
-    complete: list[list[Element]] = dataclasses.field(default_factory=list)
+    Attributes:
+        complete: All elements, for each set of seeds. A restored position has its own seeds.
+    """
+
+    complete: dict[tuple[int, ...], list[Element]] = dataclasses.field(default_factory=dict)
 
     def stream(self, run: Run) -> Any:
-        return engine().by_cursor(lambda: _CacheCursor(self, _pinned(run)), "cache")
+        return engine().by_cursor(lambda: _CacheCursor(self, pinned(run)), "cache")
 
 
 class _CacheCursor:
     def __init__(self, node: StreamCached, run: Run) -> None:
         self._node, self._run = node, run
+        self._seeds = tuple(seeds_of(node.parent, run).values())
         self._place = 0
         self._reading: Cursor | None = None
         self._read: list[Element] = []
 
     def __next__(self) -> Element:
-        if self._node.complete:
-            elements = self._node.complete[0]
+        elements = self._node.complete.get(self._seeds)
+        if elements is not None:
             self._check_place(len(elements))
             if self._place == len(elements):
                 raise StopIteration
@@ -103,7 +111,7 @@ class _CacheCursor:
                 self._read.append(jax.tree.map(frozen, next(self._reading)))
             except StopIteration:
                 self._check_place(len(self._read))
-                self._node.complete[:] = [self._read]
+                self._node.complete[self._seeds] = self._read
                 raise
 
     def _check_place(self, length: int) -> None:
