@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import mirrored.tf as tf
 from data.readings import assert_resumes_everywhere, read
 from mirrored.data import Dataset
 from mirrored.data.pipeline.storing import FILE
-from mirrored.errors import ArgumentError, DataFileError, StructureError
+from mirrored.errors import ArgumentError, DataFileError, InputError, StructureError
 
 
 def varied() -> Dataset:
@@ -202,3 +204,97 @@ def test_a_relative_folder_stays_where_it_is(tmp_path: Path, monkeypatch: pytest
     assert [read(one) for one in kept] == [[0, 1], [0, 1]]
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["cached", "shot"]
     assert not list((tmp_path / "b").iterdir())
+
+
+SEEDED: dict[str, Callable[[], Dataset]] = {
+    "shuffle": lambda: Dataset.range(10).shuffle(10),
+    "shuffle of a stream": lambda: Dataset.range(10).filter(lambda x: True).shuffle(4),
+    "random_map": lambda: Dataset.range(10).random_map(lambda x, rng: x + 10 * rng.integers(100)),
+    "shuffle twice": lambda: Dataset.range(10).shuffle(10).map(lambda x: x).shuffle(3),
+    "rejection_resample": lambda: Dataset.range(30).rejection_resample(lambda x: x % 2, [0.2, 0.8]).map(lambda _, x: x),
+    "random": lambda: Dataset.random().take(10),
+}
+KEEPS: dict[str, Callable[[Dataset, Path], Dataset]] = {
+    "memory": lambda d, _: d.map(lambda x: x).cache(),
+    "memory of a stream": lambda d, _: d.filter(lambda x: True).cache(),
+    "cache": lambda d, path: d.cache(path),
+    "snapshot": lambda d, path: d.snapshot(path),
+    "both": lambda d, path: d.cache(path / "a").shuffle(5).snapshot(path / "b"),
+    "memory after a file": lambda d, path: d.cache(path).cache(),
+    "counted": lambda d, path: d.cache(path).scan(np.int64(0), lambda state, x: (state, x)),
+    "windows": lambda d, path: d.cache(path).window(1).flat_map(lambda one: one),
+    "shuffled again": lambda d, path: d.cache(path).shuffle(5),
+    "epochs": lambda d, path: d.cache(path).repeat(2),
+    "batches": lambda d, path: d.cache(path).batch(1).rebatch(1).unbatch(),
+}
+
+
+def cut_after(dataset: Dataset, count: int) -> tuple[Any, list[Any], list[Any]]:
+    """Returns the position after `count` elements, these elements, and the others."""
+    reading = iter(dataset)
+    head = read(itertools.islice(reading, count))
+    return json.loads(json.dumps(reading.get_state())), head, read(reading)
+
+
+def rest(dataset: Dataset, state: Any) -> list[Any]:
+    reading = iter(dataset)
+    reading.set_state(state)
+    return read(reading)
+
+
+@pytest.mark.parametrize("count", [0, 4])
+@pytest.mark.parametrize("keep", sorted(KEEPS))
+@pytest.mark.parametrize("name", sorted(SEEDED))
+def test_a_position_is_restored_where_the_elements_are_not_kept(
+    name: str, keep: str, count: int, tmp_path: Path
+) -> None:
+    """Every machine builds the dataset anew, so that its shuffles draw other seeds."""
+
+    def on(machine: str) -> Dataset:
+        return KEEPS[keep](SEEDED[name](), tmp_path / machine)
+
+    state, _, expected = cut_after(on("first"), count)
+    assert rest(on("second"), state) == expected
+    assert rest(on("second"), state) == expected  # in the file that the second machine has written
+    assert rest(on("first"), state) == expected
+
+
+@pytest.mark.parametrize("keep", sorted({*KEEPS} - {"memory", "memory of a stream"}))
+@pytest.mark.parametrize("name", sorted(SEEDED))
+def test_a_position_in_a_file_of_an_earlier_run_has_the_seeds_of_the_file(name: str, keep: str, tmp_path: Path) -> None:
+    def on(machine: str) -> Dataset:
+        return KEEPS[keep](SEEDED[name](), tmp_path / machine)
+
+    read(on("first"))
+    state, _, expected = cut_after(on("first"), 4)
+    assert rest(on("second"), state) == expected
+    shutil.rmtree(tmp_path / "first")
+    assert rest(on("first"), state) == expected
+
+
+@pytest.mark.parametrize("keep", ["memory", "memory of a stream"])
+def test_a_position_is_restored_where_other_elements_are_in_memory(keep: str, tmp_path: Path) -> None:
+    state, _, expected = cut_after(KEEPS[keep](SEEDED["shuffle"](), tmp_path), 4)
+    used = KEEPS[keep](SEEDED["shuffle"](), tmp_path)
+    before = read(used)
+    assert rest(used, state) == expected
+    assert read(used)[4:] == expected  # later epochs have the seeds of the restored run
+    assert sorted(before) == list(range(10))
+
+
+@pytest.mark.parametrize("keep", ["cache", "snapshot", "counted"])
+def test_elements_in_another_order_are_refused(keep: str, tmp_path: Path) -> None:
+    state, _, _ = cut_after(KEEPS[keep](SEEDED["shuffle"](), tmp_path / "first"), 4)
+    other = KEEPS[keep](SEEDED["shuffle"](), tmp_path / "second")
+    read(other)
+    with pytest.raises(InputError, match=r"Dataset\.(cache|snapshot): .*other random seeds"):
+        rest(other, state)
+
+
+def test_the_files_of_inner_datasets_have_seeds_of_their_own(tmp_path: Path) -> None:
+    def made() -> Dataset:
+        return Dataset.range(2).flat_map(lambda n: Dataset.range(n * 5, n * 5 + 5).shuffle(5).cache(tmp_path / f"{n}"))
+
+    read(made())
+    state, _, expected = cut_after(made(), 3)
+    assert rest(made(), state) == expected

@@ -74,6 +74,25 @@ class naming_element:
                 error.add_note("epochs share the arrays of a dataset: modify a copy instead (x = x.copy())")
 
 
+class no_end:
+    """A context manager for user code that can run while elements are read: its StopIteration is an error.
+
+    A StopIteration would silently end the iteration.
+    """
+
+    __slots__ = ("_called",)
+
+    def __init__(self, called: str) -> None:
+        self._called = called
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, StopIteration):
+            raise RuntimeError(f"{self._called}: StopIteration") from error
+
+
 def _on_host() -> Any:
     """Returns a context in which JAX operations of user functions run on the CPU, not on the training accelerator."""
     return nullcontext() if jax.default_backend() == "cpu" else jax.default_device(jax.local_devices(backend="cpu")[0])

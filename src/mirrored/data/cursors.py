@@ -8,9 +8,33 @@ from typing import Any
 import jax
 
 from mirrored._jax.arrays import frozen
-from mirrored.data.elements import Element
+from mirrored.data.calling import no_end
+from mirrored.data.elements import Element, concatenated
 from mirrored.data.pipeline.nodes import Cursor
+from mirrored.data.placement import batch_size
 from mirrored.errors import InputError
+
+
+def beyond_end() -> InputError:
+    """Returns the error for a position after the end of the data."""
+    return InputError(
+        "DatasetIterator.set_state",
+        found="the dataset has fewer elements than when the position was saved",
+        rule="a position belongs to the same data; the elements before it are read again",
+        remedy="check that the files or the generator still have all elements, or begin a new epoch",
+    )
+
+
+def read_again(cursor: Any) -> Any:
+    """Returns the next element of a cursor or iterator, which was read before the position was saved.
+
+    Raises:
+        InputError: There is none. A StopIteration would end an iteration that restores the position.
+    """
+    try:
+        return next(cursor)
+    except StopIteration:
+        raise beyond_end() from None
 
 
 class Iterators:
@@ -59,10 +83,14 @@ class IterableCursor:
 
     def __next__(self) -> Element:
         if self._iterator is None:
-            self._iterator = iter(self._make())
+            self._iterator = self._begin()
         value = next(self._iterator)
         self._count += 1
         return self._convert(value, self._count - 1)
+
+    def _begin(self) -> Iterator[Any]:
+        with no_end("the function or object that creates an iterator"):
+            return iter(self._make())
 
     def get_state(self) -> Any:
         return {"count": self._count}
@@ -71,9 +99,9 @@ class IterableCursor:
         self.close()
         self._count = 0
         if state["count"]:
-            self._iterator = iter(self._make())
+            self._iterator = self._begin()
             for _ in range(state["count"]):
-                next(self._iterator)
+                read_again(self._iterator)
             self._count = state["count"]
 
     def close(self) -> None:
@@ -224,7 +252,7 @@ class InterleaveCursor:
         self._inputs.set_state(self._start)
         wanted = {slot["number"]: place for place, slot in enumerate(state["slots"]) if slot is not None}
         for number in range(state["opened"]):
-            value = next(self._inputs)
+            value = read_again(self._inputs)
             if number in wanted:
                 place = wanted[number]
                 cursor = self._open_input(value, number)
@@ -242,6 +270,63 @@ class InterleaveCursor:
     def close(self) -> None:
         self._close_slots()
         self._inputs.close()
+
+
+class RebatchCursor:
+    """Regroups the rows of the parent's batches into batches of `size` rows.
+
+    A position is that of the parent before the current batch, and the number of its rows that were returned. Grain's
+    RebatchIterDataset has the same positions, but returns an additional batch of zero rows after a position that was
+    saved at the last row.
+    """
+
+    def __init__(self, parent: Cursor, size: int, drop_remainder: bool) -> None:
+        self._parent, self._size, self._drop = parent, size, drop_remainder
+        self._before = parent.get_state()
+        self._batch: Element = None
+        self._length = self._row = 0
+
+    def __next__(self) -> Element:
+        parts: list[Element] = []
+        missing = self._size
+        while missing:
+            if self._row >= self._length and not self._read():
+                break
+            stop = min(self._row + missing, self._length)
+            if stop > self._row:
+                rows = slice(self._row, stop)
+                parts.append(jax.tree.map(lambda leaf, rows=rows: leaf[rows], self._batch))
+                missing -= stop - self._row
+                self._row = stop
+        if not parts or (missing and self._drop):
+            raise StopIteration
+        return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: concatenated(leaves), *parts)
+
+    def _read(self) -> bool:
+        """Reads the next batch; returns False at the end."""
+        before = self._parent.get_state()
+        try:
+            batch = next(self._parent)
+        except StopIteration:
+            self._before, self._batch, self._length, self._row = before, None, 0, 0
+            return False
+        length = batch_size(batch, "Dataset.rebatch")
+        # After a restored position `_row` is the first row of this batch that was not returned.
+        self._row = 0 if self._batch is not None else self._row
+        self._before, self._batch, self._length = before, batch, length
+        return True
+
+    def get_state(self) -> Any:
+        # The keys are part of the format of saved positions.
+        return {"parent": self._before, "batch_idx": self._row}
+
+    def set_state(self, state: Any) -> None:
+        self._parent.set_state(state["parent"])
+        self._before, self._row = state["parent"], state["batch_idx"]
+        self._batch, self._length = None, 0
+
+    def close(self) -> None:
+        self._parent.close()
 
 
 class WindowCursor:
@@ -285,6 +370,9 @@ class WindowCursor:
         self._parent.set_state(self._start)
         self._ahead, self._ended, self._windows = [], False, state["windows"]
         for _ in range(self._windows):
+            self._read_ahead(1)
+            if not self._ahead:
+                raise beyond_end()
             self._leave(self._shift)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from mirrored._typing import PyTree
 from mirrored.data.distributed import DistributedDataset
 from mirrored.data.input_options import InputContext, InputOptions, InputReplicationMode
 from mirrored.data.pipeline.files import files_of_worker
+from mirrored.data.pipeline.nodes import NoElementError
 from mirrored.data.pipeline.options import UNKNOWN_CARDINALITY, AutoShardPolicy
 from mirrored.data.placement import Placer, batch_size
 from mirrored.data.readers import ElementsInTurn, GlobalBatches
@@ -180,6 +181,8 @@ def _source_spec(source: Source) -> Any:
     cursor = source.open()
     try:
         first = next(cursor)
+    except StopIteration:
+        raise NoElementError("DistributedDataset.element_spec") from None
     finally:
         cursor.close()
     return map_specs(lambda leaf: leaf.unbatched().batched(None) if leaf.shape else leaf, spec_of(first))

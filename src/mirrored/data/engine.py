@@ -86,11 +86,6 @@ def batch(
     return parent.batch(size, drop_remainder=drop_remainder, batch_fn=make_batch)
 
 
-def rebatch(parent: grain.IterDataset, size: int, drop_remainder: bool) -> Any:
-    """Changes the batch size."""
-    return experimental.RebatchIterDataset(parent, size, drop_remainder)
-
-
 def unbatch(parent: grain.IterDataset, rows: Callable[[Any], list[Any]]) -> Any:
     """Splits every element into its rows."""
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import jax
 
 from mirrored.data.pipeline import csv, files, indexed, indexed_sources, shuffling, stateful, storing, streams
-from mirrored.data.pipeline.nodes import Node
+from mirrored.data.pipeline.nodes import Node, NoElementError
 from mirrored.data.specs import ArraySpec
 
 _BATCHING: Final = (
@@ -83,5 +83,5 @@ def _is_scalar(node: Node) -> bool:
 def _spec_or_none(node: Node) -> Any:
     try:
         return node.spec
-    except StopIteration:  # the dataset is empty, so there is no first element to infer the spec from
+    except NoElementError:
         return None

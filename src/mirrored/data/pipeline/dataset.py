@@ -18,7 +18,7 @@ from mirrored.data.pipeline.nodes import IndexedNode
 from mirrored.data.pipeline.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Options
 from mirrored.data.pipeline.sampling import Sampling
 from mirrored.data.pipeline.tables import Tables
-from mirrored.errors import ArgumentError, EndOfDataError, StructureError
+from mirrored.errors import ArgumentError, EndOfDataError
 from mirrored.runtime.hooks import note_iteration
 
 S = TypeVar("S")
@@ -176,7 +176,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         Args:
             filename: "" caches in memory. Any other value names a cache folder. The first iteration writes it before it
                 returns the first element. If the folder exists, for example from an earlier run of the program, the
-                steps before `cache` do not run.
+                steps before `cache` do not run. A position restored where the folder does not exist writes the same
+                elements again, with the seeds of the run that saved it.
 
         TensorFlow: There `filename` is the prefix of several file names, written while the elements are returned.
         """
@@ -252,16 +253,11 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
         """The shapes and dtypes of the elements: a pytree of `ArraySpec`, with None for dims that vary.
 
         If a function determines them (`map`), this property calls the function with the first element.
+
+        Raises:
+            StructureError: A function or generator determines them, and the dataset is empty.
         """
-        try:
-            return self._node.spec
-        except StopIteration:
-            raise StructureError(
-                "Dataset.element_spec",
-                found="the dataset has no element",
-                rule="the spec of a mapped or generated dataset is that of its first element",
-                remedy="pass output_signature to from_generator, or check why the dataset is empty",
-            ) from None
+        return self._node.spec
 
     def cardinality(self) -> Any:
         """Returns the number of elements, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""

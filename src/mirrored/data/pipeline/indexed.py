@@ -22,7 +22,17 @@ from mirrored.data import specs
 from mirrored.data.calling import transformed
 from mirrored.data.elements import Element, concatenated, pad_and_stack, stack
 from mirrored.data.extra import engine
-from mirrored.data.pipeline.nodes import ENDLESS, CountedRows, IndexedNode, LikeParent, Node, Rows, Run, first_element
+from mirrored.data.pipeline.nodes import (
+    ENDLESS,
+    CountedRows,
+    IndexedNode,
+    LikeParent,
+    Node,
+    Rows,
+    Run,
+    first_element,
+    merged_spec,
+)
 
 _EPOCHS_KEPT = 64
 
@@ -235,8 +245,7 @@ class Concatenated(CountedRows, IndexedNode):
 
     @property
     def spec(self) -> Any:
-        first, second = self.members
-        return specs.merged(first.spec, second.spec)
+        return merged_spec(self.members)
 
     def open(self, run: Run) -> Rows:
         return _ConcatenatedRows([member.open(run) for member in self.members])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +12,9 @@ import numpy.typing as npt
 
 from mirrored._jax.arrays import aligned_empty
 from mirrored._typing import PyTree
-from mirrored.data import specs
 from mirrored.data.elements import Element, as_element, snapshot, stack, take
 from mirrored.data.extra import engine
-from mirrored.data.pipeline.nodes import Cursor, IndexedNode, Node, Rows, Run, StreamNode
+from mirrored.data.pipeline.nodes import Cursor, IndexedNode, Node, Rows, Run, StreamNode, merged_spec
 from mirrored.data.pipeline.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.placement import batch_size
 from mirrored.data.specs import map_specs, merged, spec_of
@@ -180,7 +178,7 @@ class Chosen(StreamNode):
 
     @property
     def spec(self) -> Any:
-        return functools.reduce(specs.merged, (member.spec for member in self.members))
+        return merged_spec(self.members)
 
     def stream(self, run: Run) -> Any:
         def cursor() -> Cursor:

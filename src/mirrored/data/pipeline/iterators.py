@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from mirrored.data.elements import Element
-from mirrored.data.pipeline.nodes import Node, Run, nodes
+from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
 from mirrored.data.pipeline.options import Optional, Options
 from mirrored.errors import ArgumentError, EndOfDataError, InputError
 from mirrored.runtime.hooks import note_iteration, stop_iteration
@@ -100,7 +100,8 @@ class DatasetIterator:
         self._node, self._epochs, self._hand_out = node, epochs, hand_out
         self._iteration = epochs.begin()
         # Keyed by `id`: nodes compare by identity, and the pipeline keeps them alive.
-        self._seeds = {id(step): epochs.seeds.get(id(step), step.seed) for step in _seeded(node)}
+        self._seeds = {id(step): epochs.seeds.get(id(step), step.seed) for step in seeded(node)}
+        self._continues = False
         self._outline = _outline(node)
         self._reading: Any = None
         self._end: Any = None
@@ -162,7 +163,7 @@ class DatasetIterator:
             "pipeline": self._outline,
             "iteration": self._iteration,
             "next_iteration": self._epochs.next,
-            "seeds": list(self._seeds.values()),
+            "seeds": self.seeds,
             "count": self._count,
             "position": self._cursor().get_state() if self._end is None else self._end,
         }
@@ -188,7 +189,7 @@ class DatasetIterator:
         Raises:
             ArgumentError: The position belongs to another pipeline.
         """
-        steps = _seeded(self._node)
+        steps = seeded(self._node)
         if state.get("version") != _VERSION or state["pipeline"] != self._outline or len(state["seeds"]) != len(steps):
             raise ArgumentError(
                 "DatasetIterator.set_state",
@@ -199,6 +200,7 @@ class DatasetIterator:
         self._release()
         self._end = None
         self._seeds = dict(zip(map(id, steps), state["seeds"], strict=True))
+        self._continues = True
         self._iteration, self._count = state["iteration"], state["count"]
         # Positions saved by earlier versions have no "next_iteration".
         self._epochs.next = state.get("next_iteration", state["iteration"] + 1)
@@ -214,11 +216,16 @@ class DatasetIterator:
     @property
     def seeds(self) -> list[int]:
         """The seeds of the pipeline's shuffles, in the order of its steps."""
+        if self._reading is None and not self._continues:
+            # Files from an earlier run of the program have its seeds. The outer file decides: it contains the others.
+            for step in reversed(list(nodes(self._node))):
+                self._seeds.update(step.kept_seeds())
         return list(self._seeds.values())
 
     def take_seeds(self, seeds: list[int]) -> None:
         """Replaces the seeds of the shuffles. Context: before the first element."""
         self._seeds = dict(zip(self._seeds, seeds, strict=True))
+        self._continues = True
 
     def close(self) -> None:
         """Stops threads and closes files. Repeated calls have no effect."""
@@ -234,7 +241,8 @@ class DatasetIterator:
                 remedy="create a new one with iter(dataset)",
             )
         if self._reading is None:
-            self._reading = self._node.cursor(Run((self._iteration,), self._seeds))
+            seeds = dict(zip(self._seeds, self.seeds, strict=True))
+            self._reading = self._node.cursor(Run((self._iteration,), seeds, self._continues))
             close_at_exit(self)
         return self._reading
 
@@ -260,11 +268,6 @@ def _outline(node: Node) -> str:
     """Returns the names of the steps that determine what a position means. Prefetching does not change positions."""
     steps = (step for step in nodes(node) if not type(step).__name__.endswith("Prefetched"))
     return " < ".join(f"{type(step).__name__}{getattr(step, 'size', '')}" for step in steps)
-
-
-def _seeded(node: Node) -> list[Any]:
-    """Returns the steps that draw random numbers, each once. `nodes` repeats a node that has several children."""
-    return list({id(step): step for step in nodes(node) if hasattr(step, "seed")}.values())
 
 
 # The base class of the parts of `Dataset`: holds a pipeline of nodes and adds steps to it.

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
 
+from mirrored.data import specs
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.pipeline.options import INFINITE_CARDINALITY
+from mirrored.errors import StructureError
 
 ENDLESS: Final = 2**62
 """The length of an infinite indexed dataset. Grain and `len` accept it, and the sum of two fits into 64 bits."""
@@ -29,14 +32,22 @@ class Run:
         path: The number of the iteration, followed by the epoch inside each `repeat`. Shuffles derive their order from
             it.
         seeds: Seeds by the `id` of their node, if they differ from the node's own (after restoring a position).
+        continues: Whether the seeds are those of a restored position or of another worker, so that other ones would
+            lose or repeat elements.
     """
 
     path: tuple[int, ...] = (0,)
     seeds: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    continues: bool = False
 
     def epoch(self, number: int) -> Run:
         """Returns the same run inside epoch `number` of a `repeat`."""
-        return Run((*self.path, number), self.seeds)
+        return Run((*self.path, number), self.seeds, self.continues)
+
+
+def pinned(run: Run) -> Run:
+    """Returns the run without its epoch path. The steps before a cache run once, so they never reshuffle."""
+    return Run(seeds=run.seeds, continues=run.continues)
 
 
 class Rows(Protocol):
@@ -95,6 +106,10 @@ class Node(abc.ABC):
     @abc.abstractmethod
     def stream(self, run: Run) -> Any:
         """Returns a Grain `IterDataset` of the elements."""
+
+    def kept_seeds(self) -> dict[int, int]:
+        """Returns the seeds of preceding steps whose elements are kept in a file, by the `id` of the step."""
+        return {}
 
     def cursor(self, run: Run) -> Cursor:
         """Returns a new cursor over the elements."""
@@ -169,6 +184,16 @@ def nodes(node: Node) -> Iterator[Node]:
         yield from nodes(parent)
 
 
+def seeded(node: Node) -> list[Any]:
+    """Returns the steps that draw random numbers, each once. `nodes` repeats a node that has several children."""
+    return list({id(step): step for step in nodes(node) if hasattr(step, "seed")}.values())
+
+
+def seeds_of(node: Node, run: Run) -> dict[int, int]:
+    """Returns the seeds that the steps have in a run, by the `id` of the step."""
+    return {id(step): run.seeds.get(id(step), step.seed) for step in seeded(node)}
+
+
 def parallel_calls(node: Node) -> int:
     """Returns the number of threads that the maps of an indexed pipeline request."""
     return max(getattr(step, "num_parallel_calls", 0) for step in nodes(node))
@@ -184,17 +209,67 @@ def cardinality_as_length(cardinality: int) -> int:
     return ENDLESS if cardinality == INFINITE_CARDINALITY else cardinality
 
 
+class NoElementError(StructureError):
+    """The spec of a dataset depends on its first element, and the dataset is empty.
+
+    It is no `StopIteration`: a spec can be computed while elements are read, where that would end the data.
+    """
+
+    def __init__(self, called: str = "Dataset.element_spec") -> None:
+        super().__init__(
+            called,
+            found="the dataset has no element",
+            rule="the spec of a mapped or generated dataset is that of its first element",
+            remedy="pass output_signature to from_generator, or check why the dataset is empty",
+        )
+
+
 def first_element(node: Node) -> Element:
     """Returns the first element in a separate run, for specs that depend on an element.
 
     Raises:
-        StopIteration: The dataset is empty.
+        NoElementError: The dataset is empty.
     """
     cursor = node.cursor(Run())
     try:
         return next(cursor)
+    except StopIteration:
+        raise NoElementError from None
     finally:
         cursor.close()
+
+
+def spec_of_first(node: Node) -> Any:
+    """Returns the spec of the first element, with the dims unknown.
+
+    Raises:
+        NoElementError: The dataset is empty.
+    """
+    return with_open_dims(first_element(node))
+
+
+def with_open_dims(element: Element) -> Any:
+    """Returns the spec of an element with None for every dim: the dims of the other elements can differ."""
+    return specs.map_specs(lambda leaf: specs.ArraySpec((None,) * len(leaf.shape), leaf.dtype), specs.spec_of(element))
+
+
+def merged_spec(members: Sequence[Node]) -> Any:
+    """Returns the spec that accepts the elements of all members.
+
+    Members without an element are ignored if their spec depends on it.
+
+    Raises:
+        NoElementError: No member has an element.
+    """
+    found = []
+    for member in members:
+        try:
+            found.append(member.spec)
+        except NoElementError:
+            continue
+    if not found:
+        raise NoElementError
+    return functools.reduce(specs.merged, found)
 
 
 class LikeParent:

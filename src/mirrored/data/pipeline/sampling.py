@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from mirrored._typing import PyTree
 from mirrored.data import specs
+from mirrored.data.calling import no_end
 from mirrored.data.elements import Element, own_element
 from mirrored.data.pipeline import indexed, indexed_sources, shuffling, stateful, streams
 from mirrored.data.pipeline.iterators import Steps
@@ -212,7 +213,8 @@ class Sampling(Steps):
 
     def _reducer(self, reduce_func: Callable[[Any, Any], Steps]) -> Callable[[Any, list[Element], int], Node]:
         def reduce(key: int, window: list[Element], number: int) -> Node:
-            made = reduce_func(key, type(self)(indexed_sources.ListSource(tuple(window))))
+            with no_end("Dataset.group_by_window, reduce_func"):
+                made = reduce_func(key, type(self)(indexed_sources.ListSource(tuple(window))))
             if isinstance(made, Steps):
                 return made._node
             raise StructureError(

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from mirrored.data.cursors import read_again
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.pipeline.indexed import ItemRows, OneParent
@@ -105,7 +106,7 @@ class BufferCursor:
 
     def _elements(self, wanted: set[int], first: int) -> Iterator[tuple[int, Element]]:
         for number in range(first, self._read):
-            element = next(self._parent)
+            element = read_again(self._parent)
             if (number + 1) % self._size == 0:
                 self._marks.append((number + 1, self._parent.get_state()))
             if number in wanted:

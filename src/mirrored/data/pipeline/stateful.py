@@ -16,12 +16,24 @@ import numpy as np
 
 from mirrored._jax.arrays import frozen
 from mirrored.data import specs
-from mirrored.data.calling import call, naming_element
-from mirrored.data.cursors import IterableCursor
+from mirrored.data.calling import call, naming_element, no_end
+from mirrored.data.cursors import IterableCursor, beyond_end
 from mirrored.data.elements import Element, handed_out, own_element
 from mirrored.data.extra import engine
 from mirrored.data.pipeline.indexed import ItemRows, OneParent
-from mirrored.data.pipeline.nodes import ENDLESS, Cursor, Node, Rows, Run, first_element, nodes
+from mirrored.data.pipeline.nodes import (
+    ENDLESS,
+    Cursor,
+    Node,
+    NoElementError,
+    Rows,
+    Run,
+    first_element,
+    nodes,
+    pinned,
+    seeds_of,
+    spec_of_first,
+)
 from mirrored.data.pipeline.options import UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.streams import StreamStep
 from mirrored.errors import ArgumentError, InputError, StructureError
@@ -29,21 +41,22 @@ from mirrored.errors import ArgumentError, InputError, StructureError
 # Caches the elements of the first iteration in memory.
 
 
-def _pinned(run: Run) -> Run:
-    """Returns the run without its epoch path. The steps before a cache run once, so they never reshuffle."""
-    return Run(seeds=run.seeds)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cached(OneParent):
-    """Caches every computed element by position. If no step before it computes anything, it fixes only the order."""
+    """Caches every computed element by position. If no step before it computes anything, it fixes only the order.
 
-    items: dict[int, Element] = dataclasses.field(default_factory=dict)
+    Attributes:
+        items: The elements by position, for each set of seeds. A restored position has its own seeds.
+    """
+
+    items: dict[tuple[int, ...], dict[int, Element]] = dataclasses.field(default_factory=dict)
 
     def open(self, run: Run) -> Rows:
-        rows = self.parent.open(_pinned(run))
+        rows = self.parent.open(pinned(run))
         computes = any(hasattr(step, "function") for step in nodes(self.parent))
-        return _CachedRows(rows, self.items) if computes and rows.length < ENDLESS else rows
+        if not computes or rows.length >= ENDLESS:
+            return rows
+        return _CachedRows(rows, self.items.setdefault(tuple(seeds_of(self.parent, run).values()), {}))
 
 
 class _CachedRows(ItemRows):
@@ -58,25 +71,31 @@ class _CachedRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamCached(StreamStep):
-    """Caches the elements of a stream after it has been read to its end."""
+    """Caches the elements of a stream after it has been read to its end.
 
-    complete: list[list[Element]] = dataclasses.field(default_factory=list)
+    Attributes:
+        complete: All elements, for each set of seeds. A restored position has its own seeds.
+    """
+
+    complete: dict[tuple[int, ...], list[Element]] = dataclasses.field(default_factory=dict)
 
     def stream(self, run: Run) -> Any:
-        return engine().by_cursor(lambda: _CacheCursor(self, _pinned(run)), "cache")
+        return engine().by_cursor(lambda: _CacheCursor(self, pinned(run)), "cache")
 
 
 class _CacheCursor:
     def __init__(self, node: StreamCached, run: Run) -> None:
         self._node, self._run = node, run
+        self._seeds = tuple(seeds_of(node.parent, run).values())
         self._place = 0
         self._reading: Cursor | None = None
         self._read: list[Element] = []
 
     def __next__(self) -> Element:
-        if self._node.complete:
-            elements = self._node.complete[0]
-            if self._place >= len(elements):
+        elements = self._node.complete.get(self._seeds)
+        if elements is not None:
+            self._check_place(len(elements))
+            if self._place == len(elements):
                 raise StopIteration
             self._place += 1
             return elements[self._place - 1]
@@ -91,8 +110,13 @@ class _CacheCursor:
             try:
                 self._read.append(jax.tree.map(frozen, next(self._reading)))
             except StopIteration:
-                self._node.complete[:] = [self._read]
+                self._check_place(len(self._read))
+                self._node.complete[self._seeds] = self._read
                 raise
+
+    def _check_place(self, length: int) -> None:
+        if self._place > length:
+            raise beyond_end()
 
     def get_state(self) -> Any:
         return {"place": self._place}
@@ -253,7 +277,10 @@ class Grouped(Remembering):
     def spec(self) -> Any:
         first = first_element(self.parent)
         key = self._key_of(first, 0)
-        return specs.map_specs(_open_batch, self.reduce(np.int64(key), [first], 0).spec)
+        try:
+            return specs.map_specs(_open_batch, self.reduce(np.int64(key), [first], 0).spec)
+        except NoElementError:
+            return spec_of_first(self)
 
     def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
         groups: dict[int, list[Element]] = {}
@@ -273,7 +300,9 @@ class Grouped(Remembering):
         return _integer(found, "key_func", "a scalar integer")
 
     def _size_of(self, key: int) -> int:
-        size = _integer(self.size(np.int64(key)), "window_size_func", "a scalar integer of at least 1")
+        with no_end("Dataset.group_by_window, window_size_func"):
+            given = self.size(np.int64(key))
+        size = _integer(given, "window_size_func", "a scalar integer of at least 1")
         if size < 1:
             raise ArgumentError(
                 "Dataset.group_by_window",

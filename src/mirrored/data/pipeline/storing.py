@@ -1,17 +1,17 @@
 """The element file: `Dataset.save` writes it, `Dataset.load` reads it, `cache(filename)` and `snapshot` do both.
 
-The file `elements.tfrecord` consists of TFRecords: first the version and the structure of the elements, as JSON; then
-one record per element with the dims and bytes of every leaf; then the offsets of all elements; last the offset of that
-record of offsets. The file is renamed to its path after it is complete, so an interrupted write leaves the previous
-file unchanged.
+The file `elements.tfrecord` consists of TFRecords: first the version, the structure of the elements and the seeds of
+the shuffles before a cache, as JSON; then one record per element with the dims and bytes of every leaf; then the
+offsets of all elements; last the offset of that record of offsets. The file is renamed to its path after it is
+complete, so an interrupted write leaves the previous file unchanged.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import io
+import itertools
 import json
 import mmap
 import os
@@ -30,11 +30,23 @@ from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.pipeline.files import RECORD_OVERHEAD_BYTES, TFRecordWriter, open_file, read_tfrecord
 from mirrored.data.pipeline.indexed import ItemRows
-from mirrored.data.pipeline.nodes import Cursor, IndexedNode, Node, PositionCursor, Rows, Run
+from mirrored.data.pipeline.nodes import (
+    Cursor,
+    IndexedNode,
+    Node,
+    NoElementError,
+    PositionCursor,
+    Rows,
+    Run,
+    pinned,
+    seeded,
+    seeds_of,
+    with_open_dims,
+)
 from mirrored.data.pipeline.options import INFINITE_CARDINALITY
 from mirrored.data.pipeline.streams import StreamStep
 from mirrored.data.specs import ArraySpec
-from mirrored.errors import ArgumentError, DataFileError, StructureError
+from mirrored.errors import ArgumentError, DataFileError, InputError, StructureError
 
 FILE: Final = "elements.tfrecord"
 _VERSION: Final = 1
@@ -46,8 +58,15 @@ _TEXT: Final = "text"
 _KINDS: Final[dict[str, Any]] = {"dict": dict, "tuple": tuple}
 
 
-def store(node: Node, folder: str | os.PathLike[str], called: str) -> None:
+def store(node: Node, folder: str | os.PathLike[str], called: str, run: Run | None = None) -> None:
     """Writes the elements of one iteration to a folder, and replaces elements stored there before.
+
+    Args:
+        node: The pipeline.
+        folder: The folder. It is created if it does not exist.
+        called: The function that the user called, for messages.
+        run: The iteration. The file contains its seeds. None: an iteration with the seeds of the steps, which the file
+            does not contain.
 
     Raises:
         ArgumentError: There is no end of them; or the folder is a file, or has another file of this name.
@@ -66,7 +85,7 @@ def store(node: Node, folder: str | os.PathLike[str], called: str) -> None:
     handle, name = tempfile.mkstemp(dir=place, prefix=FILE + ".")
     os.close(handle)
     try:
-        _write(node, name, called)
+        _write(node, name, called, run)
         os.replace(name, place / FILE)
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -94,15 +113,18 @@ def _is_stored(path: Path) -> bool:
     return not begin or begin[_HEAD_OFFSET_BYTES:] == _HEAD_BEGIN
 
 
-def _write(node: Node, path: str, called: str) -> None:
-    structure = _structure(node.spec, called)
+def _write(node: Node, path: str, called: str, run: Run | None) -> None:
     begins = []
-    cursor = node.cursor(Run())
+    seeds = {} if run is None else seeds_of(node, run)
+    cursor = node.cursor(run or Run())
     try:
         with TFRecordWriter(path) as writer:
-            head = json.dumps({"version": _VERSION, "structure": structure}).encode()
-            place = _written(writer, head)
-            for element in _rest_of(cursor):
+            elements = _rest_of(cursor)
+            first = list(itertools.islice(elements, 1))
+            structure = _structure_of(node, first, called)
+            head = {"version": _VERSION, "structure": structure}
+            place = _written(writer, json.dumps({**head, "seeds": list(seeds.values())} if seeds else head).encode())
+            for element in itertools.chain(first, elements):
                 begins.append(place)
                 out = io.BytesIO()
                 _pack(element, structure, out, called)
@@ -125,6 +147,17 @@ def _rest_of(cursor: Cursor) -> Iterator[Element]:
         except StopIteration:
             return
         yield element
+
+
+def _structure_of(node: Node, first: list[Element], called: str) -> Any:
+    """Returns the structure of the elements; None if there is none and their spec depends on it."""
+    try:
+        spec = node.spec
+    except NoElementError:  # in a separate run; the run that is stored can have elements
+        if not first:
+            return None
+        spec = with_open_dims(first[0])
+    return _structure(spec, called)
 
 
 def _structure(spec: PyTree, called: str) -> Any:
@@ -208,10 +241,18 @@ class Stored:
         if head.get("version") != _VERSION:
             raise self._damaged(f"it has version {head.get('version')}, but this version of mirrored reads {_VERSION}")
         self._structure = head["structure"]
+        self.seeds: list[int] = head.get("seeds", [])
+        """The seeds that the steps had; empty if there are none, or an earlier version wrote the file."""
 
     @property
     def spec(self) -> Any:
-        """The spec of the elements."""
+        """The spec of the elements.
+
+        Raises:
+            NoElementError: The file has no element, and the spec of the stored dataset depended on one.
+        """
+        if self._structure is None:
+            raise NoElementError
         return _spec(self._structure)
 
     def __len__(self) -> int:
@@ -298,16 +339,47 @@ class _StoredRows(ItemRows):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kept(StreamStep):
-    """Reads the parent's elements from a file. The first iteration writes the file before it returns an element."""
+    """Reads the parent's elements from a file. The first iteration writes the file before it returns an element.
+
+    Attributes:
+        folder: The folder of the file.
+        called: The function that the user called, for messages.
+        stored: The file, after it was opened.
+    """
 
     folder: str
     called: str
+    stored: list[Stored] = dataclasses.field(default_factory=list)
 
     def stream(self, run: Run) -> Any:
-        return engine().by_cursor(lambda: PositionCursor(_StoredRows(self._stored)), self.called)
+        return engine().by_cursor(lambda: PositionCursor(_StoredRows(self._open(run))), self.called)
 
-    @functools.cached_property
-    def _stored(self) -> Stored:
-        if not (Path(self.folder) / FILE).exists():
-            store(self.parent, self.folder, self.called)
-        return Stored(self.folder, self.called)
+    def kept_seeds(self) -> dict[int, int]:
+        """Returns the seeds that the file has, by the `id` of the preceding steps; {} if it does not exist.
+
+        An earlier run of the program can have written the file, with other seeds than those of the steps.
+        """
+        stored = self._existing()
+        known = [] if stored is None else stored.seeds
+        return {id(step): seed for step, seed in zip(seeded(self.parent), known, strict=False)}
+
+    def _existing(self) -> Stored | None:
+        if not self.stored and (Path(self.folder) / FILE).exists():
+            self.stored.append(Stored(self.folder, self.called))
+        return self.stored[0] if self.stored else None
+
+    def _open(self, run: Run) -> Stored:
+        if self._existing() is None:
+            store(self.parent, self.folder, self.called, pinned(run))
+        stored = self._existing()
+        assert stored is not None
+        if run.continues and any(run.seeds.get(step, seed) != seed for step, seed in self.kept_seeds().items()):
+            raise InputError(
+                self.called,
+                found=f"the elements in {self.folder} were written with other random seeds than those of the position "
+                "or of the first worker",
+                rule="an iteration continues in the same elements; another order would lose or repeat elements",
+                remedy="delete the folder, so that it is written with these seeds, or copy the folder of the run that "
+                "saved the position",
+            )
+        return stored

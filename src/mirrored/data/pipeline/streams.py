@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from mirrored.data.cursors import (
     InterleaveCursor,
     IterableCursor,
     Iterators,
+    RebatchCursor,
     SequenceCursor,
     StrideCursor,
     WindowCursor,
@@ -24,7 +24,17 @@ from mirrored.data.cursors import (
 from mirrored.data.elements import Element, own_element, pad_and_stack, stack
 from mirrored.data.extra import engine
 from mirrored.data.pipeline.indexed import padded_spec
-from mirrored.data.pipeline.nodes import Cursor, LikeParent, Node, Run, StreamNode, first_element
+from mirrored.data.pipeline.nodes import (
+    Cursor,
+    LikeParent,
+    Node,
+    NoElementError,
+    Run,
+    StreamNode,
+    first_element,
+    merged_spec,
+    spec_of_first,
+)
 from mirrored.data.pipeline.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.placement import batch_size
 from mirrored.errors import StructureError
@@ -272,7 +282,7 @@ class StreamConcatenated(StreamNode):
 
     @property
     def spec(self) -> Any:
-        return functools.reduce(specs.merged, (member.spec for member in self.members))
+        return merged_spec(self.members)
 
     def stream(self, run: Run) -> Any:
         def part(number: int) -> Cursor | None:
@@ -327,7 +337,9 @@ class Rebatched(StreamStep):
         return specs.map_specs(lambda leaf: leaf.unbatched().batched(size), self.parent.spec)
 
     def stream(self, run: Run) -> Any:
-        return engine().rebatch(self.parent.stream(run), self.size, self.drop_remainder)
+        return engine().by_cursor(
+            lambda: RebatchCursor(self.parent.cursor(run), self.size, self.drop_remainder), "rebatch"
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -371,7 +383,10 @@ class Interleaved(StreamStep):
 
     @property
     def spec(self) -> Any:
-        return self.open_input(first_element(self.parent), 0).spec
+        try:
+            return self.open_input(first_element(self.parent), 0).spec
+        except NoElementError:
+            return spec_of_first(self)
 
     def stream(self, run: Run) -> Any:
         def opened(element: Element, number: int) -> Cursor:

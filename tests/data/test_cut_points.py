@@ -1,0 +1,130 @@
+"""A position saved after any number of elements, also at the end of the data or of an epoch, continues exactly."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mirrored as mr
+from data.readings import assert_resumes_everywhere, plain, read
+from mirrored.data import Dataset
+
+STEPS: dict[str, Callable[[Dataset], Dataset]] = {
+    "batch": lambda d: d.batch(2),
+    "batch and drop": lambda d: d.batch(2, drop_remainder=True),
+    "padded batch": lambda d: d.padded_batch(3),
+    "rebatch": lambda d: d.batch(2).rebatch(3),
+    "rebatch to less": lambda d: d.batch(3).rebatch(2),
+    "rebatch to one": lambda d: d.batch(4).rebatch(1),
+    "rebatch and drop": lambda d: d.batch(2).rebatch(3, drop_remainder=True),
+    "unbatch": lambda d: d.batch(2).unbatch(),
+    "window": lambda d: d.window(3, shift=2).flat_map(lambda one: one.batch(3)),
+    "windows that are full": lambda d: d.window(3, shift=1, drop_remainder=True).flat_map(lambda one: one.batch(3)),
+    "filter": lambda d: d.filter(lambda x: np.sum(x) % 3 != 0),
+    "no element": lambda d: d.filter(lambda x: False),
+    "map": lambda d: d.filter(lambda x: True).map(lambda x: x + 1),
+    "random map": lambda d: d.filter(lambda x: True).random_map(lambda x, rng: x + rng.integers(9)),
+    "take": lambda d: d.filter(lambda x: True).take(4),
+    "skip": lambda d: d.filter(lambda x: True).skip(2),
+    "shuffle": lambda d: d.filter(lambda x: True).shuffle(3),
+    "shuffle by position": lambda d: d.shuffle(3),
+    "repeat": lambda d: d.filter(lambda x: True).repeat(2),
+    "repeat by position": lambda d: d.repeat(2),
+    "concatenate": lambda d: d.filter(lambda x: True).concatenate(d),
+    "zip": lambda d: Dataset.zip((d.filter(lambda x: True), d)).map(lambda a, b: a + b),
+    "interleave": lambda d: d.interleave(lambda x: Dataset.from_tensors(x).repeat(2), cycle_length=2),
+    "cache": lambda d: d.filter(lambda x: True).cache(),
+    "prefetch": lambda d: d.filter(lambda x: True).prefetch(2),
+    "prefetch by position": lambda d: d.prefetch(2),
+    "scan": lambda d: d.scan(np.int64(0), lambda state, x: (state + 1, x + state)),
+    "take while": lambda d: d.take_while(lambda x: np.max(x) < 5),
+    "choose": lambda d: Dataset.choose_from_datasets([d, d.map(lambda x: -x)], Dataset.range(2).repeat()),
+}
+
+
+def build(steps: list[str], size: int) -> Dataset:
+    dataset = Dataset.range(size)
+    for name in steps:
+        dataset = STEPS[name](dataset)
+    return dataset
+
+
+def part(dataset: Dataset, state: Any, count: int) -> tuple[list[Any], Any]:
+    """Reads up to `count` elements from a position."""
+    with iter(dataset) as reading:
+        if state is not None:
+            reading.set_state(state)
+        found = [plain(element) for element in itertools.islice(reading, count)]
+        return found, json.loads(json.dumps(reading.get_state()))
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 7])
+@pytest.mark.parametrize("name", sorted(STEPS))
+def test_every_step_resumes_everywhere(name: str, size: int) -> None:
+    assert_resumes_everywhere(build([name], size))
+    assert_resumes_everywhere(build([name, "repeat"], size))
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    steps=st.lists(st.sampled_from(sorted(STEPS)), max_size=4),
+    size=st.integers(0, 9),
+    counts=st.lists(st.integers(0, 6), max_size=4),
+)
+def test_a_chain_of_restarts_reads_what_one_run_reads(steps: list[str], size: int, counts: list[int]) -> None:
+    """Every part runs in a "new process": another dataset, whose shuffles draw other seeds until they are restored."""
+    try:
+        first = build(steps, size)
+        start = part(first, None, 0)[1]
+        whole = part(first, start, 10_000)[0]
+    except ValueError:  # elements that cannot be batched: of different shapes
+        return
+    found, state = [], start
+    for count in [*counts, 10_000, 1]:
+        more, state = part(build(steps, size), state, count)
+        found += more
+    assert found == whole
+
+
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_rebatch_regroups_all_rows(size: int, drop: bool) -> None:
+    lengths = [3, 0, 1, 4, 0]
+    batches = np.split(np.arange(8), np.cumsum(lengths)[:-1])
+    dataset = Dataset.from_generator(lambda: iter(batches)).map(lambda x: {"a": x, "b": (x * 2,)})
+    expected = [list(range(i, min(i + size, 8))) for i in range(0, 8, size)]
+    expected = [rows for rows in expected if len(rows) == size or not drop]
+    assert [element["a"] for element in read(dataset.rebatch(size, drop))] == expected
+    assert_resumes_everywhere(dataset.rebatch(size, drop))
+    assert_resumes_everywhere(dataset.rebatch(size, drop).repeat(2))
+
+
+def test_the_leaves_of_a_rebatched_element_have_equal_dims() -> None:
+    uneven = Dataset.from_generator(lambda: iter([(np.arange(4), np.arange(3))]))
+    with pytest.raises(mr.errors.StructureError, match=r"Dataset\.rebatch"):
+        read(uneven.rebatch(2))
+
+
+def test_a_restored_end_of_rebatched_data_has_no_further_step() -> None:
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def begin() -> Any:
+        return iter(strategy.experimental_distribute_dataset(Dataset.range(8).batch(2).rebatch(4)))
+
+    reading = begin()
+    assert len(list(reading)) == 2
+    restored = begin()
+    restored.set_state(json.loads(json.dumps(reading.get_state())))
+    assert list(restored) == []
+
+
+def test_rebatch_regroups_texts() -> None:
+    texts = Dataset.from_tensor_slices(np.array([b"a", b"bc", b"", b"d"], object)).batch(3)
+    assert read(texts.rebatch(2)) == [[b"a", b"bc"], [b"", b"d"]]
