@@ -259,7 +259,12 @@ class DatasetIterator:
 def _outline(node: Node) -> str:
     """Returns the names of the steps that determine what a position means. Prefetching does not change positions."""
     steps = (step for step in nodes(node) if not type(step).__name__.endswith("Prefetched"))
-    return " < ".join(f"{type(step).__name__}{getattr(step, 'size', '')}" for step in steps)
+    return " < ".join(f"{type(step).__name__}{_size(step)}" for step in steps)
+
+
+def _size(step: Node) -> str:
+    size = getattr(step, "size", None)
+    return str(size) if isinstance(size, int) else ""  # a function has another address in every process
 
 
 # The base class of the parts of `Dataset`: holds a pipeline of nodes and adds steps to it.
