@@ -182,6 +182,9 @@ class DatasetIterator:
             ArgumentError: The position belongs to another pipeline.
         """
         steps = seeded(self._node)
+        if len(state.get("seeds", ())) < len(steps):
+            # Positions saved by earlier versions have no seeds of the steps that make inner datasets.
+            steps = [step for step in steps if not step.makes_datasets]
         if state.get("version") != _VERSION or state["pipeline"] != self._outline or len(state["seeds"]) != len(steps):
             raise ArgumentError(
                 "DatasetIterator.set_state",
@@ -191,7 +194,7 @@ class DatasetIterator:
             )
         self._release()
         self._end = None
-        self._seeds = dict(zip(map(id, steps), state["seeds"], strict=True))
+        self._seeds.update(zip(map(id, steps), state["seeds"], strict=True))
         self._continues = True
         self._iteration, self._count = state["iteration"], state["count"]
         # Positions saved by earlier versions have no "next_iteration".
