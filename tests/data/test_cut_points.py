@@ -128,3 +128,55 @@ def test_a_restored_end_of_rebatched_data_has_no_further_step() -> None:
 def test_rebatch_regroups_texts() -> None:
     texts = Dataset.from_tensor_slices(np.array([b"a", b"bc", b"", b"d"], object)).batch(3)
     assert read(texts.rebatch(2)) == [[b"a", b"bc"], [b"", b"d"]]
+
+
+DRAWN: dict[str, Callable[[], Dataset]] = {
+    "flat_map": lambda: Dataset.range(4).flat_map(lambda n: Dataset.range(n * 5, n * 5 + 5).shuffle(5)),
+    "interleave": lambda: Dataset.range(4).interleave(
+        lambda n: Dataset.range(n * 5, n * 5 + 5).filter(lambda x: True).shuffle(3), cycle_length=2
+    ),
+    "random_map": lambda: Dataset.range(4).flat_map(
+        lambda n: Dataset.range(5).random_map(lambda x, rng: x + rng.integers(1000))
+    ),
+    "two levels": lambda: Dataset.range(2).flat_map(
+        lambda n: Dataset.range(n * 2, n * 2 + 2).flat_map(lambda m: Dataset.range(m * 5, m * 5 + 5).shuffle(5))
+    ),
+    "group_by_window": lambda: Dataset.range(20).group_by_window(
+        lambda x: x % 2, lambda key, window: window.shuffle(5), 5
+    ),
+    "one dataset for all": lambda: (lambda inner: Dataset.range(4).flat_map(lambda n: inner))(
+        Dataset.range(5).shuffle(5)
+    ),
+}
+
+
+@pytest.mark.parametrize("after", ["alone", "shuffle", "repeat", "window", "cache"])
+@pytest.mark.parametrize("name", sorted(DRAWN))
+def test_inner_datasets_without_a_seed_resume(name: str, after: str) -> None:
+    """Every part runs in a "new process", where the inner shuffles draw other seeds."""
+
+    def made() -> Dataset:
+        return STEPS.get(after, lambda one: one)(DRAWN[name]())
+
+    first = made()
+    start = part(first, None, 0)[1]
+    whole = part(first, start, 10_000)[0]
+    assert len(whole) >= 20 or after == "window"
+    for count in (0, 1, 4, 5, 7, 12, len(whole)):
+        head, state = part(made(), start, count)
+        assert head + part(made(), state, 10_000)[0] == whole
+
+
+def test_inner_datasets_without_a_seed_differ_in_every_epoch_and_program() -> None:
+    dataset = DRAWN["flat_map"]()
+    assert len({tuple(read(one)) for one in (dataset, dataset, DRAWN["flat_map"](), DRAWN["flat_map"]())}) == 4
+
+
+def test_a_position_without_the_seeds_of_inner_datasets_is_restored() -> None:
+    def made() -> Dataset:
+        return Dataset.range(3).shuffle(3, seed=1).flat_map(lambda n: Dataset.range(n * 5, n * 5 + 5))
+
+    head, state = part(made(), None, 7)
+    assert state["pipeline"].startswith("Interleaved")
+    del state["seeds"][0]
+    assert head + part(made(), state, 100)[0] == read(made())

@@ -14,7 +14,7 @@ from mirrored.data.pipeline import indexed, shuffling, stateful, storing, stream
 from mirrored.data.pipeline.combining import Combining, Grouping
 from mirrored.data.pipeline.iterators import DatasetIterator, at_least
 from mirrored.data.pipeline.making import Making
-from mirrored.data.pipeline.nodes import IndexedNode
+from mirrored.data.pipeline.nodes import IndexedNode, new_seed
 from mirrored.data.pipeline.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Options
 from mirrored.data.pipeline.sampling import Sampling
 from mirrored.data.pipeline.tables import Tables
@@ -90,7 +90,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
             map_func: Takes an element (a tuple as separate arguments) and a `numpy.random.Generator`.
             seed: An int. None: a random seed, which is saved with positions.
         """
-        known = shuffling.new_seed() if seed is None else seed
+        known = new_seed() if seed is None else seed
         if isinstance(self._node, IndexedNode):
             return self._then(indexed.RandomMapped(self._node, map_func, known))
         return self._then(streams.StreamRandomMapped(self._node, map_func, known))
@@ -119,7 +119,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables):
 
         TensorFlow: The same algorithm, with different random numbers.
         """
-        known = shuffling.new_seed() if seed is None else int(seed)
+        known = new_seed() if seed is None else int(seed)
         again = reshuffle_each_iteration is not False
         size = self._buffer_size(buffer_size)
         if isinstance(self._node, IndexedNode) and self._node.cardinality != INFINITE_CARDINALITY:

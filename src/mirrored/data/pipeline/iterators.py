@@ -190,6 +190,9 @@ class DatasetIterator:
             ArgumentError: The position belongs to another pipeline.
         """
         steps = seeded(self._node)
+        if len(state.get("seeds", ())) < len(steps):
+            # Positions saved by earlier versions have no seeds of the steps that make inner datasets.
+            steps = [step for step in steps if not step.makes_datasets]
         if state.get("version") != _VERSION or state["pipeline"] != self._outline or len(state["seeds"]) != len(steps):
             raise ArgumentError(
                 "DatasetIterator.set_state",
@@ -199,7 +202,7 @@ class DatasetIterator:
             )
         self._release()
         self._end = None
-        self._seeds = dict(zip(map(id, steps), state["seeds"], strict=True))
+        self._seeds.update(zip(map(id, steps), state["seeds"], strict=True))
         self._continues = True
         self._iteration, self._count = state["iteration"], state["count"]
         # Positions saved by earlier versions have no "next_iteration".
@@ -267,7 +270,12 @@ class DatasetIterator:
 def _outline(node: Node) -> str:
     """Returns the names of the steps that determine what a position means. Prefetching does not change positions."""
     steps = (step for step in nodes(node) if not type(step).__name__.endswith("Prefetched"))
-    return " < ".join(f"{type(step).__name__}{getattr(step, 'size', '')}" for step in steps)
+    return " < ".join(f"{type(step).__name__}{_size(step)}" for step in steps)
+
+
+def _size(step: Node) -> str:
+    size = getattr(step, "size", None)
+    return str(size) if isinstance(size, int) else ""  # a function has another address in every process
 
 
 # The base class of the parts of `Dataset`: holds a pipeline of nodes and adds steps to it.

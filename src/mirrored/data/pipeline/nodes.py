@@ -9,8 +9,9 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
@@ -87,6 +88,9 @@ class Cursor(Protocol):
 
 class Node(abc.ABC):
     """One step of a pipeline."""
+
+    makes_datasets: ClassVar[bool] = False
+    """Whether a function of the step makes datasets whose elements it returns."""
 
     @property
     @abc.abstractmethod
@@ -192,6 +196,38 @@ def seeded(node: Node) -> list[Any]:
 def seeds_of(node: Node, run: Run) -> dict[int, int]:
     """Returns the seeds that the steps have in a run, by the `id` of the step."""
     return {id(step): run.seeds.get(id(step), step.seed) for step in seeded(node)}
+
+
+class DrawnSeed(int):
+    """A random seed of a step for which the user gave none."""
+
+
+def new_seed() -> DrawnSeed:
+    """Returns a random seed for a step without a given one. Positions contain it, so restored runs shuffle alike."""
+    return DrawnSeed(secrets.randbits(31))
+
+
+def inner_run(node: Node, run: Run, number: int, seed: int) -> Run:
+    """Returns the run of a dataset that a function of the user has made for an element.
+
+    A position does not contain such a dataset. Where its steps have drawn their seeds, the run replaces them by seeds
+    that depend only on those of the outer step: the function is called again when a position is restored.
+
+    Args:
+        node: The inner dataset.
+        run: The run of the outer step.
+        number: The index of the inner dataset.
+        seed: The seed of the outer step.
+    """
+    places = enumerate(seeded(node))
+    drawn = {id(step): _derived(seed, number, place) for place, step in places if isinstance(step.seed, DrawnSeed)}
+    for step in reversed(list(nodes(node))):
+        drawn.update(step.kept_seeds())
+    return Run((*run.path, number), {**run.seeds, **drawn}, run.continues)
+
+
+def _derived(seed: int, number: int, place: int) -> int:
+    return int(np.random.default_rng((seed, number, place)).integers(2**31))
 
 
 def parallel_calls(node: Node) -> int:

@@ -16,7 +16,7 @@ from mirrored.data.calling import no_end
 from mirrored.data.elements import Element, own_element
 from mirrored.data.pipeline import indexed, indexed_sources, shuffling, stateful, streams
 from mirrored.data.pipeline.iterators import Steps
-from mirrored.data.pipeline.nodes import Node
+from mirrored.data.pipeline.nodes import Node, new_seed
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
 
 if TYPE_CHECKING:
@@ -373,7 +373,7 @@ def _filled(shape: Sequence[int | None], size: int) -> tuple[int, ...]:
 
 
 def _uniform(seed: int | None, rerandomize: bool | None) -> shuffling.Uniform:
-    return shuffling.Uniform(shuffling.new_seed() if seed is None else int(seed), bool(rerandomize))
+    return shuffling.Uniform(new_seed() if seed is None else int(seed), bool(rerandomize))
 
 
 def _weighed(weights: npt.ArrayLike, uniform: np.floating[Any]) -> np.int64:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import secrets
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -204,11 +203,6 @@ class _EndlessRows(ItemRows):
 
 
 # Shuffle steps: by a permutation of positions for indexed pipelines, by a buffer for streams.
-
-
-def new_seed() -> int:
-    """Returns a random seed for a shuffle without a given one. Positions contain it, so restored runs shuffle alike."""
-    return secrets.randbits(31)
 
 
 def generator(seed: int, run: Run, reshuffle: bool) -> np.random.Generator:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -29,6 +29,8 @@ from mirrored.data.pipeline.nodes import (
     Rows,
     Run,
     first_element,
+    inner_run,
+    new_seed,
     nodes,
     pinned,
     seeds_of,
@@ -267,11 +269,15 @@ class Grouped(Remembering):
         key: From an element to an integer key.
         size: From a key to the size of its windows.
         reduce: From a key, the elements of a window and the window's index to the node of a dataset.
+        seed: Determines the seeds that steps of these datasets draw.
     """
+
+    makes_datasets: ClassVar[bool] = True
 
     key: Callable[..., Any]
     size: Callable[[Any], Any]
     reduce: Callable[[Any, list[Element], int], Node]
+    seed: int = dataclasses.field(default_factory=new_seed)
 
     @property
     def spec(self) -> Any:
@@ -290,10 +296,14 @@ class Grouped(Remembering):
             group = groups.setdefault(key, [])
             group.append(element)
             if len(group) >= self._size_of(key):
-                yield from _elements(self.reduce(np.int64(key), groups.pop(key), windows), run.epoch(windows))
+                yield from self._reduced(key, groups.pop(key), windows, run)
                 windows += 1
         for number, key in enumerate(sorted(groups), windows):
-            yield from _elements(self.reduce(np.int64(key), groups[key], number), run.epoch(number))
+            yield from self._reduced(key, groups[key], number, run)
+
+    def _reduced(self, key: int, window: list[Element], number: int, run: Run) -> Iterator[Element]:
+        node = self.reduce(np.int64(key), window, number)
+        return _elements(node, inner_run(node, run, number, run.seeds.get(id(self), self.seed)))
 
     def _key_of(self, element: Element, index: int) -> int:
         found = call(self.key, element, "Dataset.group_by_window", index)

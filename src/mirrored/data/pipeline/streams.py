@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -32,7 +32,9 @@ from mirrored.data.pipeline.nodes import (
     Run,
     StreamNode,
     first_element,
+    inner_run,
     merged_spec,
+    new_seed,
     spec_of_first,
 )
 from mirrored.data.pipeline.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
@@ -371,11 +373,15 @@ class Interleaved(StreamStep):
         open_input: From an element and its index to the node of a dataset.
         cycle: Number of datasets read concurrently; 1 is flat_map.
         block: Number of consecutive elements from one dataset.
+        seed: Determines the seeds that steps of these datasets draw.
     """
+
+    makes_datasets: ClassVar[bool] = True
 
     open_input: Callable[[Element, int], Node]
     cycle: int
     block: int
+    seed: int = dataclasses.field(default_factory=new_seed)
 
     @property
     def cardinality(self) -> int:
@@ -390,7 +396,8 @@ class Interleaved(StreamStep):
 
     def stream(self, run: Run) -> Any:
         def opened(element: Element, number: int) -> Cursor:
-            return self.open_input(element, number).cursor(run.epoch(number))
+            node = self.open_input(element, number)
+            return node.cursor(inner_run(node, run, number, run.seeds.get(id(self), self.seed)))
 
         return engine().by_cursor(
             lambda: InterleaveCursor(self.parent.cursor(run), opened, self.cycle, self.block), "interleave"
