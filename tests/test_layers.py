@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "mirrored"
 
 # Lowest first; a package imports only from lines above its own, and from itself.
 LEVELS = [
-    {"errors", "_typing"},
+    {"errors", "_threads", "_typing"},
     {"settings"},
     {"_jax", "config", "extras", "patches", "transport"},
     {"watchdog"},

@@ -17,6 +17,7 @@ import pytest
 
 import mirrored as mr
 from mirrored._jax.dispatch import Dispatch, DispatchJob
+from mirrored.compilation import dispatch
 from mirrored.compilation.dispatch import DonatingStep
 from mirrored.variables import state_lock
 
@@ -121,7 +122,7 @@ def test_an_interrupt_at_any_call_of_a_step_leaves_the_state_whole(devices, comp
 
 
 def test_a_program_ends_after_an_interrupt_that_hits_the_start_of_a_thread():
-    """The exception comes in `Condition.__enter__`, and leaves the lock held that the new thread waits for."""
+    """In a process of its own: threads that are half started can also keep a process from ending."""
     program = """
         import sys
         import mirrored as mr
@@ -130,15 +131,14 @@ def test_a_program_ends_after_an_interrupt_that_hits_the_start_of_a_thread():
         step = mr.function(lambda: v.assign_add(1.0))
 
         def profile(frame, kind, argument):
-            entered = kind == "return" and frame.f_code.co_qualname == "Condition.__enter__"
-            if entered and frame.f_back.f_back.f_code.co_name == "start":
+            if kind == "c_return" and argument.__name__ == "start_new_thread":
                 sys.setprofile(None)
-                raise KeyboardInterrupt
+                raise TimeoutError
 
         sys.setprofile(profile)
         try:
             step()
-        except KeyboardInterrupt:
+        except TimeoutError:
             print("interrupted", float(v))
         step()
         print("then", float(v))
@@ -166,6 +166,61 @@ def test_an_interrupted_compilation_is_completed_and_its_step_stored():
     assert v.tolist() == [1.0, 1.0, 1.0]
     step()
     assert v.tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("error", [TimeoutError, jax.errors.JaxRuntimeError])
+def test_a_step_keeps_its_values_if_the_wait_for_an_earlier_step_raises(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler raises it, or the step of another function fails."""
+    v = mr.Variable(jnp.zeros(3))
+    step = mr.function(lambda: v.assign_add(jnp.ones(3)))
+    step()
+
+    def launched(token: Any) -> None:
+        raise error("boom")
+
+    monkeypatch.setattr(dispatch, "launched", launched)
+    with pytest.raises(error, match="boom"):
+        step()
+    monkeypatch.undo()
+    assert v.tolist() == [2.0, 2.0, 2.0]
+    step()
+    assert v.tolist() == [3.0, 3.0, 3.0]
+
+
+class _Computed:
+    """Stands for an array on a device: on CPUs no computation fails after its dispatch."""
+
+    def __init__(self, *, ready: bool = True, failed: bool = False, deleted: bool = False) -> None:
+        self._ready, self._failed, self._deleted = ready, failed, deleted
+
+    def is_ready(self) -> bool:
+        return self._ready
+
+    def is_deleted(self) -> bool:
+        return self._deleted
+
+    def block_until_ready(self) -> None:
+        if self._failed or self._deleted:
+            raise jax.errors.JaxRuntimeError("boom")
+
+
+@pytest.mark.parametrize(
+    ("waits", "value", "lost"),
+    [
+        (True, _Computed(failed=True), True),
+        (True, _Computed(ready=False), False),
+        (False, _Computed(ready=False), True),
+        (False, _Computed(), False),
+        (True, _Computed(deleted=True), False),
+    ],
+)
+def test_variables_whose_new_values_failed_are_lost(waits: bool, value: Any, lost: bool) -> None:
+    v = mr.Variable(jnp.zeros(3))
+    v._array = value
+    dispatch.lose_failed([v], RuntimeError("boom"), waits=waits)
+    assert v.is_lost == lost
 
 
 def test_a_step_that_was_cut_short_is_finished_by_the_next_access(monkeypatch):

@@ -19,6 +19,8 @@ from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
 from jax._src.lib import utils as _logging  # type: ignore[attr-defined]
 
+from mirrored._threads import Claim, is_refusal, start
+
 # Dispatching a jitted function so that its results survive an exception in the calling thread.
 #
 # Python checks for signals and injected exceptions after each call. An exception that arrives between the dispatch of a
@@ -53,37 +55,43 @@ class DispatchJob:
         self.error: BaseException | None = None
         self.interruption: BaseException | None = None
         self._call: Any = (function, args, kwargs)
-        self._claimed = threading.Lock()  # acquired by its thread when it begins, or by `settle` to cancel the call
-        self._done = threading.Event()
+        self._claim = Claim()  # taken by its thread when it begins, or by `settle` to cancel the call
+        self._is_done = False
+        # A lock is written in C. `threading.Event` is written in Python, so an exception that interrupts `wait` can
+        # leave its lock held, which `set` needs.
+        self._running = threading.Lock()
+        self._running.acquire()
         self._state = capture_thread_state()
         run = contextvars.copy_context().run
-        # An exception inside `Thread.start` can leave the lock of the new thread's start event held, and the new thread
-        # waiting for it forever. A daemon does not keep the process from ending.
         self._thread = threading.Thread(target=run, args=(self._main,), name="mirrored-dispatch", daemon=True)
 
     def run(self) -> None:
         """Starts the call and waits until it is done, even if exceptions interrupt the wait."""
         try:
-            self._thread.start()
-        except RuntimeError:  # the interpreter shuts down and starts no more threads
-            self._main()
+            start(self._thread)
         except BaseException as error:
-            self.interruption = error
-        while not self._done.is_set():
+            if is_refusal(error):
+                self._main()
+            else:
+                self.interruption = error
+        while not self._is_done:
             try:
                 self.settle()
             except BaseException as error:
                 self.interruption = self.interruption or error
 
     def settle(self) -> None:
-        """Waits until the call is done. Cancels a call whose thread was never started."""
-        if self._thread.ident is None and self._claimed.acquire(blocking=False):
-            self.error = self.interruption
-            self._done.set()
-        self._done.wait()
+        """Waits until the call is done. Cancels it if an exception interrupted the start of its thread."""
+        may_cancel = self.interruption is not None or self._thread.ident is None
+        if may_cancel and self._claim.take("waiting"):
+            self.error = self.interruption or RuntimeError("the call was cancelled before it began")
+            self._is_done = True
+        while not self._is_done:
+            with self._running:  # the thread holds it until the call is done
+                pass
 
     def _main(self) -> None:
-        if not self._claimed.acquire(blocking=False):
+        if not self._claim.take("running"):
             return
         function, args, kwargs = self._call
         try:
@@ -93,7 +101,8 @@ class DispatchJob:
             self.error = error
         finally:
             self._call = self._state = None  # type: ignore[assignment]
-            self._done.set()
+            self._is_done = True
+            self._running.release()
 
 
 class Dispatch:

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, Final
 
 from mirrored._jax import distributed
+from mirrored._threads import start
 from mirrored.errors import ContextError
 from mirrored.watchdog.fail_fast_exit import in_forked_children
 
@@ -67,7 +68,7 @@ class Preemption:
         self._thread: threading.Thread | None = None
         if distributed.is_connected():
             self._thread = threading.Thread(target=self._watch, name="mirrored-preemption", daemon=True)
-            self._thread.start()
+            start(self._thread)
             # `atexit` runs this before JAX shuts down the coordination client that the thread uses.
             atexit.register(self._stop)
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from mirrored._threads import Claim, start
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.manifest import ARRAYS, FILE, MANIFEST_BEGIN, Manifest
 from mirrored.checkpoint.preemption import at_end
@@ -293,9 +294,15 @@ class Writer:
         """
         self.wait()
         # Not a daemon thread, so that a program that ends normally finishes its last checkpoint.
-        thread = threading.Thread(target=self._run, args=(work,), name=_THREAD)
-        thread.start()
-        self._thread = thread  # after `start`: another thread can call `join`, which fails before `start`
+        claim = Claim()  # taken by the thread when it begins, or here to prevent that
+        thread = threading.Thread(target=self._run, args=(work, claim), name=_THREAD)
+        try:
+            start(thread)
+            self._thread = thread  # after `start`: another thread can call `join`, which fails before `start`
+        except BaseException:
+            if not claim.take("starter"):
+                self._thread = thread
+            raise
 
     def wait(self) -> None:
         """Waits for the current write.
@@ -321,7 +328,9 @@ class Writer:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def _run(self, work: Callable[[], None]) -> None:
+    def _run(self, work: Callable[[], None], claim: Claim) -> None:
+        if not claim.take("writer"):
+            return
         try:
             work()
         except BaseException as error:

@@ -18,6 +18,7 @@ import jax
 
 from mirrored import settings
 from mirrored._jax import distributed
+from mirrored._threads import start
 from mirrored.cluster.rendezvous import meet, wait_for_coordinator
 from mirrored.cluster.tasks import Process
 from mirrored.errors import ContextError, DisagreementError, RendezvousError
@@ -180,8 +181,8 @@ def _left_in_time(process: Process, seconds: float) -> Iterator[None]:
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
-    timer.start()
     try:
+        start(timer)
         yield
     finally:
         timer.cancel()

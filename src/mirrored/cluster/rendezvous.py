@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from mirrored import settings
+from mirrored._threads import start
 from mirrored.cluster.tasks import Process
 from mirrored.errors import RendezvousError
 from mirrored.transport import Channel, RefusedError, Server, given_secret
@@ -210,8 +211,8 @@ class _Guest:
                 if now - self._received_at > 1.5 * _TELL_SECONDS:
                     _say(_waiting(self._process, [0], now - self._start, self._seconds))
 
-        threading.Thread(target=report, name="mirrored-waiting", daemon=True).start()
         try:
+            start(threading.Thread(target=report, name="mirrored-waiting", daemon=True))
             yield
         finally:
             ended.set()
@@ -244,8 +245,8 @@ def _closed_after(channel: Channel, seconds: float) -> Iterator[None]:
     """Closes the channel after some time, even if worker 0 is stopped and sends nothing."""
     timer = threading.Timer(seconds, channel.close)
     timer.daemon = True
-    timer.start()
     try:
+        start(timer)
         yield
     finally:
         timer.cancel()

@@ -15,7 +15,7 @@ from mirrored._jax.dispatch import Dispatch, consume
 from mirrored._jax.source_lines import user_lines
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.errors import DisagreementError
-from mirrored.variables.state_lock import state, storing
+from mirrored.variables.state_lock import lock, state, storing
 from mirrored.variables.storage import placed
 from mirrored.watchdog.collective_log import collective_log
 
@@ -185,6 +185,35 @@ def _wait_for_oldest() -> None:
         # The owner of the output may donate its buffer at any time, so it is checked after the error, not before.
         if not oldest.is_deleted():
             raise
+
+
+def lose_failed(variables: Sequence[Any], error: BaseException, *, waits: bool) -> None:
+    """Marks variables as lost whose new values failed on the device, after an error while waiting for a step.
+
+    The error can be that of another program, which leaves these variables whole.
+
+    Args:
+        variables: The variables whose old values the program has consumed.
+        error: What was raised.
+        waits: Whether to wait for values that are not computed yet. Otherwise they count as failed: a collective with
+            a lost worker may never end.
+    """
+    for variable in variables:
+        value = variable._array
+        if _has_failed(value, waits):
+            with lock:
+                if variable._array is value:
+                    variable.lose(first_line(error))
+
+
+def _has_failed(array: Any, waits: bool) -> bool:
+    try:
+        if not waits and not array.is_ready():
+            return True
+        array.block_until_ready()
+    except RuntimeError:
+        return not array.is_deleted()  # another thread has donated it, so its variable has a newer value
+    return False
 
 
 # Compares the arguments of a compiled program between workers, and places them on the devices of all workers.

@@ -21,7 +21,7 @@ from mirrored._jax.inlining import Staged, captured_arrays, digest_of, has_callb
 from mirrored._jax.traces import CaptureTracer, current_trace, is_eval, is_tracer
 from mirrored.compilation import dispatch
 from mirrored.compilation.captured_objects import refuse_forgotten
-from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, first_line
+from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, first_line, lose_failed
 from mirrored.compilation.signature import Arguments
 from mirrored.errors import ContextError, DeviceError
 from mirrored.runtime.ambient import announce_read, within
@@ -256,9 +256,8 @@ class Program:
             if self._several is not None:
                 self._met.passed(results[-1])
             dispatch.launched(results[-1])
-        except Exception as error:
-            for variable in self._donated:
-                variable.lose(first_line(error))
+        except jax.errors.JaxRuntimeError as error:  # not that of a signal handler: the step has succeeded then
+            lose_failed(self._donated, error, waits=self._several is None)
             raise
         return self._wrapped(results)
 

@@ -7,7 +7,6 @@ step anyway, so a thread would cost more than it saves. Once batches take longer
 from __future__ import annotations
 
 import collections
-import contextlib
 import contextvars
 import dataclasses
 import logging
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from mirrored._jax.traces import eager, is_eager
+from mirrored._threads import start
 
 # Timing statistics of an input pipeline.
 
@@ -144,8 +144,8 @@ class Feed:
         self._ready: collections.deque[FeedItem] = collections.deque()
         self._given: FeedItem | None = None  # by the latest `next`
         self._changed = threading.Condition()
-        self._worker: threading.Thread | None = None
-        self._works = False
+        self._uses_worker = self._was_started = False
+        self._worker: threading.Thread | None = None  # set by the input thread
         self._stopped = self._ended = False
         self._slow = 0
         self._watch = StallWatch(stats)
@@ -160,8 +160,8 @@ class Feed:
         if self._given is not None and self._given is not last:
             return self._given
         start = time.perf_counter()
-        if self._worker is not None:
-            self._ensure_started(self._worker)
+        if self._uses_worker:
+            self._ensure_started()
             item = self._from_worker()
         else:
             item = self._from_caller()
@@ -199,24 +199,23 @@ class Feed:
         self._slow = self._slow + weight if took > WORKER_PAYS_SECONDS else 0
 
     def _start_worker(self) -> None:
-        self._stats.uses_worker = True
+        self._stats.uses_worker = self._uses_worker = True
+        self._ensure_started()
+
+    def _ensure_started(self) -> None:
+        """Starts an input thread, unless one was started. It starts another one after an interrupted start."""
+        if self._was_started:
+            return
         # The thread runs user functions, so it needs the context variables of the training loop.
         context = contextvars.copy_context()
-        self._worker = threading.Thread(target=context.run, args=(self._work,), name=_THREAD_NAME, daemon=True)
-        self._ensure_started(self._worker)
-
-    @staticmethod
-    def _ensure_started(worker: threading.Thread) -> None:
-        """Starts the input thread, unless it runs. An interrupt may have come between its creation and its start."""
-        if worker.ident is None:
-            with contextlib.suppress(RuntimeError):  # it was started, and has not set its identity yet
-                worker.start()
+        start(threading.Thread(target=context.run, args=(self._work,), name=_THREAD_NAME, daemon=True))
+        self._was_started = True
 
     def _work(self) -> None:
         with self._changed:
-            if self._works:  # the interrupted start and the repeated one have each launched a thread
+            if self._worker is not None:  # the interrupted start and the repeated one have each launched a thread
                 return
-            self._works = True
+            self._worker = threading.current_thread()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopped or len(self._ready) < self._ahead)
@@ -275,7 +274,7 @@ class Feed:
             self._ready.clear()
             self._changed.notify_all()
         worker = self._worker
-        # A worker that was not started, or is just starting, is not alive: it finds that the feed is stopped.
+        # A worker that begins later finds that the feed is stopped.
         runs = worker is not None and worker.is_alive() and worker is not threading.current_thread()
         if worker is not None and runs and not sys.is_finalizing():
             worker.join(_JOIN_SECONDS)

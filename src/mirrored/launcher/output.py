@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from mirrored._threads import start
 from mirrored.errors import ArgumentError
 
 # A buffered output stream that neither blocks nor ends the launcher.
@@ -39,7 +40,7 @@ class Sink:
         self._has_failed = self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="mirrored-output", daemon=True)
         if stream is not None:
-            self._thread.start()
+            start(self._thread)
 
     @property
     def has_room(self) -> bool:

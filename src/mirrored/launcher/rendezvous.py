@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final, Self, TypeGuard
 
 from mirrored import settings
+from mirrored._threads import start
 from mirrored.errors import RendezvousError
 from mirrored.launcher.coordination import Coordination
 from mirrored.launcher.job import Job, free_ports
@@ -271,7 +272,7 @@ class LauncherRendezvous(Coordination):
         self._refusals = 0
         channel.keep_alive(_KEEP_ALIVE_SECONDS)
         self._channel, self._news = channel, queue.Queue()
-        threading.Thread(target=self._read, args=(channel, self._news), daemon=True).start()
+        start(threading.Thread(target=self._read, args=(channel, self._news), daemon=True))
         self._send(hello)
         return True
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 from mirrored._jax import caches
 from mirrored._jax.dispatch import ThreadState, adopt_thread_state, capture_thread_state
 from mirrored._jax.traces import current_trace, recording_parent
+from mirrored._threads import Claim, start
 from mirrored._typing import Leaf
 from mirrored.errors import MergeError
 from mirrored.runtime.ambient import Ambient, ambient, entered
@@ -74,7 +75,8 @@ class _Replica:
         self._state = state
         self._adopt = adopt
         self._unwinding = False
-        self._begun = threading.Lock()  # acquired by the thread when it begins, or by the driver to prevent that
+        self._was_started = False
+        self._claim = Claim()  # taken by the thread when it begins, or by the driver to prevent that
         # `SimpleQueue` is atomic: it is written in C. `threading.Semaphore` is written in Python, so an exception
         # such as Ctrl-C can interrupt it halfway.
         self._replica_turn: SimpleQueue[None] = SimpleQueue()
@@ -82,11 +84,14 @@ class _Replica:
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._main,), name=f"replica-{index}", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
+    @staticmethod
+    def start_all(replicas: Sequence[_Replica]) -> None:
+        start(*(replica._thread for replica in replicas))
+        for replica in replicas:
+            replica._was_started = True
 
     def _main(self) -> None:
-        if not self._begun.acquire(blocking=False):
+        if not self._claim.take("replica"):
             return
         self._replica_turn.get()
         try:
@@ -123,14 +128,15 @@ class _Replica:
     def unwind(self) -> None:
         """Driver: ends and joins the replica wherever it is. Can be called again if an exception interrupts it."""
         self._unwinding = True
-        if self._thread.ident is None and self._begun.acquire(blocking=False):
-            self.done = True  # an exception prevented the start, so the thread will never run
+        has_begun = not self._claim.take("driver")
+        if not has_begun:
+            self.done = True  # if the thread begins later, it returns at once
         while not self.done:
             # An exception may have interrupted the driver at any point, so it is unknown who has the turn. The replica
             # gets one in any case; a surplus turn is never used.
             self._replica_turn.put(None)
             self._driver_turn.get()
-        if self._thread.ident is not None:
+        if has_begun or self._was_started:
             self._thread.join()
 
 
@@ -176,8 +182,7 @@ class LockStep:
             for index, (body, context) in enumerate(zip(bodies, contexts, strict=True))
         ]
         try:
-            for replica in self._replicas:
-                replica.start()
+            _Replica.start_all(self._replicas)
             waiting = self._turn(self._replicas)
             while waiting:
                 self._merge(waiting)

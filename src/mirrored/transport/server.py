@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from mirrored._threads import start
 from mirrored.transport.channel import Channel, RefusedError
 
 _HANDSHAKE_SECONDS: Final = 5.0
@@ -42,7 +43,7 @@ class Server:
         self._is_closed = False
         self._socket = _listening(host, port)
         self.port: int = self._socket.getsockname()[1]
-        threading.Thread(target=self._accept, name=name, daemon=True).start()
+        start(threading.Thread(target=self._accept, name=name, daemon=True))
 
     def close(self) -> None:
         """Stops listening; open channels stay open."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NoReturn
 
+from mirrored._threads import start
 from mirrored.errors import AbsentWorkerError
 from mirrored.watchdog.worker_progress import WorkerProgress
 
@@ -154,7 +155,7 @@ class LauncherChannel:
         self._socket = socket.socket(fileno=descriptor)
         self._may_go = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="mirrored-launcher", daemon=True)
-        self._thread.start()
+        start(self._thread)
 
     def _listen(self) -> None:
         received = b""

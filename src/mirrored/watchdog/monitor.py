@@ -17,6 +17,7 @@ from typing import Final
 
 from mirrored import config, settings
 from mirrored._jax import distributed
+from mirrored._threads import start
 from mirrored.watchdog import hang_detection
 from mirrored.watchdog.collective_log import collective_log
 from mirrored.watchdog.fail_fast_exit import (
@@ -75,8 +76,8 @@ class Watchdog:
     def start(self) -> None:
         """Starts the threads and the peer connection, and registers the exit report."""
         self._posting = threading.Thread(target=self._post, name="mirrored-posting", daemon=True)
-        self._posting.start()
-        threading.Thread(target=self._detect, name="mirrored-hang-detection", daemon=True).start()
+        detecting = threading.Thread(target=self._detect, name="mirrored-hang-detection", daemon=True)
+        start(self._posting, detecting)
         self._connect_peers()
         report_exit_by(self._report_exit, self._suspect)
         atexit.register(self._end)

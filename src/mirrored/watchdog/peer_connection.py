@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from mirrored._threads import start
 from mirrored.transport import Channel, Server, given_secret, interface_of
 from mirrored.watchdog.fail_fast_exit import in_forked_children
 
@@ -79,7 +80,7 @@ class PeerConnection:
     def connect(self, host: str, address: Address) -> None:
         """Other workers: connects to worker 0, in a thread. Failures are ignored: JAX's heartbeat remains."""
         arguments = (host, address.port, address.secret)
-        threading.Thread(target=self._connect, args=arguments, name="mirrored-peer-connection", daemon=True).start()
+        start(threading.Thread(target=self._connect, args=arguments, name="mirrored-peer-connection", daemon=True))
 
     def say(self, kind: str, text: str = "") -> None:
         """Sends the other workers that this one ends: ``bye``, or ``failing`` with the cause as `text`."""

@@ -1,0 +1,56 @@
+"""Starts threads such that an exception in the calling thread leaves none of them half started."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from queue import SimpleQueue
+from typing import Final
+
+_REFUSALS: Final = ("can't start new thread", "can't create new thread")
+
+
+def start(*threads: threading.Thread) -> None:
+    """Starts threads. After an exception, each of them runs as a whole, begins later, or never begins.
+
+    `Thread.start` is written in Python, so a signal handler or an injected exception can interrupt it. The new thread
+    then dies before it calls its target (``del _limbo[self]`` fails), or waits forever for the lock of its start event,
+    or the caller receives a `KeyError` in place of the exception. A helper thread, which receives no such exceptions,
+    therefore calls `Thread.start`. One C call starts the helper.
+
+    A caller that continues after an exception prevents the late beginning of a thread by a `Claim`.
+
+    Raises:
+        RuntimeError: The interpreter starts no more threads (see `is_refusal`).
+    """
+    outcome: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def begin() -> None:
+        try:
+            for thread in threads:
+                thread.start()
+        except BaseException as error:
+            outcome.put(error)
+        else:
+            outcome.put(None)
+
+    _thread.start_new_thread(begin, ())
+    error = outcome.get()
+    if error is not None:
+        raise error
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Returns whether the interpreter refused to start a thread: it shuts down, or there are too many threads."""
+    return isinstance(error, RuntimeError) and str(error).startswith(_REFUSALS)
+
+
+class Claim:
+    """Decides once whether a thread that is being started begins its work, or its starter prevents that."""
+
+    def __init__(self) -> None:
+        self._taken: dict[None, str] = {}
+
+    def take(self, by: str) -> bool:
+        """Returns whether `by` has the claim, which the first caller gets. It is atomic, and can be repeated."""
+        return self._taken.setdefault(None, by) == by
