@@ -150,6 +150,7 @@ def check_aggregation(
 # The values of device arrays are not checked, because that would need a transfer. They wrap around as in `astype`.
 
 _KINDS: Final[tuple[Any, ...]] = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+_limits_of: Final[Callable[[DTypeLike], Any]] = jnp.iinfo
 _ON_HOST: Final = (np.ndarray, np.generic, int, list, tuple)
 
 
@@ -182,7 +183,7 @@ def check_kind(value: object, wanted: DTypeLike, called: str, name: str | None) 
 
 
 def _check_range(value: object, wanted: DTypeLike, called: str, name: str | None) -> None:
-    limits = jnp.iinfo(wanted)
+    limits = _limits_of(wanted)
     low, high = int(limits.min), int(limits.max)
     outside = _outside(value, low, high)
     if outside is not None:
@@ -203,7 +204,7 @@ def _outside(value: object, low: int, high: int) -> int | None:
         return None if low <= value <= high else int(value)
     if not isinstance(value, np.ndarray | np.generic) or not value.size or not jnp.issubdtype(value.dtype, jnp.integer):
         return None
-    limits = jnp.iinfo(value.dtype)
+    limits = _limits_of(value.dtype)
     if low <= limits.min and limits.max <= high:
         return None
     return next((int(bound) for bound in (value.min(), value.max()) if not low <= int(bound) <= high), None)
