@@ -1,0 +1,232 @@
+"""`Recording`, the block of a tape: which operations, arrays and variables it records."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from mirrored._jax import caches
+from mirrored._jax.boxes import STAND_INS, ReadTracer
+from mirrored._jax.jaxprs import aval_of
+from mirrored._jax.traces import current_trace, is_cut_off, is_staging_above, put_trace
+from mirrored._typing import Leaf, PyTree
+from mirrored.errors import ArgumentError, TapeError
+from mirrored.runtime.ambient import ReadableVariable, listen, unlisten
+from mirrored.tape.backward import (
+    is_array,
+    is_variable,
+)
+from mirrored.tape.operation import is_deriving
+from mirrored.tape.record import Recorder
+from mirrored.tape.trace import TapeTrace
+
+_log = logging.getLogger("mirrored.tape")
+
+
+class Recording:
+    """The part of `GradientTape` that records: its block, and what it watches.
+
+    Args:
+        persistent: Whether gradients can be computed several times.
+        watch_accessed_variables: Whether reading a trainable variable watches it.
+    """
+
+    def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
+        self._persistent = persistent
+        self._trace = TapeTrace()
+        self._recorder = Recorder(persistent, watch_accessed_variables)
+        self._entered = False
+        self._used = False
+
+    # The block
+
+    def __enter__(self) -> Self:
+        """Starts recording. A tape that is entered again adds to its earlier records.
+
+        Raises:
+            ArgumentError: The tape is already recording.
+        """
+        if self._entered:
+            raise ArgumentError(
+                "GradientTape.__enter__",
+                found="Tape is still recording, This can happen if you try to re-enter an already-active tape.",
+                rule="a tape is used by one `with` block at a time; it can be entered again after that block has ended",
+                remedy="use a second GradientTape for the inner block",
+            )
+        self._entered = True
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """Stops recording. The records are kept, even if an exception ended the block."""
+        self._entered = False
+        if self._trace.recorder is not None:
+            self._stop()
+
+    def _start(self) -> None:
+        # JAX includes `jit_key` in the keys of its tracing caches, so a helper traced outside the tape is not reused
+        # in it. All outermost eager tapes share the token TAPE, so a new tape does not cause retraces.
+        self._trace.enter(current_trace(), caches.current(), self._recorder)
+        put_trace(self._trace)
+        if self._trace.eager and self._trace.outer_token is None:
+            caches.put(caches.TAPE)
+        caches.moved()
+        listen(self)
+
+    def _stop(self) -> None:
+        unlisten(self)
+        self._trace.leave()
+        if current_trace() is self._trace:
+            # Tapes may be closed in another order than they were opened. Traces that no longer record are skipped.
+            parent, token = self._trace.parent, self._trace.outer_token
+            while isinstance(parent, TapeTrace) and parent.recorder is None:
+                parent, token = parent.parent, parent.outer_token
+            put_trace(parent)
+            caches.leave_tape(token)
+
+    @contextmanager
+    def stop_recording(self) -> Iterator[None]:
+        """Pauses recording for the block. No gradient flows through what is computed in it.
+
+        Raises:
+            TapeError: The tape is not recording.
+
+        Example:
+            >>> x = jnp.array(3.0)
+            >>> with GradientTape() as tape:
+            ...     tape.watch(x)
+            ...     y = x * x
+            ...     with tape.stop_recording():
+            ...         scale = 1.0 / y
+            ...     z = y * scale
+            >>> round(float(tape.gradient(z, x)), 4)
+            0.6667
+
+        TensorFlow: the same.
+        """
+        if self._trace.recorder is None:
+            raise TapeError(
+                "GradientTape.stop_recording",
+                found="Trying to stop recording a tape which is not recording.",
+                rule="stop_recording pauses a tape inside its block",
+                remedy="remove the call: outside its block, a tape does not record",
+            )
+        self._stop()
+        try:
+            yield
+        finally:
+            if self._entered:
+                self._start()
+
+    def reset(self) -> None:
+        """Discards everything recorded and watched so far, and continues recording.
+
+        Raises:
+            ArgumentError: The tape is not recording.
+
+        TensorFlow: the same.
+        """
+        if self._trace.recorder is None:
+            raise ArgumentError(
+                "GradientTape.reset",
+                found="Tape is not recording.",
+                rule="reset is called inside the tape's block",
+                remedy="create a new tape, or call reset() before the block ends",
+            )
+        self._recorder = self._trace.recorder = Recorder(self._persistent, self._recorder.watch_accessed_variables)
+        caches.moved()
+
+    # Watching
+
+    def watch(self, tensor: PyTree) -> None:
+        """Tracks arrays or variables from now on.
+
+        The tape tracks the object itself, by identity. Compute with this object, not with a copy. A function passed to
+        `jit` or `lax.scan` may also close over it.
+
+        Args:
+            tensor: A `jax.Array`, a variable, or a structure of them. Integers and booleans have no gradient; they are
+                accepted with a warning.
+
+        Raises:
+            ArgumentError: A leaf is neither a `jax.Array` nor a variable. NumPy arrays and numbers cannot be watched,
+                because JAX does not preserve their identity.
+
+        TensorFlow: the same.
+        """
+        for leaf in jax.tree.leaves(tensor, is_leaf=lambda x: x is None or is_variable(x)):
+            if not (is_variable(leaf) or is_array(leaf)):
+                raise ArgumentError(
+                    "GradientTape.watch",
+                    found=f"Passed in object {leaf!r} of type {type(leaf).__name__!r}",
+                    rule="a tape watches jax.Array objects and variables",
+                    remedy="convert it with jnp.asarray first, and compute with that array",
+                )
+            self._watch(leaf)
+
+    def _watch(self, leaf: Leaf) -> None:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            _log.warning("The dtype of the watched tensor must be floating (e.g. float32), got %s", leaf.dtype)
+        elif is_variable(leaf):
+            self._recorder.watch_variable(leaf)
+            caches.moved()
+        else:
+            self._recorder.watch(leaf, self._trace)
+
+    def watched_variables(self) -> tuple[Any, ...]:
+        """Returns the variables watched since the tape was created or reset, in order of their first use.
+
+        TensorFlow: the same.
+        """
+        return tuple(variable for _, variable in self._recorder.variables.values())
+
+    # Callbacks of variable reads and writes (see mirrored.runtime.ambient)
+
+    def on_read(self, variable: ReadableVariable, value: jax.Array) -> Any:
+        """Returns the value for the reader of a variable. A variable calls this method when it is read in the block.
+
+        JAX may keep the jaxpr of a nested function that is traced under an eager tape, and reuse it in later calls. The
+        read then returns a `ReadTracer`, which each call resolves to the current value of the variable.
+        """
+        if type(value) in STAND_INS:
+            return value
+        recorder = self._trace.recorder
+        staging = is_staging_above(current_trace(), self._trace)
+        if staging is None and recorder is not None:
+            staging = self._is_traced_for_later()
+        if staging and self._trace.eager:
+            return ReadTracer(variable, aval_of(value))
+        if recorder is None or staging is None:
+            return value
+        if recorder.watches(variable):
+            return recorder.read(variable, value, self._trace)
+        return recorder.untracked(value, self._trace)
+
+    def _is_traced_for_later(self) -> bool | None:
+        """Returns whether JAX is tracing a function under this tape although the current trace has no link to it.
+
+        This is the case for the bodies of `shard_map` and `custom_vjp`. It is also the case for derivative rules, which
+        JAX traces when the call is differentiated, and caches.
+        """
+        if is_deriving():
+            return True if self._trace.eager else None
+        # Code that suspends the tape on purpose also resets its token.
+        return True if caches.current() is not None and is_cut_off(current_trace()) else None
+
+    def on_write(self, variable: ReadableVariable) -> None:
+        """Does nothing. A variable calls this method before it is assigned; records keep the old value."""
+
+    def tracks(self, value: object) -> bool:
+        """Returns whether the tape records operations on `value`.
+
+        It is called before a per-replica value is split into its components.
+        """
+        return self._trace.recorder is not None and self._recorder.key_of(value, self._trace) is not None
