@@ -74,6 +74,62 @@ def test_numbers_of_the_same_kind_or_a_narrower_one_are_cast() -> None:
         mr.Variable(True).assign(1)
 
 
+OUTSIDE = [
+    (np.uint8, np.array([3, 300], np.int32), 300),
+    (np.uint8, np.array([3, -5], np.int64), -5),
+    (np.uint8, [300, -5], 300),
+    (np.uint8, [3, np.int32(-5)], -5),
+    (np.uint8, np.array([3, -5], np.int8), -5),
+    (np.int8, np.array([3, 200], np.uint8), 200),
+    (np.int32, np.array([3, 2**31], np.uint32), 2**31),
+    (np.int32, np.array([-(2**40), 3]), -(2**40)),
+    (np.int32, (3, 2**70), 2**70),
+    (np.int8, 128, 128),
+    (np.uint32, np.int64(-1), -1),
+]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
+@pytest.mark.parametrize(("dtype", "value", "found"), OUTSIDE, ids=repr)
+def test_an_integer_on_the_host_must_be_in_range(
+    dtype: Any, value: Any, found: int, method: str, compiled: bool
+) -> None:
+    variable = mr.Variable(np.zeros(np.shape(value), dtype), name="v")
+
+    def step() -> None:
+        getattr(variable, method)(value)
+
+    with pytest.raises(VariableError, match=rf"the value {found} for variable 'v' of dtype {np.dtype(dtype)}"):
+        (mr.function(step) if compiled else step)()
+    assert not np.any(variable.numpy())
+
+
+@pytest.mark.parametrize(("dtype", "value", "found"), OUTSIDE, ids=repr)
+def test_so_must_an_initial_value(dtype: Any, value: Any, found: int) -> None:
+    with pytest.raises(VariableError, match=f"the value {found} for variable"):
+        mr.Variable(value, dtype=dtype)
+
+
+@pytest.mark.parametrize("synchronization", ["ON_WRITE", "ON_READ"])
+def test_so_must_the_values_of_a_strategy(synchronization: str) -> None:
+    with mr.MirroredStrategy(jax.devices()[:2]).scope():
+        variable = mr.Variable(np.zeros(2, np.uint8), synchronization=synchronization, aggregation="SUM")
+    with pytest.raises(VariableError, match="the value 300 for variable"):
+        variable.assign(np.array([3, 300], np.int32))
+    variable.assign(np.array([3, 255], np.int32))
+    assert variable.numpy().tolist() == [3, 255]
+
+
+def test_integers_at_the_limits_are_in_range_and_device_arrays_wrap_around() -> None:
+    variable = mr.Variable(np.zeros(2, np.uint8))
+    for value in (np.array([0, 255], np.int64), [0, 255], (np.int32(0), True + 254)):
+        assert variable.assign(value).tolist() == [0, 255]
+    assert mr.Variable(np.zeros(0, np.uint8)).assign(np.zeros(0, np.int64)).tolist() == []
+    assert variable.assign(jnp.array([300, -5])).tolist() == [44, 251]
+    assert mr.function(lambda x: variable.assign(x))(np.array([300, -5], np.int32)).tolist() == [44, 251]
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_typed_key_is_a_value_like_others(compiled: bool, devices: int) -> None:

@@ -145,21 +145,30 @@ def check_aggregation(
         check_reduction(aggregation, jax.ShapeDtypeStruct(shape, dtype), num_replicas)
 
 
-# Checks the dtype of assigned values: a cast to the variable's dtype must keep the kind of number.
+# Checks assigned values: a cast to the variable's dtype must keep the kind of number, and integers known on the host.
+#
+# The values of device arrays are not checked, because that would need a transfer. They wrap around as in `astype`.
 
 _KINDS: Final[tuple[Any, ...]] = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+_ON_HOST: Final = (np.ndarray, np.generic, int, list, tuple)
 
 
 def check_kind(value: object, wanted: DTypeLike, called: str, name: str | None) -> None:
     """Refuses a value that would lose its fraction, its imaginary part or its magnitude in a cast to dtype `wanted`.
 
-    Python numbers, also in lists, follow the rule of arrays of their kind.
+    Python numbers, also in lists, follow the rule of arrays of their kind. Integers on the host (NumPy arrays, Python
+    numbers) must be in the range of an integer dtype.
 
     Raises:
-        VariableError: The value is of a kind that cannot be kept (2.7 for an integer variable).
+        VariableError: The value is of a kind that cannot be kept (2.7 for an integer variable), or an integer on the
+            host is out of range (300 for ``uint8``).
     """
     given = _dtype_of(value)
-    if given is None or _casts(given, wanted):
+    if given is None:
+        return
+    if _casts(given, wanted):
+        if isinstance(value, _ON_HOST) and jnp.issubdtype(wanted, jnp.integer):
+            _check_range(value, wanted, called, name)
         return
     what = f"a value of dtype {given}" if hasattr(value, "dtype") else f"{value!r}"
     raise VariableError(
@@ -170,6 +179,38 @@ def check_kind(value: object, wanted: DTypeLike, called: str, name: str | None) 
         if is_key_dtype(wanted)
         else f"cast it on purpose: jnp.asarray(value).astype({str(jnp.dtype(wanted))!r})",
     )
+
+
+def _check_range(value: object, wanted: DTypeLike, called: str, name: str | None) -> None:
+    low, high = _limits(wanted)
+    outside = _outside(value, low, high)
+    if outside is not None:
+        raise VariableError(
+            called,
+            found=f"the value {outside} for variable {name!r} of dtype {wanted}",
+            rule=f"an integer of {jnp.dtype(wanted)} is from {low} to {high}",
+            remedy="create the variable with a wider dtype, or wrap the value around on purpose: "
+            f"np.asarray(value).astype({str(jnp.dtype(wanted))!r})",
+        )
+
+
+def _outside(value: object, low: int, high: int) -> int | None:
+    """Returns an integer on the host that is not from `low` to `high`; None if there is none."""
+    if isinstance(value, list | tuple):
+        return next((found for one in value if (found := _outside(one, low, high)) is not None), None)
+    if isinstance(value, int):
+        return None if low <= value <= high else int(value)
+    if not isinstance(value, np.ndarray | np.generic) or not value.size or not jnp.issubdtype(value.dtype, jnp.integer):
+        return None
+    lowest, highest = _limits(value.dtype)
+    if low <= lowest and highest <= high:
+        return None
+    return next((int(bound) for bound in (value.min(), value.max()) if not low <= int(bound) <= high), None)
+
+
+def _limits(dtype: DTypeLike) -> tuple[int, int]:
+    limits = jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
+    return int(limits.min), int(limits.max)
 
 
 def _dtype_of(value: object) -> Any:

@@ -225,7 +225,10 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         Context: any, but not under a nested transform.
 
         Args:
-            value: ``dtype[shape]``: an array, a number, another variable, or a per-replica value.
+            value: ``dtype[shape]``: an array, a number, another variable, or a per-replica value. It is cast to the
+                variable's dtype. Integers of a NumPy array, list or number must be in the range of an integer dtype.
+                Those of a JAX array are not checked, because that would need a transfer from the device: they wrap
+                around as in `astype` (and as in TensorFlow's `tf.cast`).
             use_locking: Ignored; accepted for compatibility with TensorFlow. Writes never race.
             name: Ignored; accepted for compatibility with TensorFlow.
             read_value: Whether to return the new value.
@@ -235,7 +238,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
             eager run it is the `VariableComponent`, whose value changes with later assignments.
 
         Raises:
-            VariableError: The shape or dtype does not fit, or the variable's rules refuse the assignment.
+            VariableError: The shape, dtype or range does not fit, or the variable's rules refuse the assignment.
             ReplicaDivergenceError: A mirrored variable with aggregation NONE would differ between replicas.
             TransformError: The assignment is under a nested transform.
         """
