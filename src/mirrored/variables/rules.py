@@ -150,7 +150,6 @@ def check_aggregation(
 # The values of device arrays are not checked, because that would need a transfer. They wrap around as in `astype`.
 
 _KINDS: Final[tuple[Any, ...]] = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-_limits_of: Final[Callable[[DTypeLike], Any]] = jnp.iinfo
 _ON_HOST: Final = (np.ndarray, np.generic, int, list, tuple)
 
 
@@ -183,8 +182,7 @@ def check_kind(value: object, wanted: DTypeLike, called: str, name: str | None) 
 
 
 def _check_range(value: object, wanted: DTypeLike, called: str, name: str | None) -> None:
-    limits = _limits_of(wanted)
-    low, high = int(limits.min), int(limits.max)
+    low, high = _limits(wanted)
     outside = _outside(value, low, high)
     if outside is not None:
         raise VariableError(
@@ -204,10 +202,15 @@ def _outside(value: object, low: int, high: int) -> int | None:
         return None if low <= value <= high else int(value)
     if not isinstance(value, np.ndarray | np.generic) or not value.size or not jnp.issubdtype(value.dtype, jnp.integer):
         return None
-    limits = _limits_of(value.dtype)
-    if low <= limits.min and limits.max <= high:
+    lowest, highest = _limits(value.dtype)
+    if low <= lowest and highest <= high:
         return None
     return next((int(bound) for bound in (value.min(), value.max()) if not low <= int(bound) <= high), None)
+
+
+def _limits(dtype: DTypeLike) -> tuple[int, int]:
+    limits = jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
+    return int(limits.min), int(limits.max)
 
 
 def _dtype_of(value: object) -> Any:
