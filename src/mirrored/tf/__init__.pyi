@@ -149,7 +149,6 @@ uint64: DType
 uint8: DType
 
 class GradientTape(_GradientTape):
-    def __enter__(self) -> GradientTape: ...
     def batch_jacobian(
         self,
         target: Array | ReadableVariable,
