@@ -1,1 +1,12 @@
-"""Static analysis of jaxprs: dataflow, value numbering, the replication check, mismatched collectives, loss scaling."""
+"""Static analysis of jaxprs, while a program is traced. Nothing here runs on a device.
+
+In the order in which one module builds on the other:
+
+- `dataflow`: which operands an output of an equation depends on.
+- `varying`: which values vary between devices, and the path by which each came to vary.
+- `value_numbering`: which variables hold the same value, for the virtual replicas of one device.
+- `replication_check`: the proof that the replicas assign equal values, and the error that explains why they do not.
+- `loss_scaling`: losses that are averaged over the per-replica batch although their gradients are summed over replicas.
+
+`strategies.compiled` calls the checks after it has traced the body of a run.
+"""

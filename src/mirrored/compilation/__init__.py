@@ -1,4 +1,13 @@
-"""Compiled functions: trace a Python function once per signature, capture its variables, and donate their buffers."""
+"""Compiled functions: trace a Python function once per signature, capture its variables, and donate their buffers.
+
+One call of a compiled function:
+
+- `function`: looks up the program by the arguments' `signature`, or makes one.
+- `program`: traces the function once; variables that it reads become operands, and those that it assigns results.
+- `captured_objects`, `frozen_state`: refuse Python state that tracing would freeze or mutate.
+- `dispatch`: donates the variables' buffers, stores the results in one C call, bounds the steps in flight.
+- `concrete`, `binding`: concrete functions, export, methods.
+"""
 
 from mirrored.compilation.function import Function as Function
 from mirrored.compilation.function import function as function

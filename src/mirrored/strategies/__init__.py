@@ -1,4 +1,15 @@
-"""Strategies: run one program on N synchronous replicas."""
+"""Strategies: run one program on N synchronous replicas.
+
+`strategy.run` goes to `compiled` inside a compiled function, and to `eager_runner` otherwise:
+
+- `strategy`, `mirrored`: the public classes; `scope`, `current`: the current strategy.
+- `compiled`: traces the replica function on one device's local replicas (`tracing_runner`), fuses their loops and
+  branches (`fusing`), checks the body (`analysis`), and binds one `shard_map`.
+- `eager_runner`: runs the replica function in Python, one replica after another, and commits what they assigned.
+- `context`, `merge_call`: what a replica can call: collectives and `merge_call`.
+- `reducing`, `inputs`, `extended`, `older_names`: the other methods of a strategy.
+- `checks`: contexts, diverging assignments, `out_specs`.
+"""
 
 from mirrored.strategies.context import ReplicaContext as ReplicaContext
 from mirrored.strategies.current import experimental_set_strategy as experimental_set_strategy

@@ -1,4 +1,14 @@
-"""Reverse-mode differentiation by recording: `GradientTape`, custom gradients and related functions."""
+"""Reverse-mode differentiation by recording: `GradientTape`, custom gradients and related functions.
+
+Recording, then differentiation:
+
+- `recording`: the block of a tape; `trace`: the JAX trace that receives every primitive in it.
+- `operation`, `catalogue`: forward and VJP rules of operations, derived by `jax.vjp` once per signature.
+- `record`: what the tape keeps of one operation.
+- `gradient_tape`, `backward`: gradients and Jacobians from the records.
+- `calls`, `custom_gradient`, `merging`: custom derivative rules, `lax.while_loop`, and merges of virtual replicas.
+- `unrecorded`: suspends all tapes.
+"""
 
 from mirrored.tape.backward import UnconnectedGradients as UnconnectedGradients
 from mirrored.tape.custom_gradient import custom_gradient as custom_gradient

@@ -1,1 +1,8 @@
-"""Distributed values: `PerReplica`, `Mirrored`, and pytrees of them."""
+"""Distributed values: one component per replica (`PerReplica`), or one value for all replicas (`Mirrored`).
+
+- `distributed_values`: the two classes, and the form that a per-replica value has inside a compiled run.
+- `stacking`: components to one array ``[replicas, ...]`` over all devices, and back.
+- `structures`: pytrees of distributed values: a replica's part of them, and the results of replicas regrouped.
+- `operators`: arithmetic on variables and mirrored values.
+- `indexed_slices`, `tensor_shape`: TensorFlow's sparse arrays and shapes.
+"""

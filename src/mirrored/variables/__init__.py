@@ -1,4 +1,14 @@
-"""Distributed variables: mirrored across replicas, or with one component per replica."""
+"""Distributed variables: mirrored across replicas, or with one component per replica.
+
+A read goes through `Variable.read_value` to `access.read`, an assignment through `Variable.assign` to `access.write`:
+
+- `variable`: the class; `component`: the view of one replica's copy.
+- `access`: finds the variable store of the context, checks that the context allows the access, and reads or assigns.
+- `sync_on_read`: variables with a component per replica, in cross-replica context.
+- `rules`: synchronization, aggregation, and dtypes of assigned values.
+- `storage`, `state_lock`: the stored value, and the lock under which it is replaced.
+- `creation`, `copying`, `scattering`: creation by all replicas together, copies, and scatter updates.
+"""
 
 from mirrored.variables.component import VariableComponent as VariableComponent
 from mirrored.variables.copying import Reference as Reference
