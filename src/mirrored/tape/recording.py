@@ -101,7 +101,8 @@ class Recording:
 
         Example:
             >>> x = jnp.array(3.0)
-            >>> with GradientTape() as tape:
+            >>> import mirrored as mr
+            >>> with mr.GradientTape() as tape:
             ...     tape.watch(x)
             ...     y = x * x
             ...     with tape.stop_recording():
