@@ -79,7 +79,7 @@ def test_what_is_no_picture(call: Any, message: str) -> None:
 )
 def test_a_misspelt_argument_is_refused(call: Any, known: dict[str, Any]) -> None:
     inspect.signature(call).bind_partial(**known)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'chanels'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'channelz'"):
         call(**known, channelz=3)
 
 
