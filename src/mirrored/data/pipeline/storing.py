@@ -150,7 +150,7 @@ def _rest_of(cursor: Cursor) -> Iterator[Element]:
 
 
 def _structure_of(node: Node, first: list[Element], called: str) -> Any:
-    """Returns the structure of the elements; None if there is none and their spec depends on it."""
+    """Returns the structure of the elements, or None if there are no elements and their spec depends on one."""
     try:
         spec = node.spec
     except NoElementError:  # in a separate run; the run that is stored can have elements
