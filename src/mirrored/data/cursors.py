@@ -29,7 +29,7 @@ def read_again(cursor: Any) -> Any:
     """Returns the next element of a cursor or iterator, which was read before the position was saved.
 
     Raises:
-        InputError: The data have no further element. A StopIteration would end the iteration that restores the position.
+        InputError: The data have no further element. StopIteration would end the iteration that restores the position.
     """
     try:
         return next(cursor)
