@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 import time
@@ -53,6 +54,7 @@ def raised_at(place: int, call: Callable[[], Any]) -> bool:
             sys.setprofile(None)
             raise _TooSlowError("too slow")
 
+    gc.disable()  # Python ignores exceptions in callbacks of the garbage collector, and JAX has one
     try:
         sys.setprofile(profile)
         call()
@@ -60,6 +62,7 @@ def raised_at(place: int, call: Callable[[], Any]) -> bool:
         return True
     finally:
         sys.setprofile(None)
+        gc.enable()
     assert events[0] <= place, "the exception does not reach the caller"
     return False
 

@@ -64,7 +64,7 @@ class Sampling(Steps):
     def sample_from_datasets(
         cls,
         datasets: Sequence[Steps],
-        weights: npt.ArrayLike | Steps | None = None,
+        weights: Sequence[float] | np.ndarray[Any, Any] | jax.Array | Steps | None = None,
         seed: int | None = None,
         stop_on_empty_dataset: bool = False,
         rerandomize_each_iteration: bool | None = None,

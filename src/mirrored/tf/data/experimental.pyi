@@ -86,7 +86,7 @@ def prefetch_to_device(device: object, buffer_size: int | None = None) -> Callab
 def rejection_resample(*args: Any, **kwargs: Any) -> Callable[[Dataset], Dataset]: ...
 def sample_from_datasets(
     datasets: Sequence[Steps],
-    weights: Any | Steps | None = None,
+    weights: Sequence[float] | ndarray[Any, Any] | Array | Steps | None = None,
     seed: int | None = None,
     stop_on_empty_dataset: bool = False,
     rerandomize_each_iteration: bool | None = None,
