@@ -381,8 +381,9 @@ def function(
     traced a second time, and only the second program runs, from the first call on. Python code such as
     ``if self.w is None`` then takes the branch of every later call.
 
-    Tapes: a function that reads a variable after assigning it is traced again when it is called under a tape, because
-    such a read has the derivative of the variable. `trace_count` does not count that trace.
+    Tapes: a function is traced again when it is called under a tape if it reads a variable after assigning it, because
+    such a read has the derivative of the variable, or if it calls `run` of a deterministic strategy, which then sums
+    cotangents in a fixed order. `trace_count` does not count that trace.
 
     Errors: an error during tracing leaves all variables unchanged. After a later exception, such as Ctrl-C, all
     variables have their values from before or all have those from after the call. Several threads can call the
