@@ -16,7 +16,7 @@ from jax._src import source_info_util as _source_info
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params  # type: ignore[attr-defined]
 
-from mirrored._jax.traces import belongs_to, current_trace, is_staging, is_tracer
+from mirrored._jax.traces import Tracer, belongs_to, current_trace, is_staging
 from mirrored._typing import Operand
 
 # Applies a jaxpr under the current trace. Under a staging trace, copies its equations instead of binding them again.
@@ -75,7 +75,7 @@ def _copied(trace: _partial_eval.DynamicJaxprTrace, jaxpr: Jaxpr, values: Sequen
 
 def _as_bound(value: Operand) -> Any:
     """Canonicalizes `value` as binding a primitive would."""
-    return value if is_tracer(value) else _dtypes.canonicalize_value(value)
+    return value if isinstance(value, Tracer) else _dtypes.canonicalize_value(value)
 
 
 def _added(

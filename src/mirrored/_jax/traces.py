@@ -47,11 +47,6 @@ def belongs_to(value: object, trace: object) -> bool:
     return isinstance(value, Tracer) and value._trace is trace
 
 
-def is_tracer(value: object) -> bool:
-    """Returns whether `value` is a tracer, whose value is not known yet."""
-    return isinstance(value, Tracer)
-
-
 def is_differentiated(value: object) -> bool:
     """Returns whether `value` is a tracer of `jax.grad`, `vjp` or `jvp` over a concrete array."""
     if not isinstance(value, Tracer) or not hasattr(value, "primal"):

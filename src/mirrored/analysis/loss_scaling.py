@@ -21,7 +21,7 @@ import numpy as np
 
 from mirrored._jax.jaxprs import Call, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, constants_of, kinds_of
 from mirrored._jax.source_lines import source_line
-from mirrored._jax.traces import is_tracer
+from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
 
 _TOLERANCE: Final = 1e-4
@@ -231,7 +231,7 @@ def _number(value: Operand) -> _Value:
 
 
 def _constant(value: Operand) -> _Value:
-    return _UNKNOWN if is_tracer(value) else _number(value)
+    return _UNKNOWN if isinstance(value, Tracer) else _number(value)
 
 
 def _is_real(value: Operand) -> bool:

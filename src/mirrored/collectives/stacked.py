@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from mirrored._jax.boxes import is_live_box
 from mirrored._jax.dispatch import jit
 from mirrored._jax.source_lines import user_lines
-from mirrored._jax.traces import is_tracer
+from mirrored._jax.traces import Tracer
 from mirrored.collectives.summation import Group
 from mirrored.topology.device_assignment import AXIS, DeviceAssignment
 from mirrored.watchdog.collective_log import collective_log
@@ -93,7 +93,7 @@ def reduce_stacked(
         return [
             on_all_devices(reduced, device_assignment) for reduced in algorithm.reduce_arrays(op, lists, one_device)
         ]
-    if any(is_tracer(array) for array in arrays):
+    if any(isinstance(array, Tracer) for array in arrays):
         return list(_reduction(algorithm, op, device_assignment, len(arrays))(*arrays))
     placed = [jax.device_put(array, device_assignment.sharded) for array in arrays]
     compiled = _compiled_reduction(algorithm, op, device_assignment, len(placed))
@@ -106,7 +106,7 @@ def on_all_devices(array: jax.Array, device_assignment: DeviceAssignment) -> Any
     A tape records the transfer, so that the backward pass moves the cotangent back to the one device. Tracers are
     returned unchanged, because JAX's own rule would leave their cotangents on all devices.
     """
-    if len(device_assignment.devices) == 1 or is_tracer(array):
+    if len(device_assignment.devices) == 1 or isinstance(array, Tracer):
         return array
     return jax.device_put(array, device_assignment.replicated)
 
@@ -171,7 +171,7 @@ def first_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
 
     In a job of several processes it is copied to every device.
     """
-    if is_tracer(array) or is_live_box(array) or not device_assignment.spans_processes:
+    if isinstance(array, Tracer) or is_live_box(array) or not device_assignment.spans_processes:
         return array[0]
     return _logged(
         "fetch the first replica's value", device_assignment, lambda: _compiled_first(device_assignment)(array)
@@ -192,7 +192,7 @@ def whole_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
 
 def gather_stacked(array: jax.Array, axis: int, device_assignment: DeviceAssignment) -> Any:
     """Concatenates the components of ``[replicas, ...]`` along `axis`, in replica order."""
-    if is_tracer(array) or is_live_box(array):
+    if isinstance(array, Tracer) or is_live_box(array):
         return on_all_devices(_concatenated(array, axis), device_assignment)
     placed = jax.device_put(array, device_assignment.sharded)
     return _logged("gather", device_assignment, lambda: _compiled_gather(axis, device_assignment)(placed))

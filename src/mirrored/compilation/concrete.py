@@ -14,7 +14,7 @@ import numpy as np
 from mirrored._jax import caches
 from mirrored._jax.arrays import as_array
 from mirrored._jax.inlining import stage
-from mirrored._jax.traces import CaptureTracer, current_trace, is_tracer
+from mirrored._jax.traces import CaptureTracer, Tracer, current_trace
 from mirrored.errors import ArgumentError, ArgumentTypeError
 from mirrored.runtime.ambient import within
 from mirrored.runtime.variable_store import FunctionStore
@@ -255,7 +255,7 @@ def _check(store: FunctionStore, constants: Sequence[Any], out_leaves: Sequence[
         found = f"the function creates variables ({', '.join(one.name for one in store.new)})"
     elif any(isinstance(leaf, DistributedValues) for leaf in out_leaves):
         found = "the function returns per-replica values"
-    elif any(is_tracer(one) and not isinstance(one, CaptureTracer) for one in constants):
+    elif any(isinstance(one, Tracer) and not isinstance(one, CaptureTracer) for one in constants):
         found = "the function uses a value of an enclosing trace"
     if found is not None:
         raise ArgumentError(

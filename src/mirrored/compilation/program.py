@@ -18,7 +18,7 @@ from mirrored._jax import caches
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.dispatch import dispatch_of, jit
 from mirrored._jax.inlining import Staged, captured_arrays, digest_of, has_callbacks, stage
-from mirrored._jax.traces import CaptureTracer, current_trace, is_eval, is_tracer
+from mirrored._jax.traces import CaptureTracer, Tracer, current_trace, is_eval
 from mirrored.compilation import dispatch
 from mirrored.compilation.captured_objects import refuse_forgotten
 from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, first_line, lose_failed
@@ -311,7 +311,7 @@ class Program:
                 variable.check_assignable("function")
             payloads = [payload_of(array) for array in arrays]
             # Tracers of a JAX transform have no values that workers could compare.
-            together = self._several is not None and not any(map(is_tracer, payloads))
+            together = self._several is not None and not any(isinstance(one, Tracer) for one in payloads)
             if together:
                 self._met.arrive(payloads, self._digest)
             outs = self._plain(*values, *self._outer, *arrays)
@@ -354,7 +354,7 @@ def _is_outer(constant: object) -> bool:
 
     That is a tracer of an enclosing trace (a `jax.jit` around the call), or an array on devices of several processes.
     """
-    if is_tracer(constant):
+    if isinstance(constant, Tracer):
         return not isinstance(constant, CaptureTracer)
     return isinstance(constant, jax.Array) and not constant.is_fully_addressable
 

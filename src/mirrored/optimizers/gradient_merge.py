@@ -121,7 +121,7 @@ def _aligned(
 
 def _completed(row: Sequence[Any], variable: Variable) -> list[Any]:
     dtype = next((gradient.dtype for gradient in row if gradient is not None), variable.dtype)
-    return [jnp.zeros(variable.shape, dtype) if gradient is None else gradient for gradient in row]
+    return [jnp.zeros(variable.component_shape, dtype) if gradient is None else gradient for gradient in row]
 
 
 def _sums(gradients: Sequence[Any]) -> list[jax.Array]:

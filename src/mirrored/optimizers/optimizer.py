@@ -19,7 +19,7 @@ from mirrored.optimizers.slots import Made, Slots, UpdatePlan, UpdateRule
 from mirrored.runtime.ambient import within
 from mirrored.strategies import get_replica_context
 from mirrored.tape import GradientTape, unrecorded
-from mirrored.variables import Variable
+from mirrored.variables import Variable, access
 from mirrored.variables.state_lock import together, turn
 
 
@@ -359,18 +359,12 @@ class Optimizer:
         plan = self._slots.plan(variables)
         slots = self._slots.select(plan)
         with within(listeners=()):
-            step = self.iterations.read_value()
-            parameters = [variable.read_value() for variable in variables]
-            state = [slot.read_value() for slot in slots]
+            step, *values = access.read_all([self.iterations, *variables, *slots])
             rate = self._rate_at(step)
+        parameters, state = values[: len(variables)], values[len(variables) :]
         new, new_state = self._compute(plan, rate, _descending(gradients), parameters, state, dict(extra))
         targets, values = [*variables, *slots, self.iterations], [*new, *new_state, step + 1]
-
-        def assign() -> None:
-            for variable, value in zip(targets, values, strict=True):
-                variable.assign(value, read_value=False)
-
-        together(assign)
+        together(lambda: access.assign_all(targets, values))
 
 
 def _descending(gradients: Sequence[Any]) -> list[Any]:

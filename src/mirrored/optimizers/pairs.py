@@ -177,18 +177,18 @@ def check_gradients(pairs: Sequence[Pair], called: str, *, in_replica: bool) -> 
 
 def _problem(gradient: object, variable: Variable, in_replica: bool) -> str:
     """Describes the mismatch of one gradient, or returns the empty string."""
-    wanted = f"{variable.dtype}{list(variable.shape)}"
+    wanted = f"{variable.dtype}{list(variable.component_shape)}"
     if isinstance(gradient, PerReplica):
         if in_replica:
             return f"{variable.name}: a PerReplica value"
-        fits = gradient.component_shape == tuple(variable.shape)
+        fits = gradient.component_shape == variable.component_shape
         return "" if fits else f"{variable.name}: components of shape {gradient.component_shape} for {wanted}"
     value = gradient.value if isinstance(gradient, Mirrored) else gradient
     if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int | Variable):
         return f"{variable.name}: a {type(value).__name__} for {wanted}"
     shape = tuple(value.shape) if hasattr(value, "shape") else ()
     dtype = value.dtype if hasattr(value, "dtype") else jnp.result_type(float)
-    if shape != tuple(variable.shape):
+    if shape != variable.component_shape:
         return f"{variable.name}: {dtype}{list(shape)} for {wanted}"
     complex_for_real = jnp.issubdtype(dtype, jnp.complexfloating) and not jnp.issubdtype(
         variable.dtype, jnp.complexfloating

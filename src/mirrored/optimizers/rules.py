@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mirrored._jax.traces import is_tracer
+from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
 from mirrored.errors import ArgumentError, ArgumentTypeError
 from mirrored.optimizers.slots import TransformFactory
@@ -92,7 +92,7 @@ class LearningRate:
             )
         if isinstance(value, Variable):
             value = value.read_value()
-        number = None if is_tracer(value) else _checked_number(value)
+        number = None if isinstance(value, Tracer) else _checked_number(value)
         if self._variable is None and number is None:
             self.build()
         if self._variable is not None:

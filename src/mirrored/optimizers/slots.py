@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from mirrored._jax import caches
-from mirrored._jax.traces import eager, is_tracer
+from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Operand
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.optimizers.gradient_merge import Clipping
@@ -372,8 +372,10 @@ class Slots:
         # Under JAX's default cache key. The key of the current trace is unique to that trace, so with it JAX would
         # compile every jitted helper again and keep an entry that is never reused.
         with eager(), caches.using(None):
-            stored = {name: named[name].stored() if is_tracer(value) else value for name, value in values.items()}
-            rate = 0.0 if is_tracer(learning_rate) else learning_rate
+            stored = {
+                name: named[name].stored() if isinstance(value, Tracer) else value for name, value in values.items()
+            }
+            rate = 0.0 if isinstance(learning_rate, Tracer) else learning_rate
             return self._rule.initial_state(stored, rate)
 
     def _new_names(self, variables: Sequence[Variable]) -> list[str]:

@@ -129,8 +129,8 @@ class ReadListener(Protocol):
         """Returns the value that the reader receives: a box around `value`, or `value` itself."""
         ...
 
-    def on_write(self, variable: ReadableVariable) -> None:
-        """Is called before `variable` is assigned."""
+    def on_write(self) -> None:
+        """Is called before one or several variables are assigned."""
         ...
 
     def tracks(self, value: object) -> bool:
@@ -162,7 +162,7 @@ def is_tracked(value: object) -> bool:
     return any(listener.tracks(value) for listener in ambient().listeners)
 
 
-def announce_write(variable: ReadableVariable) -> None:
-    """Notifies the listeners that `variable` is about to be assigned."""
+def announce_write() -> None:
+    """Notifies the listeners that one or several variables are about to be assigned."""
     for listener in ambient().listeners:
-        listener.on_write(variable)
+        listener.on_write()

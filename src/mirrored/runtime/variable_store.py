@@ -106,7 +106,7 @@ class VariableStore(abc.ABC):
             caches.note_read()
         return value
 
-    def on_write(self, variable: object) -> None:
+    def on_write(self) -> None:
         """Implements `ReadListener`: a jitted helper that has captured the old value must be traced again."""
         caches.renew()
 

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 from mirrored._jax.inlining import Staged as Body
 from mirrored._jax.inlining import stage
 from mirrored._jax.source_lines import user_stacklevel
-from mirrored._jax.traces import CaptureTracer, belongs_to, current_trace, is_tracer
+from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace
 from mirrored._typing import Leaf
 from mirrored.analysis.loss_scaling import LossScaling, Mean
 from mirrored.analysis.replication_check import Origin, check_replication
@@ -150,7 +150,7 @@ class _Run:
             self._outputs.append(self._place(column, flat, replicated))
         for entry in runner.store.staged.values():
             self._assigned.append(entry)
-            flat.extend(runner.store.local(entry.variable, k) for k in range(self._local))
+            flat.extend([runner.store.local(entry.variable, k) for k in range(self._local)])
         flat.extend(gradient for _, gradients in runner.summed for gradient in gradients)
         return [jnp.asarray(leaf) for leaf in flat]
 
@@ -361,9 +361,9 @@ def _origin(constant: object) -> Origin:
     source = constant.source if isinstance(constant, CaptureTracer) else None
     if isinstance(source, Captured):
         varies = source.variable.per_replica
-        label = f"sync-on-read {source}" if varies else str(source)
+        label = f"{'sync-on-read ' if varies else ''}variable {source.variable.name!r}"
         return Origin(label, varies=varies)
-    if is_tracer(constant):
+    if isinstance(constant, Tracer):
         return Origin("a value from outside run", varies=False)
     return Origin.constant(constant)
 

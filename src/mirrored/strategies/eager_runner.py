@@ -15,7 +15,7 @@ import numpy as np
 from mirrored._jax import caches
 from mirrored._jax.arrays import key_data
 from mirrored._jax.boxes import has_payload, payload_of
-from mirrored._jax.traces import current_trace, is_differentiated, is_tracer, put_trace
+from mirrored._jax.traces import Tracer, current_trace, is_differentiated, put_trace
 from mirrored._typing import Operand
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.collectives.stacked import on_all_devices, reduce_stacked
@@ -353,7 +353,7 @@ def _has_recorded(arrays: Sequence[Sequence[Any]]) -> bool:
 
 
 def _is_recorded(value: object) -> bool:
-    return is_tracer(value) or has_payload(value)
+    return isinstance(value, Tracer) or has_payload(value)
 
 
 def _bits(value: object) -> bytes:

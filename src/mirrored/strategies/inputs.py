@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.arrays import as_array, owned
-from mirrored._jax.traces import is_tracer
+from mirrored._jax.traces import Tracer
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.runtime import hooks
 from mirrored.strategies.checks import refuse_in_replica
@@ -125,7 +125,7 @@ def differ_across(columns: Sequence[Sequence[Any]]) -> bool:
 
 
 def _on_devices(column: Sequence[Any], device_assignment: DeviceAssignment | None) -> list[Any]:
-    if device_assignment is None or any(is_tracer(one) for one in column):
+    if device_assignment is None or any(isinstance(one, Tracer) for one in column):
         return list(column)
     arrays = [as_array(one) if _is_number(one) else one for one in column]
     return [

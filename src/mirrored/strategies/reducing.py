@@ -13,7 +13,7 @@ import numpy as np
 
 from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import payload_of
-from mirrored._jax.traces import is_tracer
+from mirrored._jax.traces import Tracer
 from mirrored._typing import Leaf
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
@@ -120,7 +120,7 @@ def check_sums_rows(called: str, op: Any, axis: Any = None) -> None:
 
 def _is_mean_of_means(value: PerReplica) -> bool:
     """Returns whether `value` comes from an uneven batch and differs between replicas."""
-    if not getattr(value, "of_uneven_batch", False) or any(is_tracer(one) for one in value.values):
+    if not getattr(value, "of_uneven_batch", False) or any(isinstance(one, Tracer) for one in value.values):
         return False
     first, *others = (np.asarray(payload_of(one)) for one in value.values)
     return not all(np.array_equal(first, other) for other in others)

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from mirrored._jax import caches
 from mirrored._jax.inlining import Staged, stage
-from mirrored._jax.traces import CaptureTracer, belongs_to, is_staging_above, is_tracer, recording_parent
+from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, is_staging_above, recording_parent
 from mirrored._typing import Operand
 from mirrored.collectives.fixed_order_tree import fan_out, fan_out_once
 from mirrored.collectives.reduce_op import ReduceOp
@@ -99,11 +99,15 @@ class TracingRunner(ReplicaRunner):
 
     def _argument(self, leaf: object, local: int) -> Any:
         value = self.component(leaf, local)
-        if not self.store.separates_reads or isinstance(leaf, (LocalPerReplica, PerReplica)) or not is_tracer(value):
+        if (
+            not self.store.separates_reads
+            or isinstance(leaf, (LocalPerReplica, PerReplica))
+            or not isinstance(value, Tracer)
+        ):
             return value
         if not jnp.issubdtype(value.dtype, jnp.inexact):
             return value
-        return CaptureTracer(value.shape, value.dtype, Passed(value, local), weak_type=value.aval.weak_type)
+        return CaptureTracer(value.shape, value.dtype, Passed(value, local), weak_type=value.weak_type)
 
     def _context(self, local: int) -> ReplicaContext:
         def replica_id() -> Any:
@@ -151,11 +155,13 @@ class TracingRunner(ReplicaRunner):
         first = components[0]
         if not structures.identical(components):
             return (
-                not is_tracer(first) and isinstance(first, (bool, int, float, complex, str)) and _all_equal(components)
+                not isinstance(first, Tracer)
+                and isinstance(first, (bool, int, float, complex, str))
+                and _all_equal(components)
             )
         # The local replicas stand for those of all devices. A value computed inside the run may vary between devices,
         # even if the local replicas return the same tracer; a value from outside is shared.
-        return not (is_tracer(first) and (self._is_inside(first) or self._is_component(first)))
+        return not (isinstance(first, Tracer) and (self._is_inside(first) or self._is_component(first)))
 
     def component(self, value: object, local: int) -> Any:
         if isinstance(value, LocalPerReplica):
@@ -171,7 +177,7 @@ class TracingRunner(ReplicaRunner):
     def components_each(self, value: object) -> list[Any]:
         values = super().components_each(value)
         first = values[0]
-        is_one = len(values) > 1 and structures.identical(values) and is_tracer(first)
+        is_one = len(values) > 1 and structures.identical(values) and isinstance(first, Tracer)
         if not is_one or not self.strategy.cross_device_ops.as_written or not jnp.issubdtype(first.dtype, jnp.inexact):
             return values
         return fan_out_once(self.group_info, first)

@@ -13,7 +13,7 @@ from jax.tree_util import DictKey, SequenceKey
 
 from mirrored._jax import caches
 from mirrored._jax.boxes import payload_of
-from mirrored._jax.traces import current_trace, is_eval, is_tracer
+from mirrored._jax.traces import Tracer, current_trace, is_eval
 from mirrored._typing import DTypeLike, PyTree
 from mirrored.errors import ArgumentError, ArgumentTypeError, TapeError
 from mirrored.runtime.ambient import ReadableVariable
@@ -241,7 +241,7 @@ class Walk:
         except ValueError:
             # Under a tape around an eager run, the cotangents of a variable are on the devices of the replicas that
             # read it. The sum is computed on the device of the first one.
-            if is_tracer(payload_of(first)):
+            if isinstance(payload_of(first), Tracer):
                 raise _on_several_devices() from None
             return self._run(catalogue.ADD, [first, jax.device_put(second, payload_of(first).sharding)])[0]
 

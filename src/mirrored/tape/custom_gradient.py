@@ -233,7 +233,7 @@ class _Collector:
         """Returns False, because this listener does not record operations."""
         return False
 
-    def on_write(self, variable: ReadableVariable) -> None:
+    def on_write(self) -> None:
         pass
 
 

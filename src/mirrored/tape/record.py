@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from mirrored._jax.boxes import Box
 from mirrored._jax.jaxprs import aval_of, is_inexact, zero_tangent
-from mirrored._jax.traces import ShapedArray, is_tracer
+from mirrored._jax.traces import ShapedArray, Tracer
 from mirrored.errors import TapeError
 from mirrored.tape.operation import Flat, Operation, Rule, linearize
 
@@ -365,7 +365,7 @@ class Recorder:
             value = Box(owner, value, key)
         else:
             self.known[id(value)] = (key, value)
-            if is_tracer(value):
+            if isinstance(value, Tracer):
                 self.reads[id(value)] = variable
         record = AliasRecord((self.variable_key(variable),))
         record.out_keys = (key,)

@@ -222,8 +222,8 @@ class Recording:
         # Code that suspends the tape on purpose also resets its token.
         return True if caches.current() is not None and is_cut_off(current_trace()) else None
 
-    def on_write(self, variable: ReadableVariable) -> None:
-        """Does nothing. A variable calls this method before it is assigned; records keep the old value."""
+    def on_write(self) -> None:
+        """Does nothing: records keep the values that were read before."""
 
     def tracks(self, value: object) -> bool:
         """Returns whether the tape records operations on `value`.

@@ -20,7 +20,7 @@ from mirrored._jax.boxes import STAND_INS, Array, Box, device_put_p, payload_of,
 from mirrored._jax.closures import Lifted, custom_calls, embedded_arrays
 from mirrored._jax.jaxprs import aval_of, context_key, program_of
 from mirrored._jax.local_collectives import binder, is_from_jax, reset_stores, with_stores_filled
-from mirrored._jax.traces import Trace, is_eval, is_eval_below, is_tracer, put_trace, share_identity, swap_trace
+from mirrored._jax.traces import Trace, Tracer, is_eval, is_eval_below, put_trace, share_identity, swap_trace
 from mirrored._typing import Operand
 from mirrored.tape import calls, catalogue, merging
 from mirrored.tape.operation import Operation, QuickRules
@@ -155,7 +155,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         values, keys, watched = self.sort(args)
         bind = binder(primitive, (function, jvp), params)
         is_library = is_from_jax(function)
-        if watched and is_library and not any(is_tracer(value) for value in values):
+        if watched and is_library and not any(isinstance(value, Tracer) for value in values):
             known = self._library_call((primitive, function, symbolic_zeros), function, bind, values)
             if known is not None:
                 results = self.perform(known, values, keys, watched)

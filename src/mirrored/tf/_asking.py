@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.arrays import NotConstant
-from mirrored._jax.traces import is_tracer
+from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
 from mirrored.tf._module import current_name_scope
 from mirrored.tf._ops.arrays import executing_eagerly
@@ -35,7 +35,7 @@ def get_static_value(tensor: object, partial: bool = False) -> Any:
 
 def is_symbolic_tensor(tensor: object) -> bool:
     """Returns whether the tensor is traced, so that it has no value yet."""
-    return is_tracer(tensor)
+    return isinstance(tensor, Tracer)
 
 
 def inside_function() -> bool:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import register_array_like
-from mirrored._jax.traces import ShapedArray, is_tracer
+from mirrored._jax.traces import ShapedArray, Tracer
 from mirrored._typing import Leaf
 from mirrored.errors import ValuesError
 from mirrored.values.operators import ArrayOperators
@@ -207,7 +207,7 @@ class PerReplica(_NotAnArray):
         if (
             self._device_assignment is not None
             and self._device_assignment.spans_processes
-            and not is_tracer(self._stacked)
+            and not isinstance(self._stacked, Tracer)
         ):
             return len(self._device_assignment.addressable_replicas)
         return int(self._stacked.shape[0])
@@ -225,10 +225,10 @@ class PerReplica(_NotAnArray):
     def __repr__(self) -> str:
         # Indexing a tracer is an operation: it would be recorded in the trace, or fail after the trace has ended.
         stacked = self._stacked
-        if stacked is not None and is_tracer(stacked):
+        if stacked is not None and isinstance(stacked, Tracer):
             count, *shape = stacked.shape
             return traced_repr("PerReplica", count, [f"{stacked.dtype}[{','.join(map(str, shape))}]"])
-        if stacked is None and any(is_tracer(component) for component in self.values):
+        if stacked is None and any(isinstance(component, Tracer) for component in self.values):
             return traced_repr("PerReplica", len(self), [outline_of(component) for component in self.values])
         return DistributedValues.__repr__(self)
 

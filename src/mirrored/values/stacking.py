@@ -13,7 +13,7 @@ import numpy as np
 
 from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import Array, is_live_box, payload_of
-from mirrored._jax.traces import eager, is_tracer
+from mirrored._jax.traces import Tracer, eager
 from mirrored.errors import ValuesError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def stack_components(components: Sequence[Any], device_assignment: DeviceAssignm
         # ordinary operations on one device and not the assembly of a sharded array from per-device buffers.
         return jnp.stack([jax.device_put(component, device_assignment.devices[0]) for component in components])
     components = [payload_of(component) for component in components]
-    if any(is_tracer(component) for component in components):
+    if any(isinstance(component, Tracer) for component in components):
         return jnp.stack([as_array(component) for component in components])
     with eager():
         return _stacked_over_devices(components, device_assignment)
@@ -118,14 +118,19 @@ def _by_replica(rows: jax.Array, num_replicas: int, sharding: jax.sharding.Shard
 def unstacked(stacked: jax.Array | np.ndarray[Any, Any], device_assignment: DeviceAssignment | None) -> tuple[Any, ...]:
     """Returns the components of a stacked value, on this process's devices if they are known."""
     # A callback of a compiled program receives a NumPy array, which has no shards.
-    if device_assignment is not None and isinstance(stacked, jax.Array) and not is_tracer(stacked) and not stacked.size:
+    if (
+        device_assignment is not None
+        and isinstance(stacked, jax.Array)
+        and not isinstance(stacked, Tracer)
+        and not stacked.size
+    ):
         # XLA replicates an empty array to every device, whatever its sharding is, so its shards are not components.
         empty = np.zeros(stacked.shape[1:], stacked.dtype)
         return tuple(
             jax.device_put(empty, device_assignment.device_of(replica))
             for replica in device_assignment.addressable_replicas
         )
-    if device_assignment is None or not isinstance(stacked, jax.Array) or is_tracer(stacked):
+    if device_assignment is None or not isinstance(stacked, jax.Array) or isinstance(stacked, Tracer):
         return tuple(stacked[i] for i in range(stacked.shape[0]))
     if len(stacked.addressable_shards) != len(device_assignment.addressable_devices):
         return tuple(stacked[i] for i in range(stacked.shape[0]))

@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import as_array
+from mirrored._jax.boxes import payload_of
+from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import current_trace, is_eval, recording_parent
 from mirrored._typing import Number, Operand
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import ContextError, TransformError, VariableError
-from mirrored.runtime.ambient import Ambient, ambient
+from mirrored.runtime.ambient import Ambient, ambient, announce_write
 from mirrored.runtime.lockstep import Merge, ReplicaRunner
 from mirrored.runtime.variable_store import VariableStore
 from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica
@@ -81,6 +83,8 @@ class Assignment:
                 rule="an assigned value has the variable's shape",
                 remedy="reshape or broadcast it: jnp.broadcast_to(value, variable.shape)",
             )
+        if self.replaces and isinstance(value, jax.Array) and value.dtype == variable.dtype:
+            return value.astype(value.dtype) if getattr(value, "weak_type", False) else value
         check_kind(value, variable.dtype, self.called, variable.name)
         new = _COMBINE[self.method](old, as_array(value, variable.dtype))
         return new if jnp.issubdtype(variable.dtype, jax.dtypes.extended) else new.astype(variable.dtype)
@@ -139,7 +143,10 @@ def check_readable(variable: Variable, store: VariableStore | None, here: Ambien
 
 def check_writable(variable: Variable, store: VariableStore | None, called: str) -> None:
     """Refuses an assignment under a transform, where it would happen during tracing and not when the program runs."""
-    trace = recording_parent(current_trace())
+    _check_writable(variable, store, called, recording_parent(current_trace()))
+
+
+def _check_writable(variable: Variable, store: VariableStore | None, called: str, trace: Any) -> None:
     if trace is store.base_trace if store is not None and store.captures else is_eval(trace):
         return
     raise TransformError(
@@ -160,7 +167,16 @@ def _transform() -> str:
 
 def read(variable: Variable) -> Any:
     """Returns the value in the current context."""
+    return _read(variable, ambient())
+
+
+def read_all(variables: Sequence[Variable]) -> list[Any]:
+    """Returns the values in the current context, without notifying read listeners."""
     here = ambient()
+    return [_read(variable, here) for variable in variables]
+
+
+def _read(variable: Variable, here: Ambient) -> Any:
     store = store_of(variable, here)
     check_readable(variable, store, here)
     if here.replica is None:
@@ -204,10 +220,21 @@ def check_assignable(variable: Variable, called: str) -> None:
 
 def write(assignment: Assignment, value: object) -> Any:
     """Assigns according to the rules, and returns the new value in the current context."""
-    here = ambient()
+    return _write(assignment, value, ambient(), recording_parent(current_trace()))
+
+
+def assign_all(variables: Sequence[Variable], values: Sequence[object]) -> None:
+    """Assigns one value to each variable, as `Variable.assign` does; the line of user code is looked up once."""
+    announce_write()
+    here, where, trace = ambient(), user_line(), recording_parent(current_trace())
+    for variable, value in zip(variables, [payload_of(value) for value in values], strict=True):
+        _write(Assignment(variable, "assign", where, f"{variable.name}.assign", read_value=False), value, here, trace)
+
+
+def _write(assignment: Assignment, value: object, here: Ambient, trace: Any) -> Any:
     variable = assignment.variable
     store = store_of(variable, here)
-    check_writable(variable, store, assignment.called)
+    _check_writable(variable, store, assignment.called, trace)
     check_strategy(variable, here, assignment.called)
     if isinstance(value, Mirrored):
         value = value.value
@@ -236,9 +263,10 @@ def _write_whole(assignment: Assignment, value: object, store: VariableStore | N
             stored = placed(own(new), variable.device_assignment, per_replica=False)
             variable.store(stored, shared=assignment.read_value)
         return stored
-    new = assignment.combined(store.whole(variable), aligned(value, variable.device_assignment))
+    old = None if assignment.replaces else store.whole(variable)
+    new = assignment.combined(old, aligned(value, variable.device_assignment))
     store.set_whole(variable, new, assignment.where)
-    return store.whole(variable)
+    return store.whole(variable) if assignment.read_value else None
 
 
 def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:

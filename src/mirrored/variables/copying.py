@@ -56,7 +56,7 @@ class Reference:
 
 # Support for `copy.deepcopy` and `pickle` of variables.
 
-_PLACES: Final = ("_strategy", "device_assignment")
+_PLACES: Final = ("strategy", "device_assignment")
 # Attributes that the copy does not take over: the first group describes the stored value, the second the original.
 _OF_THE_VALUE: Final = {"_array": None, "_lost": None, "_components": None, "_shared": False}
 _OF_THE_ORIGINAL: Final = ("_withheld", "_keras_view")

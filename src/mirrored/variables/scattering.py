@@ -95,7 +95,7 @@ class Scattering:
                 return self.assign(new)
         # All replicas have computed the same value from the gathered rows, so each stages it without aggregation.
         check_writable(self, store, f"{self.name}.{method}")
-        announce_write(self)
+        announce_write()
         store.set_local(self, here.replica.local_index, new, user_line())
         return self.read_value()
 

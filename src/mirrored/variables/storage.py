@@ -10,7 +10,7 @@ import numpy as np
 
 from mirrored._jax import caches
 from mirrored._jax.arrays import is_key
-from mirrored._jax.traces import eager, is_tracer
+from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Operand
 from mirrored.errors import LostStateError
 from mirrored.variables.creation import Awaiting
@@ -94,7 +94,7 @@ def near(value: Any, other: Any) -> Any:
 
 def own(value: object) -> Any:
     """Returns a copy in a new, unshared buffer, which a compiled step may donate."""
-    return value if is_tracer(value) else jnp.array(value, copy=True)
+    return value if isinstance(value, Tracer) else jnp.array(value, copy=True)
 
 
 def uncommitted(value: object) -> Any:
@@ -103,7 +103,7 @@ def uncommitted(value: object) -> Any:
 
 
 def _is_committed(value: object) -> bool:
-    return isinstance(value, jax.Array) and not is_tracer(value) and bool(value.committed)
+    return isinstance(value, jax.Array) and not isinstance(value, Tracer) and bool(value.committed)
 
 
 class VariableStorage(Awaiting):

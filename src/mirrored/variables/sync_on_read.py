@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import as_array, is_key
-from mirrored._jax.traces import is_tracer
+from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
@@ -98,7 +98,7 @@ def check_same_everywhere(assignment: Assignment, value: object) -> None:
         DisagreementError: The values differ; the message names the workers.
     """
     device_assignment = assignment.variable.device_assignment
-    if device_assignment is None or not device_assignment.spans_processes or is_tracer(value):
+    if device_assignment is None or not device_assignment.spans_processes or isinstance(value, Tracer):
         return
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return

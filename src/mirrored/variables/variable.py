@@ -78,6 +78,9 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
     """What a replica's component becomes where one value is assigned to all: called with the value and the replica's
     number. None: the rule of `aggregation`. Components that must differ need one (a seed per replica)."""
 
+    strategy: Any
+    """The strategy that it belongs to; None for a plain variable."""
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Variable:
         """Creates a `DistributedVariable` if a strategy is current."""
         strategies = ambient().strategies
@@ -98,8 +101,8 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         self._synchronization = as_synchronization(synchronization, name)
         self._aggregation = as_aggregation(aggregation, name)
         here = ambient()
-        self._strategy = here.strategies[-1] if here.strategies else None
-        self.device_assignment = getattr(self._strategy, "device_assignment", None)
+        self.strategy = here.strategies[-1] if here.strategies else None
+        self.device_assignment = getattr(self.strategy, "device_assignment", None)
         self.per_replica = (
             self.device_assignment is not None and self._synchronization is VariableSynchronization.ON_READ
         )
@@ -163,14 +166,9 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return self._synchronization is VariableSynchronization.ON_READ and self._aggregation is VariableAggregation.SUM
 
     @property
-    def strategy(self) -> Any:
-        """The strategy that it belongs to; None for a plain variable."""
-        return self._strategy
-
-    @property
     def distribute_strategy(self) -> Any:
         """Same as `strategy`; the name in TensorFlow."""
-        return self._strategy
+        return self.strategy
 
     @property
     def device(self) -> str:
@@ -252,7 +250,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return self._update("assign_sub", delta, read_value)
 
     def _update(self, method: str, value: object, read_value: bool) -> Any:
-        announce_write(self)
+        announce_write()
         assignment = access.Assignment(self, method, user_line(), f"{self.name}.{method}", read_value)
         new = access.write(assignment, payload_of(value))
         if not read_value:
@@ -263,7 +261,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
 
     def update_component(self, replica: int, method: str, value: object, read_value: bool) -> Any:
         """Assigns one component of a sync-on-read variable. Called by `VariableComponent`."""
-        announce_write(self)
+        announce_write()
         called = f"{VariableComponent(self, replica).name}.{method}"
         assignment = access.Assignment(self, method, user_line(), called)
         new = access.write_component(assignment, replica, payload_of(value))

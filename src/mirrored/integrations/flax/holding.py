@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.traces import (
+    Tracer,
     current_trace,
     eager,
     is_eval,
     is_eval_below,
-    is_tracer,
     put_trace,
     recording_parent,
     swap_trace,
@@ -160,7 +160,7 @@ def renew(module: Pytree) -> None:
 
 def _is_traced(value: object) -> bool:
     leaves = jax.tree.leaves(value, is_leaf=lambda one: isinstance(one, (nnx.Variable, nnx.Pytree)))
-    return any(is_tracer(held(one) if isinstance(one, nnx.Variable) else one) for one in leaves)
+    return any(isinstance(held(one) if isinstance(one, nnx.Variable) else one, Tracer) for one in leaves)
 
 
 def refuse_in_turn(variable: NNXVariable[Any]) -> None:

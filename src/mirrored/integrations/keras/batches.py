@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mirrored._jax.arrays import owned
-from mirrored._jax.traces import is_tracer
+from mirrored._jax.traces import Tracer
 from mirrored._typing import Array, HostArray
 from mirrored.collectives.host_allgather import check_equal
 from mirrored.errors import ArgumentError, ContextError
@@ -181,7 +181,7 @@ def _check_same(called: str, host: np.ndarray[Any, Any]) -> None:
 
 def everywhere(output: object) -> Any:
     """Replicates an array that is sharded over several processes; returns anything else unchanged."""
-    if not isinstance(output, jax.Array) or is_tracer(output):
+    if not isinstance(output, jax.Array) or isinstance(output, Tracer):
         return output
     if output.is_fully_addressable or output.is_fully_replicated:
         return output

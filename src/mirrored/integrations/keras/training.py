@@ -13,7 +13,7 @@ import numpy as np
 
 from mirrored._jax.arrays import owned
 from mirrored._jax.source_lines import interruptible
-from mirrored._jax.traces import is_tracer
+from mirrored._jax.traces import Tracer
 from mirrored._typing import Array, HostArray, Leaf
 from mirrored.compilation.dispatch import launched
 from mirrored.data import Dataset, DistributedDataset
@@ -169,7 +169,7 @@ def _bounded(step: Callable[..., Any]) -> Callable[..., Any]:
     def bounded(*args: Any) -> Any:
         results = step(*args)
         for output in jax.tree.leaves(results[0])[:1]:
-            if isinstance(output, jax.Array) and not is_tracer(output):
+            if isinstance(output, jax.Array) and not isinstance(output, Tracer):
                 launched(output)
         # Keras fetches predictions to the host, but each worker holds only the rows of its own replicas.
         return (jax.tree.map(everywhere, results[0]), *results[1:])

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import as_array
-from mirrored._jax.traces import current_trace, eager, is_tracer, recording_parent
+from mirrored._jax.traces import Tracer, current_trace, eager, recording_parent
 from mirrored._typing import DTypeLike, Operand
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.scope_store import ScopeStore
@@ -71,7 +71,7 @@ def stored_at_once(made: Variable, value: object) -> bool:
         or device_assignment.spans_processes
     ):
         return False
-    if not isinstance(value, jax.Array) or is_tracer(value):
+    if not isinstance(value, jax.Array) or isinstance(value, Tracer):
         return False
     if (value.shape, value.dtype) != (made.shape, made.dtype):
         return False
@@ -254,7 +254,7 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
         if self.mirrored is None:
             self.__dict__["_mirrored"] = _made_for(self, value)
         else:
-            announce_write(self.announced)
+            announce_write()
             _assign(self, self.mirrored, value)
 
     def read_value(self) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirrored._jax.traces import is_eager, is_tracer
+from mirrored._jax.traces import Tracer, is_eager
 from mirrored._typing import Leaf, PyTree
 from mirrored.tf._autograph.branches import if_stmt
 from mirrored.tf._autograph.ranges import TracedRange
@@ -52,7 +52,7 @@ def while_stmt(
     """
     while True:
         condition = test()
-        if isinstance(condition, jax.Array) and is_tracer(condition) and not is_eager():
+        if isinstance(condition, jax.Array) and isinstance(condition, Tracer) and not is_eager():
             state = _Names("while", get_state, set_state, symbol_names)
             state.loop(body, test, limit=opts.get("maximum_iterations"))
             return

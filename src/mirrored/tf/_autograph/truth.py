@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirrored._jax.traces import is_tracer
+from mirrored._jax.traces import Tracer
 from mirrored.tf._ops.control_flow import known_bool
 from mirrored.tf._tensors import as_tensor
 
@@ -17,12 +17,12 @@ def truth(value: object) -> bool | None:
     """Returns the truth of a condition; None if it is known only at run time."""
     if hasattr(type(value), "__jax_array__"):
         value = as_tensor(value)
-    return known_bool(value) if isinstance(value, jax.Array) and is_tracer(value) else bool(value)
+    return known_bool(value) if isinstance(value, jax.Array) and isinstance(value, Tracer) else bool(value)
 
 
 def is_unknown(value: object) -> bool:
     """Returns whether a value is a tensor whose elements are known only at run time."""
-    return isinstance(value, jax.Array) and is_tracer(value) and (value.ndim > 0 or truth(value) is None)
+    return isinstance(value, jax.Array) and isinstance(value, Tracer) and (value.ndim > 0 or truth(value) is None)
 
 
 def not_(value: object) -> Any:

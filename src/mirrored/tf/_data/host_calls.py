@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from mirrored._jax.traces import eager, is_tracer, unboxed
+from mirrored._jax.traces import Tracer, eager, unboxed
 from mirrored._typing import Array, DTypeLike, HostArray
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._tensors import as_tensor
@@ -67,7 +67,7 @@ def _called(func: Callable[..., Any], tensors: list[jax.Array], Tout: Any) -> An
         results = [] if not dtypes else list(result) if isinstance(result, (list, tuple)) else [result]
         return [jnp.asarray(as_tensor(one), dtype) for one, dtype in zip(results, dtypes, strict=True)]
 
-    if any(is_tracer(unboxed(one)) for one in tensors):
+    if any(isinstance(unboxed(one), Tracer) for one in tensors):
         outs = _from_program(run, tensors)
     else:
         outs = run(*tensors)

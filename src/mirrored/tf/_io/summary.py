@@ -10,7 +10,7 @@ from typing import Any, Self, SupportsIndex
 
 import numpy as np
 
-from mirrored._jax.traces import is_tracer
+from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
 from mirrored.errors import ArgumentError, ContextError
 from mirrored.extras import load
@@ -181,7 +181,7 @@ def _target(kind: str, data: object, step: SupportsIndex | None) -> tuple[Any, i
     replica = ambient().replica
     if writer is None or not should_record_summaries():
         return None, 0
-    if is_tracer(data) and not hasattr(data, "__array__"):
+    if isinstance(data, Tracer) and not hasattr(data, "__array__"):
         raise _traced(kind)
     store = ambient().store
     if store is not None and store.captures:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.traces import is_tracer
+from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand, StaticInts
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._static import static_int, static_ints
@@ -249,7 +249,7 @@ def non_max_suppression_padded(
 
 
 def _known(count: jax.Array, name: str) -> int:
-    if is_tracer(count):
+    if isinstance(count, Tracer):
         raise InvalidArgumentError.of(
             f"tf.image.{name}",
             found="a call inside a compiled function, where the number of selected boxes is unknown",
