@@ -1,4 +1,4 @@
-"""Calls of functions with custom derivative rules, and `lax.while_loop`, under a tape."""
+"""Calls under a tape: functions with custom derivative rules, functions that close over arrays, `lax.while_loop`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from mirrored._jax import caches
 from mirrored._jax.boxes import another_object, while_p
-from mirrored._jax.closures import custom_calls, opaque_arrays, used_constants
-from mirrored._jax.jaxprs import ClosedJaxpr, as_function, aval_of, is_inexact, program_of
-from mirrored._jax.local_collectives import reset_stores, stores_kept
-from mirrored._jax.traces import is_eval_below
+from mirrored._jax.closures import Lifted, custom_calls, opaque_arrays, used_constants
+from mirrored._jax.jaxprs import ClosedJaxpr, as_function, aval_of, context_key, is_inexact, program_of
+from mirrored._jax.local_collectives import reset_stores, stores_kept, with_stores_filled
+from mirrored._jax.traces import Tracer, is_eval_below
 from mirrored._typing import Leaf
 from mirrored.tape import catalogue
 from mirrored.tape.operation import Operation, linearize
 from mirrored.tape.record import FailedRecord, Key, LossyRecord, PullbackRecord, closed_over
 
 if TYPE_CHECKING:
+    from mirrored._jax.jaxprs import Primitive
     from mirrored._jax.local_collectives import WrappedFun
     from mirrored.tape.trace import TapeTrace
 
@@ -66,6 +68,58 @@ def process(
     loss = closed_over(touched, name) if touched else None
     record = PullbackRecord(keys, watched, bind, pullback, avals, loss)
     return trace.add(record, results, [is_inexact(aval) for aval in avals], values)
+
+
+def process_library(
+    trace: TapeTrace,
+    bind: Callable[..., list[Any]],
+    call: tuple[Primitive, WrappedFun, bool],
+    rule: WrappedFun,
+    values: list[Any],
+    keys: list[Key],
+    watched: tuple[int, ...],
+) -> list[Any]:
+    """Applies a `jax.custom_jvp` function of JAX's own library, which closes over nothing and is traced only once.
+
+    Args:
+        trace: The trace of the tape.
+        bind: Applies the call to operands.
+        call: What identifies the call: its primitive, JAX's wrapper of the function, and its option `symbolic_zeros`.
+        rule: JAX's wrapper of the derivative rule.
+        values: The operands.
+        keys: The keys of the watched operands.
+        watched: The positions of the watched operands.
+
+    Returns:
+        The results, tracked if a gradient can pass through them.
+    """
+    primitive, function, _ = call
+    if watched and not any(isinstance(value, Tracer) for value in values):
+        operation = _library_operation(trace, bind, call, values)
+        if operation is not None:
+            results = trace.perform(operation, values, keys, watched)
+            reset_stores(rule)
+            return results
+    return process(trace, bind, None, values, keys, watched, str(primitive))
+
+
+def _library_operation(
+    trace: TapeTrace, bind: Callable[..., list[Any]], call: tuple[Primitive, WrappedFun, bool], values: list[Any]
+) -> Operation | None:
+    """Returns the traced call from the catalogue; None if it closes over a value of the current call."""
+    primitive, function, _ = call
+    avals = tuple([aval_of(value) for value in values])
+
+    def make() -> catalogue.LibraryCall:
+        program = program_of(bind, avals)
+        return catalogue.LibraryCall(Operation(program, str(primitive)), program.captured, function)
+
+    with trace.under_parent(), caches.using(None):
+        found = catalogue.of_library_call((*call, avals, context_key()), make)
+    if found is None or found.captured:
+        return None
+    with_stores_filled(function, found.function)
+    return found.operation
 
 
 def _linearize_noting_uses(
@@ -141,6 +195,42 @@ def _untracked_object(trace: TapeTrace, value: Leaf) -> Any:
     """Returns the same value as an object that this tape does not track."""
     distinct_object = another_object(value) if trace.eager else value  # An outer tape may track the object, too.
     return distinct_object if distinct_object is not value else trace.copied(value)
+
+
+# Watched arrays that a traced function closes over are in the parameters of its primitive. They become operands, so
+# that the operation can be differentiated with respect to them.
+
+
+def process_lifted(
+    trace: TapeTrace,
+    primitive: Primitive,
+    params: dict[str, Any],
+    arrays: list[Any],
+    operands: tuple[list[Any], list[Key], tuple[int, ...]],
+) -> Any:
+    """Applies a primitive whose parameters contain watched arrays.
+
+    Args:
+        trace: The trace of a tape that records.
+        primitive: The primitive.
+        params: Its parameters.
+        arrays: The watched arrays in the parameters.
+        operands: The operands, the keys of the watched ones, and the positions of these.
+    """
+    recorder = trace.recorder
+    assert recorder is not None
+    values, keys, watched = operands
+    lifted = Lifted(primitive, params, arrays)
+    key = (primitive, *params.items(), tuple(map(id, arrays)), "lifted")
+    operation = catalogue.of_program(key, lambda: Operation(lifted, str(primitive), custom_calls(params)))
+    count = len(arrays)
+    results = trace.perform(
+        operation,
+        [*arrays, *values],
+        [*(recorder.known[id(array)][0] for array in arrays), *keys],
+        (*range(count), *(position + count for position in watched)),
+    )
+    return results if primitive.multiple_results else results[0]
 
 
 # `lax.while_loop` under an eager tape, which unrolls the loop.

@@ -17,10 +17,10 @@ import numpy as np
 
 from mirrored._jax import caches
 from mirrored._jax.boxes import STAND_INS, Array, Box, device_put_p, payload_of, stop_gradient_p
-from mirrored._jax.closures import Lifted, custom_calls, embedded_arrays
-from mirrored._jax.jaxprs import aval_of, context_key, program_of
-from mirrored._jax.local_collectives import binder, is_from_jax, reset_stores, with_stores_filled
-from mirrored._jax.traces import Trace, Tracer, is_eval, is_eval_below, put_trace, share_identity, swap_trace
+from mirrored._jax.closures import custom_calls, embedded_arrays
+from mirrored._jax.jaxprs import aval_of, program_of
+from mirrored._jax.local_collectives import binder, is_from_jax
+from mirrored._jax.traces import Trace, is_eval, is_eval_below, put_trace, share_identity, swap_trace
 from mirrored._typing import Operand
 from mirrored.tape import calls, catalogue, merging
 from mirrored.tape.operation import Operation, QuickRules
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from mirrored._jax.boxes import BoxTracer, ReadTracer
     from mirrored._jax.jaxprs import Primitive
     from mirrored._jax.local_collectives import WrappedFun
-    from mirrored._jax.traces import Trace
     from mirrored.runtime.lockstep import Merge
     from mirrored.tape.record import Recorder
 
@@ -109,11 +108,11 @@ class TapeTrace(Trace):  # type: ignore[misc]
             return self._stop_gradient(primitive, args, params)
         values, keys, watched = self.sort(args)
         if self.recorder is not None and self.recorder.known:
-            lifted = self._watched_inside(params)
-            if lifted and self.touched is None:
-                return self._process_lifted(primitive, values, keys, watched, params, lifted)
-            if lifted:
-                self.sort(lifted)
+            closed_over = [array for array in embedded_arrays(params) if id(array) in self.recorder.known]
+            if closed_over and self.touched is None:
+                return calls.process_lifted(self, primitive, params, closed_over, (values, keys, watched))
+            if closed_over:
+                self.sort(closed_over)
         if not watched:
             with self.under_parent():
                 return primitive.bind(*values, **params)
@@ -151,17 +150,10 @@ class TapeTrace(Trace):  # type: ignore[misc]
         symbolic_zeros: bool,
     ) -> Any:
         """Runs a `jax.custom_jvp` function. Calls of JAX's own library functions are traced once and cached."""
-        params = {"symbolic_zeros": symbolic_zeros}
-        values, keys, watched = self.sort(args)
-        bind = binder(primitive, (function, jvp), params)
-        is_library = is_from_jax(function)
-        if watched and is_library and not any(isinstance(value, Tracer) for value in values):
-            known = self._library_call((primitive, function, symbolic_zeros), function, bind, values)
-            if known is not None:
-                results = self.perform(known, values, keys, watched)
-                reset_stores(jvp)
-                return results
-        return calls.process(self, bind, None if is_library else function, values, keys, watched, str(primitive))
+        bind = binder(primitive, (function, jvp), {"symbolic_zeros": symbolic_zeros})
+        if not is_from_jax(function):
+            return calls.process(self, bind, function, *self.sort(args), str(primitive))
+        return calls.process_library(self, bind, (primitive, function, symbolic_zeros), jvp, *self.sort(args))
 
     def process_custom_vjp_call(
         self,
@@ -177,9 +169,8 @@ class TapeTrace(Trace):  # type: ignore[misc]
     ) -> Any:
         """Runs a `jax.custom_vjp` function."""
         params = {"out_trees": out_trees, "symbolic_zeros": symbolic_zeros}
-        values, keys, watched = self.sort(args)
         bind = binder(primitive, (function, forward, backward), params)
-        return calls.process(self, bind, function, values, keys, watched, str(primitive))
+        return calls.process(self, bind, function, *self.sort(args), str(primitive))
 
     def process_shard_map(self, primitive: Primitive, function: WrappedFun, args: Sequence[Any], **params: Any) -> Any:
         """Runs `jax.shard_map` outside of `jit`.
@@ -419,55 +410,6 @@ class TapeTrace(Trace):  # type: ignore[misc]
             self.touched = before
             if before is not None:
                 before.update(touched)
-
-    # Watched arrays that a traced function closes over are in the parameters of its primitive. They become operands, so
-    # that the operation can be differentiated with respect to them.
-
-    def _watched_inside(self, params: dict[str, Any]) -> list[Any]:
-        recorder = self.recorder
-        if recorder is None:
-            return []
-        return [array for array in embedded_arrays(params) if id(array) in recorder.known]
-
-    def _process_lifted(
-        self,
-        primitive: Primitive,
-        values: list[Any],
-        keys: list[Key],
-        watched: tuple[int, ...],
-        params: dict[str, Any],
-        arrays: list[Any],
-    ) -> Any:
-        assert self.recorder is not None
-        lifted = Lifted(primitive, params, arrays)
-        key = (primitive, *params.items(), tuple(map(id, arrays)), "lifted")
-        operation = catalogue.of_program(key, lambda: Operation(lifted, str(primitive), custom_calls(params)))
-        count = len(arrays)
-        results = self.perform(
-            operation,
-            [*arrays, *values],
-            [*(self.recorder.known[id(array)][0] for array in arrays), *keys],
-            (*range(count), *(position + count for position in watched)),
-        )
-        return results if primitive.multiple_results else results[0]
-
-    # Functions with custom derivative rules
-
-    def _library_call(
-        self, key: tuple[Any, ...], function: WrappedFun, bind: Callable[..., list[Any]], values: list[Any]
-    ) -> Operation | None:
-        avals = tuple([aval_of(value) for value in values])
-
-        def make() -> catalogue.LibraryCall:
-            program = program_of(bind, avals)
-            return catalogue.LibraryCall(Operation(program, str(key[0])), program.captured, function)
-
-        with self.under_parent(), caches.using(None):
-            call = catalogue.of_library_call((*key, avals, context_key()), make)
-        if call is None or call.captured:
-            return None
-        with_stores_filled(function, call.function)
-        return call.operation
 
 
 def _owned(operand: Operand) -> Any:
