@@ -9,7 +9,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TEXTS = sorted(
-    [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "examples" / "README.md"]
+    [
+        *(ROOT / "src").rglob("*.py"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "docs").rglob("*.toml"),
+        ROOT / "README.md",
+        ROOT / "examples" / "README.md",
+    ]
 )
 
 # Phrases, not words: `np.roll`, `tf.signal.frame` and "layout" in XLA's sense are fine.
