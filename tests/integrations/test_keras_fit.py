@@ -342,3 +342,71 @@ def test_weights_set_from_an_array_that_is_written_to_again() -> None:
     for weight in weights:
         weight[...] = 5
     assert all(np.all(weight == 1) for weight in model.get_weights())
+
+
+# Without an argument `shuffle`, as users call it: Keras' default is True.
+
+EXAMPLES = 12
+
+
+class Sum(keras.losses.Loss):
+    """Minus the sum of the predictions."""
+
+    def __init__(self) -> None:
+        super().__init__(reduction="sum")
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return -y_pred[:, 0]
+
+
+def linear_model(replicas: int | None, rate: float) -> Any:
+    """Each use of example i adds `rate` to weight i, which starts at i."""
+    with scope(replicas):
+        model = keras.Sequential([keras.Input((EXAMPLES,)), keras.layers.Dense(1, use_bias=False)])
+        model.compile(keras.optimizers.SGD(rate), Sum())
+    model.set_weights([np.arange(EXAMPLES, dtype="float32")[:, None]])
+    return model
+
+
+def examples() -> Any:
+    rows = np.eye(EXAMPLES, dtype="float32")
+    return mr.data.Dataset.from_tensor_slices((rows, rows[:, :1]))
+
+
+KINDS = {
+    "indexed": lambda: examples().batch(2),
+    "repeated": lambda: examples().batch(2).repeat(1),
+    "stream": lambda: examples().filter(lambda x, y: True).batch(2),
+    "generator": lambda: mr.data.Dataset.from_generator(
+        lambda: ((row, row[:1]) for row in np.eye(EXAMPLES, dtype="float32")), output_signature=None
+    ).batch(2),
+}
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+@pytest.mark.parametrize("replicas", [None, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_fit_takes_the_batches_of_a_dataset_in_its_order(kind: str, replicas: int | None, distributed: bool) -> None:
+    model = linear_model(replicas, 0.0)
+    seen: list[float] = []
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(logs["loss"]))
+    dataset = KINDS[kind]()
+    if distributed:
+        dataset = mr.MirroredStrategy(["CPU:0", "CPU:1"]).experimental_distribute_dataset(dataset)
+    model.fit(dataset, callbacks=[note], verbose=0)
+    sums = np.diff(np.array(seen) * np.arange(1, len(seen) + 1), prepend=0)  # Keras logs running means
+    np.testing.assert_allclose(-sums, [2 * i + 2 * i + 1 for i in range(EXAMPLES // 2)], rtol=1e-4)
+
+
+@pytest.mark.parametrize("replicas", [None, 2])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_fit_uses_each_example_of_a_shuffled_dataset_once_per_epoch(seed: int | None, replicas: int | None) -> None:
+    model = linear_model(replicas, 1.0)
+    model.fit(examples().shuffle(EXAMPLES, seed=seed).batch(2), epochs=3, verbose=0)
+    np.testing.assert_allclose(model.get_weights()[0][:, 0] - np.arange(EXAMPLES), 3)
+
+
+def test_fit_warns_that_it_does_not_shuffle_a_dataset() -> None:
+    model = linear_model(2, 0.0)
+    with pytest.warns(UserWarning, match="shuffle=True has no effect on a dataset"):
+        model.fit(examples().batch(2), shuffle=True, verbose=0)

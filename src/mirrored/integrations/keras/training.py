@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.arrays import owned
-from mirrored._jax.source_lines import interruptible
+from mirrored._jax.source_lines import interruptible, user_stacklevel
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Array, HostArray, Leaf
 from mirrored.compilation.dispatch import launched
@@ -135,9 +137,13 @@ def wrap_model(model_class: type[Model]) -> None:
 
 
 def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(method)
+
     @functools.wraps(method)
     def spread(self: Model, *args: Any, **kwargs: Any) -> Any:
         strategy = strategy_of(self)
+        if "shuffle" in signature.parameters:
+            args, kwargs = _in_order(signature.bind(self, *args, **kwargs))
         has_parts = any(isinstance(arg, DistributedDataset) for arg in (*args, *kwargs.values()))
         args = tuple(_fed(arg, strategy) for arg in args)
         kwargs = {name: _fed(arg, strategy) for name, arg in kwargs.items()}
@@ -145,6 +151,25 @@ def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, *args, **kwargs)
 
     return spread
+
+
+def _in_order(call: inspect.BoundArguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of a call of `fit` without `self`, and with ``shuffle=False`` if `x` is a dataset.
+
+    `fit` shuffles by default. As for a `tf.data.Dataset`, the order of a dataset is its own: Keras would otherwise take
+    the batches in random order by their indices, and a dataset that shuffles has other examples at an index in each
+    iteration.
+    """
+    if isinstance(call.arguments.get("x"), (Dataset, DistributedDataset)):
+        if call.arguments.get("shuffle"):
+            warnings.warn(
+                "keras.Model.fit: shuffle=True has no effect on a dataset, which has an order of its own\n"
+                "  remedy: dataset.shuffle(buffer_size) before .batch(...)",
+                UserWarning,
+                stacklevel=user_stacklevel(),
+            )
+        call.arguments["shuffle"] = False
+    return call.args[1:], call.kwargs
 
 
 def _bounding(make: Callable[..., Any], made: str) -> Callable[..., Any]:
