@@ -243,3 +243,28 @@ def test_what_a_tape_around_run_sees_meets_variables_again(compiled, devices, lo
     total = scale * float(rows.sum())
     expected = [6.0 * total, 2.0 * total, 3.0 * total]
     np.testing.assert_allclose([float(loss), float(of_v), float(of_w)], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("recording", "described"),
+    [
+        (0, "1 tape records it in replica 0 and no tape records"),
+        (1, "no tape records it in replica 0 and 1 tape records"),
+    ],
+)
+def test_a_tape_in_some_replicas_only_cannot_record_a_merge(recording: int, described: str, compiled: bool) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    order = iter(range(100))
+
+    def replica() -> object:
+        context = mr.get_replica_context()
+        if next(order) % 2 == recording:
+            with mr.GradientTape() as tape:
+                tape.watch(x := jnp.ones(2))
+                return context.all_reduce("SUM", x * 2)
+        return context.all_reduce("SUM", jnp.ones(2) * 2)
+
+    run = mr.function(lambda: strategy.run(replica)) if compiled else lambda: strategy.run(replica)
+    with pytest.raises(mr.errors.MergeError, match=f"{described} it in replica 1"):
+        run()

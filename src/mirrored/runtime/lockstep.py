@@ -227,6 +227,14 @@ class LockStep:
                     rule="all replicas call the same merges in the same order",
                     remedy="do not call a merge or collective in a Python branch that depends on the replica id",
                 )
+            if replica.merge.tapes != merge.tapes:
+                raise MergeError(
+                    merge.name,
+                    found=f"{_tapes(merge)} it in replica 0 and {_tapes(replica.merge)} it in replica {replica.index}",
+                    rule="the backward pass of a collective is a collective, so its tapes must be the same in all replicas",
+                    remedy="open the tape in every replica, or in none: not in a Python branch that depends on the "
+                    "replica id",
+                )
         caches.moved()
         merge_results = merge.run([replica.payload for replica in waiting])
         for replica, merge_result in zip(waiting, merge_results, strict=True):
@@ -242,6 +250,16 @@ class LockStep:
             rule="all replicas call merges the same number of times; otherwise the barrier would deadlock",
             remedy="make every replica call it the same number of times, also with an empty per-replica batch",
         )
+
+
+def _tapes(merge: Merge) -> str:
+    return (
+        "no tape records"
+        if not merge.tapes
+        else "1 tape records"
+        if merge.tapes == 1
+        else f"{merge.tapes} tapes record"
+    )
 
 
 # Merges: operations over all local replicas of a run, such as collectives and `merge_call`.
@@ -261,11 +279,13 @@ class Merge:
             objects on.
         nested: The implementation under a JAX transform, where the local replicas cannot wait for each other. It
             records this local replica's part of the merge, for a later fusion. None: not supported under transforms.
+        tapes: The number of tapes that record it in this replica.
     """
 
     name: str
     run: Callable[[Sequence[Any]], Sequence[Any]]
     nested: Callable[[int, list[Any]], list[Any]] | None = None
+    tapes: int = 0
 
 
 @runtime_checkable

@@ -74,7 +74,8 @@ def process(trace: TapeTrace, merge: Merge, payload: list[Any]) -> list[Any]:
     with trace.under_parent():
         if trace.recorder is None or trace.touched is not None:
             return run_merge(merge, values)
-        *results, part = run_merge(Merge(merge.name, lambda payloads: _forward(merge, payloads)), values)
+        recorded = Merge(merge.name, lambda payloads: _forward(merge, payloads), tapes=merge.tapes + 1)
+        *results, part = run_merge(recorded, values)
     residuals = results[part.num_results :]
     own = results[: part.num_results]
     record = MergeRecord(keys, watched, merge.name, part, residuals)
