@@ -231,7 +231,7 @@ class LockStep:
                 raise MergeError(
                     merge.name,
                     found=f"{_tapes(merge)} it in replica 0 and {_tapes(replica.merge)} it in replica {replica.index}",
-                    rule="the backward pass of a collective is a collective, so its tapes must be the same in all replicas",
+                    rule="the backward pass of a collective is a collective: every replica must record it, or none",
                     remedy="open the tape in every replica, or in none: not in a Python branch that depends on the "
                     "replica id",
                 )
