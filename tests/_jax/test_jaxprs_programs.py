@@ -1,4 +1,4 @@
-"""Flat functions as programs, and arrays embedded in them."""
+"""Flat functions as programs, and the outputs of a program one by one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import primitives
 
-from mirrored._jax.closures import Lifted, embedded_arrays
-from mirrored._jax.jaxprs import aval_of, context_key, is_inexact, program_of
-from mirrored.errors import TapeError
+from mirrored._jax.arrays import NotConstant
+from mirrored._jax.jaxprs import (
+    as_function,
+    aval_of,
+    context_key,
+    dependencies,
+    evaluate_outputs,
+    is_inexact,
+    program_of,
+    zero_tangent,
+)
 
 X = jnp.arange(3.0)
 CONSTANT = jnp.array([5.0, 6.0, 7.0])
@@ -72,50 +79,43 @@ def test_context_key_follows_settings():
     assert context_key() == before
 
 
-SCALAR = jnp.array(3.0)
-VECTOR = jnp.array([1.0, 2.0, 4.0])
-scaled = jax.jit(lambda a: a * SCALAR)
-EMBEDDING = {
-    "jit": (primitives.jit_p, lambda x: jax.jit(lambda a: a * VECTOR + SCALAR)(x)),
-    "jit in jit": (primitives.jit_p, lambda x: jax.jit(lambda a: scaled(a) * VECTOR)(x)),
-    "scan": (primitives.scan_p, lambda x: jax.lax.scan(lambda c, r: (scaled(c) + r, c), x, jnp.ones((2, 3)))[0]),
-    "cond": (primitives.cond_p, lambda x: jax.lax.cond(x[0] >= 0, lambda: scaled(x), lambda: x)),
-    "while": (primitives.while_p, lambda x: jax.lax.while_loop(lambda c: c[1] < 50.0, scaled, x)),
-    "while condition": (
-        primitives.while_p,
-        lambda x: jax.lax.while_loop(lambda c: scaled(c)[1] < 50.0, lambda c: c + 1.0, x),
-    ),
-    "checkpoint": (primitives.remat_p, lambda x: jax.checkpoint(lambda a: scaled(jnp.sin(a)))(x)),
-}
+def test_the_zero_cotangent_of_an_integer_is_one_that_jax_takes():
+    _, backward = jax.vjp(lambda x: (x * 2.0, jnp.arange(3)), X)
+    (cotangent,) = backward((X, zero_tangent(aval_of(jnp.arange(3)))))
+    np.testing.assert_array_equal(cotangent, X * 2.0)
 
 
-@pytest.mark.parametrize("name", EMBEDDING)
-def test_embedded_arrays_become_arguments(name):
-    primitive, function = EMBEDDING[name]
-    jaxpr = jax.make_jaxpr(function)(X)
-    (equation,) = [equation for equation in jaxpr.eqns if equation.primitive is primitive]
-    arrays = embedded_arrays(equation.params)
-    assert any(array is SCALAR for array in arrays)
-    lifted = Lifted(primitive, equation.params, arrays)
-    constants = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
-    known = {variable: X for variable in jaxpr.jaxpr.invars} | constants
-    for before in jaxpr.eqns[: jaxpr.eqns.index(equation)]:
-        result = before.primitive.bind(*[_value(atom, known) for atom in before.invars], **before.params)
-        results = result if before.primitive.multiple_results else [result]
-        known.update(zip(before.outvars, results, strict=True))
-    operands = [_value(atom, known) for atom in equation.invars]
-    np.testing.assert_allclose(lifted(*arrays, *operands)[0], function(X), rtol=1e-6)
-    other = lifted(*[array * 2.0 for array in arrays], *operands)[0]
-    assert not np.allclose(other, function(X))
+# Outputs one by one
 
 
-def test_arrays_inside_other_primitives_are_refused():
-    jaxpr = jax.make_jaxpr(lambda x: jax.lax.reduce(x, jnp.float32(0), lambda a, b: a + b * SCALAR, (0,)))(X)
-    (equation,) = [equation for equation in jaxpr.eqns if equation.primitive.name == "reduce"]
-    lifted = Lifted(equation.primitive, equation.params, embedded_arrays(equation.params))
-    with pytest.raises(TapeError, match=r"passed to reduce closes over a watched array\n.*\n.*float\(array\)"):
-        lifted(SCALAR, X, jnp.float32(0))
+def several(x, y):
+    return x + 1.0, jax.jit(lambda a: a * 2.0)(y), x * y, jnp.float32(3.0)
 
 
-def _value(atom, known):
-    return atom.val if hasattr(atom, "val") else known[atom]
+def test_each_output_knows_its_inputs():
+    closed = jax.make_jaxpr(several)(1.0, 2.0)
+    assert dependencies(closed) == [frozenset({0}), frozenset({1}), frozenset({0, 1}), frozenset()]
+
+
+def test_outputs_are_computed_from_their_inputs_alone():
+    closed = jax.make_jaxpr(several)(1.0, 2.0)
+    assert evaluate_outputs(closed, {0: 5.0}, [0, 3]) == [6.0, 3.0]
+    assert evaluate_outputs(closed, {1: 5.0}, [1]) == [10.0]
+    assert as_function(closed)(1.0, 2.0) == [2.0, 4.0, 2.0, 3.0]
+
+
+def test_outputs_are_computed_at_once_while_another_program_is_traced():
+    closed = jax.make_jaxpr(several)(1.0, 2.0)
+    found = []
+
+    @jax.jit
+    def traced(x):
+        found.extend(evaluate_outputs(closed, {0: jnp.float32(5.0)}, [0]))
+        inner = jax.make_jaxpr(lambda y: (y + x, y))(1.0)
+        with pytest.raises(NotConstant):
+            evaluate_outputs(inner, {0: 1.0}, [0])
+        return x
+
+    traced(1.0)
+    assert not isinstance(found[0], jax.core.Tracer)
+    assert found == [6.0]

@@ -21,7 +21,8 @@ def test_the_callers_of_the_program_are_named_innermost_first():
 
     told = caller()  # TEST
     assert told == (
-        f"test_source_lines.py:{line_of('HELPER')} in helper, called at test_source_lines.py:{line_of('CALLER')} in caller, "
+        f"test_source_lines.py:{line_of('HELPER')} in helper, "
+        f"called at test_source_lines.py:{line_of('CALLER')} in caller, "
         f"called at test_source_lines.py:{line_of('TEST')} in test_the_callers_of_the_program_are_named_innermost_first"
     )
 
