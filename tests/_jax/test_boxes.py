@@ -1,15 +1,16 @@
-"""Probes of what boxes rely on in JAX."""
+"""Probes of what boxes rely on in JAX, of the primitives that tapes handle specially, and of symbolic dimensions."""
 
 from __future__ import annotations
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import set_current_trace, take_current_trace
 
 from mirrored._jax import boxes
-from mirrored._jax.boxes import Box, BoxTracer, ReadTracer
+from mirrored._jax.boxes import Box, BoxTracer, InconclusiveDimensionOperation, ReadTracer
 from mirrored._jax.jaxprs import aval_of
 
 
@@ -108,3 +109,23 @@ def test_current_trace_is_left_as_it_was():
     jnp.sum(box)
     with take_current_trace() as after, set_current_trace(after):
         assert after is before
+
+
+@pytest.mark.parametrize(
+    ("function", "primitive"),
+    [
+        (lambda x: jax.lax.while_loop(lambda c: c < 9.0, lambda c: c + 1.0, x), boxes.while_p),
+        (lambda x: jax.device_put(x, jax.devices()[0]), boxes.device_put_p),
+        (jax.lax.stop_gradient, boxes.stop_gradient_p),
+    ],
+    ids=["while", "device_put", "stop_gradient"],
+)
+def test_jax_applies_the_primitives_that_tapes_know(function, primitive):
+    (equation,) = jax.make_jaxpr(function)(1.0).eqns
+    assert equation.primitive is primitive, "a tape would treat it like any other operation"
+
+
+def test_a_question_about_an_unknown_size_is_refused_by_its_error():
+    (size,) = jax.export.symbolic_shape("n")
+    with pytest.raises(InconclusiveDimensionOperation, match="is inconclusive"):
+        jax.make_jaxpr(lambda x: jnp.zeros(3) if x.shape[0] > 7 else x)(jax.ShapeDtypeStruct((size,), jnp.float32))

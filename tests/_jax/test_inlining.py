@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from mirrored._jax.boxes import Box
-from mirrored._jax.inlining import apply_jaxpr
+from mirrored._jax.inlining import apply_jaxpr, has_callbacks, stage
 from mirrored._jax.source_lines import source_line
 from mirrored.tape import GradientTape
 
@@ -140,3 +140,33 @@ def test_equations_keep_their_own_lines() -> None:
     lines, start = inspect.getsourcelines(_relu)
     ours = [source_line(eqn) for eqn in program.jaxpr.eqns if eqn.primitive.name in ("mul", "div")]
     assert ours == [f"test_inlining.py:{start + len(lines) - 1}"] * 2
+
+
+# Traces a function once
+
+
+def test_a_staged_function_is_applied_to_other_constants_and_inputs() -> None:
+    constant = jnp.array([5.0, 6.0, 7.0])
+    staged = stage(lambda x: [x * constant, jnp.sum(x)], [jax.ShapeDtypeStruct((3,), jnp.float32)])
+    assert staged.num_inputs == 1
+    assert [one is constant for one in staged.constants] == [True]
+    product, total = staged([constant * 2.0], [jnp.ones(3)])
+    assert (product.tolist(), float(total)) == ([10.0, 12.0, 14.0], 3.0)
+    (again,) = staged.giving([1])([constant], [jnp.ones(3)])
+    assert float(again) == 3.0
+    assert [aval.shape for aval in staged.closed.out_avals] == [(3,), ()]
+
+
+def test_a_staged_function_may_reduce_over_the_axes_of_its_caller() -> None:
+    shapes = [jax.ShapeDtypeStruct((), jnp.float32)]
+    staged = stage(lambda x: [jax.lax.psum(x, "replica")], shapes, axes=[("replica", 2)])
+    assert jax.vmap(lambda x: staged((), [x])[0], axis_name="replica")(jnp.array([1.0, 2.0])).tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("enter", [lambda f: f, jax.jit, lambda f: lambda x: jax.lax.map(f, x)])
+def test_callbacks_into_python_are_seen_at_any_depth(enter: Any) -> None:
+    def called(x: Any) -> Any:
+        return jax.pure_callback(lambda a: a, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    assert has_callbacks(jax.make_jaxpr(enter(called))(jnp.ones(2)))
+    assert not has_callbacks(jax.make_jaxpr(enter(jnp.sin))(jnp.ones(2)))

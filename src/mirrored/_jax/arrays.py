@@ -10,11 +10,11 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import core as _core
-from jax._src import dtypes as _dtypes
-from jax._src.interpreters import partial_eval as _partial_eval
 from jaxlib import xla_client as _xla_client
 
+from mirrored._jax.private import core as _core
+from mirrored._jax.private import dtypes as _dtypes
+from mirrored._jax.private import partial_eval as _partial_eval
 from mirrored._jax.traces import CaptureTracer
 from mirrored._typing import DTypeLike, Leaf, Operand
 

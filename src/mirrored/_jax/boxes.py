@@ -28,23 +28,24 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 from jax import lax as _lax
-from jax._src import ad_util as _ad_util
-from jax._src import core as _core
-from jax._src import dtypes as _dtypes
-from jax._src.array import ArrayImpl
-from jax._src.core import InconclusiveDimensionOperation as InconclusiveDimensionOperation
-from jax._src.interpreters import ad as _ad
-from jax._src.interpreters import pxla as _pxla
-from jax._src.numpy import array_methods as _array_methods
 from jax.extend.core import primitives
 
 from mirrored._jax import caches
+from mirrored._jax.private import ad as _ad
+from mirrored._jax.private import ad_util as _ad_util
+from mirrored._jax.private import array as _array
+from mirrored._jax.private import array_methods as _array_methods
+from mirrored._jax.private import core as _core
+from mirrored._jax.private import dtypes as _dtypes
+from mirrored._jax.private import pxla as _pxla
 from mirrored._jax.source_lines import user_stacklevel
 from mirrored._typing import Operand
 
 # The error that JAX raises for an operation that is undecidable for a symbolic dimension.
 #
 # Supports JAX 0.10 to 0.12; `jax.errors` has the class since 0.10.1.
+
+InconclusiveDimensionOperation = _core.InconclusiveDimensionOperation
 
 
 # Primitives that tapes handle specially.
@@ -57,7 +58,7 @@ device_put_p = primitives.device_put_p
 stop_gradient_p = _ad_util.stop_gradient_p
 
 
-Array = ArrayImpl
+Array = _array.ArrayImpl
 _trace_now = _core.trace_ctx
 
 
@@ -309,7 +310,7 @@ def _shard(boxes: Sequence[Box], *args: Any, **kwargs: Any) -> Any:
             "gradient is needed",
             stacklevel=user_stacklevel(),
         )
-    return _pxla.shard_arg_handlers[ArrayImpl]([box.payload for box in boxes], *args, **kwargs)
+    return _pxla.shard_arg_handlers[Array]([box.payload for box in boxes], *args, **kwargs)
 
 
 # Attributes
@@ -355,16 +356,16 @@ def _fill_in() -> None:
         if name not in _OWN:
             setattr(Box, name, attribute)
     for name in _SPECIAL:
-        if name not in _OWN and hasattr(ArrayImpl, name):
+        if name not in _OWN and hasattr(Array, name):
             setattr(Box, name, _special_from_payload(name))
     Box.__cuda_array_interface__ = _from_payload("__cuda_array_interface__")  # type: ignore[attr-defined]
-    Box.__array_module__ = ArrayImpl.__array_module__  # type: ignore[attr-defined]
-    for name in vars(ArrayImpl):
+    Box.__array_module__ = Array.__array_module__  # type: ignore[attr-defined]
+    for name in vars(Array):
         if not name.startswith("__") and name not in _OWN and name not in _OF_JAX_METHODS:
             setattr(Box, name, _from_payload(name))
 
 
-_DIRECT = frozenset({Box, ArrayImpl, float, int})
+_DIRECT = frozenset({Box, Array, float, int})
 
 
 def _operator(name: str, otherwise: Callable[[Any, Any], Any]) -> Callable[[Box, Any], Any]:
@@ -413,7 +414,7 @@ def another_object(array: object) -> Any:
     """Returns a new array object over the same buffer, for a concrete array on one device; other values unchanged."""
     if type(array) is Box:
         return Box(array.owner, array.payload, array.key)
-    if type(array) is ArrayImpl and len(array.sharding.device_set) == 1:
+    if type(array) is Array and len(array.sharding.device_set) == 1:
         return array.addressable_data(0)
     return array
 

@@ -12,10 +12,11 @@ from types import FrameType
 from typing import Any
 
 import jax
-from jax._src import compiler as _compiler
-from jax._src import core as _core
-from jax._src import distributed as _distributed
-from jax._src import util as _util
+
+from mirrored._jax.private import compiler as _compiler
+from mirrored._jax.private import core as _core
+from mirrored._jax.private import distributed as _distributed
+from mirrored._jax.private import util as _util
 
 # Tokens in the keys of JAX's tracing caches: a jitted helper that was traced in one context is not reused in another.
 #

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax._src.array import ArrayImpl
 from jax.extend.core import Literal, Primitive, Var, primitives
 
 from mirrored._jax.boxes import stop_gradient_p
 from mirrored._jax.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn, JaxprProgram, is_inexact
 from mirrored._jax.local_collectives import bind_custom_call
+from mirrored._jax.private import array as _array
 from mirrored.errors import TapeError
 
 # Finds the values over which functions with custom derivatives (`jax.custom_jvp`, `jax.custom_vjp`) close in programs.
@@ -201,7 +201,7 @@ def _arrays_of(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[Any, ...]:
 
 
 def _search(jaxpr: Jaxpr | ClosedJaxpr) -> list[Any]:
-    found = [one for one in getattr(jaxpr, "consts", ()) if isinstance(one, ArrayImpl)]
+    found = [one for one in getattr(jaxpr, "consts", ()) if isinstance(one, _array.ArrayImpl)]
     open_jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     for equation in open_jaxpr.eqns:
         found += _literals(equation.invars)
@@ -211,7 +211,7 @@ def _search(jaxpr: Jaxpr | ClosedJaxpr) -> list[Any]:
 
 
 def _literals(atoms: Sequence[Any]) -> list[Any]:
-    return [atom.val for atom in atoms if isinstance(atom, Literal) and isinstance(atom.val, ArrayImpl)]
+    return [atom.val for atom in atoms if isinstance(atom, Literal) and isinstance(atom.val, _array.ArrayImpl)]
 
 
 class Lifted:

@@ -14,11 +14,11 @@ from types import ModuleType
 from typing import Any, Final
 
 import jax
-from jax._src import config as _config
-from jax._src import mesh as _mesh
-from jax._src import source_info_util as _source_info
-from jax._src.lib import utils as _logging  # type: ignore[attr-defined]
 
+from mirrored._jax.private import config as _config
+from mirrored._jax.private import lib_utils as _logging
+from mirrored._jax.private import mesh as _mesh
+from mirrored._jax.private import source_info_util as _source_info
 from mirrored._threads import Claim, is_refusal, start
 
 # Dispatching a jitted function so that its results survive an exception in the calling thread.

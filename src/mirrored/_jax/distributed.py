@@ -9,9 +9,10 @@ import os
 from typing import Any
 
 import jax
-from jax._src import clusters as _clusters
-from jax._src import distributed as _distributed
-from jax._src import xla_bridge as _xla_bridge
+
+from mirrored._jax.private import clusters as _clusters
+from mirrored._jax.private import distributed as _distributed
+from mirrored._jax.private import xla_bridge as _xla_bridge
 
 # JAX's detection of the cluster in which a process was started: Open MPI, Slurm, Kubernetes, Cloud TPU.
 #

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import jax
 import numpy as np
-from jax._src import config as _config
-from jax._src import dtypes as _dtypes
-from jax._src import source_info_util as _source_info
-from jax._src.interpreters import partial_eval as _partial_eval
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params  # type: ignore[attr-defined]
 
+from mirrored._jax.private import config as _config
+from mirrored._jax.private import dtypes as _dtypes
+from mirrored._jax.private import partial_eval as _partial_eval
+from mirrored._jax.private import source_info_util as _source_info
 from mirrored._jax.traces import Tracer, belongs_to, current_trace, is_staging
 from mirrored._typing import Operand
 

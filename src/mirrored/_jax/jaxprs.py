@@ -9,14 +9,6 @@ from typing import Any, Final
 import jax
 import jax.extend.core as _extend
 import numpy as np
-from jax._src import config as _config
-from jax._src import core as _core
-from jax._src import dtypes as _dtypes
-from jax._src import linear_util as _linear_util
-from jax._src.core import NamedAxisEffect as _NamedAxisEffect
-from jax._src.debugging import DebugEffect as _DebugEffect
-from jax._src.interpreters import partial_eval as _partial_eval
-from jax._src.state.types import AbstractRef as _AbstractRef
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr  # type: ignore[attr-defined]  # from 0.12 an alias
 from jax.interpreters import ad as _ad
 from jax.interpreters import batching as _batching
@@ -24,6 +16,13 @@ from jax.interpreters import mlir as _mlir
 
 from mirrored._jax.arrays import evaluate
 from mirrored._jax.inlining import apply_jaxpr
+from mirrored._jax.private import config as _config
+from mirrored._jax.private import core as _core
+from mirrored._jax.private import debugging as _debugging
+from mirrored._jax.private import dtypes as _dtypes
+from mirrored._jax.private import linear_util as _linear_util
+from mirrored._jax.private import partial_eval as _partial_eval
+from mirrored._jax.private import state_types as _state_types
 from mirrored._typing import Operand
 
 # A primitive that asserts that a value is replicated: equal on every device of an axis, by construction.
@@ -66,6 +65,8 @@ Primitive = _extend.Primitive
 Var = _extend.Var
 
 _JAXPRS: Final = (Jaxpr, ClosedJaxpr)
+_HARMLESS_EFFECTS: Final = (_core.NamedAxisEffect, _debugging.DebugEffect)
+_AbstractRef: Final = _state_types.AbstractRef
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +244,7 @@ def _host(eqn: JaxprEqn) -> ValueSource | None:
     name = eqn.primitive.name
     if name in _HOST:
         return ValueSource(f"{name}, whose result is unknown", repeatable=False)
-    if any(not isinstance(effect, (_NamedAxisEffect, _DebugEffect)) for effect in eqn.effects):
+    if any(not isinstance(effect, _HARMLESS_EFFECTS) for effect in eqn.effects):
         return ValueSource(f"{name} with a side effect", repeatable=False)
     if any(isinstance(operand.aval, _AbstractRef) for operand in (*eqn.invars, *eqn.outvars)):
         return ValueSource(f"{name} of a mutable reference", repeatable=False)

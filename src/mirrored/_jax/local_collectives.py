@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.extend.core as _extend
-from jax._src import custom_derivatives as _custom_derivatives
-from jax._src import linear_util as _linear_util
-from jax._src import source_info_util as _source_info
 from jax.extend.core import primitives
 from jax.interpreters import ad as _ad
 from jax.interpreters import batching as _batching
 from jax.interpreters import mlir as _mlir
 
 from mirrored._jax.jaxprs import jaxprs_in, primitive_names
+from mirrored._jax.private import custom_derivatives as _custom_derivatives
+from mirrored._jax.private import linear_util as _linear_util
+from mirrored._jax.private import source_info_util as _source_info
 from mirrored.errors import MergeError
 
 if TYPE_CHECKING:

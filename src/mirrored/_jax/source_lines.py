@@ -12,8 +12,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import jax
-from jax._src import source_info_util as _source_info
-from jax._src import traceback_util as _traceback_util
+
+from mirrored._jax.private import source_info_util as _source_info
+from mirrored._jax.private import traceback_util as _traceback_util
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax._src import config as _config
-from jax._src import core as _core
-from jax._src.interpreters import partial_eval as _partial_eval
 from jax.extend.core import set_current_trace as set_current_trace
 
 from mirrored._jax.boxes import connected, connected_at, contents_of_stand_in, payload_of
+from mirrored._jax.private import config as _config
+from mirrored._jax.private import core as _core
+from mirrored._jax.private import partial_eval as _partial_eval
 from mirrored._typing import DTypeLike
 
 # Reads, classifies and replaces the current JAX trace.

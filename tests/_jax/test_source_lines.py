@@ -21,8 +21,9 @@ def test_the_callers_of_the_program_are_named_innermost_first():
 
     told = caller()  # TEST
     assert told == (
-        f"test_frames.py:{line_of('HELPER')} in helper, called at test_frames.py:{line_of('CALLER')} in caller, "
-        f"called at test_frames.py:{line_of('TEST')} in test_the_callers_of_the_program_are_named_innermost_first"
+        f"test_source_lines.py:{line_of('HELPER')} in helper, "
+        f"called at test_source_lines.py:{line_of('CALLER')} in caller, "
+        f"called at test_source_lines.py:{line_of('TEST')} in test_the_callers_of_the_program_are_named_innermost_first"
     )
 
 
@@ -44,4 +45,4 @@ def test_what_jax_and_the_standard_library_call_in_between_is_left_out():
     lines, line = told[0]
     assert "jax" not in lines.replace("test_what_jax", "")
     assert lines.count(", called at ") == 2
-    assert line == f"test_frames.py:{line_of('TRACED')} in traced"
+    assert line == f"test_source_lines.py:{line_of('TRACED')} in traced"

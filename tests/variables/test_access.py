@@ -192,7 +192,7 @@ def test_drift_is_refused_and_leaves_the_value(way):
         w.assign_add(1.0)
         v.assign(v * x)
 
-    with pytest.raises(ReplicaDivergenceError, match=r"mirrored variable 'v'[\s\S]*test_mirrored\.py:\d+"):
+    with pytest.raises(ReplicaDivergenceError, match=r"mirrored variable 'v'[\s\S]*test_access\.py:\d+"):
         way.compile(lambda x: way.strategy.run(replica, args=(x,)))(ranks(way))
     assert components(way, v) == [1.0] * way.num_replicas
     assert float(w) == 0.0

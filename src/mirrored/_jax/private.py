@@ -1,0 +1,53 @@
+"""The private modules of JAX that the shims use: the only module that imports `jax._src`.
+
+A shim takes the modules that it needs from here, and states in its own notes the JAX versions that it supports and what
+it relies on. `tests/_jax/test_private.py` checks that the installed JAX has every name that a shim uses.
+"""
+
+from jax._src import (
+    ad_util,
+    array,
+    clusters,
+    compiler,
+    config,
+    core,
+    custom_derivatives,
+    debugging,
+    distributed,
+    dtypes,
+    linear_util,
+    mesh,
+    source_info_util,
+    traceback_util,
+    util,
+    xla_bridge,
+)
+from jax._src.interpreters import ad, partial_eval, pxla
+from jax._src.lib import utils as lib_utils  # type: ignore[attr-defined]
+from jax._src.numpy import array_methods
+from jax._src.state import types as state_types
+
+__all__ = [
+    "ad",
+    "ad_util",
+    "array",
+    "array_methods",
+    "clusters",
+    "compiler",
+    "config",
+    "core",
+    "custom_derivatives",
+    "debugging",
+    "distributed",
+    "dtypes",
+    "lib_utils",
+    "linear_util",
+    "mesh",
+    "partial_eval",
+    "pxla",
+    "source_info_util",
+    "state_types",
+    "traceback_util",
+    "util",
+    "xla_bridge",
+]

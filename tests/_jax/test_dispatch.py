@@ -1,0 +1,164 @@
+"""Probes of what `dispatch` relies on in JAX: the cache miss of a jitted function, and the state of a thread."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import primitives
+
+from mirrored._jax import caches
+from mirrored._jax.dispatch import (
+    Dispatch,
+    adopt_thread_state,
+    capture_thread_state,
+    consume,
+    jit,
+    without_compiler_options,
+)
+from mirrored._jax.traces import eager, put_trace, swap_trace, trace_settings
+
+# The cache miss of a jitted function
+
+
+def misses(dispatch: Dispatch, *args: object) -> tuple[object, bool]:
+    """The result of a call, and whether the call missed the cache."""
+    dispatch.job = None
+    (result,) = dispatch.function(*args)
+    return result, dispatch.job is not None
+
+
+def test_only_cache_misses_run_in_another_thread() -> None:
+    threads = []
+
+    def step(x):
+        threads.append(threading.current_thread().name)
+        return [x + 1.0]
+
+    dispatch = Dispatch(jax.jit(step))
+    assert misses(dispatch, np.float32(1.0)) == (2.0, True)
+    assert misses(dispatch, np.float32(3.0)) == (4.0, False), "JAX's fast path is off: each step starts a thread"
+    assert misses(dispatch, np.ones(2, np.float32))[1]
+    assert threads == ["mirrored-dispatch"] * 2
+
+
+def test_the_original_function_is_unchanged() -> None:
+    jitted = jax.jit(lambda x: [x * 2.0])
+    dispatch = Dispatch(jitted)
+    assert jitted(3.0) == [6.0]
+    assert dispatch.job is None
+
+
+def test_an_error_of_a_cache_miss_is_raised_and_the_fast_path_comes_back() -> None:
+    fails = [True]
+
+    def step(x):
+        if fails:
+            raise KeyError("fails")
+        return [x]
+
+    dispatch = Dispatch(jax.jit(step))
+    with pytest.raises(KeyError, match="fails"):
+        dispatch.function(1.0)
+    dispatch.forget()
+    fails.clear()
+    assert misses(dispatch, 1.0) == (1.0, True)
+    assert misses(dispatch, 1.0) == (1.0, False)
+
+
+def test_donated_arguments_are_deleted_and_results_stored_in_one_call() -> None:
+    dispatch = Dispatch(jax.jit(lambda x: [x + 1.0], donate_argnums=0))
+    stored: list[object] = []
+    argument = jnp.zeros(2)
+    for _ in range(2):
+        consume(map(stored.append, map(dispatch.function, [argument])))
+        assert argument.is_deleted()
+        ((argument,),) = stored[-1:]
+    assert argument.tolist() == [2.0, 2.0]
+
+
+class Noting(jax.core.Trace):
+    """A trace that notes the parameters of `jit`, and applies each primitive eagerly, as a tape does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.params: list[dict[str, object]] = []
+
+    def process_primitive(self, primitive, args, params, /):
+        self.params.append(params)
+        with eager():
+            return primitive.bind(*args, **params)
+
+
+def test_compiler_options_are_taken_out_of_the_parameters_of_jit() -> None:
+    trace, step = Noting(), jit(lambda x: x + 1.0, as_written=True)
+    before = swap_trace(trace)
+    try:
+        step(1.0)
+    finally:
+        put_trace(before)
+    (params,) = trace.params
+    assert params["compiler_options_kvs"], "the name of the parameter has changed"
+    inside = without_compiler_options(params)
+    assert jax.jit(lambda x: primitives.jit_p.bind(x, **inside)[0])(1.0) == 2.0
+    with pytest.raises(ValueError, match="compiler_options"):
+        jax.jit(lambda x: primitives.jit_p.bind(x, **params)[0])(1.0)
+
+
+# The state of a thread
+
+SETTINGS = {
+    "x64": lambda: jax.enable_x64(True),
+    "matmul precision": lambda: jax.default_matmul_precision("highest"),
+    "default device": lambda: jax.default_device(jax.devices()[1]),
+    "nans": lambda: jax.debug_nans(True),
+    "promotion": lambda: jax.numpy_dtype_promotion("strict"),
+    "mesh": lambda: jax.set_mesh(jax.make_mesh((2,), ("m",), devices=jax.devices()[:2])),
+    "legacy mesh": lambda: jax.make_mesh((2,), ("m",), devices=jax.devices()[:2]),
+    "user context": lambda: caches.using("mine"),
+}
+
+
+def in_thread(function):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_thread_that_adopts_the_state_traces_alike(name: str) -> None:
+    with SETTINGS[name]():
+        here, state = trace_settings(), capture_thread_state()
+
+        def adopted():
+            adopt_thread_state(state)
+            return trace_settings(), capture_thread_state()
+
+        assert in_thread(adopted) == (here, state), "replica threads compute under other settings than their caller"
+
+
+def test_a_new_thread_has_none_of_it() -> None:
+    with jax.default_matmul_precision("highest"):
+        assert in_thread(trace_settings) != trace_settings()
+
+
+def test_the_name_scope_is_part_of_the_state() -> None:
+    def traced(x):
+        with jax.named_scope("outer"):
+            state = capture_thread_state()
+
+        def adopted():
+            adopt_thread_state(state)
+            return x + 1.0
+
+        return in_thread(adopted) * 2.0
+
+    in_scope, outside = jax.make_jaxpr(traced)(1.0).eqns
+    assert str(in_scope.source_info.name_stack) == "outer"
+    assert str(outside.source_info.name_stack) == ""
