@@ -11,9 +11,9 @@ import jax
 from mirrored._typing import PyTree
 from mirrored.data.distributed import DistributedDataset
 from mirrored.data.input_options import InputContext, InputOptions, InputReplicationMode
+from mirrored.data.options import UNKNOWN_CARDINALITY, AutoShardPolicy
 from mirrored.data.pipeline.files import files_of_worker
 from mirrored.data.pipeline.nodes import NoElementError
-from mirrored.data.pipeline.options import UNKNOWN_CARDINALITY, AutoShardPolicy
 from mirrored.data.placement import Placer, batch_size
 from mirrored.data.readers import ElementsInTurn, GlobalBatches
 from mirrored.data.sources import Source, as_source

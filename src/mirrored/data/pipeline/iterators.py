@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from mirrored.data.elements import Element
+from mirrored.data.options import Optional, Options
 from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
-from mirrored.data.pipeline.options import Optional, Options
 from mirrored.errors import ArgumentError, EndOfDataError, InputError
 from mirrored.runtime.hooks import note_iteration, stop_iteration
 from mirrored.watchdog.fail_fast_exit import in_forked_children

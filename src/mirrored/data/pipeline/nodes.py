@@ -18,7 +18,7 @@ import numpy as np
 from mirrored.data import specs
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
-from mirrored.data.pipeline.options import INFINITE_CARDINALITY
+from mirrored.data.options import INFINITE_CARDINALITY
 from mirrored.errors import StructureError
 
 ENDLESS: Final = 2**62

@@ -20,6 +20,7 @@ from mirrored.data.calling import call, naming_element, no_end
 from mirrored.data.cursors import IterableCursor, beyond_end
 from mirrored.data.elements import Element, handed_out, own_element
 from mirrored.data.extra import engine
+from mirrored.data.options import UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.indexed import ItemRows, OneParent
 from mirrored.data.pipeline.nodes import (
     ENDLESS,
@@ -36,7 +37,6 @@ from mirrored.data.pipeline.nodes import (
     seeds_of,
     spec_of_first,
 )
-from mirrored.data.pipeline.options import UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.streams import StreamStep
 from mirrored.errors import ArgumentError, InputError, StructureError
 

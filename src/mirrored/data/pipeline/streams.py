@@ -23,6 +23,7 @@ from mirrored.data.cursors import (
 )
 from mirrored.data.elements import Element, own_element, pad_and_stack, stack
 from mirrored.data.extra import engine
+from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.indexed import padded_spec
 from mirrored.data.pipeline.nodes import (
     Cursor,
@@ -37,7 +38,6 @@ from mirrored.data.pipeline.nodes import (
     new_seed,
     spec_of_first,
 )
-from mirrored.data.pipeline.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.placement import batch_size
 from mirrored.errors import StructureError
 
