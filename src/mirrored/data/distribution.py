@@ -13,11 +13,10 @@ from mirrored.data.distributed import DistributedDataset
 from mirrored.data.input_options import InputContext, InputOptions, InputReplicationMode
 from mirrored.data.options import UNKNOWN_CARDINALITY, AutoShardPolicy
 from mirrored.data.pipeline.files import files_of_worker
-from mirrored.data.pipeline.nodes import NoElementError
 from mirrored.data.placement import Placer, batch_size
 from mirrored.data.readers import ElementsInTurn, GlobalBatches
 from mirrored.data.sources import Source, as_source
-from mirrored.data.specs import ArraySpec, map_specs, spec_of
+from mirrored.data.specs import ArraySpec, NoElementError, map_specs, spec_of
 from mirrored.errors import ArgumentError
 from mirrored.strategies import Strategy
 from mirrored.topology.device_assignment import DeviceAssignment

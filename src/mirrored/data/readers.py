@@ -11,11 +11,11 @@ import numpy as np
 from mirrored._jax.arrays import owned
 from mirrored._typing import PyTree
 from mirrored.collectives.host_allgather import check_equal, host_allgather
+from mirrored.data.cursors import Cursor
 from mirrored.data.elements import Element
 from mirrored.data.feed import log
 from mirrored.data.input_options import InputOptions
 from mirrored.data.pipeline.iterators import DatasetIterator
-from mirrored.data.pipeline.nodes import Cursor
 from mirrored.data.placement import Placer, batch_size, pad
 from mirrored.data.sources import Source
 from mirrored.errors import ArgumentError, DisagreementError

@@ -15,13 +15,12 @@ import jax
 import numpy as np
 
 from mirrored._typing import Leaf, PyTree
-from mirrored.data.cursors import IterableCursor, Iterators
+from mirrored.data.cursors import Cursor, IterableCursor, Iterators
 from mirrored.data.elements import Element, as_element
 from mirrored.data.extra import engine
 from mirrored.data.pipeline.batching import is_batched
 from mirrored.data.pipeline.dataset import Dataset
 from mirrored.data.pipeline.iterators import DatasetIterator
-from mirrored.data.pipeline.nodes import Cursor
 from mirrored.data.placement import BATCH_DATASET, batch_size
 from mirrored.errors import ArgumentError, EndOfDataError, InputError, StructureError
 

@@ -13,6 +13,7 @@ from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.calling import call, transformed
 from mirrored.data.cursors import (
+    Cursor,
     InterleaveCursor,
     IterableCursor,
     Iterators,
@@ -26,10 +27,8 @@ from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.indexed import padded_spec
 from mirrored.data.pipeline.nodes import (
-    Cursor,
     LikeParent,
     Node,
-    NoElementError,
     Run,
     StreamNode,
     first_element,
@@ -39,6 +38,7 @@ from mirrored.data.pipeline.nodes import (
     spec_of_first,
 )
 from mirrored.data.placement import batch_size
+from mirrored.data.specs import NoElementError
 from mirrored.errors import StructureError
 
 
