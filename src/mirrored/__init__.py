@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mirrored import settings
-from mirrored.runtime.hooks import set_bridges, set_distributors
+from mirrored.runtime.hooks import set_bridges, set_distributors, set_summary
 
 if TYPE_CHECKING:  # what `__getattr__` loads: type checkers know these names and no others
     from mirrored import checkpoint as checkpoint
@@ -52,6 +52,7 @@ set_distributors(
     dataset_iterator=_from_data("make_dataset_iterator"),
     input_fn_iterator=_from_data("make_input_fn_iterator"),
 )
+set_summary(lambda: importlib.import_module("mirrored.tf").summary)
 set_bridges(
     {"flax.nnx": "mirrored.integrations.flax", "keras.src.backend.jax": "mirrored.integrations.keras"},
     roots={"flax.nnx": "flax.nnx", "keras": "keras.src.backend.jax"},

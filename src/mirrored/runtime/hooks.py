@@ -1,4 +1,4 @@
-"""Hooks that upper layers register: constructors of distributed datasets, framework bridges, loops in Python."""
+"""Hooks that upper layers register: distributed datasets, writers of summaries, framework bridges, loops in Python."""
 
 from __future__ import annotations
 
@@ -59,6 +59,21 @@ def make_input_fn_iterator(strategy: object, input_fn: Callable[..., Any], repli
     return _distributors["input_fn_iterator"](strategy, input_fn, replication_mode)
 
 
+# The writers of summaries, which are TensorFlow's names: a framework's callback may write with them.
+
+_summary: list[Callable[[], Any]] = []
+
+
+def set_summary(load: Callable[[], Any]) -> None:
+    """Registers what imports the module with the names of `tf.summary`."""
+    _summary[:] = [load]
+
+
+def summary() -> Any:
+    """Returns the module with the names of `tf.summary`."""
+    return _summary[0]()
+
+
 # Connects frameworks whose models create their own variables, when the program opens a strategy's scope.
 #
 # A framework that is imported while a scope is open is connected at the end of its import, so the order of imports does
@@ -81,9 +96,9 @@ def set_bridges(bridges: Mapping[str, str], roots: Mapping[str, str]) -> None:
 
 
 def connect() -> None:
-    """Connects the frameworks that the program has imported."""
+    """Connects the frameworks that the program has imported, if this installation has bridges to them."""
     for framework, bridge in _bridges.items():
-        if framework in sys.modules:
+        if framework in sys.modules and importlib.util.find_spec(bridge) is not None:
             module = importlib.import_module(bridge)
             # A bridge imports its framework. If a scope is open, the end of that import calls `connect` again, before
             # the bridge is complete. Such a bridge is skipped here; it connects at the end of its own import.
