@@ -15,9 +15,6 @@ from mirrored.data.feed import InputStats as InputStats
 from mirrored.data.input_options import InputContext as InputContext
 from mirrored.data.input_options import InputOptions as InputOptions
 from mirrored.data.input_options import InputReplicationMode as InputReplicationMode
-from mirrored.data.legacy import InputIterator as InputIterator
-from mirrored.data.legacy import make_dataset_iterator as make_dataset_iterator
-from mirrored.data.legacy import make_input_fn_iterator as make_input_fn_iterator
 from mirrored.data.options import AUTOTUNE as AUTOTUNE
 from mirrored.data.options import INFINITE_CARDINALITY as INFINITE_CARDINALITY
 from mirrored.data.options import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
@@ -46,7 +43,6 @@ __all__ = [
     "DistributedDataset",
     "DistributedIterator",
     "InputContext",
-    "InputIterator",
     "InputOptions",
     "InputReplicationMode",
     "InputStats",
@@ -57,8 +53,6 @@ __all__ = [
     "TextLineDataset",
     "distribute_dataset",
     "distribute_from_function",
-    "make_dataset_iterator",
-    "make_input_fn_iterator",
 ]
 
 _PIPELINE = {

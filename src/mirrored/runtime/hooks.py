@@ -17,8 +17,8 @@ from mirrored.runtime.ambient import ambient
 
 # Hooks for `mirrored.data`: strategies offer distributed datasets, and the layer above registers constructors.
 
-Distributor = Callable[[Any, Any, Any], Any]
-"""Creates a distributed dataset or iterator from a strategy, a dataset or function, and options."""
+Distributor = Callable[..., Any]
+"""Creates a distributed dataset or iterator from a strategy, a dataset or function, and options if there are any."""
 
 _distributors: dict[str, Distributor] = {}
 
@@ -49,9 +49,9 @@ def distribute_from_function(strategy: object, dataset_fn: Callable[..., Any], o
     return _distributors["from_function"](strategy, dataset_fn, options)
 
 
-def make_dataset_iterator(strategy: object, dataset: object, per_replica_batches: bool) -> Any:
-    """Returns a reinitializable iterator over a dataset."""
-    return _distributors["dataset_iterator"](strategy, dataset, per_replica_batches)
+def make_dataset_iterator(strategy: object, dataset: object) -> Any:
+    """Returns a reinitializable iterator over a dataset of global batches."""
+    return _distributors["dataset_iterator"](strategy, dataset)
 
 
 def make_input_fn_iterator(strategy: object, input_fn: Callable[..., Any], replication_mode: object) -> Any:
