@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mirrored import settings
-from mirrored.runtime.hooks import set_bridges, set_distributors
+from mirrored.runtime.hooks import set_bridges, set_distributors, set_summary
 
 if TYPE_CHECKING:  # what `__getattr__` loads: type checkers know these names and no others
     from mirrored import checkpoint as checkpoint
@@ -35,9 +35,9 @@ if TYPE_CHECKING:  # what `__getattr__` loads: type checkers know these names an
     __version__: str
 
 
-def _from_data(name: str) -> Callable[[Any, Any, Any], Any]:
-    """Returns a function that calls `mirrored.data.<name>`, and imports `mirrored.data` at its first call."""
-    return lambda *args: getattr(importlib.import_module("mirrored.data"), name)(*args)
+def _lazily(module: str, name: str) -> Callable[..., Any]:
+    """Returns a function that calls the function `name` of a module, and imports the module at its first call."""
+    return lambda *args: getattr(importlib.import_module(module), name)(*args)
 
 
 settings.check()
@@ -47,11 +47,12 @@ if settings.VIRTUAL_DEVICES.is_set() or settings.VIRTUAL_KIND.is_set():
 if "keras" not in sys.modules and not os.environ.get("KERAS_BACKEND"):
     os.environ["KERAS_BACKEND"] = "jax"  # for a later `import keras`, whose default backend is TensorFlow
 set_distributors(
-    dataset=_from_data("distribute_dataset"),
-    from_function=_from_data("distribute_from_function"),
-    dataset_iterator=_from_data("make_dataset_iterator"),
-    input_fn_iterator=_from_data("make_input_fn_iterator"),
+    dataset=_lazily("mirrored.data", "distribute_dataset"),
+    from_function=_lazily("mirrored.data", "distribute_from_function"),
+    dataset_iterator=_lazily("mirrored.data.legacy", "make_dataset_iterator"),
+    input_fn_iterator=_lazily("mirrored.data.legacy", "make_input_fn_iterator"),
 )
+set_summary(lambda: importlib.import_module("mirrored.tf").summary)
 set_bridges(
     {"flax.nnx": "mirrored.integrations.flax", "keras.src.backend.jax": "mirrored.integrations.keras"},
     roots={"flax.nnx": "flax.nnx", "keras": "keras.src.backend.jax"},

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from mirrored.cli import main
+from mirrored.cli.main import NEEDED
 
 
 def test_help_names_every_command_and_what_it_does():
@@ -38,6 +39,14 @@ def test_unknown_command_names_itself():
     done = CliRunner().invoke(main, ["nonesuch"])
     assert done.exit_code == 2
     assert "No such command 'nonesuch'" in done.output
+
+
+def test_a_command_whose_package_is_deleted_is_not_listed_and_names_the_package(monkeypatch):
+    monkeypatch.setitem(NEEDED, "plan", "mirrored.nonesuch")
+    assert "  plan " not in CliRunner().invoke(main, ["--help"]).output
+    done = CliRunner().invoke(main, ["plan", "step.py"])
+    assert done.exit_code == 2
+    assert "'plan' needs mirrored.nonesuch, which this installation does not have" in done.output
 
 
 _AND_SAY_IF_JAX_CAME = """

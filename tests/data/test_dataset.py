@@ -10,7 +10,7 @@ import pytest
 
 from data.readings import assert_resumes_everywhere, plain, read
 from mirrored.data import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, ArraySpec, Dataset, Options
-from mirrored.data.pipeline.options import AutoShardPolicy
+from mirrored.data.options import AutoShardPolicy
 from mirrored.errors import ArgumentError, StructureError
 
 D = Dataset

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.data import Dataset, InputReplicationMode, make_dataset_iterator, make_input_fn_iterator
+from mirrored.data import Dataset, InputReplicationMode
+from mirrored.data.legacy import make_dataset_iterator, make_input_fn_iterator
 from mirrored.errors import ArgumentError, EndOfDataError
 
 
@@ -26,11 +27,6 @@ def test_global_batches_are_split(strategy: Any) -> None:
         iterator.get_next()
     iterator.initialize()
     assert shown(next(iterator)) == [[0], [1]]
-
-
-def test_batches_of_contrib_are_per_replica(strategy: Any) -> None:
-    iterator = make_dataset_iterator(strategy, Dataset.range(4).batch(2), per_replica_batches=True)
-    assert [shown(element) for element in iterator] == [[[0, 1], [2, 3]]]
 
 
 def test_input_functions_give_consecutive_elements(strategy: Any) -> None:

@@ -48,6 +48,14 @@ def test_dataset_iterator_gives_a_batch_to_each_replica():
     ]
 
 
+def test_batches_are_per_replica_until_the_end_and_iterators_are_made_outside_of_run():
+    s = strategy(devices=CPUS)
+    iterator = s.make_dataset_iterator(tf.data.Dataset.range(4).batch(2))
+    assert [[np.asarray(part).tolist() for part in s.unwrap(element)] for element in iterator] == [[[0, 1], [2, 3]]]
+    with pytest.raises(RuntimeError, match="make_dataset_iterator"):
+        s.run(lambda: s.make_dataset_iterator(tf.data.Dataset.range(4)))
+
+
 def test_input_fn_iterator_feeds_call_for_each_replica():
     s = strategy(devices=CPUS)
     seen = []

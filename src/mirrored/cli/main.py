@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -12,14 +13,32 @@ from mirrored.errors import MirroredError
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
 
 
+# The packages that an installation can lack, by the command that needs them.
+NEEDED: Final = {"doctor": "mirrored.launcher", "plan": "mirrored.perf_model", "run": "mirrored.launcher"}
+
+
 class _Group(click.Group):
-    """Shows mirrored's errors as messages without a traceback."""
+    """Shows mirrored's errors as messages without a traceback, and offers the commands whose packages are present."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in super().list_commands(ctx) if _is_present(name)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if not _is_present(cmd_name):
+            raise click.UsageError(
+                f"{cmd_name!r} needs {NEEDED[cmd_name]}, which this installation does not have.", ctx
+            )
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except MirroredError as error:
             raise click.ClickException(str(error)) from error
+
+
+def _is_present(command: str) -> bool:
+    return command not in NEEDED or importlib.util.find_spec(NEEDED[command]) is not None
 
 
 @click.group(cls=_Group, context_settings=_CONTEXT)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from mirrored._typing import PyTree
 from mirrored.data.distributed import DistributedDataset as DistributedDataset
 from mirrored.data.distributed import DistributedIterator as DistributedIterator
 from mirrored.data.distribution import PerReplicaSpec as PerReplicaSpec
@@ -11,18 +15,71 @@ from mirrored.data.feed import InputStats as InputStats
 from mirrored.data.input_options import InputContext as InputContext
 from mirrored.data.input_options import InputOptions as InputOptions
 from mirrored.data.input_options import InputReplicationMode as InputReplicationMode
-from mirrored.data.legacy import InputIterator as InputIterator
-from mirrored.data.legacy import make_dataset_iterator as make_dataset_iterator
-from mirrored.data.legacy import make_input_fn_iterator as make_input_fn_iterator
-from mirrored.data.pipeline.dataset import Dataset as Dataset
-from mirrored.data.pipeline.dataset import TextLineDataset as TextLineDataset
-from mirrored.data.pipeline.dataset import TFRecordDataset as TFRecordDataset
-from mirrored.data.pipeline.iterators import DatasetIterator as DatasetIterator
-from mirrored.data.pipeline.options import AUTOTUNE as AUTOTUNE
-from mirrored.data.pipeline.options import INFINITE_CARDINALITY as INFINITE_CARDINALITY
-from mirrored.data.pipeline.options import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
-from mirrored.data.pipeline.options import AutoShardPolicy as AutoShardPolicy
-from mirrored.data.pipeline.options import DistributeOptions as DistributeOptions
-from mirrored.data.pipeline.options import Optional as Optional
-from mirrored.data.pipeline.options import Options as Options
+from mirrored.data.options import AUTOTUNE as AUTOTUNE
+from mirrored.data.options import INFINITE_CARDINALITY as INFINITE_CARDINALITY
+from mirrored.data.options import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
+from mirrored.data.options import AutoShardPolicy as AutoShardPolicy
+from mirrored.data.options import DistributeOptions as DistributeOptions
+from mirrored.data.options import Optional as Optional
+from mirrored.data.options import Options as Options
+from mirrored.data.sources import Source, register_arrays
 from mirrored.data.specs import ArraySpec as ArraySpec
+
+if TYPE_CHECKING:  # what `__getattr__` loads
+    from mirrored.data.pipeline.dataset import Dataset as Dataset
+    from mirrored.data.pipeline.dataset import TextLineDataset as TextLineDataset
+    from mirrored.data.pipeline.dataset import TFRecordDataset as TFRecordDataset
+    from mirrored.data.pipeline.iterators import DatasetIterator as DatasetIterator
+
+__all__ = [
+    "AUTOTUNE",
+    "INFINITE_CARDINALITY",
+    "UNKNOWN_CARDINALITY",
+    "ArraySpec",
+    "AutoShardPolicy",
+    "Dataset",
+    "DatasetIterator",
+    "DistributeOptions",
+    "DistributedDataset",
+    "DistributedIterator",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
+    "InputStats",
+    "Optional",
+    "Options",
+    "PerReplicaSpec",
+    "TFRecordDataset",
+    "TextLineDataset",
+    "distribute_dataset",
+    "distribute_from_function",
+]
+
+_PIPELINE = {
+    "Dataset": "mirrored.data.pipeline.dataset",
+    "DatasetIterator": "mirrored.data.pipeline.iterators",
+    "TFRecordDataset": "mirrored.data.pipeline.dataset",
+    "TextLineDataset": "mirrored.data.pipeline.dataset",
+}
+
+
+def _source_of_arrays(arrays: PyTree, examples_per_batch: int) -> Source:
+    source: Source = importlib.import_module("mirrored.data.pipeline").source_of_arrays(arrays, examples_per_batch)
+    return source
+
+
+register_arrays(_source_of_arrays)
+
+if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every name
+
+    def __getattr__(name: str) -> Any:
+        """Imports the pipeline at the first access to one of its names."""
+        if name not in _PIPELINE:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = getattr(importlib.import_module(_PIPELINE[name]), name)
+        return globals()[name]
+
+
+def __dir__() -> list[str]:
+    """Returns the names, including those of the pipeline."""
+    return sorted({*globals(), *_PIPELINE})

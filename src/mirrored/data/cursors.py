@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
 from mirrored._jax.arrays import frozen
 from mirrored.data.calling import no_end
 from mirrored.data.elements import Element, concatenated
-from mirrored.data.pipeline.nodes import Cursor
 from mirrored.data.placement import batch_size
 from mirrored.errors import InputError
+
+
+class Cursor(Protocol):
+    """An iterator over a stream, with a position that can be saved. Grain's iterators are cursors."""
+
+    def __next__(self) -> Element: ...
+
+    def get_state(self) -> Any:
+        """Returns the position as JSON-like data."""
+        ...
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores a position."""
+        ...
+
+    def close(self) -> None:
+        """Stops threads and closes files."""
+        ...
 
 
 def beyond_end() -> InputError:

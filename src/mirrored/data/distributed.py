@@ -11,8 +11,8 @@ from mirrored._typing import PyTree
 from mirrored.data.calling import function_seconds
 from mirrored.data.feed import Feed, FeedItem, InputStats
 from mirrored.data.input_options import InputOptions
-from mirrored.data.pipeline.iterators import close_at_exit, warn_exhausted
-from mirrored.data.pipeline.options import Optional
+from mirrored.data.iteration import close_at_exit, warn_exhausted
+from mirrored.data.options import Optional
 from mirrored.data.placement import Placer
 from mirrored.data.readers import Reader, WorkerSteps, reader_meeting
 from mirrored.errors import ArgumentError, EndOfDataError, InputError, TransformationError

@@ -11,13 +11,10 @@ import jax
 from mirrored._typing import PyTree
 from mirrored.data.distributed import DistributedDataset
 from mirrored.data.input_options import InputContext, InputOptions, InputReplicationMode
-from mirrored.data.pipeline.files import files_of_worker
-from mirrored.data.pipeline.nodes import NoElementError
-from mirrored.data.pipeline.options import UNKNOWN_CARDINALITY, AutoShardPolicy
-from mirrored.data.placement import Placer, batch_size
+from mirrored.data.placement import Placer
 from mirrored.data.readers import ElementsInTurn, GlobalBatches
-from mirrored.data.sources import Source, as_source
-from mirrored.data.specs import ArraySpec, map_specs, spec_of
+from mirrored.data.sources import Source, WorkerShare, as_source
+from mirrored.data.specs import ArraySpec, map_specs
 from mirrored.errors import ArgumentError
 from mirrored.strategies import Strategy
 from mirrored.topology.device_assignment import DeviceAssignment
@@ -67,22 +64,20 @@ def distribute_dataset(
             remedy="iterate over it directly",
         )
     source = as_source(dataset, options.batch_size, called)
-    policy = _policy(source)
-    device_assignment = strategy.device_assignment
-    several = len(_workers(device_assignment)) > 1
-    own = several and policy in (AutoShardPolicy.OFF, AutoShardPolicy.FILE)
-    placer = Placer(device_assignment, options.experimental_fetch_to_device, own)
-    replicas = placer.num_replicas
-    if own and device_assignment is not None:
-        source = _own_batches(source, device_assignment, policy, called)
-        replicas = len(device_assignment.addressable_replicas)
+    share = _share(strategy.device_assignment)
+    own = None if share is None else source.of_worker(share, called)
+    placer = Placer(strategy.device_assignment, options.experimental_fetch_to_device, own is not None)
+    if share is None or own is None:
+        read, replicas = source, placer.num_replicas
+    else:
+        read, replicas = own, share.local_replicas
     return DistributedDataset(
-        lambda: GlobalBatches(source, options, replicas),
+        lambda: GlobalBatches(read, options, replicas),
         placer,
         options,
-        lambda: _spec_of_per_replica_batches(_source_spec(source), placer.num_replicas),
-        lambda: UNKNOWN_CARDINALITY if source.dataset is None else source.dataset.node.cardinality,
-        source.end_error,
+        lambda: _spec_of_per_replica_batches(read.spec, placer.num_replicas),
+        lambda: read.cardinality,
+        read.end_error,
     )
 
 
@@ -117,7 +112,7 @@ def distribute_from_function(
         lambda: ElementsInTurn(sources, local_replicas),
         placer,
         options,
-        lambda: _spec_of_elements(_source_spec(sources[0]), placer.num_replicas),
+        lambda: _spec_of_elements(sources[0].spec, placer.num_replicas),
         lambda: _cardinality(sources, local_replicas),
         sources[0].end_error,
     )
@@ -138,27 +133,17 @@ def _workers(device_assignment: DeviceAssignment | None) -> list[int]:
     return sorted({0} if device_assignment is None else {device.process_index for device in device_assignment.devices})
 
 
-def _policy(source: Source) -> AutoShardPolicy:
-    options = None if source.dataset is None else source.dataset.options()
-    return AutoShardPolicy.AUTO if options is None else options.experimental_distribute.auto_shard_policy
-
-
-def _own_batches(source: Source, device_assignment: DeviceAssignment, policy: AutoShardPolicy, called: str) -> Source:
-    """Returns this worker's files, or the whole dataset, rebatched to the batch size of its own replicas."""
-    assert source.dataset is not None
-    source.refuse_unbatched(called)
-    dataset = source.dataset
-    # The first batch has the global batch size, and the structure of the empty batches.
-    first = next(dataset.take(1).as_numpy_iterator(), None)
-    if policy is AutoShardPolicy.FILE:
-        workers = _workers(device_assignment)
-        dataset = type(dataset)(files_of_worker(dataset.node, workers.index(jax.process_index()), len(workers), called))
-    if first is None:
-        return as_source(dataset, None, called)
-    # The worker's batch size is proportional to its number of replicas, so that all replicas get equal batches.
-    part = -(-batch_size(first, called) * len(device_assignment.addressable_replicas) // device_assignment.num_replicas)
-    empty = jax.tree.map(lambda leaf: leaf[:0], first)
-    return dataclasses.replace(as_source(dataset.rebatch(part), None, called), empty=empty)
+def _share(device_assignment: DeviceAssignment | None) -> WorkerShare | None:
+    """Returns this worker's share of a job of several workers; None if one worker executes all replicas."""
+    workers = _workers(device_assignment)
+    if device_assignment is None or len(workers) == 1:
+        return None
+    return WorkerShare(
+        process=jax.process_index(),
+        processes=tuple(workers),
+        local_replicas=len(device_assignment.addressable_replicas),
+        num_replicas=device_assignment.num_replicas,
+    )
 
 
 def _checked(options: object, called: str, from_function: bool) -> InputOptions:
@@ -175,21 +160,8 @@ def _checked(options: object, called: str, from_function: bool) -> InputOptions:
     return options
 
 
-def _source_spec(source: Source) -> Any:
-    if source.dataset is not None:
-        return source.dataset.element_spec
-    cursor = source.open()
-    try:
-        first = next(cursor)
-    except StopIteration:
-        raise NoElementError("DistributedDataset.element_spec") from None
-    finally:
-        cursor.close()
-    return map_specs(lambda leaf: leaf.unbatched().batched(None) if leaf.shape else leaf, spec_of(first))
-
-
 def _gives_scalars(source: Source) -> bool:
-    leaves = jax.tree.leaves(_source_spec(source), is_leaf=lambda part: isinstance(part, ArraySpec))
+    leaves = jax.tree.leaves(source.spec, is_leaf=lambda part: isinstance(part, ArraySpec))
     return not all(leaf.shape for leaf in leaves)
 
 
@@ -209,7 +181,7 @@ def _spec_of_elements(spec: PyTree, replicas: int) -> Any:
 
 
 def _cardinality(sources: list[Source], replicas: int) -> int:
-    known = [UNKNOWN_CARDINALITY if one.dataset is None else one.dataset.node.cardinality for one in sources]
+    known = [one.cardinality for one in sources]
     if min(known) < 0:
         return min(known)
     if len(known) > 1:

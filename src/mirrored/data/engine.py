@@ -8,8 +8,8 @@ from typing import Any
 import grain
 from grain import experimental
 
+from mirrored.data.cursors import Cursor
 from mirrored.data.elements import Element
-from mirrored.data.pipeline.nodes import Cursor
 
 _MAX_THREADS = 16
 _QUIET = experimental.DatasetOptions(filter_warn_threshold_ratio=None)

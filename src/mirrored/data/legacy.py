@@ -42,19 +42,13 @@ class InputIterator:
         return next(self._reading)
 
 
-def make_dataset_iterator(
-    strategy: Strategy, dataset: Iterable[Any], per_replica_batches: bool = False
-) -> InputIterator:
-    """Returns an iterator over a dataset for all replicas.
+def make_dataset_iterator(strategy: Strategy, dataset: Iterable[Any]) -> InputIterator:
+    """Returns an iterator over a dataset of global batches, which are split over the replicas.
 
     Args:
         strategy: The strategy whose replicas receive the elements.
         dataset: The dataset.
-        per_replica_batches: Whether each batch goes to one replica, as in `tf.contrib.distribute`. If False, each batch
-            is a global batch and is split.
     """
-    if per_replica_batches:
-        return InputIterator(distribute_from_function(strategy, lambda _: dataset))
     return InputIterator(distribute_dataset(strategy, dataset))
 
 

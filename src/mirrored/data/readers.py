@@ -14,8 +14,6 @@ from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.data.elements import Element
 from mirrored.data.feed import log
 from mirrored.data.input_options import InputOptions
-from mirrored.data.pipeline.iterators import DatasetIterator
-from mirrored.data.pipeline.nodes import Cursor
 from mirrored.data.placement import Placer, batch_size, pad
 from mirrored.data.sources import Source
 from mirrored.errors import ArgumentError, DisagreementError
@@ -24,20 +22,6 @@ from mirrored.values.distributed_values import PerReplica
 # Coordinates input between workers: common shuffle seeds, equal global batches, and a common end of the data.
 
 _CALLED = "next(iterator)"
-
-
-def settle_seeds(cursor: Cursor) -> None:
-    """Makes all workers use the shuffle seeds of worker 0.
-
-    A shuffle without a given seed draws a random one, which would differ between the workers.
-
-    Raises:
-        DisagreementError: The workers read different pipelines.
-    """
-    if not isinstance(cursor, DatasetIterator):
-        return
-    everyone = host_allgather("iter(dataset)", f"read the dataset {cursor.outline}", cursor.seeds)
-    cursor.take_seeds(everyone[0])
 
 
 def check_same_batch(batch: Element, number: int = 1) -> None:
@@ -82,7 +66,7 @@ def reader_meeting(reader: Reader, placer: Placer) -> WorkerSteps | None:
     if placer.device_assignment is None or not placer.device_assignment.spans_processes:
         return None
     if isinstance(reader, GlobalBatches):
-        settle_seeds(reader.cursor)
+        reader.settle_seeds()
         if not placer.own_batches:
             return SameBatches(reader)
         if reader.empty is not None:
@@ -253,14 +237,13 @@ class GlobalBatches:
         return self._rule == "drop"
 
     @property
-    def cursor(self) -> Any:
-        """The cursor over the source."""
-        return self._cursor
-
-    @property
     def empty(self) -> Any:
         """A batch without examples; None if none is known."""
         return self._source.empty
+
+    def settle_seeds(self) -> None:
+        """Makes all workers use the shuffle seeds of worker 0. Context: before the first `read`."""
+        self._source.settle_seeds(self._cursor)
 
     def keep_samples(self) -> None:
         """Starts to keep the batches 1, 2, 4, 8, ... for `sample`. Context: before the first `read`."""

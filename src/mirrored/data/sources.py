@@ -1,11 +1,12 @@
 """Adapts everything that can be distributed to a `Source`, which opens cursors over global batches (NumPy pytrees).
 
-Supported are our `Dataset`, Grain datasets and DataLoaders, PyTorch DataLoaders, Hugging Face datasets, NumPy pytrees,
-and any re-iterable of batches.
+Supported are Grain datasets and DataLoaders, PyTorch DataLoaders, Hugging Face datasets, NumPy pytrees, any re-iterable
+of batches, and the kinds of datasets that a layer above registers (`Dataset`, by `mirrored.data.pipeline`).
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -15,15 +16,13 @@ import jax
 import numpy as np
 
 from mirrored._typing import Leaf, PyTree
-from mirrored.data.cursors import IterableCursor, Iterators
+from mirrored.data.cursors import Cursor, IterableCursor, Iterators
 from mirrored.data.elements import Element, as_element
 from mirrored.data.extra import engine
-from mirrored.data.pipeline.batching import is_batched
-from mirrored.data.pipeline.dataset import Dataset
-from mirrored.data.pipeline.iterators import DatasetIterator
-from mirrored.data.pipeline.nodes import Cursor
-from mirrored.data.placement import BATCH_DATASET, batch_size
-from mirrored.errors import ArgumentError, EndOfDataError, InputError, StructureError
+from mirrored.data.options import UNKNOWN_CARDINALITY
+from mirrored.data.placement import batch_size
+from mirrored.data.specs import NoElementError, map_specs, spec_of
+from mirrored.errors import ArgumentError, EndOfDataError, InputError
 
 _BATCH_GRAIN: Final = "call .batch(batch_size=...) on the Grain dataset (a DataLoader: grain.transforms.Batch)"
 _BATCH_ROWS: Final = "pass InputOptions(batch_size=...)"
@@ -32,69 +31,169 @@ _BATCH_LIST: Final = "yield batches (numpy.stack of the examples), or use Datase
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """A re-iterable of elements.
+class WorkerShare:
+    """The part of a job that one worker executes.
 
     Attributes:
-        open: Opens a new cursor.
-        dataset: The underlying `Dataset`, or None.
-        batching: How the user creates batches, for messages.
-        empty: A batch without examples, for a worker whose own files contain none.
+        process: The process index of this worker.
+        processes: The process indices of all workers, in order.
+        local_replicas: The number of replicas of this worker.
+        num_replicas: The number of replicas of all workers.
     """
 
-    open: Callable[[], Cursor]
-    dataset: Dataset | None = None
-    batching: str = BATCH_DATASET
-    empty: Element = None
+    process: int
+    processes: tuple[int, ...]
+    local_replicas: int
+    num_replicas: int
 
+
+class Source(abc.ABC):
+    """A re-iterable of elements."""
+
+    @property
+    @abc.abstractmethod
+    def batching(self) -> str:
+        """How the user creates batches, for messages."""
+
+    @property
+    @abc.abstractmethod
+    def empty(self) -> Element:
+        """A batch without examples, for a worker whose own files contain none; None if none is known."""
+
+    @property
+    @abc.abstractmethod
+    def spec(self) -> Any:
+        """The spec of the elements."""
+
+    @property
+    @abc.abstractmethod
+    def cardinality(self) -> int:
+        """The number of elements, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
+
+    @property
+    @abc.abstractmethod
+    def may_be_unbatched(self) -> bool:
+        """Whether it is unknown if the elements are batches."""
+
+    @property
+    @abc.abstractmethod
+    def end_error(self) -> Callable[..., EndOfDataError]:
+        """Creates the error for a request past the last element."""
+
+    @abc.abstractmethod
+    def open(self) -> Cursor:
+        """Opens a new cursor."""
+
+    @abc.abstractmethod
     def refuse_unbatched(self, called: str) -> None:
-        """Raises an error if the steps of the dataset show that its elements are single examples.
+        """Raises an error if it is known that the elements are single examples.
 
         Otherwise a row would be treated as a batch, and the features of one example would be split over the replicas.
 
         Raises:
             StructureError: The elements are single examples.
         """
-        if self.dataset is not None and is_batched(self.dataset.node) is False:
-            raise StructureError(
-                called,
-                found=f"the dataset is not batched: no step of {self.dataset!r} makes batches of its examples",
-                rule="each element of a distributed dataset is a global batch, which is split into per-replica batches",
-                remedy=f"{self.batching}; if the elements are batches, pass a list or a Dataset.from_generator",
-            )
 
-    @property
-    def may_be_unbatched(self) -> bool:
-        """Whether it is unknown if the elements are batches."""
-        return self.dataset is None or is_batched(self.dataset.node) is None
+    @abc.abstractmethod
+    def of_worker(self, share: WorkerShare, called: str) -> Source | None:
+        """Returns the source of a worker's own batches; None if all workers read the same global batches.
 
-    @property
-    def end_error(self) -> Callable[..., EndOfDataError]:
-        """Creates the error for a request past the last element."""
-        return EndOfDataError if self.dataset is None else type(self.dataset).end_error
+        Raises:
+            ArgumentError: The data cannot be divided among the workers.
+            StructureError: The elements are single examples.
+        """
 
+    @abc.abstractmethod
+    def settle_seeds(self, cursor: Cursor) -> None:
+        """Makes all workers use the shuffle seeds of worker 0.
+
+        A shuffle without a given seed draws a random one, which would differ between the workers.
+
+        Args:
+            cursor: A result of `open`, before its first element.
+
+        Raises:
+            DisagreementError: The workers read different pipelines.
+        """
+
+    @abc.abstractmethod
     def restore(self, cursor: Cursor, state: dict[str, Any] | None, full: int | None) -> bool:
         """Moves a new cursor to a position.
 
         Args:
-            cursor: The cursor.
+            cursor: A result of `open`.
             state: The position; None if the source cannot save one.
             full: The batch size when the position was saved.
 
         Returns:
             Whether the position was restored. If not, the cursor is at the start of the same epoch.
         """
-        if state is None:
-            return False
-        if isinstance(cursor, DatasetIterator):
-            return cursor.restore(state)
-        if full is not None and self._batch_size() != full:
+
+
+@dataclasses.dataclass(frozen=True)
+class _IterableSource(Source):
+    """A source of another library, of which only the elements are known."""
+
+    make: Callable[[], Cursor]
+    how_to_batch: str
+
+    @property
+    def batching(self) -> str:
+        return self.how_to_batch
+
+    @property
+    def empty(self) -> Element:
+        return None
+
+    @property
+    def spec(self) -> Any:
+        """The spec of the first element, of which the number of examples can vary.
+
+        Raises:
+            NoElementError: There is no element.
+        """
+        cursor = self.make()
+        try:
+            first = next(cursor)
+        except StopIteration:
+            raise NoElementError("DistributedDataset.element_spec") from None
+        finally:
+            cursor.close()
+        return map_specs(lambda leaf: leaf.unbatched().batched(None) if leaf.shape else leaf, spec_of(first))
+
+    @property
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    @property
+    def may_be_unbatched(self) -> bool:
+        return True
+
+    @property
+    def end_error(self) -> Callable[..., EndOfDataError]:
+        return EndOfDataError
+
+    def open(self) -> Cursor:
+        return self.make()
+
+    def refuse_unbatched(self, called: str) -> None:
+        del called
+
+    def of_worker(self, share: WorkerShare, called: str) -> Source | None:
+        del share, called
+        return None
+
+    def settle_seeds(self, cursor: Cursor) -> None:
+        del cursor
+
+    def restore(self, cursor: Cursor, state: dict[str, Any] | None, full: int | None) -> bool:
+        if state is None or (full is not None and self._batch_size() != full):
             return False
         cursor.set_state(state)
         return True
 
     def _batch_size(self) -> int | None:
-        probe = self.open()
+        probe = self.make()
         try:
             return batch_size(next(probe))
         except StopIteration:
@@ -103,16 +202,38 @@ class Source:
             probe.close()
 
 
+# What the layers above register: the kinds of datasets, and how arrays become batches.
+
+_kinds: Final[dict[type, Callable[[Any], Source]]] = {}
+_array_sources: Final[list[Callable[[PyTree, int], Source]]] = []
+
+
+def register_kind(kind: type, adapt: Callable[[Any], Source]) -> None:
+    """Registers a kind of dataset, and what adapts it. Called by the module that defines the dataset's `Source`."""
+    _kinds[kind] = adapt
+
+
+def register_arrays(adapt: Callable[[PyTree, int], Source]) -> None:
+    """Registers what adapts a pytree of arrays (one example per row) and a batch size. Called by `mirrored.data`."""
+    _array_sources[:] = [adapt]
+
+
+def is_dataset(data: object) -> bool:
+    """Returns whether `data` is a dataset of a registered kind."""
+    return isinstance(data, tuple(_kinds))
+
+
 def as_source(data: Iterable[Any], examples_per_batch: int | None, called: str) -> Source:
     """Converts a dataset of any supported type to a source.
 
     Raises:
         ArgumentError: `data` cannot be iterated or can be read only once, or its batch size is not known.
     """
-    if isinstance(data, Dataset):
-        return _of_dataset(data)
+    for kind, adapt in _kinds.items():
+        if isinstance(data, kind):
+            return adapt(data)
     if _is_grain(data):
-        return Source(lambda: _GrainCursor(data), batching=_BATCH_GRAIN)
+        return _IterableSource(lambda: _GrainCursor(data), _BATCH_GRAIN)
     if _comes_from(data, "datasets"):
         return _of_hugging_face(data, examples_per_batch)
     if isinstance(data, np.ndarray | jax.Array | Mapping) or (isinstance(data, tuple) and _is_pytree(data)):
@@ -133,11 +254,7 @@ def as_source(data: Iterable[Any], examples_per_batch: int | None, called: str) 
         )
     batching = _BATCH_TORCH if _comes_from(data, "torch") else _BATCH_LIST
     iterators = Iterators(lambda: data, called)
-    return Source(lambda: _ForeignCursor(data, iterators), batching=batching)
-
-
-def _of_dataset(dataset: Dataset) -> Source:
-    return Source(lambda: dataset.iterator(lambda element: element), dataset)
+    return _IterableSource(lambda: _ForeignCursor(data, iterators), batching)
 
 
 def _of_arrays(arrays: PyTree, size: int | None, called: str) -> Source:
@@ -148,13 +265,13 @@ def _of_arrays(arrays: PyTree, size: int | None, called: str) -> Source:
             rule="arrays have one example per row, and the elements of a distributed dataset are global batches",
             remedy="pass Dataset.from_tensor_slices(arrays).batch(n), or InputOptions(batch_size=n)",
         )
-    return _of_dataset(Dataset.from_tensor_slices(jax.tree.map(np.asarray, arrays)).batch(size))
+    return _array_sources[0](jax.tree.map(np.asarray, arrays), size)
 
 
 def _of_hugging_face(data: Any, size: int | None) -> Source:
     formatted = data.with_format("numpy")
     made = formatted if size is None else _InBatches(formatted, size)
-    return Source(lambda: _ForeignCursor(made), batching=_BATCH_ROWS)
+    return _IterableSource(lambda: _ForeignCursor(made), _BATCH_ROWS)
 
 
 def _is_pytree(data: tuple[Any, ...]) -> bool:

@@ -56,6 +56,21 @@ class ArraySpec:
         return ArraySpec(self.shape[1:], self.dtype)
 
 
+class NoElementError(StructureError):
+    """The spec of a dataset depends on its first element, and the dataset is empty.
+
+    It is no `StopIteration`: a spec can be computed while elements are read, where that would end the data.
+    """
+
+    def __init__(self, called: str = "Dataset.element_spec") -> None:
+        super().__init__(
+            called,
+            found="the dataset has no element",
+            rule="the spec of a mapped or generated dataset is that of its first element",
+            remedy="pass output_signature to from_generator, or check why the dataset is empty",
+        )
+
+
 def spec_of(element: Element) -> Any:
     """Returns the spec of one element, as a pytree of `ArraySpec`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -250,5 +251,6 @@ def _scope(strategy: Strategy | None) -> AbstractContextManager[Any]:
 
 
 def _bridges() -> list[Bridge]:
-    """Returns the bridges to the frameworks that this program has imported."""
-    return [importlib.import_module(bridge).BRIDGE for module, bridge in _BRIDGES.items() if module in sys.modules]
+    """Returns the bridges of this installation to the frameworks that the program has imported."""
+    used = [bridge for module, bridge in _BRIDGES.items() if module in sys.modules]
+    return [importlib.import_module(bridge).BRIDGE for bridge in used if importlib.util.find_spec(bridge) is not None]

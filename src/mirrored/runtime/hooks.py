@@ -1,4 +1,4 @@
-"""Hooks that upper layers register: constructors of distributed datasets, framework bridges, loops in Python."""
+"""Hooks that upper layers register: distributed datasets, writers of summaries, framework bridges, loops in Python."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mirrored.runtime.ambient import ambient
 
 # Hooks for `mirrored.data`: strategies offer distributed datasets, and the layer above registers constructors.
 
-Distributor = Callable[[Any, Any, Any], Any]
-"""Creates a distributed dataset or iterator from a strategy, a dataset or function, and options."""
+Distributor = Callable[..., Any]
+"""Creates a distributed dataset or iterator from a strategy, a dataset or function, and options if there are any."""
 
 _distributors: dict[str, Distributor] = {}
 
@@ -49,14 +49,29 @@ def distribute_from_function(strategy: object, dataset_fn: Callable[..., Any], o
     return _distributors["from_function"](strategy, dataset_fn, options)
 
 
-def make_dataset_iterator(strategy: object, dataset: object, per_replica_batches: bool) -> Any:
-    """Returns a reinitializable iterator over a dataset."""
-    return _distributors["dataset_iterator"](strategy, dataset, per_replica_batches)
+def make_dataset_iterator(strategy: object, dataset: object) -> Any:
+    """Returns a reinitializable iterator over a dataset of global batches."""
+    return _distributors["dataset_iterator"](strategy, dataset)
 
 
 def make_input_fn_iterator(strategy: object, input_fn: Callable[..., Any], replication_mode: object) -> Any:
     """Returns a reinitializable iterator over the dataset that a function returns."""
     return _distributors["input_fn_iterator"](strategy, input_fn, replication_mode)
+
+
+# The writers of summaries, which are TensorFlow's names: a framework's callback may write with them.
+
+_summary: list[Callable[[], Any]] = []
+
+
+def set_summary(load: Callable[[], Any]) -> None:
+    """Registers what imports the module with the names of `tf.summary`."""
+    _summary[:] = [load]
+
+
+def summary() -> Any:
+    """Returns the module with the names of `tf.summary`."""
+    return _summary[0]()
 
 
 # Connects frameworks whose models create their own variables, when the program opens a strategy's scope.
@@ -81,9 +96,9 @@ def set_bridges(bridges: Mapping[str, str], roots: Mapping[str, str]) -> None:
 
 
 def connect() -> None:
-    """Connects the frameworks that the program has imported."""
+    """Connects the frameworks that the program has imported, if this installation has bridges to them."""
     for framework, bridge in _bridges.items():
-        if framework in sys.modules:
+        if framework in sys.modules and importlib.util.find_spec(bridge) is not None:
             module = importlib.import_module(bridge)
             # A bridge imports its framework. If a scope is open, the end of that import calls `connect` again, before
             # the bridge is complete. Such a bridge is skipped here; it connects at the end of its own import.

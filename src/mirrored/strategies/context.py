@@ -17,7 +17,7 @@ from mirrored.runtime.lockstep import Merge, ReplicaRunner, run_merge
 from mirrored.strategies.merge_call import call_merged, nested_gather, nested_reduce
 from mirrored.strategies.reducing import check_alike, check_sums_rows, refuse_rows
 from mirrored.values import structures
-from mirrored.values.indexed_slices import IndexedSlices
+from mirrored.values.sparse_rows import SparseRows
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
@@ -113,28 +113,28 @@ class ReplicaContext:
         """
         self._check("all_reduce")
         op = as_reduce_op(reduce_op)
-        leaves, treedef = structures.flatten(value, also=IndexedSlices)
-        arrays = [as_array(leaf) for leaf in leaves if leaf is not None and not isinstance(leaf, IndexedSlices)]
+        leaves, treedef = structures.flatten(value, also=SparseRows)
+        arrays = [as_array(leaf) for leaf in leaves if leaf is not None and not isinstance(leaf, SparseRows)]
         runner = ambient().runner
         if runner is None or runner.device_assignment.num_replicas == 1:
             reduced, given = arrays, [leaf is not None for leaf in leaves]
         elif not leaves:
             reduced, given = [], []
         else:
-            mask = [None if isinstance(leaf, IndexedSlices) else leaf is not None for leaf in leaves]
+            mask = [None if isinstance(leaf, SparseRows) else leaf is not None for leaf in leaves]
             *reduced, given = run_merge(_all_reduction(runner, op), [*arrays, mask])
         remaining = iter(reduced)
         results = [
-            self._all_rows(op, leaf) if isinstance(leaf, IndexedSlices) else next(remaining) if here else None
+            self._all_rows(op, leaf) if isinstance(leaf, SparseRows) else next(remaining) if here else None
             for leaf, here in zip(leaves, given, strict=True)
         ]
         return structures.unflatten(treedef, results)
 
-    def _all_rows(self, op: ReduceOp, rows: IndexedSlices) -> IndexedSlices:
+    def _all_rows(self, op: ReduceOp, rows: SparseRows) -> SparseRows:
         """Returns the rows of all replicas, concatenated; for a mean, divided by the number of replicas."""
-        check_sums_rows("ReplicaContext.all_reduce", op)
+        check_sums_rows("ReplicaContext.all_reduce", rows, op)
         values, indices = self.all_gather([rows.values, rows.indices], 0)
-        return IndexedSlices(
+        return type(rows)(
             values / self.num_replicas_in_sync if op is ReduceOp.MEAN else values, indices, rows.dense_shape
         )
 
@@ -152,7 +152,7 @@ class ReplicaContext:
             ArgumentError: A value is a scalar, or the axis is out of range.
         """
         self._check("all_gather")
-        leaves, treedef = structures.flatten(value, also=IndexedSlices)
+        leaves, treedef = structures.flatten(value, also=SparseRows)
         for leaf in leaves:
             refuse_rows("ReplicaContext.all_gather", leaf)
         arrays = [as_array(leaf) for leaf in leaves]
@@ -234,7 +234,7 @@ def _columns(
 
     Args:
         payloads: Each replica's arrays.
-        masks: For each leaf of each replica, whether it is an array. None marks IndexedSlices, which are gathered
+        masks: For each leaf of each replica, whether it is an array. None marks sparse rows, which are gathered
             separately.
     """
     if len({len(mask) for mask in masks}) > 1:

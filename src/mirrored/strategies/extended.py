@@ -15,7 +15,7 @@ from mirrored.strategies import reducing
 from mirrored.strategies.checks import refuse_in_replica
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, Mirrored
-from mirrored.values.indexed_slices import IndexedSlices
+from mirrored.values.sparse_rows import SparseRows
 from mirrored.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class StrategyExtended:
         """Returns a result in the form for its destinations: a plain value for one device, else a mirrored value."""
         if isinstance(destinations, str):
             return reduced
-        given, _ = structures.flatten(value, also=IndexedSlices)
-        results, treedef = structures.flatten(reduced, also=IndexedSlices)
+        given, _ = structures.flatten(value, also=SparseRows)
+        results, treedef = structures.flatten(reduced, also=SparseRows)
         # A value that was already replicated is returned unwrapped.
         wrapped = [
             self._mirrored(result) if isinstance(leaf, DistributedValues) else result

@@ -17,9 +17,6 @@ _WORKERS = ("chief", "master", "worker")
 class OlderNames(abc.ABC):
     """TensorFlow 1 methods of `Strategy`, each implemented by its current equivalent."""
 
-    # Whether make_dataset_iterator takes per-replica batches. Otherwise it takes global batches and splits them.
-    _batches_are_per_replica = False
-
     @abc.abstractmethod
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None, options: Any = None) -> Any:
         """Calls `fn` on every replica."""
@@ -45,7 +42,7 @@ class OlderNames(abc.ABC):
         Context: cross-replica. TensorFlow: the same; new programs write `iter(experimental_distribute_dataset(...))`.
         """
         refuse_in_replica("make_dataset_iterator")
-        return hooks.make_dataset_iterator(self, dataset, self._batches_are_per_replica)
+        return hooks.make_dataset_iterator(self, dataset)
 
     def make_input_fn_iterator(self, input_fn: Callable[[Any], Any], replication_mode: object = None) -> Any:
         """Returns an iterator over the elements of `input_fn` for this worker. Each replica takes the next element.

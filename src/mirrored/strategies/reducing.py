@@ -25,7 +25,7 @@ from mirrored.runtime.lockstep import ReplicaRunner
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, LocalPerReplica, Mirrored, PerReplica
-from mirrored.values.indexed_slices import IndexedSlices
+from mirrored.values.sparse_rows import SparseRows
 from mirrored.values.stacking import stack_components
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def reduce_structure(strategy: Strategy, reduce_op: Any, value: Any, axis: Any, 
     """Reduces every leaf of a structure, with one collective for all per-replica leaves."""
     op = as_reduce_op(reduce_op)
     axes = _axes(called, axis)
-    leaves, treedef = structures.flatten(value, also=IndexedSlices)
-    if any(isinstance(leaf, IndexedSlices) for leaf in leaves):
+    leaves, treedef = structures.flatten(value, also=SparseRows)
+    if any(isinstance(leaf, SparseRows) for leaf in leaves):
         reduced_leaves = [_reduce_leaf(strategy, op, leaf, axis, called) for leaf in leaves]
         return structures.unflatten(treedef, reduced_leaves)
     prepared = [as_per_replica(strategy, leaf) for leaf in leaves]
@@ -91,29 +91,30 @@ def reduce_structure(strategy: Strategy, reduce_op: Any, value: Any, axis: Any, 
 
 
 def _reduce_leaf(strategy: Strategy, op: ReduceOp, leaf: object, axis: int, called: str) -> Any:
-    """Reduces one leaf of a structure that contains IndexedSlices, whose rows are concatenated over the replicas."""
-    if not isinstance(leaf, IndexedSlices):
+    """Reduces one leaf of a structure that contains sparse rows, which are concatenated over the replicas."""
+    if not isinstance(leaf, SparseRows):
         return reduce_structure(strategy, op, leaf, axis, called)
-    check_sums_rows(called, op, axis)
+    check_sums_rows(called, leaf, op, axis)
     values, indices = (gather_leaf(strategy, part, 0) for part in (leaf.values, leaf.indices))
     shape = leaf.dense_shape
     if isinstance(shape, DistributedValues):
         shape = shape.values[0]
-    return IndexedSlices(values / strategy.num_replicas_in_sync if op is ReduceOp.MEAN else values, indices, shape)
+    return type(leaf)(values / strategy.num_replicas_in_sync if op is ReduceOp.MEAN else values, indices, shape)
 
 
-def check_sums_rows(called: str, op: Any, axis: Any = None) -> None:
-    """Checks that IndexedSlices are reduced by a sum or mean, without an axis.
+def check_sums_rows(called: str, rows: SparseRows, op: Any, axis: Any = None) -> None:
+    """Checks that sparse rows are reduced by a sum or mean, without an axis.
 
     Raises:
         ArgumentError: The reduction is not SUM or MEAN, or `axis` is given.
     """
     if op in (ReduceOp.SUM, ReduceOp.MEAN) and axis is None:
         return
+    kind = type(rows).__name__
     raise ArgumentError(
         called,
-        found=f"IndexedSlices, with {op} and axis={axis!r}",
-        rule="rows of IndexedSlices are summed when they are applied, so only SUM and MEAN with axis=None work",
+        found=f"{kind}, with {op} and axis={axis!r}",
+        rule=f"rows of {kind} are summed when they are applied, so only SUM and MEAN with axis=None work",
         remedy="convert them to a dense array first: slices.to_dense()",
     )
 
@@ -291,24 +292,24 @@ def _mean_dtype(value: PerReplica) -> Any:
 
 def gather_structure(strategy: Strategy, value: object, axis: int) -> Any:
     """Concatenates the components of every leaf of a structure."""
-    leaves, treedef = structures.flatten(value, also=IndexedSlices)
+    leaves, treedef = structures.flatten(value, also=SparseRows)
     for leaf in leaves:
         refuse_rows("Strategy.gather", leaf)
     return structures.unflatten(treedef, [gather_leaf(strategy, leaf, axis) for leaf in leaves])
 
 
 def refuse_rows(called: str, leaf: object) -> None:
-    """Raises an error for IndexedSlices, which cannot be gathered.
+    """Raises an error for sparse rows, which cannot be gathered.
 
     Raises:
-        NotSupportedError: `leaf` is an `IndexedSlices`.
+        NotSupportedError: `leaf` is a `SparseRows`.
     """
-    if isinstance(leaf, IndexedSlices):
-        method = called.rpartition(".")[2]
+    if isinstance(leaf, SparseRows):
+        method, kind = called.rpartition(".")[2], type(leaf).__name__
         raise NotSupportedError(
             called,
-            found=f"{method} does not support IndexedSlices",
-            rule="the rows of IndexedSlices have indices, so there is no dimension to concatenate them along",
+            found=f"{method} does not support {kind}",
+            rule=f"the rows of {kind} have indices, so there is no dimension to concatenate them along",
             remedy=f"pass slices.to_dense(), or {method} slices.values and slices.indices",
         )
 

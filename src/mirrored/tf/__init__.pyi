@@ -50,6 +50,7 @@ from mirrored.tf import train as train
 from mirrored.tf import types as types
 from mirrored.tf import version as version
 from mirrored.tf._dtypes import DType as DType
+from mirrored.tf._indexed_slices import IndexedSlices as _IndexedSlices
 from mirrored.tf._module import Module as _Module
 from mirrored.tf._module import name_scope as name_scope
 from mirrored.tf._ops.tensor_array import TensorArray as _TensorArray
@@ -121,7 +122,6 @@ from mirrored.tf.signal import fftnd as fftnd
 from mirrored.tf.signal import ifftnd as ifftnd
 from mirrored.tf.signal import irfftnd as irfftnd
 from mirrored.tf.signal import rfftnd as rfftnd
-from mirrored.values.indexed_slices import IndexedSlices as _IndexedSlices
 from mirrored.values.tensor_shape import TensorShape as TensorShape
 
 __version__: str

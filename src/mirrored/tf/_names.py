@@ -11,6 +11,7 @@ import jax
 from mirrored.tf import _asking, _compat, _config, _debugging, _dtypes, _errors, _function, _nest, _test_case
 from mirrored.tf._data import host_calls as _host_calls
 from mirrored.tf._distribute import names as _distribute
+from mirrored.tf._indexed_slices import IndexedSlices
 from mirrored.tf._io import gfile as _gfile
 from mirrored.tf._io import printing as _printing
 from mirrored.tf._io import profiler as _profiler
@@ -41,7 +42,6 @@ from mirrored.tf._ops.tensor_array import TensorArray
 from mirrored.tf._scopes import device, init_scope
 from mirrored.tf._shapes import TensorShape, TensorSpec
 from mirrored.tf._table import OPS
-from mirrored.values.indexed_slices import IndexedSlices
 
 VERSION: Final = "2.21.0"  # the TensorFlow release whose behaviour this facade follows
 

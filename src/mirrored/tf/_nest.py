@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mirrored._typing import PyTree
+from mirrored.tf._indexed_slices import IndexedSlices
 from mirrored.tf._table import op
 from mirrored.values.distributed_values import PerReplica
-from mirrored.values.indexed_slices import IndexedSlices
 
 
 def is_nested(structure: object) -> bool:

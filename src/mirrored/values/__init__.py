@@ -4,5 +4,5 @@
 - `stacking`: components to one array ``[replicas, ...]`` over all devices, and back.
 - `structures`: pytrees of distributed values: a replica's part of them, and the results of replicas regrouped.
 - `operators`: arithmetic on variables and mirrored values.
-- `indexed_slices`, `tensor_shape`: TensorFlow's sparse arrays and shapes.
+- `sparse_rows`, `tensor_shape`: some rows of a larger array, and TensorFlow's shapes.
 """

@@ -13,7 +13,7 @@ from mirrored._jax.arrays import as_array
 from mirrored._jax.source_lines import user_line
 from mirrored.errors import NotSupportedError
 from mirrored.runtime.ambient import ambient, announce_write
-from mirrored.values.indexed_slices import without_wrapping
+from mirrored.values.sparse_rows import without_wrapping
 from mirrored.variables.access import check_writable, store_of
 from mirrored.variables.rules import VariableAggregation, check_kind
 from mirrored.variables.state_lock import turn

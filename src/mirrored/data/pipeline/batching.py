@@ -7,8 +7,8 @@ from typing import Any, Final
 import jax
 
 from mirrored.data.pipeline import csv, files, indexed, indexed_sources, shuffling, stateful, storing, streams
-from mirrored.data.pipeline.nodes import Node, NoElementError
-from mirrored.data.specs import ArraySpec
+from mirrored.data.pipeline.nodes import Node
+from mirrored.data.specs import ArraySpec, NoElementError
 
 _BATCHING: Final = (
     csv.CsvBatches,

@@ -11,10 +11,10 @@ import jax
 from mirrored._typing import PyTree
 from mirrored.data.calling import transformed
 from mirrored.data.elements import Element
+from mirrored.data.options import AUTOTUNE
 from mirrored.data.pipeline import indexed, indexed_sources, streams
 from mirrored.data.pipeline.iterators import Steps, at_least
 from mirrored.data.pipeline.nodes import IndexedNode, Node
-from mirrored.data.pipeline.options import AUTOTUNE
 from mirrored.errors import ArgumentError, StructureError
 
 # `Dataset` methods that combine datasets.

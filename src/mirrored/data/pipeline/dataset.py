@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Self, TypeVar
 from mirrored._typing import PyTree
 from mirrored.data.calling import transformed
 from mirrored.data.elements import Element, handed_out, own_element
+from mirrored.data.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Options
 from mirrored.data.pipeline import indexed, shuffling, stateful, storing, streams
 from mirrored.data.pipeline.combining import Combining, Grouping
 from mirrored.data.pipeline.iterators import DatasetIterator, at_least
 from mirrored.data.pipeline.making import Making
 from mirrored.data.pipeline.nodes import IndexedNode, new_seed
-from mirrored.data.pipeline.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Options
 from mirrored.data.pipeline.sampling import Sampling
 from mirrored.data.pipeline.tables import Tables
 from mirrored.errors import ArgumentError, EndOfDataError

@@ -16,13 +16,13 @@ import jax
 import numpy as np
 
 from mirrored._typing import Array, HostArray
-from mirrored.data.cursors import SequenceCursor
+from mirrored.data.cursors import Cursor, SequenceCursor
 from mirrored.data.elements import Element
 from mirrored.data.extra import crc32c, engine
+from mirrored.data.options import UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.indexed import Sliced
 from mirrored.data.pipeline.indexed_sources import ArraySource, ListSource
-from mirrored.data.pipeline.nodes import Cursor, Node, Run, StreamNode, nodes
-from mirrored.data.pipeline.options import UNKNOWN_CARDINALITY
+from mirrored.data.pipeline.nodes import Node, Run, StreamNode, nodes
 from mirrored.data.specs import ArraySpec
 from mirrored.errors import ArgumentError, ArgumentTypeError, DataFileError, InputError, MirroredError
 

@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from mirrored._jax.arrays import aligned_empty
 from mirrored._typing import PyTree
+from mirrored.data.cursors import Cursor
 from mirrored.data.elements import Element, as_element, snapshot, stack, take
 from mirrored.data.extra import engine
-from mirrored.data.pipeline.nodes import Cursor, IndexedNode, Node, Rows, Run, StreamNode, merged_spec
-from mirrored.data.pipeline.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from mirrored.data.pipeline.nodes import IndexedNode, Node, Rows, Run, StreamNode, merged_spec
 from mirrored.data.placement import batch_size
 from mirrored.data.specs import map_specs, merged, spec_of
 from mirrored.errors import ArgumentError

@@ -2,60 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
 import threading
-import warnings
-import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from mirrored.data.elements import Element
+from mirrored.data.iteration import close_at_exit, warn_exhausted
+from mirrored.data.options import Optional, Options
 from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
-from mirrored.data.pipeline.options import Optional, Options
 from mirrored.errors import ArgumentError, EndOfDataError, InputError
 from mirrored.runtime.hooks import note_iteration, stop_iteration
-from mirrored.watchdog.fail_fast_exit import in_forked_children
 
 # Dataset iterators: reading elements, saving and restoring the position, and the end of the data.
 
 _VERSION: Final = 1
-
-
-class Closeable(Protocol):
-    """Holds threads or files until it is closed."""
-
-    def close(self) -> None: ...
-
-
-_open: weakref.WeakSet[Closeable] = weakref.WeakSet()
-
-
-def close_at_exit(resource: Closeable) -> None:
-    """Registers `resource.close()` to run at interpreter exit, unless the resource is garbage-collected before.
-
-    A Grain thread that still reads at exit can abort the process.
-    """
-    _open.add(resource)
-
-
-@atexit.register
-def _close_all() -> None:
-    for resource in list(_open):
-        resource.close()
-
-
-# In a forked child the threads of these resources do not exist, so `close` would wait for them indefinitely.
-in_forked_children(_open.clear)
-
-
-def warn_exhausted(kind: str) -> None:
-    """Warns about a loop over an iterator that has no more elements."""
-    warnings.warn(
-        f"{kind}: a loop over an exhausted iterator runs no steps. Loop over the dataset instead, which starts "
-        "a new epoch: `for batch in dataset`",
-        stacklevel=3,
-    )
 
 
 class Epochs:

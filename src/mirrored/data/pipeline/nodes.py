@@ -16,10 +16,11 @@ from typing import Any, ClassVar, Final, Protocol
 import numpy as np
 
 from mirrored.data import specs
+from mirrored.data.cursors import Cursor
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
-from mirrored.data.pipeline.options import INFINITE_CARDINALITY
-from mirrored.errors import StructureError
+from mirrored.data.options import INFINITE_CARDINALITY
+from mirrored.data.specs import NoElementError
 
 ENDLESS: Final = 2**62
 """The length of an infinite indexed dataset. Grain and `len` accept it, and the sum of two fits into 64 bits."""
@@ -65,24 +66,6 @@ class Rows(Protocol):
 
     def rows(self, positions: range | np.ndarray) -> Element:
         """Returns the elements at `positions`, stacked."""
-        ...
-
-
-class Cursor(Protocol):
-    """An iterator over a stream, with a position that can be saved. Grain's iterators are cursors."""
-
-    def __next__(self) -> Element: ...
-
-    def get_state(self) -> Any:
-        """Returns the position as JSON-like data."""
-        ...
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restores a position."""
-        ...
-
-    def close(self) -> None:
-        """Stops threads and closes files."""
         ...
 
 
@@ -243,21 +226,6 @@ def length_as_cardinality(length: int) -> int:
 def cardinality_as_length(cardinality: int) -> int:
     """Converts a cardinality to the length of an indexed node."""
     return ENDLESS if cardinality == INFINITE_CARDINALITY else cardinality
-
-
-class NoElementError(StructureError):
-    """The spec of a dataset depends on its first element, and the dataset is empty.
-
-    It is no `StopIteration`: a spec can be computed while elements are read, where that would end the data.
-    """
-
-    def __init__(self, called: str = "Dataset.element_spec") -> None:
-        super().__init__(
-            called,
-            found="the dataset has no element",
-            rule="the spec of a mapped or generated dataset is that of its first element",
-            remedy="pass output_signature to from_generator, or check why the dataset is empty",
-        )
 
 
 def first_element(node: Node) -> Element:

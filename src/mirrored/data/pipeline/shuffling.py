@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from mirrored.data.cursors import read_again
+from mirrored.data.cursors import Cursor, read_again
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
+from mirrored.data.options import INFINITE_CARDINALITY
 from mirrored.data.pipeline.indexed import ItemRows, OneParent
-from mirrored.data.pipeline.nodes import ENDLESS, Cursor, IndexedNode, Node, Rows, Run
-from mirrored.data.pipeline.options import INFINITE_CARDINALITY
+from mirrored.data.pipeline.nodes import ENDLESS, IndexedNode, Node, Rows, Run
 from mirrored.data.pipeline.streams import StreamStep
 from mirrored.data.specs import spec_of
 

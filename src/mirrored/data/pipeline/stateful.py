@@ -17,15 +17,14 @@ import numpy as np
 from mirrored._jax.arrays import frozen
 from mirrored.data import specs
 from mirrored.data.calling import call, naming_element, no_end
-from mirrored.data.cursors import IterableCursor, beyond_end
+from mirrored.data.cursors import Cursor, IterableCursor, beyond_end
 from mirrored.data.elements import Element, handed_out, own_element
 from mirrored.data.extra import engine
+from mirrored.data.options import UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.indexed import ItemRows, OneParent
 from mirrored.data.pipeline.nodes import (
     ENDLESS,
-    Cursor,
     Node,
-    NoElementError,
     Rows,
     Run,
     first_element,
@@ -36,8 +35,8 @@ from mirrored.data.pipeline.nodes import (
     seeds_of,
     spec_of_first,
 )
-from mirrored.data.pipeline.options import UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.streams import StreamStep
+from mirrored.data.specs import NoElementError
 from mirrored.errors import ArgumentError, InputError, StructureError
 
 # Caches the elements of the first iteration in memory.

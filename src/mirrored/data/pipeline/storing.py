@@ -26,15 +26,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._typing import PyTree
+from mirrored.data.cursors import Cursor
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
+from mirrored.data.options import INFINITE_CARDINALITY
 from mirrored.data.pipeline.files import RECORD_OVERHEAD_BYTES, TFRecordWriter, open_file, read_tfrecord
 from mirrored.data.pipeline.indexed import ItemRows
 from mirrored.data.pipeline.nodes import (
-    Cursor,
     IndexedNode,
     Node,
-    NoElementError,
     PositionCursor,
     Rows,
     Run,
@@ -43,9 +43,8 @@ from mirrored.data.pipeline.nodes import (
     seeds_of,
     with_open_dims,
 )
-from mirrored.data.pipeline.options import INFINITE_CARDINALITY
 from mirrored.data.pipeline.streams import StreamStep
-from mirrored.data.specs import ArraySpec
+from mirrored.data.specs import ArraySpec, NoElementError
 from mirrored.errors import ArgumentError, DataFileError, InputError, StructureError
 
 FILE: Final = "elements.tfrecord"

@@ -13,6 +13,7 @@ from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.calling import call, transformed
 from mirrored.data.cursors import (
+    Cursor,
     InterleaveCursor,
     IterableCursor,
     Iterators,
@@ -23,12 +24,11 @@ from mirrored.data.cursors import (
 )
 from mirrored.data.elements import Element, own_element, pad_and_stack, stack
 from mirrored.data.extra import engine
+from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.indexed import padded_spec
 from mirrored.data.pipeline.nodes import (
-    Cursor,
     LikeParent,
     Node,
-    NoElementError,
     Run,
     StreamNode,
     first_element,
@@ -37,8 +37,8 @@ from mirrored.data.pipeline.nodes import (
     new_seed,
     spec_of_first,
 )
-from mirrored.data.pipeline.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.placement import batch_size
+from mirrored.data.specs import NoElementError
 from mirrored.errors import StructureError
 
 

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Self
 
+from mirrored.data.options import AUTOTUNE
 from mirrored.data.pipeline import csv, files
 from mirrored.data.pipeline.iterators import Steps
-from mirrored.data.pipeline.options import AUTOTUNE
 from mirrored.errors import ArgumentError
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-import importlib
 import importlib.util
 import json
 import os
@@ -23,6 +22,7 @@ from mirrored.errors import CheckpointError, InputError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.belonging import strategy_of
 from mirrored.patches import replace
+from mirrored.runtime.hooks import summary
 
 if TYPE_CHECKING:
     from keras import Model
@@ -285,7 +285,7 @@ def _replaceable(filepath: object, overwrite: bool) -> Path | None:
     return path if path.name.endswith(_ONE_FILE) and path.parent.is_dir() and is_free else None
 
 
-# Makes Keras' TensorBoard callback work without TensorFlow: it writes through `mirrored.tf.summary`.
+# Makes Keras' TensorBoard callback work without TensorFlow: it writes summaries through a hook.
 
 
 def connect_tensorboard() -> None:
@@ -298,8 +298,8 @@ def connect_tensorboard() -> None:
 
 
 def _summary(callback: TensorBoard) -> Any:
-    # Loaded lazily: the facade depends on this package. If an extra is missing, the facade's error names it.
-    return importlib.import_module("mirrored.tf").summary
+    # Loaded at first use. If an extra is missing, the error names it.
+    return summary()
 
 
 def _without_graph(write: Callable[..., None]) -> Callable[..., None]:

@@ -8,7 +8,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
@@ -18,7 +18,8 @@ from mirrored._jax.source_lines import interruptible, user_stacklevel
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Array, HostArray, Leaf
 from mirrored.compilation.dispatch import launched
-from mirrored.data import Dataset, DistributedDataset
+from mirrored.data import DistributedDataset
+from mirrored.data.sources import is_dataset
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.batches import (
     across_workers,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from keras import Model
     from keras.distribution import TensorLayout
 
+    from mirrored.data import Dataset
     from mirrored.strategies import Strategy
 
 keras = load()
@@ -209,8 +211,8 @@ def _scope_of(strategy: Strategy | None) -> Any:
 
 
 def _fed(argument: object, strategy: Strategy | None) -> Any:
-    if isinstance(argument, (Dataset, DistributedDataset)):
-        return KerasBatches(argument)
+    if isinstance(argument, DistributedDataset) or is_dataset(argument):
+        return KerasBatches(cast("Dataset | DistributedDataset", argument))
     if isinstance(argument, types.GeneratorType) and strategy is not None:
         # Copied: Keras prefetches the first batches, and the generator may reuse their buffers.
         return (jax.tree.map(owned, batch) for batch in argument)

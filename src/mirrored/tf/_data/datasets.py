@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from mirrored import data
 from mirrored._jax.arrays import owned
 from mirrored._typing import Leaf, PyTree
+from mirrored.data.pipeline import dataset
 from mirrored.errors import EndOfDataError
 from mirrored.tf._data.host_arrays import on_host
 from mirrored.tf._errors import OutOfRangeError
@@ -29,7 +29,7 @@ class EndOfSequenceError(OutOfRangeError, EndOfDataError):
     """`OutOfRangeError` raised at the end of a dataset."""
 
 
-class Dataset(data.Dataset):
+class Dataset(dataset.Dataset):
     """`tf.data.Dataset`: yields tensors; `as_numpy_iterator` yields NumPy arrays. See `mirrored.data.Dataset`."""
 
     hand_out: ClassVar[Callable[[Any], Any]] = staticmethod(_tensors)

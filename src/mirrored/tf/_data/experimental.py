@@ -9,7 +9,7 @@ import numpy as np
 
 from mirrored import data
 from mirrored._typing import Array
-from mirrored.data.pipeline.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.tf._data.datasets import Dataset
 
 Transformation: TypeAlias = Callable[[Dataset], Dataset]

@@ -7,9 +7,11 @@ from typing import Any
 
 from mirrored._typing import PyTree
 from mirrored.collectives.cross_device_ops import CrossDeviceOps
-from mirrored.data.legacy import InputIterator, make_dataset_iterator
+from mirrored.data.distribution import distribute_from_function
+from mirrored.data.legacy import InputIterator
 from mirrored.errors import ArgumentError
 from mirrored.strategies import MirroredStrategy as _MirroredStrategy
+from mirrored.strategies.checks import refuse_in_replica
 from mirrored.tf._data.datasets import Dataset
 
 _CALLED = "tf.contrib.distribute.MirroredStrategy"
@@ -39,8 +41,6 @@ class MirroredStrategy(_MirroredStrategy):
     drives. Here every worker runs the program itself: use `MultiWorkerMirroredStrategy`.
     """
 
-    _batches_are_per_replica = True
-
     def __init__(
         self,
         devices: Sequence[Any] | None = None,
@@ -59,6 +59,17 @@ class MirroredStrategy(_MirroredStrategy):
             devices if count is None else _gpus(count),
             cross_device_ops if cross_device_ops is not None else cross_tower_ops,
         )
+
+    def make_dataset_iterator(self, dataset: object) -> InputIterator:
+        """Returns an iterator over per-replica batches: each batch of the dataset goes to one replica.
+
+        Context: cross-replica.
+        """
+        refuse_in_replica("make_dataset_iterator")
+        return self._iterator(dataset)
+
+    def _iterator(self, dataset: object) -> InputIterator:
+        return InputIterator(distribute_from_function(self, lambda _: dataset))
 
     def experimental_make_numpy_iterator(
         self,
@@ -81,7 +92,7 @@ class MirroredStrategy(_MirroredStrategy):
         """
         dataset = Dataset.from_tensor_slices(numpy_input)
         shuffled = dataset.shuffle(shuffle) if shuffle else dataset
-        return make_dataset_iterator(self, shuffled.repeat(num_epochs).batch(batch_size), True)
+        return self._iterator(shuffled.repeat(num_epochs).batch(batch_size))
 
     def experimental_initialize(self) -> list[Any]:
         """Does nothing: there is nothing to initialize."""

@@ -14,7 +14,7 @@ from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._static import static_int, static_ints
 from mirrored.tf._table import hosted, op, reported, tensors
 from mirrored.tf._tensors import as_tensor
-from mirrored.values.indexed_slices import without_wrapping
+from mirrored.values.sparse_rows import without_wrapping
 
 
 @op("gather")

@@ -9,7 +9,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.collectives import Median
-from mirrored.values.indexed_slices import IndexedSlices
+from mirrored.tf import IndexedSlices
 
 
 def replica():

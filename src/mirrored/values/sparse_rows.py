@@ -1,9 +1,10 @@
-"""`IndexedSlices`: a sparse array that consists of some rows of a dense one."""
+"""`SparseRows`: some rows of a larger array, which reductions concatenate over the replicas instead of adding them."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,25 +14,16 @@ from mirrored._jax.arrays import NotConstant, evaluate
 from mirrored._typing import HostArray, Operand
 
 
-class IndexedSlices:
+class SparseRows:
     """Rows of a larger array, and their indices. Rows with the same index accumulate.
 
-    Context: any. Operations that expect an array convert it to a dense one; `dense_shape` must be known for that.
-    `reduce` and `all_reduce` concatenate the rows of the replicas and return `IndexedSlices`.
+    `reduce` and `all_reduce` concatenate the rows of the replicas. A facade names a subclass, takes the same arguments
+    in it, and decorates it with `as_pytree`.
 
     Args:
         values: The rows, ``dtype[rows, ...]``.
         indices: The index of each row in the dense array, ``int[rows]``.
         dense_shape: The shape of the dense array, if known.
-
-    Example:
-        >>> rows = IndexedSlices(jnp.ones([2, 1]), jnp.array([2, 2]), (3, 1))
-        >>> rows.to_dense()
-        Array([[0.],
-               [0.],
-               [2.]], dtype=float32)
-
-    TensorFlow: `tf.IndexedSlices`. Gradients of embedding lookups are dense here, not `IndexedSlices`.
     """
 
     def __init__(
@@ -41,16 +33,6 @@ class IndexedSlices:
         self.indices = indices
         self.dense_shape = _static_shape(dense_shape)
 
-    @property
-    def dtype(self) -> Any:
-        """The dtype of the rows."""
-        return self.values.dtype
-
-    @property
-    def shape(self) -> tuple[int | None, ...]:
-        """The shape of the dense array. Its first dimension is None if `dense_shape` is unknown."""
-        return (None, *self.values.shape[1:]) if self.dense_shape is None else tuple(self.dense_shape)
-
     def to_dense(self) -> jax.Array:
         """Returns the dense array.
 
@@ -58,21 +40,21 @@ class IndexedSlices:
             ValueError: `dense_shape` is unknown.
         """
         if self.dense_shape is None:
-            raise ValueError("Tensor conversion requested for IndexedSlices without dense_shape: give dense_shape")
+            kind = type(self).__name__
+            raise ValueError(f"Tensor conversion requested for {kind} without dense_shape: give dense_shape")
         shape = tuple(int(size) for size in self.dense_shape)
         values = jnp.asarray(self.values)
         indices = without_wrapping(jnp.asarray(self.indices), shape[0])
         return jnp.zeros(shape, values.dtype).at[indices].add(values, mode="drop")
 
-    def __jax_array__(self) -> jax.Array:
-        """Returns the dense array."""
-        return self.to_dense()
 
-    def __neg__(self) -> IndexedSlices:
-        return IndexedSlices(-self.values, self.indices, self.dense_shape)
+S = TypeVar("S", bound=SparseRows)
 
-    def __repr__(self) -> str:
-        return f"IndexedSlices(values={self.values}, indices={self.indices}, dense_shape={self.dense_shape})"
+
+def as_pytree(kind: type[S]) -> type[S]:
+    """Registers a kind of rows as a pytree node; a class decorator. A known shape is part of the tree's structure."""
+    jax.tree_util.register_pytree_node(kind, _flatten, functools.partial(_unflatten, kind))
+    return kind
 
 
 def without_wrapping(indices: jax.Array, size: int) -> jax.Array:
@@ -90,17 +72,14 @@ def _static_shape(shape: object) -> Any:
         return shape
 
 
-def _flatten(rows: IndexedSlices) -> tuple[tuple[Any, ...], Any]:
+def _flatten(rows: SparseRows) -> tuple[tuple[Any, ...], Any]:
     if rows.dense_shape is None or isinstance(rows.dense_shape, tuple):
         return (rows.values, rows.indices), rows.dense_shape
     return (rows.values, rows.indices, rows.dense_shape), None
 
 
-def _unflatten(static_shape: tuple[int, ...] | None, children: Sequence[Any]) -> IndexedSlices:
+def _unflatten(kind: type[S], static_shape: tuple[int, ...] | None, children: Sequence[Any]) -> S:
     values, indices, *shape = children
-    made = object.__new__(IndexedSlices)
+    made = object.__new__(kind)
     made.values, made.indices, made.dense_shape = values, indices, shape[0] if shape else static_shape
     return made
-
-
-jax.tree_util.register_pytree_node(IndexedSlices, _flatten, _unflatten)

@@ -1,0 +1,46 @@
+"""What the iterators of datasets have in common: they are closed at exit, and a loop over an exhausted one warns."""
+
+from __future__ import annotations
+
+import atexit
+import warnings
+import weakref
+from typing import Protocol
+
+from mirrored.watchdog.fail_fast_exit import in_forked_children
+
+
+class Closeable(Protocol):
+    """Holds threads or files until it is closed."""
+
+    def close(self) -> None: ...
+
+
+_open: weakref.WeakSet[Closeable] = weakref.WeakSet()
+
+
+def close_at_exit(resource: Closeable) -> None:
+    """Registers `resource.close()` to run at interpreter exit, unless the resource is garbage-collected before.
+
+    A Grain thread that still reads at exit can abort the process.
+    """
+    _open.add(resource)
+
+
+@atexit.register
+def _close_all() -> None:
+    for resource in list(_open):
+        resource.close()
+
+
+# In a forked child the threads of these resources do not exist, so `close` would wait for them indefinitely.
+in_forked_children(_open.clear)
+
+
+def warn_exhausted(kind: str) -> None:
+    """Warns about a loop over an iterator that has no more elements."""
+    warnings.warn(
+        f"{kind}: a loop over an exhausted iterator runs no steps. Loop over the dataset instead, which starts "
+        "a new epoch: `for batch in dataset`",
+        stacklevel=3,
+    )

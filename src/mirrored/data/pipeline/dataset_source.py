@@ -1,0 +1,106 @@
+"""The `Source` of a `Dataset`: what the distribution of datasets asks of their pipelines."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+
+from mirrored._typing import PyTree
+from mirrored.collectives.host_allgather import host_allgather
+from mirrored.data.cursors import Cursor
+from mirrored.data.elements import Element
+from mirrored.data.options import AutoShardPolicy
+from mirrored.data.pipeline.batching import is_batched
+from mirrored.data.pipeline.dataset import Dataset
+from mirrored.data.pipeline.files import files_of_worker
+from mirrored.data.pipeline.iterators import DatasetIterator
+from mirrored.data.placement import BATCH_DATASET, batch_size
+from mirrored.data.sources import Source, WorkerShare, register_kind
+from mirrored.errors import EndOfDataError, StructureError
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetSource(Source):
+    """The elements of a `Dataset`.
+
+    Attributes:
+        dataset: The dataset.
+        without_examples: The value of `empty`.
+    """
+
+    dataset: Dataset
+    without_examples: Element = None
+
+    @property
+    def batching(self) -> str:
+        return BATCH_DATASET
+
+    @property
+    def empty(self) -> Element:
+        return self.without_examples
+
+    @property
+    def spec(self) -> Any:
+        return self.dataset.element_spec
+
+    @property
+    def cardinality(self) -> int:
+        return self.dataset.node.cardinality
+
+    @property
+    def may_be_unbatched(self) -> bool:
+        return is_batched(self.dataset.node) is None
+
+    @property
+    def end_error(self) -> Callable[..., EndOfDataError]:
+        return type(self.dataset).end_error
+
+    def open(self) -> Cursor:
+        return self.dataset.iterator(lambda element: element)
+
+    def refuse_unbatched(self, called: str) -> None:
+        if is_batched(self.dataset.node) is False:
+            raise StructureError(
+                called,
+                found=f"the dataset is not batched: no step of {self.dataset!r} makes batches of its examples",
+                rule="each element of a distributed dataset is a global batch, which is split into per-replica batches",
+                remedy=f"{self.batching}; if the elements are batches, pass a list or a Dataset.from_generator",
+            )
+
+    def of_worker(self, share: WorkerShare, called: str) -> Source | None:
+        """Returns the source of this worker's files, or of the whole dataset, in batches for its own replicas."""
+        policy = self.dataset.options().experimental_distribute.auto_shard_policy
+        if policy not in (AutoShardPolicy.OFF, AutoShardPolicy.FILE):
+            return None
+        self.refuse_unbatched(called)
+        dataset = self.dataset
+        # The first batch has the global batch size, and the structure of the empty batches.
+        first = next(dataset.take(1).as_numpy_iterator(), None)
+        if policy is AutoShardPolicy.FILE:
+            worker, workers = share.processes.index(share.process), len(share.processes)
+            dataset = type(dataset)(files_of_worker(dataset.node, worker, workers, called))
+        if first is None:
+            return DatasetSource(dataset)
+        # The worker's batch size is proportional to its number of replicas, so that all replicas get equal batches.
+        part = -(-batch_size(first, called) * share.local_replicas // share.num_replicas)
+        return DatasetSource(dataset.rebatch(part), jax.tree.map(lambda leaf: leaf[:0], first))
+
+    def settle_seeds(self, cursor: Cursor) -> None:
+        iterator = cast(DatasetIterator, cursor)
+        everyone = host_allgather("iter(dataset)", f"read the dataset {iterator.outline}", iterator.seeds)
+        iterator.take_seeds(everyone[0])
+
+    def restore(self, cursor: Cursor, state: dict[str, Any] | None, full: int | None) -> bool:
+        del full
+        return state is not None and cast(DatasetIterator, cursor).restore(state)
+
+
+def source_of_arrays(arrays: PyTree, examples_per_batch: int) -> Source:
+    """Returns the source of batches of consecutive rows of arrays."""
+    return DatasetSource(Dataset.from_tensor_slices(arrays).batch(examples_per_batch))
+
+
+register_kind(Dataset, DatasetSource)

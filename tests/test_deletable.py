@@ -1,0 +1,91 @@
+"""The facade, the integrations, the launcher, the performance model and `Dataset` can each be deleted from a copy."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from test_layers import SOURCE, imports_of, module_name, parsed, short, sources
+
+# What is deleted with each package: the modules of higher layers that offer it, which are imported when they are used.
+DELETABLE = {
+    "tf": (),
+    "integrations/keras": ("tf/keras.py",),
+    "integrations/flax": (),
+    "integrations/equinox": (),
+    "launcher": ("cli/doctor/command.py", "cli/run.py"),
+    "perf_model": ("cli/plan.py",),
+    "data/pipeline": (
+        "tf/_data/datasets.py",
+        "tf/_data/experimental.py",
+        "tf/_distribute/contrib.py",
+        "tf/_distribute/v1.py",
+        "tf/_io/files.py",
+    ),
+}
+
+
+def needed_by(package: str) -> tuple[str, ...]:
+    """The modules outside of a package whose import needs it, directly or not."""
+    paths = {module_name(path): path for path in sources()}
+    root = f"mirrored.{package.replace('/', '.')}"
+    lost = {name for name in paths if name == root or name.startswith(f"{root}.")}
+    inside = set(lost)
+    while True:
+        new = {name for name, path in paths.items() if name not in lost and lost & imported(path)}
+        if not new:
+            return tuple(sorted(short(paths[name]) for name in lost - inside))
+        lost |= new
+
+
+@functools.cache
+def imported(path: Path) -> set[str]:
+    """What the import of a module imports: its packages, and the modules and names in its statements, with theirs."""
+    found = [one.target for one in imports_of(parsed(path)) if not (one.type_checking or one.in_function)]
+    own = module_name(path)
+    return {name for target in (*found, own) for name in (target, *packages_of(target))} - {own}
+
+
+def packages_of(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts))]
+
+
+@pytest.mark.parametrize("package", DELETABLE)
+def test_nothing_else_needs_the_package(package):
+    assert (SOURCE / package).is_dir()
+    assert needed_by(package) == DELETABLE[package]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout(120)
+def test_the_rest_imports_and_trains_without_the_package(tmp_path):
+    copies = [copy_without([package], tmp_path) for package in DELETABLE] + [copy_without(list(DELETABLE), tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("without_package.py")), *map(str, copies)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [f"{copy.name} ok" for copy in copies], done.stderr[-5000:]
+    assert done.returncode == 0
+
+
+def copy_without(packages: Sequence[str], folder: Path) -> Path:
+    """Copies the sources to a new folder, without some packages and without what is deleted with them."""
+    copy = folder / "+".join(package.replace("/", ".") for package in packages)
+    shutil.copytree(SOURCE, copy / "mirrored", ignore=shutil.ignore_patterns("__pycache__", "*.pyi"))
+    for package in packages:
+        shutil.rmtree(copy / "mirrored" / package)
+        for path in DELETABLE[package]:
+            (copy / "mirrored" / path).unlink(missing_ok=True)
+    return copy
