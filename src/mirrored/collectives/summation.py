@@ -178,6 +178,30 @@ def stack_isolated(columns: Sequence[Sequence[Any]]) -> list[Any]:
     return stacked
 
 
+def unstack_isolated(arrays: Sequence[Any]) -> list[list[Any]]:
+    """Returns the components of each array ``[local, ...]``, all behind one fusion boundary.
+
+    Without the boundary, XLA may read a component inside the kernel that uses it. The kernel, and with it the
+    contraction of `a * b + c * d`, depends on whether it has to slice an array of several components.
+    """
+    rows = [_rows(array) for array in arrays]
+    places = [i for i, one in enumerate(arrays) if one.size and not jnp.issubdtype(one.dtype, jax.dtypes.extended)]
+    if places:
+        parts = iter(isolate(_all_rows, [arrays[i] for i in places]))
+        for i in places:
+            rows[i] = [next(parts) for _ in rows[i]]
+    return rows
+
+
+def _rows(stacked: Any) -> list[Any]:
+    # Iteration over a tracer would add a jitted helper to the program.
+    return [stacked[k] for k in range(stacked.shape[0])]
+
+
+def _all_rows(arrays: Sequence[Any]) -> list[Any]:
+    return [row for array in arrays for row in _rows(array)]
+
+
 def _stack(parts: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
     rest = iter(parts)
     return [jnp.stack([next(rest) for _ in range(size)]) for size in sizes]

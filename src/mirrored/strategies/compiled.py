@@ -25,7 +25,7 @@ from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trac
 from mirrored._typing import Leaf
 from mirrored.analysis.loss_scaling import LossScaling, Mean
 from mirrored.analysis.replication_check import Origin, check_replication
-from mirrored.collectives.summation import stack_isolated
+from mirrored.collectives.summation import stack_isolated, unstack_isolated
 from mirrored.errors import LossScaleWarning, StructureError
 from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.variable_store import Captured, FunctionStore, VariableStore, announced_components
@@ -86,8 +86,8 @@ class _Run:
         assert store is not None
         self._outermost = store.outermost()
         self._runner.store.under_tape = _is_under_tape() or self._outermost.under_tape
-        several = self._device_assignment.num_replicas > 1
-        self._fixed_order = several and strategy.cross_device_ops.as_written and self._runner.store.under_tape
+        self._as_written = strategy.cross_device_ops.as_written and self._device_assignment.num_replicas > 1
+        self._fixed_order = self._as_written and self._runner.store.under_tape
         self._runner.store.separates_reads = self._fixed_order
 
     def result(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -96,6 +96,9 @@ class _Run:
         self._inputs = [
             (f"the per-replica argument {i} of run", leaves[i].stacked(self._device_assignment)) for i in places
         ]
+        if self._as_written:
+            # An id that the program computes is a constant on one device, and XLA then computes in another way.
+            self._inputs.append(("the replica id", jnp.arange(self._device_assignment.num_replicas)))
         shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for _, x in self._inputs for _ in range(self._local)]
 
         def flat_body(*parts: Any) -> list[Any]:
@@ -139,6 +142,7 @@ class _Run:
     ) -> list[Any]:
         runner = self._runner
         runner.base_trace = runner.store.base_trace = current_trace()
+        runner.replica_ids = parts[-self._local :] if self._as_written else None
         own = list(leaves)
         for i, place in enumerate(places):
             own[place] = runner.group(parts[i * self._local : (i + 1) * self._local])
@@ -220,20 +224,21 @@ class _Run:
         in_specs = [
             sharded if source.per_replica or is_row else equal for source, is_row in zip(sources, in_rows, strict=True)
         ] + [sharded] * len(self._inputs)
-        unstack = tracing_runner.unstack if self._fixed_order else tracing_runner.rows_of
         out_rows: list[bool] = []
 
         def on_device(*parts: Any) -> tuple[list[Any], list[Any], list[Any]]:
+            stacks = [part for part, source in zip(parts, sources, strict=False) if source.per_replica]
+            rows = iter(self._unstack([*stacks, *parts[len(sources) :]]))
             captured = [
-                unstack(part) if source.per_replica else part[0] if is_row else part
+                next(rows) if source.per_replica else part[0] if is_row else part
                 for part, source, is_row in zip(parts, sources, in_rows, strict=False)
             ]
             constants = [source.local_value(captured) for source in self._constant_sources]
-            inputs = [component for part in parts[len(sources) :] for component in unstack(part)]
+            inputs = [component for components in rows for component in components]
             stacked, mirrored = self._sorted(body(constants, inputs))
             out_rows[:] = [self._in_rows(value) for value in mirrored]
-            rows = [value[None] for value, is_row in zip(mirrored, out_rows, strict=True) if is_row]
-            return stacked, rows, [value for value, is_row in zip(mirrored, out_rows, strict=True) if not is_row]
+            own = [value[None] for value, is_row in zip(mirrored, out_rows, strict=True) if is_row]
+            return stacked, own, [value for value, is_row in zip(mirrored, out_rows, strict=True) if not is_row]
 
         bound = jax.shard_map(
             on_device,
@@ -300,13 +305,21 @@ class _Run:
                 mirrored.append(components[0])
         return self._stack(columns), mirrored
 
-    def _stack(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """Stacks the components of each column, ``[local, ...]``.
+    # If results must be bit-identical, the components are behind a fusion boundary where the body receives and returns
+    # them. Otherwise XLA would fuse slices and stacks with the computations of the components, and their bits would
+    # depend on the number of local replicas.
 
-        If results must be bit-identical, each component is behind a fusion boundary. Otherwise XLA would fuse the stack
-        with the computation of the components, and their bits would depend on the number of local replicas.
-        """
-        if self._strategy.cross_device_ops.as_written and self._device_assignment.num_replicas > 1:
+    def _unstack(self, arrays: Sequence[jax.Array]) -> list[list[Any]]:
+        """Returns the components of each array ``[local, ...]``."""
+        if self._fixed_order:
+            return tracing_runner.unstack_in_fixed_order(arrays)
+        if self._as_written:
+            return unstack_isolated(arrays)
+        return [[array[k] for k in range(self._local)] for array in arrays]
+
+    def _stack(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
+        """Stacks the components of each column, ``[local, ...]``."""
+        if self._as_written:
             return stack_isolated(columns)
         return [jnp.stack(components) for components in columns]
 

@@ -19,7 +19,7 @@ from mirrored._typing import Operand
 from mirrored.collectives.fixed_order_tree import fan_out, fan_out_once
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.stacked import group_of, reduce_stacked
-from mirrored.collectives.summation import stack_isolated
+from mirrored.collectives.summation import stack_isolated, unstack_isolated
 from mirrored.errors import TransformError
 from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.lockstep import LockStep, Merge, ReplicaRunner
@@ -46,7 +46,11 @@ class Passed(Bookkeeping):
 
 
 class TracingRunner(ReplicaRunner):
-    """Traces the local replicas of one device together, into one SPMD program for all devices."""
+    """Traces the local replicas of one device together, into one SPMD program for all devices.
+
+    Attributes:
+        replica_ids: The ids of the local replicas, if the program receives them as an input; None if it computes them.
+    """
 
     store: TracedReplicaStore
 
@@ -65,6 +69,7 @@ class TracingRunner(ReplicaRunner):
         # For reads in cross-replica context: a merge runs once per device, not once per replica.
         self.group_of_devices = dataclasses.replace(self.group_info, local=1)
         self.summed: list[tuple[str, list[Any]]] = []
+        self.replica_ids: Sequence[Any] | None = None
         self._lockstep = LockStep("Strategy.run")
         self.store = TracedReplicaStore(self)
 
@@ -111,7 +116,8 @@ class TracingRunner(ReplicaRunner):
 
     def _context(self, local: int) -> ReplicaContext:
         def replica_id() -> Any:
-            return lax.axis_index(AXIS) * self.num_local + local
+            given = self.replica_ids
+            return lax.axis_index(AXIS) * self.num_local + local if given is None else given[local]
 
         return ReplicaContext(self.strategy, replica_id, local)
 
@@ -339,24 +345,22 @@ one_row_each.defvjp(
 )
 
 
-def rows_of(stacked: jax.Array) -> list[Any]:
-    """Returns the components of ``[local, ...]``. Iteration over a tracer would add a jitted helper to the program."""
-    return [stacked[k] for k in range(stacked.shape[0])]
-
-
-def unstack(stacked: jax.Array) -> list[Any]:
-    """Returns the components of ``[local, ...]``. The backward pass stacks cotangents behind a fusion boundary."""
-    return _unstack(stacked) if has_gradient(stacked) else rows_of(stacked)
+def unstack_in_fixed_order(arrays: Sequence[jax.Array]) -> list[list[Any]]:
+    """Acts as `unstack_isolated`. The backward pass stacks the cotangents behind a fusion boundary, too."""
+    differentiable = [array for array in arrays if has_gradient(array)]
+    others = iter(unstack_isolated([array for array in arrays if not has_gradient(array)]))
+    rows = iter(_unstack(differentiable) if differentiable else ())
+    return [next(rows) if has_gradient(array) else next(others) for array in arrays]
 
 
 @jax.custom_vjp
-def _unstack(stacked: jax.Array) -> list[Any]:
-    return rows_of(stacked)
+def _unstack(arrays: Sequence[jax.Array]) -> list[list[Any]]:
+    return unstack_isolated(arrays)
 
 
 _unstack.defvjp(
-    lambda stacked: (_unstack(stacked), None),
-    lambda _, cotangents: (stack_isolated([cotangents])[0],),
+    lambda arrays: (_unstack(arrays), None),
+    lambda _, cotangents: (stack_isolated(cotangents),),
 )
 
 
