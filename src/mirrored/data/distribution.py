@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from mirrored._typing import PyTree
+from mirrored.collectives.host_allgather import host_allgather
 from mirrored.data.distributed import DistributedDataset
 from mirrored.data.input_options import InputContext, InputOptions, InputReplicationMode
 from mirrored.data.pipeline.files import files_of_worker
@@ -153,11 +154,16 @@ def _own_batches(source: Source, device_assignment: DeviceAssignment, policy: Au
     if policy is AutoShardPolicy.FILE:
         workers = _workers(device_assignment)
         dataset = type(dataset)(files_of_worker(dataset.node, workers.index(jax.process_index()), len(workers), called))
-    if first is None:
+    size = None if first is None else batch_size(first, called)
+    if policy is AutoShardPolicy.OFF:
+        # A worker whose own data is empty takes the others' batch size, so that all workers read the same pipeline.
+        sizes = host_allgather(called, "read the size of the first batch", size)
+        size = size or next((theirs for theirs in sizes if theirs), None)
+    if not size:
         return as_source(dataset, None, called)
     # The worker's batch size is proportional to its number of replicas, so that all replicas get equal batches.
-    part = -(-batch_size(first, called) * len(device_assignment.addressable_replicas) // device_assignment.num_replicas)
-    empty = jax.tree.map(lambda leaf: leaf[:0], first)
+    part = -(-size * len(device_assignment.addressable_replicas) // device_assignment.num_replicas)
+    empty = None if first is None else jax.tree.map(lambda leaf: leaf[:0], first)
     return dataclasses.replace(as_source(dataset.rebatch(part), None, called), empty=empty)
 
 

@@ -21,8 +21,9 @@ from mirrored.data.extra import engine
 from mirrored.data.pipeline.batching import is_batched
 from mirrored.data.pipeline.dataset import Dataset
 from mirrored.data.pipeline.iterators import DatasetIterator
-from mirrored.data.pipeline.nodes import Cursor
+from mirrored.data.pipeline.nodes import Cursor, NoElementError
 from mirrored.data.placement import BATCH_DATASET, batch_size
+from mirrored.data.specs import ArraySpec, map_specs
 from mirrored.errors import ArgumentError, EndOfDataError, InputError, StructureError
 
 _BATCH_GRAIN: Final = "call .batch(batch_size=...) on the Grain dataset (a DataLoader: grain.transforms.Batch)"
@@ -72,6 +73,19 @@ class Source:
     def end_error(self) -> Callable[..., EndOfDataError]:
         """Creates the error for a request past the last element."""
         return EndOfDataError if self.dataset is None else type(self.dataset).end_error
+
+    def no_examples(self) -> Any:
+        """Returns a batch without examples; None if its structure is not known without an element."""
+        if self.empty is not None or self.dataset is None:
+            return self.empty
+        try:
+            spec = self.dataset.element_spec
+        except NoElementError:
+            return None
+        shapes = [leaf.shape for leaf in jax.tree.leaves(spec, is_leaf=lambda part: isinstance(part, ArraySpec))]
+        if any(not shape or None in shape[1:] for shape in shapes):
+            return None
+        return map_specs(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), spec)
 
     def restore(self, cursor: Cursor, state: dict[str, Any] | None, full: int | None) -> bool:
         """Moves a new cursor to a position.
