@@ -11,6 +11,7 @@ import numpy as np
 from mirrored._jax.arrays import owned
 from mirrored._typing import PyTree
 from mirrored.collectives.host_allgather import check_equal, host_allgather
+from mirrored.data.cursors import beyond_end
 from mirrored.data.elements import Element
 from mirrored.data.feed import log
 from mirrored.data.input_options import InputOptions
@@ -328,7 +329,12 @@ class GlobalBatches:
 
     def _next_batch(self) -> tuple[Element, int]:
         while True:
-            batch = next(self._cursor)
+            try:
+                batch = next(self._cursor)
+            except StopIteration:
+                if self._to_skip:
+                    raise beyond_end(self._consumed, self._consumed - self._to_skip) from None
+                raise
             count = batch_size(batch, "Strategy.experimental_distribute_dataset", self._source.batching)
             if self._to_skip == 0:
                 self._consumed += count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import threading
 import warnings
 import weakref
@@ -10,7 +11,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
+from mirrored.data.cursors import beyond_end
 from mirrored.data.elements import Element
+from mirrored.data.extra import engine
 from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
 from mirrored.data.pipeline.options import Optional, Options
 from mirrored.errors import ArgumentError, EndOfDataError, InputError
@@ -165,6 +168,7 @@ class DatasetIterator:
             "next_iteration": self._epochs.next,
             "seeds": self.seeds,
             "count": self._count,
+            "cardinality": self._cardinality,
             "position": self._cursor().get_state() if self._end is None else self._end,
         }
 
@@ -188,6 +192,7 @@ class DatasetIterator:
 
         Raises:
             ArgumentError: The position belongs to another pipeline.
+            InputError: The data now ends before the position.
         """
         steps = seeded(self._node)
         if len(state.get("seeds", ())) < len(steps):
@@ -200,6 +205,8 @@ class DatasetIterator:
                 rule=f"the position belongs to the same pipeline as the dataset, which is {self._outline}",
                 remedy="build the dataset with the same steps as when the position was saved",
             )
+        if state["position"] is not None:
+            self._check_count(state)
         self._release()
         self._end = None
         self._seeds.update(zip(map(id, steps), state["seeds"], strict=True))
@@ -209,7 +216,25 @@ class DatasetIterator:
         self._epochs.next = state.get("next_iteration", state["iteration"] + 1)
         self._epochs.seeds = dict(self._seeds)
         if state["position"] is not None:
-            self._cursor().set_state(state["position"])
+            try:
+                self._cursor().set_state(state["position"])
+            except IndexError as error:
+                if engine().is_beyond_end(error):
+                    raise beyond_end() from error
+                raise
+
+    @functools.cached_property
+    def _cardinality(self) -> int:
+        return self._node.cardinality
+
+    def _check_count(self, state: dict[str, Any]) -> None:
+        """Refuses a position whose next element has been removed from the data; the iteration would end without it.
+
+        A position after the last element is not refused if the data has not changed.
+        """
+        count, known = state["count"], self._cardinality
+        if 0 <= known <= count and (count > known or state.get("cardinality", known) > known):
+            raise beyond_end(count, known)
 
     @property
     def outline(self) -> str:
