@@ -207,21 +207,26 @@ class DatasetIterator:
             )
         if state["position"] is not None:
             self._check_count(state)
-        self._release()
-        self._end = None
-        self._seeds.update(zip(map(id, steps), state["seeds"], strict=True))
-        self._continues = True
+        before = self._reading, self._end, self._seeds, self._continues, self._iteration, self._count
+        epochs = self._epochs.next, self._epochs.seeds
+        self._reading, self._end, self._continues = None, None, True
+        self._seeds = {**self._seeds, **dict(zip(map(id, steps), state["seeds"], strict=True))}
         self._iteration, self._count = state["iteration"], state["count"]
         # Positions saved by earlier versions have no "next_iteration".
         self._epochs.next = state.get("next_iteration", state["iteration"] + 1)
         self._epochs.seeds = dict(self._seeds)
-        if state["position"] is not None:
-            try:
+        try:
+            if state["position"] is not None:
                 self._cursor().set_state(state["position"])
-            except IndexError as error:
-                if engine().is_beyond_end(error):
-                    raise beyond_end() from error
-                raise
+        except BaseException as error:
+            self._release()
+            self._reading, self._end, self._seeds, self._continues, self._iteration, self._count = before
+            self._epochs.next, self._epochs.seeds = epochs
+            if isinstance(error, IndexError) and engine().is_beyond_end(error):
+                raise beyond_end() from error
+            raise
+        if before[0] is not None:
+            before[0].close()
 
     @functools.cached_property
     def _cardinality(self) -> int:
