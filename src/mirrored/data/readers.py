@@ -11,6 +11,7 @@ import numpy as np
 from mirrored._jax.arrays import owned
 from mirrored._typing import PyTree
 from mirrored.collectives.host_allgather import check_equal, host_allgather
+from mirrored.data.cursors import beyond_end
 from mirrored.data.elements import Element
 from mirrored.data.feed import log
 from mirrored.data.input_options import InputOptions
@@ -69,9 +70,7 @@ def reader_meeting(reader: Reader, placer: Placer) -> WorkerSteps | None:
         reader.settle_seeds()
         if not placer.own_batches:
             return SameBatches(reader)
-        if reader.empty is not None:
-            return OwnBatches(reader, placer.batch(reader.empty))
-    return OwnBatches(reader)
+    return OwnBatches(reader, placer)
 
 
 class SameBatches:
@@ -105,13 +104,13 @@ class OwnBatches:
     empty, all workers stop when the first one runs out.
 
     Args:
-        reader: Knows whether per-replica batches can be empty.
-        template: A batch with the structure of the other workers' batches, for a worker that never has data.
+        reader: Knows whether per-replica batches can be empty, and what they look like on a worker that never has data.
+        placer: Places them.
     """
 
-    def __init__(self, reader: Reader, template: PyTree = None) -> None:
-        self._reader = reader
-        self._template = template
+    def __init__(self, reader: Reader, placer: Placer) -> None:
+        self._reader, self._placer = reader, placer
+        self._template: Any = None
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
         """Returns this worker's per-replica batches, marked as ragged if shapes differ between replicas or workers.
@@ -122,10 +121,14 @@ class OwnBatches:
 
         Raises:
             StopIteration: No worker has data.
-            DisagreementError: This worker's data was empty from the start.
+            DisagreementError: The data of some workers is empty from the start, and the structure of its batches is
+                not known. All workers raise it.
         """
         if not has_ended:
             self._template = value
+        elif self._template is None:
+            empty = self._reader.no_examples()
+            self._template = None if empty is None else self._reader.place(self._placer, empty)
         shapes = None if has_ended else _shapes(value)
         everyone = host_allgather(
             _CALLED, "take the next batch", [has_ended, self._template is not None, shapes, self._reader.ends_together]
@@ -138,9 +141,10 @@ class OwnBatches:
                     "cannot get empty batches (last_batch='drop', or scalar elements)"
                 )
             raise StopIteration
+        empty_workers = [worker for worker, theirs in enumerate(everyone) if not theirs[1]]
+        if empty_workers:
+            raise _nothing(empty_workers)
         if has_ended:
-            if self._template is None:
-                raise _nothing()
             value = jax.tree.map(_empty, self._template, is_leaf=_is_per_replica)
         uniform = not any(ended) and all(
             theirs[2] == shapes and len(set(map(str, shapes or []))) == 1 for theirs in everyone
@@ -171,12 +175,15 @@ def _ragged(value: PerReplica) -> PerReplica:
     return PerReplica(value.values, value.device_assignment, is_ragged=True)
 
 
-def _nothing() -> DisagreementError:
+def _nothing(workers: Sequence[int]) -> DisagreementError:
+    which = f"worker {workers[0]}" if len(workers) == 1 else f"workers {', '.join(map(str, workers))}"
     return DisagreementError(
         _CALLED,
-        found="this worker's dataset is empty, and other workers have data",
-        rule="a worker whose data ends first continues with empty batches shaped like its earlier ones",
-        remedy="give every worker at least one batch: use fewer workers, or more files",
+        found=f"the data of {which} is empty, and the other workers have data",
+        rule="a worker without data continues with empty batches shaped like its earlier ones, or like the "
+        "element_spec of its Dataset if that is known without an element",
+        remedy="give every worker at least one batch (use fewer workers, or more files), or state the shapes: "
+        "Dataset.from_generator(function, output_signature=...)",
     )
 
 
@@ -193,6 +200,10 @@ class Reader(Protocol):
 
     def read(self) -> tuple[Any, int]:
         """Returns the next input for the placer, and its number of examples."""
+        ...
+
+    def no_examples(self) -> Any:
+        """Returns an input without examples, for `place`; None if its structure is not known."""
         ...
 
     def place(self, placer: Placer, read: Element | list[Element]) -> Any:
@@ -236,10 +247,10 @@ class GlobalBatches:
         """Whether batches cannot be empty, see `Reader`."""
         return self._rule == "drop"
 
-    @property
-    def empty(self) -> Any:
-        """A batch without examples; None if none is known."""
-        return self._source.empty
+    def no_examples(self) -> Any:
+        """Returns a batch without examples, with an empty mask if batches are padded; None if it is not known."""
+        empty = self._source.no_examples()
+        return empty if empty is None or self._rule != "pad" else (empty, np.zeros(0, bool))
 
     def settle_seeds(self) -> None:
         """Makes all workers use the shuffle seeds of worker 0. Context: before the first `read`."""
@@ -301,7 +312,12 @@ class GlobalBatches:
 
     def _next_batch(self) -> tuple[Element, int]:
         while True:
-            batch = next(self._cursor)
+            try:
+                batch = next(self._cursor)
+            except StopIteration:
+                if self._to_skip:
+                    raise beyond_end(self._consumed, self._consumed - self._to_skip) from None
+                raise
             count = batch_size(batch, "Strategy.experimental_distribute_dataset", self._source.batching)
             if self._to_skip == 0:
                 self._consumed += count
@@ -357,6 +373,7 @@ class ElementsInTurn:
         return self._scalars
 
     def __init__(self, sources: Sequence[Source], num_replicas: int) -> None:
+        self._sources = sources
         self._cursors = [source.open() for source in sources]
         self._num_replicas = num_replicas
         self._scalars = False
@@ -395,6 +412,11 @@ class ElementsInTurn:
             return _NOTHING
         # The source may reuse its buffers for the next replica's element.
         return jax.tree.map(owned, element)
+
+    def no_examples(self) -> Any:
+        """Returns one element without examples per replica; None if it is not known."""
+        empty = self._sources[0].no_examples()
+        return None if empty is None else [empty] * self._num_replicas
 
     def place(self, placer: Placer, read: Element | list[Element]) -> Any:
         """Places each element on its replica's device."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import jax
+import numpy as np
 
 from mirrored._typing import PyTree
 from mirrored.collectives.host_allgather import host_allgather
@@ -19,6 +20,7 @@ from mirrored.data.pipeline.files import files_of_worker
 from mirrored.data.pipeline.iterators import DatasetIterator
 from mirrored.data.placement import BATCH_DATASET, batch_size
 from mirrored.data.sources import Source, WorkerShare, register_kind
+from mirrored.data.specs import ArraySpec, NoElementError, map_specs
 from mirrored.errors import EndOfDataError, StructureError
 
 
@@ -28,7 +30,7 @@ class DatasetSource(Source):
 
     Attributes:
         dataset: The dataset.
-        without_examples: The value of `empty`.
+        without_examples: The result of `no_examples`, if it is already known.
     """
 
     dataset: Dataset
@@ -37,10 +39,6 @@ class DatasetSource(Source):
     @property
     def batching(self) -> str:
         return BATCH_DATASET
-
-    @property
-    def empty(self) -> Element:
-        return self.without_examples
 
     @property
     def spec(self) -> Any:
@@ -60,6 +58,18 @@ class DatasetSource(Source):
 
     def open(self) -> Cursor:
         return self.dataset.iterator(lambda element: element)
+
+    def no_examples(self) -> Element:
+        if self.without_examples is not None:
+            return self.without_examples
+        try:
+            spec = self.dataset.element_spec
+        except NoElementError:
+            return None
+        shapes = [leaf.shape for leaf in jax.tree.leaves(spec, is_leaf=lambda part: isinstance(part, ArraySpec))]
+        if any(not shape or None in shape[1:] for shape in shapes):
+            return None
+        return map_specs(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), spec)
 
     def refuse_unbatched(self, called: str) -> None:
         if is_batched(self.dataset.node) is False:
@@ -82,11 +92,17 @@ class DatasetSource(Source):
         if policy is AutoShardPolicy.FILE:
             worker, workers = share.processes.index(share.process), len(share.processes)
             dataset = type(dataset)(files_of_worker(dataset.node, worker, workers, called))
-        if first is None:
+        size = None if first is None else batch_size(first, called)
+        if policy is AutoShardPolicy.OFF:
+            # A worker whose own data is empty takes the others' batch size, so that all workers read the same pipeline.
+            sizes = host_allgather(called, "read the size of the first batch", size)
+            size = size or next((theirs for theirs in sizes if theirs), None)
+        if not size:
             return DatasetSource(dataset)
         # The worker's batch size is proportional to its number of replicas, so that all replicas get equal batches.
-        part = -(-batch_size(first, called) * share.local_replicas // share.num_replicas)
-        return DatasetSource(dataset.rebatch(part), jax.tree.map(lambda leaf: leaf[:0], first))
+        part = -(-size * share.local_replicas // share.num_replicas)
+        empty = None if first is None else jax.tree.map(lambda leaf: leaf[:0], first)
+        return DatasetSource(dataset.rebatch(part), empty)
 
     def settle_seeds(self, cursor: Cursor) -> None:
         iterator = cast(DatasetIterator, cursor)
