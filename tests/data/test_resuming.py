@@ -134,6 +134,21 @@ def test_datasets_from_a_function_resume() -> None:
     assert [numbers(element, strategy) for element in restored] == [[4, 5, 6, 7], [8]]
 
 
+@pytest.mark.parametrize(("before", "after"), [(0, [[0, 1], [2, 3], [4]]), (1, [[2, 3], [4]]), (2, [[4]]), (3, [])])
+def test_lists_from_a_function_resume(before: int, after: list[list[int]]) -> None:
+    """A list has no position of its own: its elements are read again."""
+    strategy = strategy_of(2)
+    distributed = strategy.distribute_datasets_from_function(lambda context: [np.array([i]) for i in range(5)])
+    reading = iter(distributed)
+    for _ in range(before):
+        next(reading)
+    restored, twice = iter(distributed), iter(distributed)
+    restored.set_state(json.loads(json.dumps(reading.get_state())))
+    twice.set_state(json.loads(json.dumps(restored.get_state())))
+    for continued in (restored, twice):
+        assert [numbers(element, strategy) for element in continued] == after
+
+
 DATA: dict[str, Callable[[Any], Any]] = {
     "dataset": lambda strategy: strategy.experimental_distribute_dataset(Dataset.range(30).batch(2)),
     "shuffled": lambda strategy: strategy.experimental_distribute_dataset(Dataset.range(30).shuffle(9).batch(2)),

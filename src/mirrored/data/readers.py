@@ -11,12 +11,13 @@ import numpy as np
 from mirrored._jax.arrays import owned
 from mirrored._typing import PyTree
 from mirrored.collectives.host_allgather import check_equal, host_allgather
-from mirrored.data.cursors import beyond_end
+from mirrored.data.cursors import beyond_end, read_again
 from mirrored.data.elements import Element
 from mirrored.data.feed import log
 from mirrored.data.input_options import InputOptions
 from mirrored.data.placement import Placer, batch_size, pad
 from mirrored.data.sources import Source
+from mirrored.data.specs import empty_batch, from_json, spec_of, to_json
 from mirrored.errors import ArgumentError, DisagreementError
 from mirrored.values.distributed_values import PerReplica
 
@@ -109,6 +110,7 @@ class OwnBatches:
     """
 
     def __init__(self, reader: Reader, placer: Placer) -> None:
+        reader.layout.keep()
         self._reader, self._placer = reader, placer
         self._template: Any = None
 
@@ -190,8 +192,49 @@ def _nothing(workers: Sequence[int]) -> DisagreementError:
 _NOTHING: Final = object()
 
 
+class Layout:
+    """The structure, shapes and dtypes of the latest input, as a part of the position.
+
+    A worker that continues at the end of its own data has no batch that shows what its empty batches look like.
+    """
+
+    def __init__(self) -> None:
+        self._is_kept = False
+        self._spec: Any = None
+
+    def keep(self) -> None:
+        """Starts to note the inputs. Context: before the first one."""
+        self._is_kept = True
+
+    def note(self, read: Element | list[Element]) -> None:
+        """Notes an input."""
+        if self._is_kept:
+            self._spec = spec_of(read)
+
+    def empty(self) -> Any:
+        """Returns an input without examples; None if no input was noted."""
+        return None if self._spec is None else empty_batch(self._spec)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns what the position of a reader contains for it."""
+        try:
+            return {} if self._spec is None else {"layout": to_json(self._spec)}
+        except TypeError:  # without it, the restored reader asks its source
+            return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores the part of a reader's position."""
+        self._spec = from_json(state["layout"]) if "layout" in state else None
+
+
 class Reader(Protocol):
-    """Reads the input of one step for all replicas, on the host."""
+    """Reads the input of one step for all replicas, on the host.
+
+    Attributes:
+        layout: What its inputs look like.
+    """
+
+    layout: Layout
 
     @property
     def ends_together(self) -> bool:
@@ -249,6 +292,9 @@ class GlobalBatches:
 
     def no_examples(self) -> Any:
         """Returns a batch without examples, with an empty mask if batches are padded; None if it is not known."""
+        known = self.layout.empty()
+        if known is not None:
+            return known
         empty = self._source.no_examples()
         return empty if empty is None or self._rule != "pad" else (empty, np.zeros(0, bool))
 
@@ -270,6 +316,7 @@ class GlobalBatches:
         self._cursor = source.open()
         self._count = 0
         self._samples = None
+        self.layout = Layout()
         self._full: int | None = None
         self._consumed = 0
         self._to_skip = 0  # examples
@@ -289,7 +336,9 @@ class GlobalBatches:
             if self._rule == "drop" and count < self._full:
                 continue
             self._count += 1
-            return (pad(batch, self._num_replicas, self._full) if self._rule == "pad" else batch), count
+            result = pad(batch, self._num_replicas, self._full) if self._rule == "pad" else batch
+            self.layout.note(result)
+            return result, count
 
     def _look_for_rows(self, batch: Element, count: int) -> None:
         """Warns if the first two batches look like single examples: vectors that do not split evenly.
@@ -341,11 +390,13 @@ class GlobalBatches:
             "consumed": self._consumed,
             "leave_out": self._to_skip,
             "full": self._full,
+            **self.layout.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores the source's position if the source supports it; otherwise skips the consumed examples."""
         self._consumed = state["consumed"]
+        self.layout.set_state(state)
         if self._source.restore(self._cursor, state["source"], state["full"]):
             self._full, self._to_skip = state["full"], state["leave_out"]
         else:
@@ -377,6 +428,8 @@ class ElementsInTurn:
         self._cursors = [source.open() for source in sources]
         self._num_replicas = num_replicas
         self._scalars = False
+        self.layout = Layout()
+        self._taken = [0] * len(sources)
         self._rows = 0
         self._ended: set[int] = set()
 
@@ -399,7 +452,9 @@ class ElementsInTurn:
         self._rows += 1
         count = sum(_examples(element) for element in given)
         empty = jax.tree.map(lambda leaf: leaf[:0], given[0]) if len(given) < self._num_replicas else None
-        return [empty if element is _NOTHING else element for element in elements], count
+        result = [empty if element is _NOTHING else element for element in elements]
+        self.layout.note(result)
+        return result, count
 
     def _next(self, place: int) -> Element:
         """Returns the next element of a source; _NOTHING after its end."""
@@ -410,11 +465,15 @@ class ElementsInTurn:
         except StopIteration:
             self._ended.add(place)
             return _NOTHING
+        self._taken[place] += 1
         # The source may reuse its buffers for the next replica's element.
         return jax.tree.map(owned, element)
 
     def no_examples(self) -> Any:
         """Returns one element without examples per replica; None if it is not known."""
+        known = self.layout.empty()
+        if known is not None:
+            return known
         empty = self._sources[0].no_examples()
         return None if empty is None else [empty] * self._num_replicas
 
@@ -423,11 +482,15 @@ class ElementsInTurn:
         return placer.elements(read)
 
     def get_state(self) -> Any:
-        """Returns the positions of the sources."""
-        return {"sources": [cursor.get_state() for cursor in self._cursors], "rows": self._rows}
+        """Returns the positions of the sources, and the numbers of elements before them."""
+        positions = [cursor.get_state() for cursor in self._cursors]
+        return {"sources": positions, "taken": list(self._taken), "rows": self._rows, **self.layout.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the positions of the sources, whose number must be the same as when they were saved."""
+        """Restores the positions of the sources, whose number must be the same as when they were saved.
+
+        The elements before the position of a source that cannot save one, such as a list, are read again.
+        """
         if len(state.get("sources", ())) != len(self._cursors):
             raise ArgumentError(
                 "DistributedIterator.set_state",
@@ -436,8 +499,17 @@ class ElementsInTurn:
                 remedy="resume with the same number of input pipelines, or use experimental_distribute_dataset",
             )
         self._ended.clear()
-        for cursor, position in zip(self._cursors, state["sources"], strict=True):
-            cursor.set_state(position)
+        self.layout.set_state(state)
+        self._rows = state["rows"]
+        # Positions saved by earlier versions have no "taken".
+        in_rows = self._rows * self._num_replicas // len(self._cursors)
+        self._taken = list(state.get("taken", [in_rows] * len(self._cursors)))
+        for cursor, position, taken in zip(self._cursors, state["sources"], self._taken, strict=True):
+            if position is not None:
+                cursor.set_state(position)
+                continue
+            for _ in range(taken):
+                read_again(cursor)
 
     def close(self) -> None:
         """Closes the sources."""

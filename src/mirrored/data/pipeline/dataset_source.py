@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import jax
-import numpy as np
 
 from mirrored._typing import PyTree
 from mirrored.collectives.host_allgather import host_allgather
@@ -20,7 +19,7 @@ from mirrored.data.pipeline.files import files_of_worker
 from mirrored.data.pipeline.iterators import DatasetIterator
 from mirrored.data.placement import BATCH_DATASET, batch_size
 from mirrored.data.sources import Source, WorkerShare, register_kind
-from mirrored.data.specs import ArraySpec, NoElementError, map_specs
+from mirrored.data.specs import NoElementError, empty_batch
 from mirrored.errors import EndOfDataError, StructureError
 
 
@@ -63,13 +62,9 @@ class DatasetSource(Source):
         if self.without_examples is not None:
             return self.without_examples
         try:
-            spec = self.dataset.element_spec
+            return empty_batch(self.dataset.element_spec)
         except NoElementError:
             return None
-        shapes = [leaf.shape for leaf in jax.tree.leaves(spec, is_leaf=lambda part: isinstance(part, ArraySpec))]
-        if any(not shape or None in shape[1:] for shape in shapes):
-            return None
-        return map_specs(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), spec)
 
     def refuse_unbatched(self, called: str) -> None:
         if is_batched(self.dataset.node) is False:
