@@ -55,6 +55,11 @@ def test_looks_like_an_enum() -> None:
     assert ReduceOp.from_variable_aggregation(Aggregation.MEAN) is ReduceOp.MEAN
 
 
+def test_a_subclass_without_arguments_refuses_them() -> None:
+    with pytest.raises(TypeError, match=r"Largest\(\) takes no arguments"):
+        type("Largest", (ReduceOp,), {})("sum")
+
+
 @pytest.mark.parametrize("member", [ReduceOp.SUM, ReduceOp.MEAN], ids=repr)
 def test_members_stay_one_object(member: ReduceOp) -> None:
     assert pickle.loads(pickle.dumps(member)) is member

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -61,15 +62,17 @@ def test_batch_statistics_with_the_mask_are_those_of_the_examples(replicas: int)
 
 
 @pytest.mark.parametrize("uneven", [False, True])
+@pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_means_of_means_over_an_uneven_batch_are_warned_of(
-    compiled: bool, uneven: bool, caplog: pytest.LogCaptureFixture
+    compiled: bool, mapped: bool, uneven: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     reducing._warn_of_mean_of_means.cache_clear()
     strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
 
     def step(x: Any) -> Any:
-        return strategy.reduce("MEAN", strategy.run(lambda x: x.mean(), args=(x,)), axis=None)
+        loss = strategy.run(lambda x: x.mean(), args=(x,))
+        return strategy.reduce("MEAN", jax.tree.map(lambda one: one * 2, loss) if mapped else loss, axis=None)
 
     with caplog.at_level(logging.WARNING, "mirrored"):
         for x in strategy.experimental_distribute_dataset([X[: 5 if uneven else 6]]):

@@ -134,6 +134,21 @@ def test_datasets_from_a_function_resume() -> None:
     assert [numbers(element, strategy) for element in restored] == [[4, 5, 6, 7], [8]]
 
 
+@pytest.mark.parametrize(("before", "after"), [(0, [[0, 1], [2, 3], [4]]), (1, [[2, 3], [4]]), (2, [[4]]), (3, [])])
+def test_lists_from_a_function_resume(before: int, after: list[list[int]]) -> None:
+    """A list has no position of its own: its elements are read again."""
+    strategy = strategy_of(2)
+    distributed = strategy.distribute_datasets_from_function(lambda context: [np.array([i]) for i in range(5)])
+    reading = iter(distributed)
+    for _ in range(before):
+        next(reading)
+    restored, twice = iter(distributed), iter(distributed)
+    restored.set_state(json.loads(json.dumps(reading.get_state())))
+    twice.set_state(json.loads(json.dumps(restored.get_state())))
+    for continued in (restored, twice):
+        assert [numbers(element, strategy) for element in continued] == after
+
+
 DATA: dict[str, Callable[[Any], Any]] = {
     "dataset": lambda strategy: strategy.experimental_distribute_dataset(Dataset.range(30).batch(2)),
     "shuffled": lambda strategy: strategy.experimental_distribute_dataset(Dataset.range(30).shuffle(9).batch(2)),
@@ -439,3 +454,60 @@ def test_an_interrupt_at_any_line_neither_loses_a_batch_nor_gives_one_twice(take
         if got is not None and left[0] >= 0:
             break
     assert "goes on" in outcomes
+
+
+SHORTENED: dict[str, Callable[[int], Dataset]] = {
+    "indexed": lambda n: Dataset.range(n).map(lambda x: x),
+    "shuffled": lambda n: Dataset.range(n).shuffle(20, seed=1),
+    "threads": lambda n: Dataset.range(n).map(lambda x: x, num_parallel_calls=2),
+    "prefetched": lambda n: Dataset.range(n).map(lambda x: x, num_parallel_calls=2).prefetch(2),
+    "stream": lambda n: Dataset.range(n).filter(lambda x: True),
+    "cached stream": lambda n: Dataset.range(n).filter(lambda x: True).cache(),
+    "generated": lambda n: Dataset.from_generator(lambda: iter(range(n))),
+}
+
+
+@pytest.mark.parametrize("name", SHORTENED)
+def test_a_position_beyond_the_end_of_shorter_data_is_refused(name: str) -> None:
+    reading = iter(SHORTENED[name](10))
+    list(itertools.islice(reading, 8))
+    state = json.loads(json.dumps(reading.get_state()))
+    again = iter(SHORTENED[name](5))
+
+    def resumed() -> list[Any]:
+        again.set_state(state)
+        return list(again)
+
+    with pytest.raises(InputError, match=r"fewer elements than when the position was saved(?s:.*)begin a new epoch"):
+        resumed()
+
+
+@pytest.mark.parametrize("name", ["indexed", "shuffled", "threads", "prefetched"])
+@pytest.mark.parametrize("left", [5, 8])
+def test_the_position_and_the_number_of_elements_are_named_and_the_iterator_is_unchanged(name: str, left: int) -> None:
+    reading = iter(SHORTENED[name](10))
+    list(itertools.islice(reading, 8))
+    again = iter(SHORTENED[name](left))
+    first = next(again)
+    with pytest.raises(InputError, match=f"the position is after 8 elements, and it has {left}"):
+        again.set_state(reading.get_state())
+    assert [first, *again] == list(SHORTENED[name](left)) or name == "shuffled"
+    assert again.get_state()["count"] == left
+
+
+@pytest.mark.parametrize("name", SHORTENED)
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_position_at_the_end_of_unchanged_data_is_restored(name: str, ended: bool) -> None:
+    reading = iter(SHORTENED[name](10))
+    list(reading if ended else itertools.islice(reading, 10))
+    again = iter(SHORTENED[name](10))
+    again.set_state(json.loads(json.dumps(reading.get_state())))
+    assert list(again) == []
+
+
+@pytest.mark.parametrize("batch", [4, 2])
+def test_a_distributed_position_beyond_the_end_of_shorter_data_is_refused(batch: int) -> None:
+    """With another batch size, the examples before the position are read again and skipped."""
+    _, state = read(Dataset.range(16).batch(4), 2, stop=3)
+    with pytest.raises(InputError, match="the position is after (?:3|12) elements, and it has (?:2|8)"):
+        read(Dataset.range(8).batch(batch), 2, state)

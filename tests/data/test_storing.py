@@ -291,6 +291,48 @@ def test_elements_in_another_order_are_refused(keep: str, tmp_path: Path) -> Non
         rest(other, state)
 
 
+@pytest.mark.parametrize("keep", ["cache", "snapshot", "counted", "both", "epochs", "shuffled again"])
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_same_dataset_is_restored_after_its_folder_is_deleted(keep: str, refused: bool, tmp_path: Path) -> None:
+    state, _, expected = cut_after(KEEPS[keep](SEEDED["shuffle"](), tmp_path / "first"), 4)
+    other = KEEPS[keep](SEEDED["shuffle"](), tmp_path / "second")
+    read(other)
+    if refused:
+        with pytest.raises(InputError, match=r"Dataset\.(cache|snapshot): .*other random seeds"):
+            rest(other, state)
+    shutil.rmtree(tmp_path / "second")
+    assert rest(other, state) == expected
+    assert (tmp_path / "second").exists()
+
+
+def test_a_file_that_another_dataset_has_written_anew_is_read(tmp_path: Path) -> None:
+    kept = Dataset.range(3).cache(tmp_path / "kept")
+    assert read(kept) == [0, 1, 2]
+    shutil.rmtree(tmp_path / "kept")
+    assert read(Dataset.range(10, 13).cache(tmp_path / "kept")) == [10, 11, 12]
+    assert read(kept) == [10, 11, 12]
+
+
+def test_an_iteration_goes_on_while_its_folder_is_deleted(tmp_path: Path) -> None:
+    kept = Dataset.range(3).cache(tmp_path / "kept")
+    reading = iter(kept)
+    first = read(itertools.islice(reading, 1))
+    shutil.rmtree(tmp_path / "kept")
+    assert first + read(reading) == [0, 1, 2]
+
+
+def test_a_refused_position_leaves_the_iterator_and_its_dataset_unchanged(tmp_path: Path) -> None:
+    state, _, _ = cut_after(KEEPS["cache"](SEEDED["shuffle"](), tmp_path / "first"), 4)
+    other = KEEPS["cache"](SEEDED["shuffle"](), tmp_path / "second")
+    order = read(other)
+    reading = iter(other)
+    head = read(itertools.islice(reading, 2))
+    with pytest.raises(InputError, match="other random seeds"):
+        reading.set_state(state)
+    assert head + read(reading) == order
+    assert read(other) == order
+
+
 def test_the_files_of_inner_datasets_have_seeds_of_their_own(tmp_path: Path) -> None:
     def made() -> Dataset:
         return Dataset.range(2).flat_map(lambda n: Dataset.range(n * 5, n * 5 + 5).shuffle(5).cache(tmp_path / f"{n}"))

@@ -141,6 +141,30 @@ def test_data_of_each_workers_own(tmp_path):
     assert (first["rest"], second["rest"]) == (first["file"][1:], second["file"][1:])
 
 
+def test_a_position_after_the_end_of_one_workers_data(tmp_path):
+    first, second = run("ended_data", [1, 1], tmp_path)
+    for name, (rest, continued) in first.items():
+        assert len(rest) == 2, name
+        assert continued == rest, name
+        assert [part[0] for batch in rest for part in batch] == [2] * sum(map(len, rest)), name
+    for name, (rest, continued) in second.items():
+        assert len(rest) == 2, name
+        assert continued == rest, name
+        assert [part[0] for batch in rest for part in batch] == [0] * sum(map(len, rest)), name
+
+
+def test_a_worker_without_any_data(tmp_path):
+    first, second = run("empty_data", [1, 1], tmp_path)
+    for found in (first, second):
+        assert found["elements of a known structure"] == [3.0, 3.0]
+        assert found["batches of a known structure"] == [1.0, 2.0, 3.0]
+        for unknown in ("elements of a list", "elements of an unknown structure", "batches of an unknown structure"):
+            message, seconds = found[unknown]
+            assert "the data of worker 1 is empty, and the other workers have data" in message
+            assert seconds < 10
+    assert (first["padded"], second["padded"]) == ([[True]] * 3, [[]] * 3)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 
 import jax
@@ -378,6 +379,42 @@ def test_a_loop_without_a_known_length(x):
         tape.watch(x)
         _, y = jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * x), (0, x))
     assert float(tape.gradient(y, x)) == 4 * 27.0
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_derivatives_of_any_order_of_a_loop_without_a_known_length(x, order):
+    """``y = (3 x)^(2^k)`` for the first k with y >= 50, which depends on the watched value."""
+
+    def derivative(order, x):
+        if order == 0:
+            return jax.lax.while_loop(lambda y: y < 50.0, lambda y: y * y, x / 1.5)
+        with GradientTape() as tape:
+            tape.watch(x)
+            y = derivative(order - 1, x)
+        return tape.gradient(y, x)
+
+    expected = functools.reduce(lambda f, _: jax.grad(f), range(order), lambda x: (x / 1.5) ** 8)
+    np.testing.assert_allclose(derivative(order, x), expected(x), rtol=1e-5)
+
+
+def test_a_persistent_tape_differentiates_the_gradient_of_such_a_loop(x):
+    with GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        _, y = jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * x), (0, x))
+        gradient = tape.gradient(y, x)
+    assert float(tape.gradient(gradient, x)) == 12 * 9.0
+
+
+def test_such_a_loop_under_vmap_runs_and_has_no_gradient(x):
+    def loop(x):
+        with GradientTape() as tape:
+            tape.watch(x)
+            y = jax.lax.while_loop(lambda y: y < 50.0, lambda y: y * y, x)
+        return y, tape
+
+    np.testing.assert_array_equal(jax.vmap(lambda x: loop(x)[0])(jnp.array([3.0, 60.0])), [81.0, 60.0])
+    with pytest.raises(TapeError, match="lax.fori_loop with a fixed number of steps(.|\n)*only in eager code"):
+        jax.vmap(lambda x: (lambda y, tape: tape.gradient(y, x))(*loop(x)))(jnp.array([3.0, 60.0]))
 
 
 def test_what_jax_cannot_differentiate_is_said_when_a_gradient_gets_there(x):

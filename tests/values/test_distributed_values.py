@@ -132,6 +132,17 @@ def test_values_are_pytrees(layout):
     assert (float(mirrored.value), mirrored.num_replicas) == (4.0, 3)
 
 
+def test_the_origin_survives_flatten_and_does_not_distinguish_structures(layout):
+    stacked, of_components = mr.PerReplica.from_stacked(jnp.ones((4, 2)), layout), mr.PerReplica(components())
+    for value in (stacked, of_components):
+        even = jax.tree.structure(value)
+        assert not jax.tree.map(jnp.negative, value).of_uneven_batch
+        value.of_uneven_batch = True
+        assert jax.tree.map(jnp.negative, value).of_uneven_batch
+        assert jax.tree.unflatten(jax.tree.structure(value), jax.tree.leaves(value)).of_uneven_batch
+        assert (jax.tree.structure(value), hash(jax.tree.structure(value))) == (even, hash(even))
+
+
 def test_they_pass_through_jit(layout):
     value = mr.PerReplica.from_stacked(jax.device_put(jnp.ones((4, 2)), layout.sharded), layout)
     result = jax.jit(lambda v: v)(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,17 @@ _RULE: Final = "a reduction is ReduceOp.SUM, ReduceOp.MEAN, one of their names, 
 _REMEDY: Final = "pass one of these, for instance ReduceOp.SUM"
 
 
+_T = TypeVar("_T")
+_NO_VALUE: Final = object()
+
+
 class _Members(type):
     """Makes `ReduceOp` look like TensorFlow's enum: `ReduceOp("sum")`, `ReduceOp["SUM"]`, `list(ReduceOp)`."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls: type[_T], *args: Any, **kwargs: Any) -> _T:  # type: ignore[misc]  # mypy: not a metaclass
         if cls is ReduceOp:
-            return as_reduce_op(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
+            return as_reduce_op(*args, **kwargs)  # type: ignore[return-value]
+        return type.__call__(cls, *args, **kwargs)  # type: ignore[no-any-return]
 
     def __getitem__(cls, name: str) -> ReduceOp:
         return _BY_NAME[name]
@@ -64,6 +68,12 @@ class ReduceOp(metaclass=_Members):
 
     SUM: ClassVar[ReduceOp]
     MEAN: ClassVar[ReduceOp]
+
+    def __init__(self, value: object = _NO_VALUE, /) -> None:
+        """Refuses arguments of a subclass that defines no others. `ReduceOp(value)` itself is `as_reduce_op(value)`."""
+        # mypy ignores the `__call__` of a metaclass, and finds the argument of `ReduceOp("sum")` here.
+        if value is not _NO_VALUE:
+            raise TypeError(f"{type(self).__name__}() takes no arguments")
 
     def __call__(self, per_replica: jax.Array) -> Any:
         """Reduces stacked components ``[replicas, ...]`` to one ``[...]``. Subclasses override this method."""

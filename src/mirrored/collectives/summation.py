@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from mirrored._typing import DTypeLike
-
-if TYPE_CHECKING:
-    import jax
 
 # `Group`, which describes how replicas are placed on the devices of a mesh axis.
 

@@ -32,12 +32,18 @@ class Cursor(Protocol):
         ...
 
 
-def beyond_end() -> InputError:
-    """Returns the error for a position after the end of the data."""
+def beyond_end(position: int | None = None, count: int | None = None) -> InputError:
+    """Returns the error for a position after the end of the data.
+
+    Args:
+        position: The number of elements before the position, if known.
+        count: The number of elements of the data, if known.
+    """
+    numbers = "" if position is None else f": the position is after {position} elements, and it has {count}"
     return InputError(
         "DatasetIterator.set_state",
-        found="the dataset has fewer elements than when the position was saved",
-        rule="a position belongs to the same data; the elements before it are read again",
+        found=f"the dataset has fewer elements than when the position was saved{numbers}",
+        rule="a position belongs to the same data, and continues after the elements before it",
         remedy="check that the files or the generator still have all elements, or begin a new epoch",
     )
 

@@ -64,6 +64,11 @@ def by_position(item: Callable[[int], Any], length: int, threads: int) -> Any:
     return grain.MapDataset.range(length).map(item).to_iter_dataset(options)
 
 
+def is_beyond_end(error: IndexError) -> bool:
+    """Returns whether `set_state` of a dataset of `by_position` raised `error` for a position after the end."""
+    return "is out of range for dataset of length" in str(error)
+
+
 def by_cursor(make: Callable[[], Cursor], name: str) -> Any:
     """Returns a dataset that is read by a `Cursor`."""
     return CursorDataset(make, name)

@@ -11,11 +11,13 @@ import numpy as np
 from mirrored._jax.arrays import owned
 from mirrored._typing import PyTree
 from mirrored.collectives.host_allgather import check_equal, host_allgather
+from mirrored.data.cursors import beyond_end, read_again
 from mirrored.data.elements import Element
 from mirrored.data.feed import log
 from mirrored.data.input_options import InputOptions
 from mirrored.data.placement import Placer, batch_size, pad
 from mirrored.data.sources import Source
+from mirrored.data.specs import empty_batch, from_json, spec_of, to_json
 from mirrored.errors import ArgumentError, DisagreementError
 from mirrored.values.distributed_values import PerReplica
 
@@ -69,9 +71,7 @@ def reader_meeting(reader: Reader, placer: Placer) -> WorkerSteps | None:
         reader.settle_seeds()
         if not placer.own_batches:
             return SameBatches(reader)
-        if reader.empty is not None:
-            return OwnBatches(reader, placer.batch(reader.empty))
-    return OwnBatches(reader)
+    return OwnBatches(reader, placer)
 
 
 class SameBatches:
@@ -105,13 +105,14 @@ class OwnBatches:
     empty, all workers stop when the first one runs out.
 
     Args:
-        reader: Knows whether per-replica batches can be empty.
-        template: A batch with the structure of the other workers' batches, for a worker that never has data.
+        reader: Knows whether per-replica batches can be empty, and what they look like on a worker that never has data.
+        placer: Places them.
     """
 
-    def __init__(self, reader: Reader, template: PyTree = None) -> None:
-        self._reader = reader
-        self._template = template
+    def __init__(self, reader: Reader, placer: Placer) -> None:
+        reader.layout.keep()
+        self._reader, self._placer = reader, placer
+        self._template: Any = None
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
         """Returns this worker's per-replica batches, marked as ragged if shapes differ between replicas or workers.
@@ -122,10 +123,14 @@ class OwnBatches:
 
         Raises:
             StopIteration: No worker has data.
-            DisagreementError: This worker's data was empty from the start.
+            DisagreementError: The data of some workers is empty from the start, and the structure of its batches is
+                not known. All workers raise it.
         """
         if not has_ended:
             self._template = value
+        elif self._template is None:
+            empty = self._reader.no_examples()
+            self._template = None if empty is None else self._reader.place(self._placer, empty)
         shapes = None if has_ended else _shapes(value)
         everyone = host_allgather(
             _CALLED, "take the next batch", [has_ended, self._template is not None, shapes, self._reader.ends_together]
@@ -138,9 +143,10 @@ class OwnBatches:
                     "cannot get empty batches (last_batch='drop', or scalar elements)"
                 )
             raise StopIteration
+        empty_workers = [worker for worker, theirs in enumerate(everyone) if not theirs[1]]
+        if empty_workers:
+            raise _nothing(empty_workers)
         if has_ended:
-            if self._template is None:
-                raise _nothing()
             value = jax.tree.map(_empty, self._template, is_leaf=_is_per_replica)
         uniform = not any(ended) and all(
             theirs[2] == shapes and len(set(map(str, shapes or []))) == 1 for theirs in everyone
@@ -171,20 +177,64 @@ def _ragged(value: PerReplica) -> PerReplica:
     return PerReplica(value.values, value.device_assignment, is_ragged=True)
 
 
-def _nothing() -> DisagreementError:
+def _nothing(workers: Sequence[int]) -> DisagreementError:
+    which = f"worker {workers[0]}" if len(workers) == 1 else f"workers {', '.join(map(str, workers))}"
     return DisagreementError(
         _CALLED,
-        found="this worker's dataset is empty, and other workers have data",
-        rule="a worker whose data ends first continues with empty batches shaped like its earlier ones",
-        remedy="give every worker at least one batch: use fewer workers, or more files",
+        found=f"the data of {which} is empty, and the other workers have data",
+        rule="a worker without data continues with empty batches shaped like its earlier ones, or like the "
+        "element_spec of its Dataset if that is known without an element",
+        remedy="give every worker at least one batch (use fewer workers, or more files), or state the shapes: "
+        "Dataset.from_generator(function, output_signature=...)",
     )
 
 
 _NOTHING: Final = object()
 
 
+class Layout:
+    """The structure, shapes and dtypes of the latest input, as a part of the position.
+
+    A worker that continues at the end of its own data has no batch that shows what its empty batches look like.
+    """
+
+    def __init__(self) -> None:
+        self._is_kept = False
+        self._spec: Any = None
+
+    def keep(self) -> None:
+        """Starts to note the inputs. Context: before the first one."""
+        self._is_kept = True
+
+    def note(self, read: Element | list[Element]) -> None:
+        """Notes an input."""
+        if self._is_kept:
+            self._spec = spec_of(read)
+
+    def empty(self) -> Any:
+        """Returns an input without examples; None if no input was noted."""
+        return None if self._spec is None else empty_batch(self._spec)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns what the position of a reader contains for it."""
+        try:
+            return {} if self._spec is None else {"layout": to_json(self._spec)}
+        except TypeError:  # without it, the restored reader asks its source
+            return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores the part of a reader's position."""
+        self._spec = from_json(state["layout"]) if "layout" in state else None
+
+
 class Reader(Protocol):
-    """Reads the input of one step for all replicas, on the host."""
+    """Reads the input of one step for all replicas, on the host.
+
+    Attributes:
+        layout: What its inputs look like.
+    """
+
+    layout: Layout
 
     @property
     def ends_together(self) -> bool:
@@ -193,6 +243,10 @@ class Reader(Protocol):
 
     def read(self) -> tuple[Any, int]:
         """Returns the next input for the placer, and its number of examples."""
+        ...
+
+    def no_examples(self) -> Any:
+        """Returns an input without examples, for `place`; None if its structure is not known."""
         ...
 
     def place(self, placer: Placer, read: Element | list[Element]) -> Any:
@@ -236,10 +290,13 @@ class GlobalBatches:
         """Whether batches cannot be empty, see `Reader`."""
         return self._rule == "drop"
 
-    @property
-    def empty(self) -> Any:
-        """A batch without examples; None if none is known."""
-        return self._source.empty
+    def no_examples(self) -> Any:
+        """Returns a batch without examples, with an empty mask if batches are padded; None if it is not known."""
+        known = self.layout.empty()
+        if known is not None:
+            return known
+        empty = self._source.no_examples()
+        return empty if empty is None or self._rule != "pad" else (empty, np.zeros(0, bool))
 
     def settle_seeds(self) -> None:
         """Makes all workers use the shuffle seeds of worker 0. Context: before the first `read`."""
@@ -259,6 +316,7 @@ class GlobalBatches:
         self._cursor = source.open()
         self._count = 0
         self._samples = None
+        self.layout = Layout()
         self._full: int | None = None
         self._consumed = 0
         self._to_skip = 0  # examples
@@ -278,7 +336,9 @@ class GlobalBatches:
             if self._rule == "drop" and count < self._full:
                 continue
             self._count += 1
-            return (pad(batch, self._num_replicas, self._full) if self._rule == "pad" else batch), count
+            result = pad(batch, self._num_replicas, self._full) if self._rule == "pad" else batch
+            self.layout.note(result)
+            return result, count
 
     def _look_for_rows(self, batch: Element, count: int) -> None:
         """Warns if the first two batches look like single examples: vectors that do not split evenly.
@@ -301,7 +361,12 @@ class GlobalBatches:
 
     def _next_batch(self) -> tuple[Element, int]:
         while True:
-            batch = next(self._cursor)
+            try:
+                batch = next(self._cursor)
+            except StopIteration:
+                if self._to_skip:
+                    raise beyond_end(self._consumed, self._consumed - self._to_skip) from None
+                raise
             count = batch_size(batch, "Strategy.experimental_distribute_dataset", self._source.batching)
             if self._to_skip == 0:
                 self._consumed += count
@@ -325,11 +390,13 @@ class GlobalBatches:
             "consumed": self._consumed,
             "leave_out": self._to_skip,
             "full": self._full,
+            **self.layout.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores the source's position if the source supports it; otherwise skips the consumed examples."""
         self._consumed = state["consumed"]
+        self.layout.set_state(state)
         if self._source.restore(self._cursor, state["source"], state["full"]):
             self._full, self._to_skip = state["full"], state["leave_out"]
         else:
@@ -357,9 +424,12 @@ class ElementsInTurn:
         return self._scalars
 
     def __init__(self, sources: Sequence[Source], num_replicas: int) -> None:
+        self._sources = sources
         self._cursors = [source.open() for source in sources]
         self._num_replicas = num_replicas
         self._scalars = False
+        self.layout = Layout()
+        self._taken = [0] * len(sources)
         self._rows = 0
         self._ended: set[int] = set()
 
@@ -382,7 +452,9 @@ class ElementsInTurn:
         self._rows += 1
         count = sum(_examples(element) for element in given)
         empty = jax.tree.map(lambda leaf: leaf[:0], given[0]) if len(given) < self._num_replicas else None
-        return [empty if element is _NOTHING else element for element in elements], count
+        result = [empty if element is _NOTHING else element for element in elements]
+        self.layout.note(result)
+        return result, count
 
     def _next(self, place: int) -> Element:
         """Returns the next element of a source; _NOTHING after its end."""
@@ -393,19 +465,32 @@ class ElementsInTurn:
         except StopIteration:
             self._ended.add(place)
             return _NOTHING
+        self._taken[place] += 1
         # The source may reuse its buffers for the next replica's element.
         return jax.tree.map(owned, element)
+
+    def no_examples(self) -> Any:
+        """Returns one element without examples per replica; None if it is not known."""
+        known = self.layout.empty()
+        if known is not None:
+            return known
+        empty = self._sources[0].no_examples()
+        return None if empty is None else [empty] * self._num_replicas
 
     def place(self, placer: Placer, read: Element | list[Element]) -> Any:
         """Places each element on its replica's device."""
         return placer.elements(read)
 
     def get_state(self) -> Any:
-        """Returns the positions of the sources."""
-        return {"sources": [cursor.get_state() for cursor in self._cursors], "rows": self._rows}
+        """Returns the positions of the sources, and the numbers of elements before them."""
+        positions = [cursor.get_state() for cursor in self._cursors]
+        return {"sources": positions, "taken": list(self._taken), "rows": self._rows, **self.layout.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the positions of the sources, whose number must be the same as when they were saved."""
+        """Restores the positions of the sources, whose number must be the same as when they were saved.
+
+        The elements before the position of a source that cannot save one, such as a list, are read again.
+        """
         if len(state.get("sources", ())) != len(self._cursors):
             raise ArgumentError(
                 "DistributedIterator.set_state",
@@ -414,8 +499,17 @@ class ElementsInTurn:
                 remedy="resume with the same number of input pipelines, or use experimental_distribute_dataset",
             )
         self._ended.clear()
-        for cursor, position in zip(self._cursors, state["sources"], strict=True):
-            cursor.set_state(position)
+        self.layout.set_state(state)
+        self._rows = state["rows"]
+        # Positions saved by earlier versions have no "taken".
+        in_rows = self._rows * self._num_replicas // len(self._cursors)
+        self._taken = list(state.get("taken", [in_rows] * len(self._cursors)))
+        for cursor, position, taken in zip(self._cursors, state["sources"], self._taken, strict=True):
+            if position is not None:
+                cursor.set_state(position)
+                continue
+            for _ in range(taken):
+                read_again(cursor)
 
     def close(self) -> None:
         """Closes the sources."""

@@ -57,11 +57,6 @@ class Source(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def empty(self) -> Element:
-        """A batch without examples, for a worker whose own files contain none; None if none is known."""
-
-    @property
-    @abc.abstractmethod
     def spec(self) -> Any:
         """The spec of the elements."""
 
@@ -83,6 +78,10 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def open(self) -> Cursor:
         """Opens a new cursor."""
+
+    @abc.abstractmethod
+    def no_examples(self) -> Element:
+        """Returns a batch without examples; None if its structure is not known without an element."""
 
     @abc.abstractmethod
     def refuse_unbatched(self, called: str) -> None:
@@ -142,10 +141,6 @@ class _IterableSource(Source):
         return self.how_to_batch
 
     @property
-    def empty(self) -> Element:
-        return None
-
-    @property
     def spec(self) -> Any:
         """The spec of the first element, of which the number of examples can vary.
 
@@ -175,6 +170,9 @@ class _IterableSource(Source):
 
     def open(self) -> Cursor:
         return self.make()
+
+    def no_examples(self) -> Element:
+        return None
 
     def refuse_unbatched(self, called: str) -> None:
         del called

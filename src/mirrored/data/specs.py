@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
@@ -161,6 +162,39 @@ def check(spec: PyTree, element: Element, called: str) -> Any:
         for want, have in zip(wanted, given, strict=True)
     ]
     return jax.tree.unflatten(jax.tree.structure(element), cast)
+
+
+def empty_batch(spec: PyTree) -> Any:
+    """Returns a batch without examples; None if an element is a scalar, or a dim of the examples varies."""
+    if any(not leaf.shape or None in leaf.shape[1:] for leaf in _leaves(spec)):
+        return None
+    return map_specs(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), spec)
+
+
+def to_json(spec: PyTree) -> Any:
+    """Converts a spec to JSON-like data, for positions.
+
+    Raises:
+        TypeError: The spec has other containers than dicts with string keys, tuples and lists.
+    """
+    if isinstance(spec, ArraySpec):
+        return {"dtype": spec.dtype.name, "shape": list(spec.shape)}
+    if type(spec) is dict and all(isinstance(key, str) for key in spec):
+        return {"dict": {key: to_json(part) for key, part in spec.items()}}
+    if type(spec) in (tuple, list):
+        return {type(spec).__name__: [to_json(part) for part in spec]}
+    raise TypeError(f"{type(spec)} in a spec")
+
+
+def from_json(data: dict[str, Any]) -> Any:
+    """Returns the spec that `to_json` converted."""
+    if "dtype" in data:
+        return ArraySpec(tuple(data["shape"]), jnp.dtype(data["dtype"]))
+    if "dict" in data:
+        return {key: from_json(part) for key, part in data["dict"].items()}
+    if "tuple" in data:
+        return tuple(from_json(part) for part in data["tuple"])
+    return [from_json(part) for part in data["list"]]
 
 
 def _leaves(spec: PyTree) -> list[ArraySpec]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import abc
 import contextvars
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
 from mirrored._jax import caches
 from mirrored._jax.dispatch import ThreadState, adopt_thread_state, capture_thread_state
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
 # Runs local replicas in lock-step, in threads of which exactly one runs at a time.
 #
 # Each replica runs until it calls a merge, and waits there at a barrier. When all replicas have arrived, the merge runs
-# once, in the thread that started them (the driver). Then the replicas continue in index order. An exception in one
-# replica unwinds and joins all of them. The same runner serves eager code and tracing: the threads copy all of JAX's
-# thread-local state, so several replicas can be traced into one program.
+# once, in the thread that started them (the driver). Then the replicas continue in index order. If the merge raises an
+# `Exception`, its assignments are undone and every replica raises it where it waits, as if it had run the merge itself.
+# An exception that leaves one replica unwinds and joins all of them. The same runner serves eager code and tracing: the
+# threads copy all of JAX's thread-local state, so several replicas can be traced into one program.
 
 _MAX_INTERRUPTIONS: Final = 2
 Carrier = Callable[[], Callable[[], None]]
@@ -46,6 +48,37 @@ def carry(carrier: Carrier) -> None:
             called first in each replica thread.
     """
     _carriers.append(carrier)
+
+
+T = TypeVar("T")
+
+
+class Guard(Protocol):
+    """A function that makes the assignments of a call atomic."""
+
+    def __call__(self, call: Callable[[], T], /) -> T:
+        """Returns the result of `call`, and undoes its assignments if it raises."""
+        ...
+
+
+_storage_guard: list[Guard] = []
+
+
+def guard_storage(guard: Guard) -> None:
+    """Registers the guard for assignments to the storage of variables. Called by `mirrored.variables`."""
+    _storage_guard[:] = [guard]
+
+
+def or_undone(call: Callable[[], T]) -> T:
+    """Returns the result of `call`. If it raises, undoes its assignments, in the variable store and in storage.
+
+    Merges are such calls: user code can catch their exceptions, and must not find half of their assignments.
+    """
+    store = ambient().store
+    if store is None or not store.captures:  # plain variables have no staged values in an eager run
+        for guard in _storage_guard:
+            call = functools.partial(guard, call)
+    return call() if store is None else store.or_undone(call)
 
 
 class _Unwind(BaseException):
@@ -67,6 +100,7 @@ class _Replica:
         self.merge: Merge | None = None
         self.payload: Any = None
         self.merge_result: Any = None
+        self.merge_error: Exception | None = None
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = False
@@ -116,13 +150,19 @@ class _Replica:
         self._driver_turn.get()
 
     def wait_at(self, merge: Merge, payload: list[Any]) -> Any:
-        """Replica: hands the turn to the driver, and returns the merge's result when it continues."""
+        """Replica: hands the turn to the driver. When it continues, returns the merge's result or raises its error."""
         self.merge, self.payload = merge, payload
         self._driver_turn.put(None)
         self._replica_turn.get()
         if self._unwinding:
             raise _Unwind
         merge_result, self.merge_result, self.merge, self.payload = self.merge_result, None, None, None
+        error, self.merge_error = self.merge_error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # a cycle of exception and Python frame would keep arrays alive
         return merge_result
 
     def unwind(self) -> None:
@@ -236,7 +276,12 @@ class LockStep:
                     "replica id",
                 )
         caches.moved()
-        merge_results = merge.run([replica.payload for replica in waiting])
+        try:
+            merge_results = merge.complete([replica.payload for replica in waiting])
+        except Exception as error:
+            for replica in waiting:
+                replica.merge_error = error
+            return
         for replica, merge_result in zip(waiting, merge_results, strict=True):
             replica.merge_result = merge_result
 
@@ -286,6 +331,10 @@ class Merge:
     run: Callable[[Sequence[Any]], Sequence[Any]]
     nested: Callable[[int, list[Any]], list[Any]] | None = None
     tapes: int = 0
+
+    def complete(self, payloads: Sequence[Any]) -> Sequence[Any]:
+        """Calls `run`, and undoes its assignments if it raises."""
+        return or_undone(lambda: self.run(payloads))
 
 
 @runtime_checkable
@@ -402,7 +451,7 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
     """
     runner = ambient().runner
     if runner is None:
-        return list(merge.run([payload])[0])
+        return list(merge.complete([payload])[0])
     if runner.in_place:
         if not _is_transformed(runner):
             return list(runner.run_merge(merge, payload))

@@ -90,6 +90,7 @@ class OverlayStore(VariableStore):
         return jnp.stack(locals_) if variable.per_replica else locals_[0]
 
     def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
+        self.note(variable)
         self._forget(variable)
         self._staged[id(variable), None] = (variable, value, where)
 
@@ -102,12 +103,22 @@ class OverlayStore(VariableStore):
         return variable.stored_component(replica) if self._below is None else self._below.local(variable, replica)
 
     def set_local(self, variable: VariableLike, replica: int, value: jax.Array, where: str) -> None:
+        self.note(variable)
         whole = self._staged.pop((id(variable), None), None)
         if whole is not None:
             for other in range(self.num_local):
                 part = whole[1][other] if variable.per_replica else whole[1]
                 self._staged[id(variable), other] = (variable, part, whole[2])
         self._staged[id(variable), replica] = (variable, value, where)
+
+    def restoring(self, variable: VariableLike) -> Callable[[], None]:
+        before = {key: held for key, held in self._staged.items() if key[0] == id(variable)}
+
+        def restore() -> None:
+            self._forget(variable)
+            self._staged.update(before)
+
+        return restore
 
     def created(self, variable: VariableLike) -> None:
         if self._below is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,10 @@ from mirrored._jax import caches
 from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
 from mirrored._typing import Leaf
 from mirrored.runtime.ambient import ReadableVariable, ambient, announce_read
+
+K = TypeVar("K")
+T = TypeVar("T")
+V = TypeVar("V")
 
 
 class VariableLike(ReadableVariable, Protocol):
@@ -94,6 +98,34 @@ class VariableStore(abc.ABC):
     num_local: int = 1
     under_tape: bool = False
     rereads: bool = False
+    _undo: dict[int, Callable[[], None]] | None = None  # by the variable's id; None outside of `or_undone`
+
+    def or_undone(self, call: Callable[[], T]) -> T:
+        """Returns the result of `call`. If it raises, drops what it has staged. Calls can be nested."""
+        outer = self._undo
+        undo: dict[int, Callable[[], None]] = {}
+        self._undo = undo
+        try:
+            result = call()
+        except BaseException:
+            for restore in undo.values():
+                restore()
+            caches.renew()  # helpers that were traced in the call may have captured what is dropped
+            raise
+        finally:
+            self._undo = outer
+        if outer is not None:
+            outer.update({key: restore for key, restore in undo.items() if key not in outer})
+        return result
+
+    def note(self, variable: VariableLike) -> None:
+        """Records what is staged for `variable`, which is about to be assigned, for `or_undone`."""
+        if self._undo is not None and id(variable) not in self._undo:
+            self._undo[id(variable)] = self.restoring(variable)
+
+    @abc.abstractmethod
+    def restoring(self, variable: VariableLike) -> Callable[[], None]:
+        """Returns a function that restores what is staged for `variable` now."""
 
     def outermost(self) -> VariableStore:
         """Returns the store of the enclosing function or run: `self`, except for the store of a branch or loop body."""
@@ -210,7 +242,11 @@ class FunctionStore(VariableStore):
         return self.captured[id(variable)][1]
 
     def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
+        self.note(variable)
         self.staged[id(variable)] = Held(variable, value)
+
+    def restoring(self, variable: VariableLike) -> Callable[[], None]:
+        return restoring_item(self.staged, id(variable), self.staged.get(id(variable)))
 
     def local(self, variable: VariableLike, replica: int) -> Any:
         value = self.whole(variable)
@@ -221,6 +257,18 @@ class FunctionStore(VariableStore):
 
     def created(self, variable: VariableLike) -> None:
         self.new.append(variable)
+
+
+def restoring_item(items: dict[K, V], key: K, item: V | None) -> Callable[[], None]:
+    """Returns a function that restores an item of a dict. None stands for an item that is absent."""
+
+    def restore() -> None:
+        if item is None:
+            items.pop(key, None)
+        else:
+            items[key] = item
+
+    return restore
 
 
 def _of_variable(variable: VariableLike, newest: jax.Array, before: Callable[[Any], Any]) -> Any:
@@ -309,7 +357,13 @@ class ReplicaStore(VariableStore):
     def created(self, variable: VariableLike) -> None:
         self.new.append(variable)
 
+    def restoring(self, variable: VariableLike) -> Callable[[], None]:
+        entry = self.staged.get(id(variable))
+        copied = entry and dataclasses.replace(entry, locals=list(entry.locals), where=list(entry.where))
+        return restoring_item(self.staged, id(variable), copied)
+
     def _entry(self, variable: VariableLike) -> StagedAssignment:
+        self.note(variable)
         entry = self.staged.get(id(variable))
         if entry is None:
             entry = self.staged[id(variable)] = StagedAssignment(

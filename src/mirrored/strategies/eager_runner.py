@@ -22,7 +22,7 @@ from mirrored.collectives.stacked import on_all_devices, reduce_stacked
 from mirrored.collectives.summation import Group
 from mirrored.errors import ContextError, TransformError
 from mirrored.runtime.ambient import ambient, is_tracked, thread, within
-from mirrored.runtime.lockstep import LockStep, Merge, ReplicaRunner, carry
+from mirrored.runtime.lockstep import LockStep, Merge, ReplicaRunner, carry, or_undone
 from mirrored.runtime.variable_store import ReplicaStore, StagedAssignment
 from mirrored.strategies.checks import OutSpecs, as_array, checked_components, label_of, would_differ
 from mirrored.strategies.context import ReplicaContext
@@ -31,7 +31,7 @@ from mirrored.strategies.reducing import gather_across
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.values.stacking import stack_components
-from mirrored.variables.state_lock import excuse, or_undone, store_all, turn
+from mirrored.variables.state_lock import excuse, store_all, turn
 from mirrored.variables.storage import placed, uncommitted
 
 if TYPE_CHECKING:
@@ -195,9 +195,10 @@ class EagerRunner(ReplicaRunner):
         return self.device_assignment.num_replicas, self.device_assignment.addressable_replicas[local]
 
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
-        result = self._lockstep.run_merge(merge, payload)
-        caches.resume_replica(self.trace_key(ambient().replica.local_index))
-        return result
+        try:
+            return self._lockstep.run_merge(merge, payload)
+        finally:
+            caches.resume_replica(self.trace_key(ambient().replica.local_index))
 
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
         algorithm = self.strategy.cross_device_ops
@@ -414,8 +415,13 @@ def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Runs one replica as part of its surroundings: a trace, another run, or no strategy."""
+    """Runs one replica without a strategy, as part of its surroundings."""
     return fn(*args, **kwargs)
+
+
+def run_inside(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Runs one replica as part of a trace or of another run. Drops what it stages if it fails."""
+    return or_undone(lambda: fn(*args, **kwargs))
 
 
 def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs) -> Any:
@@ -428,4 +434,4 @@ def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
             remedy="omit out_specs here, or reduce the result: strategy.reduce(ReduceOp.MEAN, result, axis=None)",
         )
     runner: Any = ambient().runner
-    return runner.run_replicas(fn, args, kwargs)
+    return or_undone(lambda: runner.run_replicas(fn, args, kwargs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +18,7 @@ from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.summation import narrow, widen
 from mirrored.errors import TapeError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.lockstep import Merge, run_merge
+from mirrored.runtime.lockstep import Merge, or_undone, run_merge
 from mirrored.strategies.reducing import gather_with_sizes
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
@@ -209,8 +210,9 @@ def call_merged(
     """Runs ``merge_fn(strategy, *args, **kwargs)`` once for all replicas and returns this replica's result."""
     runner = ambient().runner
     if runner is None:
+        call = functools.partial(merge_fn, context.strategy, *args, **kwargs)
         with within(replica=None):
-            return merge_fn(context.strategy, *args, **kwargs)
+            return call() if context.strategy.device_assignment is None else or_undone(call)
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         with within(replica=None):

@@ -121,7 +121,7 @@ def check_sums_rows(called: str, rows: SparseRows, op: Any, axis: Any = None) ->
 
 def _is_mean_of_means(value: PerReplica) -> bool:
     """Returns whether `value` comes from an uneven batch and differs between replicas."""
-    if not getattr(value, "of_uneven_batch", False) or any(isinstance(one, Tracer) for one in value.values):
+    if not value.of_uneven_batch or any(isinstance(one, Tracer) for one in value.values):
         return False
     first, *others = (np.asarray(payload_of(one)) for one in value.values)
     return not all(np.array_equal(first, other) for other in others)

@@ -129,11 +129,12 @@ class TracingRunner(ReplicaRunner):
 
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
         if not self.in_place:
-            result = self._lockstep.run_merge(merge, payload)
-            caches.resume_replica(self.trace_key(ambient().replica.local_index))
-            return result
+            try:
+                return self._lockstep.run_merge(merge, payload)
+            finally:
+                caches.resume_replica(self.trace_key(ambient().replica.local_index))
         with within(replica=None):
-            return merge.run([payload])[0]
+            return merge.complete([payload])[0]
 
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
         return list(self.strategy.cross_device_ops.reduce_arrays(op, arrays, self.group_info))

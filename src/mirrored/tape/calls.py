@@ -236,7 +236,8 @@ def process_lifted(
 # `lax.while_loop` under an eager tape, which unrolls the loop.
 #
 # JAX does not support reverse-mode differentiation of `lax.while_loop`, because a compiled program cannot store
-# residuals for an unknown number of iterations. An eager tape runs the iterations one by one and records each.
+# residuals for an unknown number of iterations. An eager tape runs the iterations one by one and records each. So do
+# nested eager tapes, each on top of the next outer one: derivatives of any order work.
 
 
 def _unrolled_while(trace: TapeTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:

@@ -49,7 +49,8 @@ class Loss:
     name: str
     failure: Exception | str
     remedy: str = (
-        "in compiled code use lax.scan, or lax.fori_loop with a fixed number of steps, instead of lax.while_loop; "
+        "use lax.scan, or lax.fori_loop with a fixed number of steps, instead of lax.while_loop, which tapes "
+        "differentiate only in eager code, outside of mirrored.function, jit and vmap; "
         "define a gradient with custom_gradient; or exclude the operation with stop_gradient"
     )
 

@@ -20,7 +20,15 @@ from mirrored._jax.boxes import STAND_INS, Array, Box, device_put_p, payload_of,
 from mirrored._jax.closures import custom_calls, embedded_arrays
 from mirrored._jax.jaxprs import aval_of, program_of
 from mirrored._jax.local_collectives import binder, is_from_jax
-from mirrored._jax.traces import Trace, is_eval, is_eval_below, put_trace, share_identity, swap_trace
+from mirrored._jax.traces import (
+    Trace,
+    is_eval,
+    is_eval_below,
+    put_trace,
+    recording_parent,
+    share_identity,
+    swap_trace,
+)
 from mirrored._typing import Operand
 from mirrored.tape import calls, catalogue, merging
 from mirrored.tape.operation import Operation, QuickRules
@@ -121,7 +129,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             move = lambda *arrays: list(primitive.bind(*arrays, **moved))  # noqa: E731
             return calls.process(self, move, None, values, keys, watched, str(primitive))
         unrolled = calls.UNROLLED.get(primitive)
-        if unrolled is not None and self.eager:
+        if unrolled is not None and is_eval(recording_parent(self.parent)):
             return unrolled(self, args, params)
         operation = catalogue.of_primitive(primitive, params)
         results = self.perform(operation, values, keys, watched)

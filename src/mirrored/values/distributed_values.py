@@ -106,26 +106,43 @@ class _NotAnArray(DistributedValues):
         )
 
 
-class Makers:
-    """Provenance of a per-replica value: the functions passed to `run` that it was computed by.
+class _Provenance:
+    """Facts about the origin of a per-replica value, for messages.
 
-    In a pytree it is part of the structure (the auxiliary data), so that it survives flatten and unflatten. All
+    In a pytree they are part of the structure (the auxiliary data), so that they survive flatten and unflatten. All
     instances are equal and hash alike, so provenance never makes two structures unequal or causes a retrace.
     """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Provenance)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class Makers(_Provenance):
+    """The functions passed to `run` that a per-replica value was computed by."""
 
     __slots__ = ("functions",)
 
     def __init__(self, functions: frozenset[Any] = frozenset()) -> None:
         self.functions = functions
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Makers)
 
-    def __hash__(self) -> int:
-        return 0
+class _Batch(_Provenance):
+    """Whether a per-replica value is the result of a run whose replicas had different numbers of examples."""
+
+    __slots__ = ("is_uneven",)
+
+    def __init__(self, is_uneven: bool) -> None:
+        self.is_uneven = is_uneven
 
 
 _NO_MAKERS: Final = Makers()
+_EVEN: Final = _Batch(False)
+_UNEVEN: Final = _Batch(True)
 
 
 class PerReplica(_NotAnArray):
@@ -266,7 +283,7 @@ class LocalPerReplica(PerReplica):
     ) -> None:
         self.local = tuple(local)
         self._components, self._stacked, self._device_assignment, self._unstack = None, None, device_assignment, unstack
-        self._ragged, self.made_by = False, _NO_MAKERS
+        self._ragged, self.made_by, self.of_uneven_batch = False, _NO_MAKERS, False
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -342,19 +359,20 @@ class Mirrored(ArrayOperators, DistributedValues):
 
 
 # Auxiliary data of the pytree node: the representation, the device assignment and the provenance.
-_AuxData = tuple[str, "DeviceAssignment | None", Makers]
+_AuxData = tuple[str, "DeviceAssignment | None", Makers, _Batch]
 
 
 def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], _AuxData]:
+    batch = _UNEVEN if value.of_uneven_batch else _EVEN
     if isinstance(value, LocalPerReplica):
-        return value.values, ("components", value.device_assignment, value.made_by)
-    if value.is_stacked:
-        return (value._stacked,), ("stacked", value.device_assignment, value.made_by)
-    return value.values, ("ragged" if value._ragged else "components", value.device_assignment, value.made_by)
+        return value.values, ("components", value.device_assignment, value.made_by, batch)
+    if value._stacked is not None:
+        return (value._stacked,), ("stacked", value.device_assignment, value.made_by, batch)
+    return value.values, ("ragged" if value._ragged else "components", value.device_assignment, value.made_by, batch)
 
 
 def _unflatten(aux_data: _AuxData, children: Sequence[Any]) -> Any:
-    kind, device_assignment, made_by = aux_data
+    kind, device_assignment, made_by, batch = aux_data
     if kind == "stacked":
         made = PerReplica.__new__(PerReplica)
         made._components, made._stacked, made._device_assignment, made._unstack = (
@@ -363,10 +381,10 @@ def _unflatten(aux_data: _AuxData, children: Sequence[Any]) -> Any:
             device_assignment,
             None,
         )
-        made._ragged, made.made_by = False, made_by
-        return made
-    made = PerReplica(children, device_assignment, is_ragged=kind == "ragged")
-    made.made_by = made_by
+        made._ragged = False
+    else:
+        made = PerReplica(children, device_assignment, is_ragged=kind == "ragged")
+    made.made_by, made.of_uneven_batch = made_by, batch.is_uneven
     return made
 
 

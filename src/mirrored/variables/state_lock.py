@@ -25,6 +25,8 @@ from typing import Any, Final, Protocol, TypeVar
 
 from mirrored._jax.dispatch import consume
 from mirrored.errors import ContextError
+from mirrored.runtime.ambient import ambient
+from mirrored.runtime.lockstep import guard_storage
 
 T = TypeVar("T")
 
@@ -182,17 +184,16 @@ def note_former(variables: Iterable[Any]) -> None:
             before[id(variable)] = variable, variable.initial()
 
 
-def or_undone(call: Callable[[], Any]) -> Any:
+def or_undone(call: Callable[[], T]) -> T:
     """Returns the result of `call`. If it raises, restores all variables that this thread has assigned in it.
 
-    Reads inside `call` return the new values, as everywhere outside of runs of several replicas.
+    Reads inside `call` return the new values, as everywhere outside of runs of several replicas. Calls can be nested.
     """
-    if thread.before is not None:
-        return call()
+    outer = thread.before
     before: dict[int, tuple[Any, Any]] = {}
     thread.before = before
     try:
-        return call()
+        result = call()
     except BaseException:
         thread.before = None
         variables, values = [variable for variable, _ in before.values()], [value for _, value in before.values()]
@@ -201,7 +202,13 @@ def or_undone(call: Callable[[], Any]) -> Any:
         store_all(variables, values)
         raise
     finally:
-        thread.before = None
+        thread.before = outer
+    if outer is not None:
+        outer.update({key: former for key, former in before.items() if key not in outer})
+    return result
+
+
+guard_storage(or_undone)
 
 
 def together(assign: Callable[[], None]) -> None:
@@ -215,8 +222,12 @@ def together(assign: Callable[[], None]) -> None:
     kept: list[tuple[Any, Any]] = []
     with turn():
         thread.kept_back = kept
+        store = ambient().store
         try:
-            assign()
+            if store is None:
+                assign()
+            else:
+                store.or_undone(assign)
         finally:
             thread.kept_back = None
         store_all([variable for variable, _ in kept], [value for _, value in kept])

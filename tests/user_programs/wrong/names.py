@@ -33,6 +33,9 @@ print(mr.VariableAggregation.SUMM)  # error
 print(mr.VariableSynchronization.ON_WRIT)  # error
 print(mr.UnconnectedGradients.ZEROS)  # error
 print(strategy.runn(print))  # error
+value: mr.PerReplica = strategy.run(lambda: mr.PerReplica((1.0,)))
+print(value.valeus)  # error
+print(mr.ReduceOp("sum").nane)  # error
 print(strategy.scop())  # error
 print(strategy.num_replicas)  # error
 print(strategy.experimental_distribute_datasets([]))  # error

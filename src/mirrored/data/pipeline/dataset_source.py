@@ -19,6 +19,7 @@ from mirrored.data.pipeline.files import files_of_worker
 from mirrored.data.pipeline.iterators import DatasetIterator
 from mirrored.data.placement import BATCH_DATASET, batch_size
 from mirrored.data.sources import Source, WorkerShare, register_kind
+from mirrored.data.specs import NoElementError, empty_batch
 from mirrored.errors import EndOfDataError, StructureError
 
 
@@ -28,7 +29,7 @@ class DatasetSource(Source):
 
     Attributes:
         dataset: The dataset.
-        without_examples: The value of `empty`.
+        without_examples: The result of `no_examples`, if it is already known.
     """
 
     dataset: Dataset
@@ -37,10 +38,6 @@ class DatasetSource(Source):
     @property
     def batching(self) -> str:
         return BATCH_DATASET
-
-    @property
-    def empty(self) -> Element:
-        return self.without_examples
 
     @property
     def spec(self) -> Any:
@@ -60,6 +57,14 @@ class DatasetSource(Source):
 
     def open(self) -> Cursor:
         return self.dataset.iterator(lambda element: element)
+
+    def no_examples(self) -> Element:
+        if self.without_examples is not None:
+            return self.without_examples
+        try:
+            return empty_batch(self.dataset.element_spec)
+        except NoElementError:
+            return None
 
     def refuse_unbatched(self, called: str) -> None:
         if is_batched(self.dataset.node) is False:
@@ -82,11 +87,17 @@ class DatasetSource(Source):
         if policy is AutoShardPolicy.FILE:
             worker, workers = share.processes.index(share.process), len(share.processes)
             dataset = type(dataset)(files_of_worker(dataset.node, worker, workers, called))
-        if first is None:
+        size = None if first is None else batch_size(first, called)
+        if policy is AutoShardPolicy.OFF:
+            # A worker whose own data is empty takes the others' batch size, so that all workers read the same pipeline.
+            sizes = host_allgather(called, "read the size of the first batch", size)
+            size = size or next((theirs for theirs in sizes if theirs), None)
+        if not size:
             return DatasetSource(dataset)
         # The worker's batch size is proportional to its number of replicas, so that all replicas get equal batches.
-        part = -(-batch_size(first, called) * share.local_replicas // share.num_replicas)
-        return DatasetSource(dataset.rebatch(part), jax.tree.map(lambda leaf: leaf[:0], first))
+        part = -(-size * share.local_replicas // share.num_replicas)
+        empty = None if first is None else jax.tree.map(lambda leaf: leaf[:0], first)
+        return DatasetSource(dataset.rebatch(part), empty)
 
     def settle_seeds(self, cursor: Cursor) -> None:
         iterator = cast(DatasetIterator, cursor)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
+from mirrored.data.cursors import beyond_end
 from mirrored.data.elements import Element
+from mirrored.data.extra import engine
 from mirrored.data.iteration import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, Options
 from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
@@ -126,6 +129,7 @@ class DatasetIterator:
             "next_iteration": self._epochs.next,
             "seeds": self.seeds,
             "count": self._count,
+            "cardinality": self._cardinality,
             "position": self._cursor().get_state() if self._end is None else self._end,
         }
 
@@ -149,6 +153,7 @@ class DatasetIterator:
 
         Raises:
             ArgumentError: The position belongs to another pipeline.
+            InputError: The data now ends before the position.
         """
         steps = seeded(self._node)
         if len(state.get("seeds", ())) < len(steps):
@@ -161,16 +166,41 @@ class DatasetIterator:
                 rule=f"the position belongs to the same pipeline as the dataset, which is {self._outline}",
                 remedy="build the dataset with the same steps as when the position was saved",
             )
-        self._release()
-        self._end = None
-        self._seeds.update(zip(map(id, steps), state["seeds"], strict=True))
-        self._continues = True
+        if state["position"] is not None:
+            self._check_count(state)
+        before = self._reading, self._end, self._seeds, self._continues, self._iteration, self._count
+        epochs = self._epochs.next, self._epochs.seeds
+        self._reading, self._end, self._continues = None, None, True
+        self._seeds = {**self._seeds, **dict(zip(map(id, steps), state["seeds"], strict=True))}
         self._iteration, self._count = state["iteration"], state["count"]
         # Positions saved by earlier versions have no "next_iteration".
         self._epochs.next = state.get("next_iteration", state["iteration"] + 1)
         self._epochs.seeds = dict(self._seeds)
-        if state["position"] is not None:
-            self._cursor().set_state(state["position"])
+        try:
+            if state["position"] is not None:
+                self._cursor().set_state(state["position"])
+        except BaseException as error:
+            self._release()
+            self._reading, self._end, self._seeds, self._continues, self._iteration, self._count = before
+            self._epochs.next, self._epochs.seeds = epochs
+            if isinstance(error, IndexError) and engine().is_beyond_end(error):
+                raise beyond_end() from error
+            raise
+        if before[0] is not None:
+            before[0].close()
+
+    @functools.cached_property
+    def _cardinality(self) -> int:
+        return self._node.cardinality
+
+    def _check_count(self, state: dict[str, Any]) -> None:
+        """Refuses a position whose next element has been removed from the data; the iteration would end without it.
+
+        A position after the last element is not refused if the data has not changed.
+        """
+        count, known = state["count"], self._cardinality
+        if 0 <= known <= count and (count > known or state.get("cardinality", known) > known):
+            raise beyond_end(count, known)
 
     @property
     def outline(self) -> str:

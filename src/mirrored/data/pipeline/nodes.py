@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Protocol
 import numpy as np
 
 from mirrored.data import specs
-from mirrored.data.cursors import Cursor
+from mirrored.data.cursors import Cursor, beyond_end
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY
@@ -147,7 +147,13 @@ class PositionCursor:
         return {"next_index": self._next}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the next position."""
+        """Restores the next position.
+
+        Raises:
+            InputError: The data has fewer elements.
+        """
+        if state["next_index"] > self._length:
+            raise beyond_end(state["next_index"], self._length)
         self._next = state["next_index"]
 
     def close(self) -> None:

@@ -117,7 +117,7 @@ class _CacheCursor:
 
     def _check_place(self, length: int) -> None:
         if self._place > length:
-            raise beyond_end()
+            raise beyond_end(self._place, length)
 
     def get_state(self) -> Any:
         return {"place": self._place}

@@ -231,6 +231,7 @@ class Stored:
         self._lock = threading.Lock()
         try:
             with open_file(self._path, "", called) as file:
+                self._identity = _identity(os.fstat(file.fileno()))
                 self._file: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             head = json.loads(self._record(0, 0))
             (end,) = _LENGTH.unpack(self._record(len(self._file) - _LENGTH.size - RECORD_OVERHEAD_BYTES, 0))
@@ -254,6 +255,17 @@ class Stored:
             raise NoElementError
         return _spec(self._structure)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the file is still in its folder: it was neither deleted nor replaced."""
+        try:
+            # The mapping keeps the inode of a deleted file, so that no new file can have its number.
+            return _identity(os.stat(self._path)) == self._identity
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True  # the elements can still be read, even if the folder cannot
+
     def __len__(self) -> int:
         return len(self._begins)
 
@@ -275,6 +287,10 @@ class Stored:
             rule="the file was not changed after Dataset.save, cache or snapshot wrote it",
             remedy="delete the file and write it again",
         )
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _unpack(record: IO[bytes], structure: Mapping[str, Any]) -> Element:
@@ -343,7 +359,7 @@ class Kept(StreamStep):
     Attributes:
         folder: The folder of the file.
         called: The function that the user called, for messages.
-        stored: The file, after it was opened.
+        stored: The file, after it was opened; it is opened or written again if it was deleted or replaced.
     """
 
     folder: str
@@ -363,9 +379,11 @@ class Kept(StreamStep):
         return {id(step): seed for step, seed in zip(seeded(self.parent), known, strict=False)}
 
     def _existing(self) -> Stored | None:
+        if self.stored and not self.stored[0].is_current:
+            self.stored.clear()
         if not self.stored and (Path(self.folder) / FILE).exists():
             self.stored.append(Stored(self.folder, self.called))
-        return self.stored[0] if self.stored else None
+        return next(iter(self.stored), None)
 
     def _open(self, run: Run) -> Stored:
         if self._existing() is None:

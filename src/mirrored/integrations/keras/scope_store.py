@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from mirrored._jax.traces import Trace
 from mirrored._typing import Operand
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.variable_store import VariableLike, VariableStore
+from mirrored.runtime.variable_store import VariableLike, VariableStore, restoring_item
 from mirrored.variables import Variable
 from mirrored.variables.access import check_readable, check_writable
 
@@ -44,6 +44,7 @@ class ScopeStore(VariableStore):
 
     def set_whole(self, variable: VariableLike, value: Operand, where: str) -> None:
         """Adds an update to the scope, or stores the value of a variable without a view."""
+        self.note(variable)
         view = self._view(variable)
         if view is None:
             check_writable(cast(Variable, variable), None, f"assigning {variable.name}")
@@ -58,6 +59,14 @@ class ScopeStore(VariableStore):
     def set_local(self, variable: VariableLike, replica: int, value: Operand, where: str) -> None:
         """Same as `set_whole`."""
         self.set_whole(variable, value, where)
+
+    def restoring(self, variable: VariableLike) -> Callable[[], None]:
+        """Restores the scope's value, or the stored value of a variable without a view."""
+        view = self._view(variable)
+        if view is None:
+            stored = variable.stored()
+            return lambda: variable.store(stored)
+        return restoring_item(self._scope.state_mapping, id(view), self._scope.state_mapping.get(id(view)))
 
     def created(self, variable: VariableLike) -> None:
         """Does nothing: variables are created eagerly, also in a trace."""

@@ -162,7 +162,7 @@ def _in_order(call: inspect.BoundArguments) -> tuple[tuple[Any, ...], dict[str, 
     the batches in random order by their indices, and a dataset that shuffles has other examples at an index in each
     iteration.
     """
-    if isinstance(call.arguments.get("x"), (Dataset, DistributedDataset)):
+    if _is_dataset(call.arguments.get("x")):
         if call.arguments.get("shuffle"):
             warnings.warn(
                 "keras.Model.fit: shuffle=True has no effect on a dataset, which has an order of its own\n"
@@ -211,12 +211,16 @@ def _scope_of(strategy: Strategy | None) -> Any:
 
 
 def _fed(argument: object, strategy: Strategy | None) -> Any:
-    if isinstance(argument, DistributedDataset) or is_dataset(argument):
+    if _is_dataset(argument):
         return KerasBatches(cast("Dataset | DistributedDataset", argument))
     if isinstance(argument, types.GeneratorType) and strategy is not None:
         # Copied: Keras prefetches the first batches, and the generator may reuse their buffers.
         return (jax.tree.map(owned, batch) for batch in argument)
     return argument
+
+
+def _is_dataset(argument: object) -> bool:
+    return isinstance(argument, DistributedDataset) or is_dataset(argument)
 
 
 def _device_of(model: Model) -> Any:

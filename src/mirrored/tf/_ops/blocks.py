@@ -86,9 +86,20 @@ class BlockStore(VariableStore):
         return self.entries[key]
 
     def _write(self, variable: VariableLike, replica: int | None, value: jax.Array, where: str) -> None:
+        self.note(variable)
         key = (id(variable), replica)
         self.staged[key] = Held(variable, value)
         self._where[key] = where
+
+    def restoring(self, variable: VariableLike) -> Callable[[], None]:
+        before = {key: held for key, held in self.staged.items() if key[0] == id(variable)}
+
+        def restore() -> None:
+            for key in [key for key in self.staged if key[0] == id(variable)]:
+                del self.staged[key]
+            self.staged.update(before)
+
+        return restore
 
     def outer_value(self, key: Key, variable: VariableLike) -> Any:
         """Returns the value of a variable outside the block."""

@@ -1,0 +1,203 @@
+"""Merges that raise: every replica can catch the exception, and no assignment of the merge takes effect."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.errors import VariableError
+from mirrored.runtime.variable_store import FunctionStore
+
+ways = pytest.mark.ways(replicas=(1, 4))
+
+
+class Wrong(Exception):
+    """What the merges of this module raise."""
+
+
+def made(way: Any) -> tuple[Any, Any]:
+    with way.strategy.scope():
+        return mr.Variable(jnp.zeros(()), name="a"), mr.Variable(jnp.full((), 7.0), name="b")
+
+
+def failing(*variables: Any) -> Any:
+    def merge(strategy: Any) -> None:
+        for variable in variables:
+            variable.assign(variable + 100.0)
+        raise Wrong
+
+    return merge
+
+
+@ways
+def test_the_assignments_of_a_merge_that_raises_are_undone(way):
+    a, b = made(way)
+
+    def replica() -> Any:
+        context = mr.get_replica_context()
+        context.merge_call(lambda strategy: a.assign(1.0))
+        with contextlib.suppress(Wrong):
+            context.merge_call(failing(a, b))
+        return a + b
+
+    result = way.compile(lambda: way.strategy.reduce("MEAN", way.strategy.run(replica), axis=None))()
+    assert [float(a), float(b), float(result)] == [1.0, 7.0, 8.0]
+
+
+@ways
+def test_a_plain_variable_is_restored_too(way):
+    _, b = made(way)
+    plain = mr.Variable(jnp.full((), 3.0), name="plain")
+
+    def replica() -> None:
+        with contextlib.suppress(Wrong):
+            mr.get_replica_context().merge_call(failing(plain, b))
+
+    way.compile(lambda: way.strategy.run(replica))()
+    assert [float(plain), float(b)] == [3.0, 7.0]
+
+
+@ways
+def test_a_merge_inside_a_merge_is_undone_alone(way):
+    a, b = made(way)
+
+    def merge(strategy: Any) -> None:
+        a.assign(1.0)
+        with contextlib.suppress(Wrong):
+            strategy.run(lambda: mr.get_replica_context().merge_call(failing(a, b)))
+        b.assign(b + 1.0)
+
+    way.compile(lambda: way.strategy.run(lambda: mr.get_replica_context().merge_call(merge)))()
+    assert [float(a), float(b)] == [1.0, 8.0]
+
+
+@ways
+def test_a_merge_whose_inner_merge_succeeds_is_undone_as_a_whole(way):
+    a, b = made(way)
+
+    def merge(strategy: Any) -> None:
+        a.assign(1.0)
+        strategy.run(lambda: mr.get_replica_context().merge_call(lambda strategy: b.assign(2.0)))
+        raise Wrong
+
+    def replica() -> None:
+        with contextlib.suppress(Wrong):
+            mr.get_replica_context().merge_call(merge)
+
+    way.compile(lambda: way.strategy.run(replica))()
+    assert [float(a), float(b)] == [0.0, 7.0]
+
+
+@ways
+def test_an_update_that_fails_halfway_updates_nothing(way):
+    """The rule returns the new value of the second variable in a wrong shape: the first one is assigned by then."""
+    with way.strategy.scope():
+        first, second = mr.Variable(jnp.ones(2), name="first"), mr.Variable(jnp.ones(3), name="second")
+        optimizer = mr.optimizers.SGD(0.5)
+    optimizer.build([first, second])
+    compute = optimizer._compute
+
+    def wrong(*args: Any) -> Any:
+        new, state = compute(*args)
+        return [new[0], new[1][:2]], state
+
+    def replica() -> None:
+        optimizer._compute = wrong
+        with contextlib.suppress(VariableError):
+            optimizer.apply_gradients([(jnp.ones(2), first), (jnp.ones(3), second)])
+        optimizer._compute = compute
+        optimizer.apply_gradients([(jnp.ones(3) / way.num_replicas, second)])
+
+    way.compile(lambda: way.strategy.run(replica))()
+    np.testing.assert_array_equal(first, [1.0, 1.0])
+    np.testing.assert_array_equal(second, [0.5, 0.5, 0.5])
+    assert int(optimizer.iterations) == 1
+
+
+@pytest.mark.ways(modes=("compiled", "folded"), replicas=(1, 4))
+def test_a_helper_that_read_the_undone_value_reads_the_old_one(way):
+    a, b = made(way)
+
+    @jax.jit
+    def helper(x: Any) -> Any:
+        return x + a.read_value()
+
+    def merge(strategy: Any) -> None:
+        a.assign(100.0)
+        helper(jnp.ones(()))
+        raise Wrong
+
+    def replica() -> None:
+        with contextlib.suppress(Wrong):
+            mr.get_replica_context().merge_call(merge)
+        b.assign(mr.get_replica_context().all_reduce("MEAN", helper(jnp.ones(()))))
+
+    way.compile(lambda: way.strategy.run(replica))()
+    assert float(b) == 1.0
+
+
+@ways
+def test_a_tape_goes_on_after_a_merge_that_raises(way):
+    a, b = made(way)
+
+    def replica() -> Any:
+        with mr.GradientTape() as tape:
+            loss = b * b
+            with contextlib.suppress(Wrong):
+                mr.get_replica_context().merge_call(failing(a, b))
+            loss = loss + b
+        gradient = tape.gradient(loss, b)
+        return mr.get_replica_context().all_reduce("MEAN", gradient)
+
+    result = way.compile(lambda: way.strategy.reduce("MEAN", way.strategy.run(replica), axis=None))()
+    assert [float(a), float(b), float(result)] == [0.0, 7.0, 15.0]
+
+
+@ways
+def test_a_merge_that_raises_uncaught_ends_the_run(way):
+    a, b = made(way)
+
+    def replica() -> None:
+        a.assign(5.0)
+        mr.get_replica_context().merge_call(failing(a, b))
+
+    with pytest.raises(Wrong):
+        way.compile(lambda: way.strategy.run(replica))()
+    assert [float(a), float(b)] == [0.0, 7.0]
+
+
+@ways
+def test_a_run_that_raises_in_a_function_assigns_nothing(way):
+    a, b = made(way)
+
+    def replica() -> None:
+        a.assign(5.0)
+        raise Wrong
+
+    def step() -> None:
+        with contextlib.suppress(Wrong):
+            way.strategy.run(replica)
+        b.assign(a + 1.0)
+
+    way.compile(step)()
+    assert [float(a), float(b)] == [0.0, 1.0]
+
+
+def test_a_nested_call_that_succeeds_is_undone_with_the_outer_one():
+    store = FunctionStore()
+    variable: Any = mr.Variable(1.0)
+    value = jnp.ones(())
+
+    def outer() -> None:
+        store.or_undone(lambda: store.set_whole(variable, value, ""))
+        raise Wrong
+
+    with pytest.raises(Wrong):
+        store.or_undone(outer)
+    assert store.staged == {}
