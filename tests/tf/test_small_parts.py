@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -130,6 +131,25 @@ def test_initializers_can_be_made_again_from_their_configuration() -> None:
         tf.initializers.Identity()([2])
     with pytest.raises(TypeError, match="partition_shpe"):
         tf.initializers.Ones()([2], partition_shpe=[1])
+
+
+@pytest.mark.parametrize("clip", [tf.clip_by_norm, lambda t, norm: tf.clip_by_global_norm([t], norm)[0][0]])
+def test_clipping_to_the_norm_zero(clip: Any) -> None:
+    t = tf.constant([3.0, 4.0])
+    with tf.GradientTape() as tape:
+        tape.watch(t)
+        clipped = clip(t, 0.0)
+    assert clipped.tolist() == [0, 0]
+    assert tape.gradient(clipped, t).tolist() == [0, 0]
+
+
+def test_clipping_zeros_by_norm_passes_the_gradient() -> None:
+    t = tf.constant([0.0, 0.0])
+    with tf.GradientTape() as tape:
+        tape.watch(t)
+        clipped = tf.clip_by_norm(t, 1.0)
+    assert clipped.tolist() == [0, 0]
+    assert tape.gradient(clipped, t).tolist() == [1, 1]
 
 
 def test_autograph_is_left_out() -> None:

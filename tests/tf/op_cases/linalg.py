@@ -106,6 +106,12 @@ CASES = [
     case("clip_by_norm", [0.6, 0.8], f(3, 4), 1.0),
     case("clip_by_norm", [3, 4], f(3, 4), 10.0),
     case("clip_by_norm", [[0.6, 0.8], [0.1, 0]], f([[3, 4], [0.1, 0]]), 1.0, axes=[1]),
+    case("clip_by_norm", [0, 0], f(0, 0), 1.0),
+    case("clip_by_norm", [0, 0], f(3, 4), 0.0),
     case("clip_by_global_norm", ([[0.3, 0.4], None, [1.2]], 13.0), [f(3, 4), None, f([12.0])], 1.3),
+    case("clip_by_global_norm", ([[0, 0], None, [0]], 13.0), [f(3, 4), None, f([12.0])], 0.0),
+    case("clip_by_global_norm", ([[0, 0]], 5.0), [f(3, 4)], 0),
+    case("clip_by_global_norm", ([[0, 0]], 0.0), [f(0, 0)], 2.0),
+    case("clip_by_global_norm", ([[3, 4]], 5.0), [f(3, 4)], 10),
     case("linalg.tridiagonal_matmul", [[5], [13], [8]], [f(1, 2, 0), f(3, 4, 3), f(0, 1, 1)], f([[1], [2], [2]])),
 ]

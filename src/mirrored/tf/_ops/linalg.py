@@ -335,7 +335,8 @@ def clip_by_global_norm(
     """Scales tensors down together to a maximum global norm; returns them and their original norm."""
     del name
     length = global_norm(t_list) if use_norm is None else as_tensor(use_norm)
-    scale = clip_norm * jnp.minimum(1.0 / length, 1.0 / clip_norm)
+    bound = as_tensor(clip_norm).astype(length.dtype)  # an array: the quotient by a Python zero raises an exception
+    scale = bound * jnp.minimum(1.0 / length, 1.0 / bound)
     scale = jnp.where(jnp.isfinite(length), scale, jnp.nan)
     return [None if one is None else as_tensor(one) * scale.astype(as_tensor(one).dtype) for one in t_list], length
 
