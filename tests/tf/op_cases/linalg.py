@@ -57,6 +57,13 @@ CASES = [
     case("matmul", B @ A, B, A),
     case("matmul", R @ R.T, R, R, transpose_b=True),
     case("matmul", R.T @ R, R, R, transpose_a=True),
+    case(
+        "matmul",
+        np.full((2, 2), 30000, np.int32),
+        *[np.full((2, 3), 100, np.int8)] * 2,
+        transpose_b=True,
+        output_type=np.int32,
+    ),
     case("matmul", C.conj().T @ C, C, C, adjoint_a=True),
     case("matmul", [[[7, 10], [15, 22]]], f([[[1, 2], [3, 4]]]), f([[1, 2], [3, 4]])),
     case("linalg.matvec", B @ V, B, V),
