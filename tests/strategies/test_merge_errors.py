@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.errors import VariableError
+from mirrored.errors import LossScaleWarning, VariableError
 from mirrored.runtime.variable_store import FunctionStore
 
 ways = pytest.mark.ways(replicas=(1, 4))
@@ -118,6 +119,28 @@ def test_an_update_that_fails_halfway_updates_nothing(way):
     np.testing.assert_array_equal(first, [1.0, 1.0])
     np.testing.assert_array_equal(second, [0.5, 0.5, 0.5])
     assert int(optimizer.iterations) == 1
+
+
+@pytest.mark.ways(modes=("compiled",), replicas=(4,))
+@pytest.mark.parametrize("fails", [False, True])
+def test_only_an_update_that_takes_effect_is_checked_for_the_scale_of_its_loss(way, fails):
+    with way.strategy.scope():
+        w = mr.Variable(jnp.ones(3), name="w")
+        optimizer = mr.optimizers.SGD(0.5)
+    compute = optimizer._compute
+    optimizer._compute = lambda *args: ([jnp.ones(2)], compute(*args)[1]) if fails else compute(*args)
+
+    def replica(x: Any) -> None:
+        with mr.GradientTape() as tape:
+            loss = jnp.mean((x @ w) ** 2)
+        with contextlib.suppress(VariableError):
+            optimizer.apply_gradients([(tape.gradient(loss, w), w)])
+
+    (batch,) = way.strategy.experimental_distribute_dataset([np.ones((8, 3), np.float32)])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        way.compile(lambda x: way.strategy.run(replica, args=(x,)))(batch)
+    assert [warning.category for warning in caught] == ([] if fails else [LossScaleWarning])
 
 
 @pytest.mark.ways(modes=("compiled", "folded"), replicas=(1, 4))

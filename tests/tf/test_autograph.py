@@ -85,6 +85,55 @@ def test_while_with_break_and_continue():
     same(f, (5,), (30,), (0,))
 
 
+def test_a_while_loop_ends_after_its_maximum_number_of_iterations():
+    @tf.function
+    def f(x, limit):
+        while x < 100.0:
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1, maximum_iterations=limit)
+            x = x * 2.0
+        return x
+
+    assert [float(f(tf.constant(1.0), n)) for n in (0, 3, 50, None)] == [1.0, 8.0, 128.0, 128.0]
+    assert float(f.python_function(tf.constant(1.0), 3)) == 128.0  # as in TensorFlow, not in Python
+    with pytest.raises(InvalidArgumentError, match="`maximum_iterations` depends on a traced value"):
+        f(tf.constant(1.0), tf.constant(3))
+
+
+def test_the_options_belong_to_the_innermost_loop():
+    options = tf.autograph.experimental
+
+    @tf.function
+    def f(x):
+        total = tf.constant(0.0)
+        while total < 10.0:
+            y = x
+            while y < 100.0:
+                options.set_loop_options(maximum_iterations=2)
+                y = y * 2.0
+            total = total + y
+        return total
+
+    assert float(f(tf.constant(1.0))) == 12.0
+
+
+def test_the_maximum_number_of_iterations_of_a_for_loop_is_refused():
+    def over_a_range(x):
+        for _ in tf.range(x):
+            tf.autograph.experimental.set_loop_options(maximum_iterations=2)
+            x += 1
+        return x
+
+    def over_rows(x):
+        for row in tf.ones([3], tf.int32) * x:
+            tf.autograph.experimental.set_loop_options(maximum_iterations=2)
+            x += row
+        return x
+
+    for function in (over_a_range, over_rows):
+        with pytest.raises(tf.errors.UnimplementedError, match="maximum_iterations ends while loops"):
+            tf.function(function)(tf.constant(3))
+
+
 def test_while_true_is_left_by_a_break():
     def f(x):
         steps = 0

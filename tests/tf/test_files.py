@@ -42,6 +42,36 @@ def test_jpeg_is_close() -> None:
     assert np.abs(np.asarray(image, int) - smooth).max() < 10
 
 
+NOISE = np.random.default_rng(1).integers(0, 256, (37, 50, 3), np.uint8)
+
+
+@pytest.mark.parametrize(("ratio", "shape"), [(1, (37, 50, 3)), (2, (19, 25, 3)), (4, (10, 13, 3)), (8, (5, 7, 3))])
+def test_a_jpeg_is_made_smaller_by_its_decoder(ratio: int, shape: tuple[int, ...]) -> None:
+    image = tf.io.decode_jpeg(tf.io.encode_jpeg(np.full_like(NOISE, 77)), ratio=ratio)
+    assert image.shape == shape
+    assert np.abs(np.asarray(image, int) - 77).max() < 3
+    assert tf.io.decode_jpeg(tf.io.encode_jpeg(NOISE), channels=1, ratio=ratio).shape == (*shape[:2], 1)
+
+
+@pytest.mark.parametrize("side", [8, 9, 15, 16, 17, 23])
+@pytest.mark.parametrize("ratio", [2, 4, 8])
+def test_the_size_is_rounded_up(ratio: int, side: int) -> None:
+    packed = tf.io.encode_jpeg(np.zeros((side, 40, 3), np.uint8))
+    assert tf.io.decode_jpeg(packed, ratio=ratio).shape == (-(-side // ratio), 40 // ratio, 3)
+
+
+def test_the_settings_of_encoders_have_effects() -> None:
+    sizes = [len(tf.io.encode_png(PIXELS.repeat(8, 0), compression=level).numpy()) for level in (0, -1, 9)]
+    assert sizes[0] > sizes[1] >= sizes[2]
+    normal = tf.io.encode_jpeg(NOISE).numpy()
+    assert len(tf.io.encode_jpeg(NOISE, chroma_downsampling=False).numpy()) > len(normal)
+    assert len(tf.io.encode_jpeg(NOISE, optimize_size=True).numpy()) < len(normal)
+    assert b"\xff\xc2" in tf.io.encode_jpeg(NOISE, progressive=True).numpy()  # the marker of a progressive frame
+    assert b"\xff\xc2" not in normal
+    assert tf.io.encode_jpeg(NOISE, format="rgb").numpy() == normal
+    assert tf.io.decode_jpeg(tf.io.encode_jpeg(NOISE[..., :1], format="grayscale")).shape == (37, 50, 1)
+
+
 def test_pictures_in_a_dataset(tmp_path: Path) -> None:
     for k in range(3):
         tf.io.write_file(tmp_path / f"{k}.png", tf.io.encode_png(PIXELS // (k + 1)))
@@ -55,6 +85,14 @@ def test_pictures_in_a_dataset(tmp_path: Path) -> None:
     [
         (lambda: tf.io.decode_image(b"no picture"), "bytes that cannot be read"),
         (lambda: tf.io.decode_bmp(tf.io.encode_png(PIXELS)), "a PNG image"),
+        (lambda: tf.io.decode_jpeg(tf.io.encode_jpeg(PIXELS), ratio=3), "ratio=3 for a JPEG image of 4 x 5 pixels"),
+        (lambda: tf.io.decode_jpeg(tf.io.encode_jpeg(PIXELS), ratio=8), "an image of at least that size"),
+        (lambda: tf.io.decode_jpeg(tf.io.encode_png(PIXELS), ratio=2), "ratio=2 for a PNG image"),
+        (lambda: tf.io.encode_png(PIXELS, compression=10), "compression=10"),
+        (lambda: tf.io.encode_jpeg(PIXELS, format="grayscale"), "format='grayscale' for an image with 3 channels"),
+        (lambda: tf.io.encode_jpeg(PIXELS[..., :1], format="rgb"), "format='rgb' for an image with 1 channel"),
+        (lambda: tf.io.encode_jpeg(PIXELS, format="cmyk"), "format='cmyk'"),
+        (lambda: tf.io.encode_jpeg(PIXELS.repeat(2, -1)[..., :4]), "JPEG has no transparency"),
         (lambda: tf.io.encode_png(PIXELS.astype(np.float32)), r"an image is uint8\[height, width, channels\]"),
         (lambda: tf.io.encode_png(PIXELS[..., 0]), r"an image uint8\[4, 5\]"),
     ],

@@ -116,6 +116,26 @@ def test_generators() -> None:
         tf.random.Generator()
 
 
+@pytest.mark.parametrize(
+    ("key", "counter", "state"),
+    [
+        (5, [1, 0], [0, 5, 1]),
+        (5, 3, [0, 5, 3]),
+        (np.int64(7 << 32 | 5), np.array([1, 0]), [7, 5, 1]),
+        (-1, [2**32 - 1], [2**32 - 1, 2**32 - 1, 2**32 - 1]),
+        (2**64 - 2, [0, 0], [2**32 - 1, 2**32 - 2, 0]),
+    ],
+)
+def test_the_whole_key_and_counter_are_used(key: Any, counter: Any, state: list[int]) -> None:
+    assert tf.random.Generator.from_key_counter(key, counter).state.numpy().tolist() == state
+
+
+@pytest.mark.parametrize(("key", "counter"), [(5, [0, 1]), (5, [2**32]), (5, -1), (2**64, [0])])
+def test_a_key_or_counter_that_does_not_fit_is_refused(key: int, counter: Any) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a key of 64 bits and a counter of 32 bits"):
+        tf.random.Generator.from_key_counter(key, counter)
+
+
 def test_a_generator_made_in_scope_is_mirrored() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

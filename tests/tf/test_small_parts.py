@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 import mirrored as mr
@@ -130,6 +132,51 @@ def test_initializers_can_be_made_again_from_their_configuration() -> None:
         tf.initializers.Identity()([2])
     with pytest.raises(TypeError, match="partition_shpe"):
         tf.initializers.Ones()([2], partition_shpe=[1])
+
+
+@pytest.mark.parametrize("name", ["Zeros", "Ones", "RandomNormal", "GlorotUniform", "Orthogonal", "Identity"])
+def test_an_initializer_makes_a_part_of_the_tensor(name: str) -> None:
+    options = {"seed": 3} if name not in ("Zeros", "Ones", "Identity") else {}
+    make = getattr(tf.initializers, name)(**options)
+    tf.random.set_seed(1)
+    whole = make([4, 6])
+    tf.random.set_seed(1)
+    part = make([4, 6], partition_shape=[2, 6], partition_offset=[2, 0])
+    np.testing.assert_array_equal(part, whole[2:])
+    assert make([4, 6], partition_shape=(4, 3)).shape == (4, 3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"partition_shape": [5, 6]},
+        {"partition_shape": [4]},
+        {"partition_shape": [2, 6], "partition_offset": [3, 0]},
+        {"partition_offset": [1, 0]},
+    ],
+)
+def test_a_part_outside_of_the_tensor_is_refused(wrong: Any) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a part lies inside the tensor"):
+        tf.initializers.Ones()([4, 6], **wrong)
+
+
+@pytest.mark.parametrize("clip", [tf.clip_by_norm, lambda t, norm: tf.clip_by_global_norm([t], norm)[0][0]])
+def test_clipping_to_the_norm_zero(clip: Any) -> None:
+    t = tf.constant([3.0, 4.0])
+    with tf.GradientTape() as tape:
+        tape.watch(t)
+        clipped = clip(t, 0.0)
+    assert clipped.tolist() == [0, 0]
+    assert tape.gradient(clipped, t).tolist() == [0, 0]
+
+
+def test_clipping_zeros_by_norm_passes_the_gradient() -> None:
+    t = tf.constant([0.0, 0.0])
+    with tf.GradientTape() as tape:
+        tape.watch(t)
+        clipped = tf.clip_by_norm(t, 1.0)
+    assert clipped.tolist() == [0, 0]
+    assert tape.gradient(clipped, t).tolist() == [1, 1]
 
 
 def test_autograph_is_left_out() -> None:

@@ -46,9 +46,9 @@ def update_with_sums(gradients: Sequence[Any], update: Update, called: str) -> N
         return
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
-        runner.note_summed(called, payloads[0])
         with within(replica=None):
             update(runner.reduce(ReduceOp.SUM, [list(components) for components in zip(*payloads, strict=True)]))
+        runner.note_summed(called, payloads[0])  # not for an update that raises
         return [[]] * len(payloads)
 
     run_merge(Merge(called, run), arrays)
@@ -86,11 +86,11 @@ def update_with_sums_of(
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         variables, rows, absent = _aligned([own for own, _ in payloads], runner, called)
-        runner.note_summed(called, [row[0] for row in rows])
         extras = [list(components) for components in zip(*(others for _, others in payloads), strict=True)]
         with within(replica=None):
             sums = runner.reduce(ReduceOp.SUM, [*rows, *extras])
             update(list(zip(sums[: len(rows)], variables, strict=True)), sums[len(rows) :])
+        runner.note_summed(called, [row[0] for row in rows])  # not for an update that raises
         return [absent] * len(payloads)
 
     own = [(None if gradient is None else as_array(gradient), variable) for gradient, variable in pairs]

@@ -14,6 +14,7 @@ import jax
 
 from mirrored.compilation import function as compiled
 from mirrored.tf._errors import MissingNameError
+from mirrored.tf._loop_options import set_loop_options
 
 _WITHOUT: Final = (
     "tf.function: Python `if`, `while` and `for` over tensors need the package that converts them: "
@@ -121,15 +122,6 @@ def to_graph(entity: Callable[..., Any], recursive: bool = True, experimental_op
             remedy="pip install 'mirrored[autograph]'",
         )
     return convert(entity)
-
-
-def set_loop_options(
-    parallel_iterations: object = None,
-    swap_memory: object = None,
-    maximum_iterations: object = None,
-    shape_invariants: object = None,
-) -> None:
-    """Does nothing: accepted for compatibility."""
 
 
 def set_verbosity(level: int, alsologtostdout: bool = False) -> None:

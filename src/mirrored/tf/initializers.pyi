@@ -18,8 +18,8 @@ class Constant(_Constant):
         shape: StaticInts,
         dtype: DTypeLike | None = "float32",
         *,
-        partition_shape: object = None,
-        partition_offset: object = None,
+        partition_shape: StaticInts | None = None,
+        partition_offset: StaticInts | None = None,
     ) -> Tensor: ...
 
 class GlorotNormal(VarianceScaling):
@@ -29,8 +29,8 @@ class GlorotNormal(VarianceScaling):
         shape: StaticInts,
         dtype: DTypeLike | None = "float32",
         *,
-        partition_shape: object = None,
-        partition_offset: object = None,
+        partition_shape: StaticInts | None = None,
+        partition_offset: StaticInts | None = None,
     ) -> Tensor: ...
 
 class GlorotUniform(VarianceScaling):
@@ -40,8 +40,8 @@ class GlorotUniform(VarianceScaling):
         shape: StaticInts,
         dtype: DTypeLike | None = "float32",
         *,
-        partition_shape: object = None,
-        partition_offset: object = None,
+        partition_shape: StaticInts | None = None,
+        partition_offset: StaticInts | None = None,
     ) -> Tensor: ...
 
 class HeNormal(VarianceScaling):
@@ -51,8 +51,8 @@ class HeNormal(VarianceScaling):
         shape: StaticInts,
         dtype: DTypeLike | None = "float32",
         *,
-        partition_shape: object = None,
-        partition_offset: object = None,
+        partition_shape: StaticInts | None = None,
+        partition_offset: StaticInts | None = None,
     ) -> Tensor: ...
 
 class HeUniform(VarianceScaling):
@@ -62,8 +62,8 @@ class HeUniform(VarianceScaling):
         shape: StaticInts,
         dtype: DTypeLike | None = "float32",
         *,
-        partition_shape: object = None,
-        partition_offset: object = None,
+        partition_shape: StaticInts | None = None,
+        partition_offset: StaticInts | None = None,
     ) -> Tensor: ...
 
 class Identity(_Identity):
@@ -72,8 +72,8 @@ class Identity(_Identity):
         shape: StaticInts,
         dtype: DTypeLike | None = "float32",
         *,
-        partition_shape: object = None,
-        partition_offset: object = None,
+        partition_shape: StaticInts | None = None,
+        partition_offset: StaticInts | None = None,
     ) -> Tensor: ...
 
 class LecunNormal(VarianceScaling):
@@ -83,8 +83,8 @@ class LecunNormal(VarianceScaling):
         shape: StaticInts,
         dtype: DTypeLike | None = "float32",
         *,
-        partition_shape: object = None,
-        partition_offset: object = None,
+        partition_shape: StaticInts | None = None,
+        partition_offset: StaticInts | None = None,
     ) -> Tensor: ...
 
 class LecunUniform(VarianceScaling):
@@ -94,8 +94,8 @@ class LecunUniform(VarianceScaling):
         shape: StaticInts,
         dtype: DTypeLike | None = "float32",
         *,
-        partition_shape: object = None,
-        partition_offset: object = None,
+        partition_shape: StaticInts | None = None,
+        partition_offset: StaticInts | None = None,
     ) -> Tensor: ...
 
 class Ones(_Ones):
@@ -104,8 +104,8 @@ class Ones(_Ones):
         shape: StaticInts,
         dtype: DTypeLike | None = "float32",
         *,
-        partition_shape: object = None,
-        partition_offset: object = None,
+        partition_shape: StaticInts | None = None,
+        partition_offset: StaticInts | None = None,
     ) -> Tensor: ...
 
 class Orthogonal(_Orthogonal):
@@ -114,8 +114,8 @@ class Orthogonal(_Orthogonal):
         shape: StaticInts,
         dtype: DTypeLike | None = "float32",
         *,
-        partition_shape: object = None,
-        partition_offset: object = None,
+        partition_shape: StaticInts | None = None,
+        partition_offset: StaticInts | None = None,
     ) -> Tensor: ...
 
 class RandomNormal(_RandomNormal):
@@ -124,8 +124,8 @@ class RandomNormal(_RandomNormal):
         shape: StaticInts,
         dtype: DTypeLike | None = "float32",
         *,
-        partition_shape: object = None,
-        partition_offset: object = None,
+        partition_shape: StaticInts | None = None,
+        partition_offset: StaticInts | None = None,
     ) -> Tensor: ...
 
 class RandomUniform(_RandomUniform):
@@ -134,8 +134,8 @@ class RandomUniform(_RandomUniform):
         shape: StaticInts,
         dtype: DTypeLike | None = "float32",
         *,
-        partition_shape: object = None,
-        partition_offset: object = None,
+        partition_shape: StaticInts | None = None,
+        partition_offset: StaticInts | None = None,
     ) -> Tensor: ...
 
 class TruncatedNormal(_TruncatedNormal):
@@ -144,8 +144,8 @@ class TruncatedNormal(_TruncatedNormal):
         shape: StaticInts,
         dtype: DTypeLike | None = "float32",
         *,
-        partition_shape: object = None,
-        partition_offset: object = None,
+        partition_shape: StaticInts | None = None,
+        partition_offset: StaticInts | None = None,
     ) -> Tensor: ...
 
 class VarianceScaling(_VarianceScaling):
@@ -154,8 +154,8 @@ class VarianceScaling(_VarianceScaling):
         shape: StaticInts,
         dtype: DTypeLike | None = "float32",
         *,
-        partition_shape: object = None,
-        partition_offset: object = None,
+        partition_shape: StaticInts | None = None,
+        partition_offset: StaticInts | None = None,
     ) -> Tensor: ...
 
 class Zeros(_Zeros):
@@ -164,8 +164,8 @@ class Zeros(_Zeros):
         shape: StaticInts,
         dtype: DTypeLike | None = "float32",
         *,
-        partition_shape: object = None,
-        partition_offset: object = None,
+        partition_shape: StaticInts | None = None,
+        partition_offset: StaticInts | None = None,
     ) -> Tensor: ...
 
 constant = Constant

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,8 +25,9 @@ from mirrored.tf._autograph.state import (
     zeros_like,
 )
 from mirrored.tf._autograph.truth import truth
-from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
 from mirrored.tf._ops.loops import Loop, LoopMismatch
+from mirrored.tf._static import static_int
 from mirrored.tf._tensors import as_tensor
 
 _MOST_LOOKS = 6  # traces of a loop body, until its variables' types are stable
@@ -54,11 +55,19 @@ def while_stmt(
         condition = test()
         if isinstance(condition, jax.Array) and isinstance(condition, Tracer) and not is_eager():
             state = _Names("while", get_state, set_state, symbol_names)
-            state.loop(body, test, limit=opts.get("maximum_iterations"))
+            state.loop(body, test, limit=_limit(opts.get("maximum_iterations")))
             return
         if not truth(condition):
             return
         body()
+
+
+def _limit(maximum_iterations: object) -> int | None:
+    if maximum_iterations is None:
+        return None
+    return static_int(
+        maximum_iterations, called="tf.autograph.experimental.set_loop_options", argument="maximum_iterations"
+    )
 
 
 def for_stmt(
@@ -80,18 +89,34 @@ def for_stmt(
         set_state: Sets their values.
         symbol_names: The names.
         opts: Options of the loop.
+
+    Raises:
+        UnimplementedError: There is a ``maximum_iterations`` for a loop inside the program.
     """
-    del opts
     state = _Names("for", get_state, set_state, symbol_names)
     if isinstance(iter_, TracedRange):
+        _refuse_limit(opts)
         _over_range(iter_, extra_test, body, state)
         return
     if hasattr(type(iter_), "__jax_array__"):
         iter_ = as_tensor(iter_)
     if isinstance(iter_, jax.Array) and not is_eager():
+        _refuse_limit(opts)
         _over_rows(iter_, extra_test, body, state)
     else:
         _over_python(iter_, extra_test, body, state)
+
+
+def _refuse_limit(opts: Mapping[str, Any]) -> None:
+    if opts.get("maximum_iterations") is None:
+        return
+    raise UnimplementedError.of(
+        "tf.autograph.experimental.set_loop_options",
+        found=f"maximum_iterations={opts['maximum_iterations']!r} in a for loop over a tensor or a range",
+        rule="maximum_iterations ends while loops; such a for loop has as many iterations as elements, also in "
+        "TensorFlow, where the option has no effect",
+        remedy="iterate over fewer elements: for row in tensor[:n], or tf.range(n)",
+    )
 
 
 def _over_python(

@@ -16,13 +16,14 @@ from typing import Any, Final
 from malt import operators as defaults
 from malt.core import converter
 from malt.impl import api
-from malt.lang import special_functions
+from malt.lang import directives, special_functions
 from malt.pyct import inspect_utils, origin_info, parser, transpiler
 
 from mirrored.tf._autograph import branches, calls, loops, scope, truth
 from mirrored.tf._autograph.calls import converted as converted
 from mirrored.tf._autograph.calls import converted_call as converted_call
 from mirrored.tf._autograph.calls import do_not_convert as do_not_convert
+from mirrored.tf._loop_options import set_loop_options
 
 _log = logging.getLogger("mirrored")
 _OPTIONS: Final = converter.ConversionOptions(recursive=True, user_requested=True, optional_features=())
@@ -130,8 +131,32 @@ class _Transpiler(transpiler.GenericTranspiler):  # type: ignore[misc]
     def get_transformed_name(self, node: ast.AST) -> str:
         return f"converted_{super().get_transformed_name(node)}"
 
-    def transform_ast(self, node: ast.AST, ctx: object) -> Any:
-        return api._TRANSPILER.transform_ast(node, ctx)
+    def transform_ast(self, node: ast.AST, ctx: Any) -> Any:
+        return api._TRANSPILER.transform_ast(_Directives(ctx.info.namespace).visit(node), ctx)
+
+
+class _Directives(ast.NodeTransformer):
+    """Replaces calls of our `set_loop_options` by calls of malt's, which its passes look for.
+
+    Args:
+        namespace: The names that the function sees. Receives malt's directive.
+    """
+
+    _NAME: Final = "ag__set_loop_options"
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self._namespace = namespace
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr:
+        if isinstance(node.value, ast.Call) and self._value(node.value.func) is set_loop_options:
+            self._namespace[self._NAME] = directives.set_loop_options
+            node.value.func = ast.copy_location(ast.Name(self._NAME, ctx=ast.Load()), node.value.func)
+        return node
+
+    def _value(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Name):
+            return self._namespace.get(node.id)
+        return getattr(self._value(node.value), node.attr, None) if isinstance(node, ast.Attribute) else None
 
 
 def _operators(falls_through: frozenset[str]) -> types.ModuleType:

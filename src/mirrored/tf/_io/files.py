@@ -211,10 +211,24 @@ def decode_jpeg(
 ) -> Any:
     """Decodes a JPEG or MPO or PNG or BMP or GIF file to ``[height, width, channels]``: see `decode_image`.
 
-    `ratio` and the settings of TensorFlow's decoder have no effect.
+    Args:
+        contents: The file.
+        channels: 0 (as in the file), 1, 3 or 4.
+        ratio: 1, 2, 4 or 8: the decoder of a JPEG file makes the image smaller by this ratio.
+        fancy_upscaling: Ignored, as all further settings of TensorFlow's decoder.
+        try_recover_truncated: Ignored.
+        acceptable_fraction: Ignored.
+        dct_method: Ignored.
+        name: Ignored.
+        dtype: uint8, uint16 or a float dtype.
+
+    Raises:
+        InvalidArgumentError: The contents are not such a file; or `ratio` is another number, is not 1 for a file other
+            than JPEG, or is larger than the image.
     """
-    del ratio, fancy_upscaling, try_recover_truncated, acceptable_fraction, dct_method, name
-    return _decoded("tf.io.decode_jpeg", ("JPEG", "MPO", "PNG", "BMP", "GIF"), contents, channels, dtype)
+    del fancy_upscaling, try_recover_truncated, acceptable_fraction, dct_method, name
+    formats = ("JPEG", "MPO", "PNG", "BMP", "GIF")
+    return _decoded("tf.io.decode_jpeg", formats, contents, channels, dtype, ratio)
 
 
 def decode_png(contents: Texts, channels: int = 0, dtype: DTypeLike = _dtypes.uint8, name: str | None = None) -> Any:
@@ -223,21 +237,39 @@ def decode_png(contents: Texts, channels: int = 0, dtype: DTypeLike = _dtypes.ui
     return _decoded("tf.io.decode_png", ("PNG", "JPEG", "MPO", "BMP", "GIF"), contents, channels, dtype)
 
 
-def _decoded(called: str, formats: tuple[str, ...], contents: Texts, channels: int, dtype: DTypeLike) -> Any:
-    image = _opened(contents, called)
+def _decoded(
+    called: str, formats: tuple[str, ...], contents: Texts, channels: int, dtype: DTypeLike, ratio: int = 1
+) -> Any:
+    image = _opened(contents, called, ratio)
     if image.format not in formats:
         raise _no_picture(called, f"a {image.format} image")
     return _in_dtype(_pixels(image, channels), dtype)
 
 
-def _opened(contents: Texts, called: str) -> Any:
+def _opened(contents: Texts, called: str, ratio: int = 1) -> Any:
     images = load("PIL.Image", called=called, extra="image", package="pillow")
     try:
         image = images.open(io.BytesIO(_text(contents)))
+        if ratio != 1:
+            _make_smaller(image, ratio, called)
         image.load()
+    except InvalidArgumentError:  # also a ValueError
+        raise
     except (OSError, SyntaxError, ValueError) as error:
         raise _no_picture(called, f"bytes that cannot be read: {error}") from error
     return image
+
+
+def _make_smaller(image: Any, ratio: int, called: str) -> None:
+    """Lets the decoder of a JPEG file scale the image by ``1 / ratio``, rounded up."""
+    if ratio not in (2, 4, 8) or image.format not in ("JPEG", "MPO") or min(image.size) < ratio:
+        raise InvalidArgumentError.of(
+            called,
+            found=f"ratio={ratio!r} for a {image.format} image of {image.size[1]} x {image.size[0]} pixels",
+            rule="ratio is 1, 2, 4 or 8; the decoder of JPEG files can make an image of at least that size smaller",
+            remedy="omit ratio, and use tf.image.resize",
+        )
+    image.draft(None, (image.size[0] // ratio, image.size[1] // ratio))
 
 
 def _no_picture(called: str, found: str) -> InvalidArgumentError:
@@ -269,10 +301,23 @@ def _in_dtype(pixels: np.ndarray[Any, Any], dtype: DTypeLike) -> Any:
 def encode_png(image: Operand, compression: int = -1, name: str | None = None) -> Any:
     """Encodes pixels ``uint8[height, width, channels]`` as a PNG file.
 
+    Args:
+        image: The pixels.
+        compression: The level of compression, from 0 (none) to 9 (the smallest file); -1: the default.
+        name: Ignored.
+
     TensorFlow: `tf.io.encode_png`.
     """
-    del compression, name
-    return _encoded(image, "PNG", "tf.io.encode_png")
+    del name
+    if compression not in range(-1, 10):
+        raise InvalidArgumentError.of(
+            "tf.io.encode_png",
+            found=f"compression={compression!r}",
+            rule="compression is an integer from -1 (the default) to 9",
+            remedy="omit it, or pass one of these levels",
+        )
+    settings = {} if compression == -1 else {"compress_level": int(compression)}
+    return _encoded(image, "PNG", "tf.io.encode_png", **settings)
 
 
 def encode_jpeg(
@@ -288,9 +333,35 @@ def encode_jpeg(
     xmp_metadata: str = "",
     name: str | None = None,
 ) -> Any:
-    """Encodes pixels ``uint8[height, width, channels]`` as a JPEG file; of the settings, `quality` has an effect."""
-    del format, progressive, optimize_size, chroma_downsampling, density_unit, x_density, y_density, xmp_metadata, name
-    return _encoded(image, "JPEG", "tf.io.encode_jpeg", quality=quality)
+    """Encodes pixels ``uint8[height, width, channels]`` as a JPEG file.
+
+    Args:
+        image: The pixels.
+        format: ``"grayscale"`` for 1 channel, ``"rgb"`` for 3; by default the number of channels decides.
+        quality: From 0 to 100.
+        progressive: Whether the file shows a coarse image first.
+        optimize_size: Whether to make the file smaller, which takes longer.
+        chroma_downsampling: Whether colours have half the resolution.
+        density_unit: Ignored, as the densities and `xmp_metadata`: they do not change the pixels.
+        x_density: Ignored.
+        y_density: Ignored.
+        xmp_metadata: Ignored.
+        name: Ignored.
+
+    Raises:
+        InvalidArgumentError: `format` is another word, or the image has another number of channels.
+    """
+    del density_unit, x_density, y_density, xmp_metadata, name
+    called, channels = "tf.io.encode_jpeg", np.shape(image)[-1] if np.ndim(image) == 3 else 0
+    if format not in _JPEG_CHANNELS or (channels and channels not in _JPEG_CHANNELS[format]):
+        raise InvalidArgumentError.of(
+            called,
+            found=f"format={format!r} for an image with {channels} channel{'s' * (channels != 1)}",
+            rule='format is "grayscale" for 1 channel, "rgb" for 3, or "" for either; JPEG has no transparency',
+            remedy="omit format, and convert the image first: tf.image.rgb_to_grayscale(image), or image[..., :3]",
+        )
+    settings: dict[str, Any] = {} if chroma_downsampling else {"subsampling": 0}
+    return _encoded(image, "JPEG", called, quality=quality, progressive=progressive, optimize=optimize_size, **settings)
 
 
 def _encoded(image: Operand, kind: str, called: str, **settings: int) -> Any:
@@ -308,6 +379,7 @@ def _encoded(image: Operand, kind: str, called: str, **settings: int) -> Any:
     return on_host(file.getvalue())
 
 
+_JPEG_CHANNELS: Final = {"": (1, 3), "grayscale": (1,), "rgb": (3,)}
 _DECODERS: Final = {
     "decode_bmp": decode_bmp,
     "decode_jpeg": decode_jpeg,

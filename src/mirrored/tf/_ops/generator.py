@@ -19,6 +19,7 @@ import numpy as np
 from mirrored._jax.traces import current_trace, eager, is_eval
 from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.runtime.ambient import Ambient, ambient, entered
+from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops import samplers
 from mirrored.tf._tensors import as_tensor
 from mirrored.variables.variable import Variable
@@ -101,8 +102,26 @@ class Generator:
 
     @classmethod
     def from_key_counter(cls, key: SupportsInt, counter: Operand, alg: object = None) -> Self:
-        """Creates a generator from a key word and a counter."""
-        return cls(state=np.array([0, int(key) & 0xFFFFFFFF, int(np.ravel(counter)[0])], np.uint32), alg=alg)
+        """Creates a generator from a key and a counter.
+
+        Args:
+            key: An integer of at most 64 bits.
+            counter: The number of draws so far, an integer of 32 bits; or a vector of words, the lowest one first, of
+                which only the first may be nonzero.
+            alg: Ignored.
+
+        Raises:
+            InvalidArgumentError: The key or the counter is larger.
+        """
+        word, *others = (int(one) for one in np.ravel(counter)) if np.size(counter) else (0,)
+        if not -(2**63) <= int(key) < 2**64 or not 0 <= word < 2**32 or any(others):
+            raise InvalidArgumentError.of(
+                "tf.random.Generator.from_key_counter",
+                found=f"the key {int(key)} and the counter {[word, *others]}",
+                rule="the state holds a key of 64 bits and a counter of 32 bits",
+                remedy="pass a smaller counter, or tf.random.Generator.from_seed(seed), which takes any integer",
+            )
+        return cls(state=np.array([int(key) >> 32 & 0xFFFFFFFF, int(key) & 0xFFFFFFFF, word], np.uint32), alg=alg)
 
     @classmethod
     def from_non_deterministic_state(cls, alg: object = None) -> Self:

@@ -11,6 +11,7 @@ import numpy as np
 
 from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
+from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.generator import next_key
 from mirrored.tf._static import static_ints
 from mirrored.tf._table import op
@@ -25,12 +26,39 @@ class Initializer(abc.ABC):
         shape: StaticInts,
         dtype: DTypeLike | None = "float32",
         *,
-        partition_shape: object = None,
-        partition_offset: object = None,
+        partition_shape: StaticInts | None = None,
+        partition_offset: StaticInts | None = None,
     ) -> jax.Array:
-        """Returns a tensor of this shape; the partition arguments are for compatibility, and ignored."""
-        sizes = static_ints(shape, called=f"tf.{type(self).__name__}", argument="shape")
-        return self._made(sizes, array_dtype("float32" if dtype is None else dtype))
+        """Returns a tensor of this shape.
+
+        Args:
+            shape: The shape.
+            dtype: The dtype; float32 by default.
+            partition_shape: The shape of a part of the tensor, which is then returned instead of the whole.
+            partition_offset: Where the part begins in each dimension; zeros by default.
+
+        Raises:
+            InvalidArgumentError: The part is not inside the tensor.
+        """
+        called = f"tf.{type(self).__name__}"
+        sizes = static_ints(shape, called=called, argument="shape")
+        made = self._made(sizes, array_dtype("float32" if dtype is None else dtype))
+        if partition_shape is None and partition_offset is None:
+            return made
+        part, begins = sizes, (0,) * len(sizes)
+        if partition_shape is not None:
+            part = static_ints(partition_shape, called=called, argument="partition_shape")
+        if partition_offset is not None:
+            begins = static_ints(partition_offset, called=called, argument="partition_offset")
+        bounds = list(zip(begins, part, sizes, strict=False))
+        if not len(begins) == len(part) == len(sizes) or any(not 0 <= at <= at + n <= size for at, n, size in bounds):
+            raise InvalidArgumentError.of(
+                called,
+                found=f"the part of shape {list(part)} at {list(begins)} of a tensor of shape {list(sizes)}",
+                rule="a part lies inside the tensor and has its number of dimensions",
+                remedy="pass the shape of the whole tensor as shape, and of one part as partition_shape",
+            )
+        return made[tuple(slice(at, at + n) for at, n, _ in bounds)]
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments from which `from_config` creates an equal initializer."""

@@ -11,6 +11,7 @@ import jax.scipy.linalg as jsl
 import numpy as np
 
 from mirrored._typing import Array, DTypeLike, HostArray, Operand, StaticInts
+from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._static import static_axis
 from mirrored.tf._table import op, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor
@@ -64,7 +65,22 @@ def matmul(
     grad_b: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Multiplies matrices in the last two axes; leading axes broadcast."""
+    """Multiplies matrices in the last two axes; leading axes broadcast.
+
+    Args:
+        a: The left matrices.
+        b: The right matrices.
+        transpose_a: Whether to transpose `a`.
+        transpose_b: Whether to transpose `b`.
+        adjoint_a: Whether to transpose and conjugate `a`.
+        adjoint_b: Whether to transpose and conjugate `b`.
+        a_is_sparse: Ignored.
+        b_is_sparse: Ignored.
+        output_type: The dtype in which products are summed and returned, for instance int32 for int8 matrices.
+        grad_a: Ignored.
+        grad_b: Ignored.
+        name: Ignored.
+    """
     del a_is_sparse, b_is_sparse, grad_a, grad_b, name
     if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
         raise ValueError("Only one of `transpose` and `adjoint` can be True for a side of tf.matmul.")
@@ -74,8 +90,8 @@ def matmul(
             raise ValueError("both sides have at least two dimensions (tf.linalg.matvec multiplies by a vector)")
         left = _swap(left) if transpose_a else _adjoint(left) if adjoint_a else left
         right = _swap(right) if transpose_b else _adjoint(right) if adjoint_b else right
-        product = jnp.matmul(left, right)
-    return product if output_type is None else product.astype(output_type)
+        kind = None if output_type is None else array_dtype(output_type)
+        return jnp.matmul(left, right, preferred_element_type=kind)
 
 
 @op("linalg.matvec")
@@ -335,7 +351,8 @@ def clip_by_global_norm(
     """Scales tensors down together to a maximum global norm; returns them and their original norm."""
     del name
     length = global_norm(t_list) if use_norm is None else as_tensor(use_norm)
-    scale = clip_norm * jnp.minimum(1.0 / length, 1.0 / clip_norm)
+    bound = as_tensor(clip_norm).astype(length.dtype)  # an array: the quotient by a Python zero raises an exception
+    scale = bound * jnp.minimum(1.0 / length, 1.0 / bound)
     scale = jnp.where(jnp.isfinite(length), scale, jnp.nan)
     return [None if one is None else as_tensor(one) * scale.astype(as_tensor(one).dtype) for one in t_list], length
 

@@ -1,0 +1,26 @@
+"""`set_loop_options`, which AutoGraph reads from the source of a loop."""
+
+from __future__ import annotations
+
+
+def set_loop_options(
+    parallel_iterations: object = None,
+    swap_memory: object = None,
+    maximum_iterations: object = None,
+    shape_invariants: object = None,
+) -> None:
+    """Sets options of the loop whose first statement the call is, if AutoGraph converts the loop into the program.
+
+    As in TensorFlow, it has no effect on loops that run in Python.
+
+    Args:
+        parallel_iterations: Ignored: XLA schedules the operations of an iteration.
+        swap_memory: Ignored.
+        maximum_iterations: After how many iterations a `while` loop ends.
+        shape_invariants: Ignored: the shapes of a loop's variables do not change.
+
+    Raises:
+        UnimplementedError: `maximum_iterations` in a `for` loop over a tensor or a traced range.
+
+    TensorFlow: `tf.autograph.experimental.set_loop_options`; in such a `for` loop, `maximum_iterations` has no effect.
+    """
