@@ -1,13 +1,17 @@
-"""Holds the arrows of docs/architecture.md: imports point one way, and unstable JAX stays in `_jax`."""
+"""Holds the arrows of docs/architecture.md: imports point one way, and private names are taken in one place each."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from mirrored.patches import LISTED
 
 SOURCE = Path(__file__).parent.parent / "src" / "mirrored"
 
@@ -36,6 +40,13 @@ LEVELS = [
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 
 UNSTABLE = ("jax.core", "jax.extend", "jax.interpreters", "jax._src")
+
+# Private parts of other packages, as the code spells them, and the modules that may name them.
+PRIVATE = {
+    r"jax\._src": {"_jax/private.py"},
+    r"keras\.(src|_tf_keras)": {"integrations/keras/private.py"},
+    r"(flax\.)?nnx\.[a-z_]+\.\w+": {"integrations/flax/private.py"},
+}
 
 # What may be imported inside functions, because it may not be installed or because it would make every start slow.
 OPTIONAL = {"grain", "orbax", "keras", "flax", "equinox", "matplotlib", "sklearn", "torch", "tensorflow"}
@@ -125,6 +136,33 @@ def defined(tree: ast.AST) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
 
 
+def private_names(tree: ast.AST) -> list[tuple[str, str]]:
+    """What a module takes from other packages' private parts, with the pattern: by import or by attribute."""
+    found = [one.target for one in imports_of(tree)]
+    found += [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    found += [str(ast.literal_eval(one.args[0])) for one in calls if _imports_a_constant(one)]
+    return [(name, pattern) for name in found for pattern in PRIVATE if re.search(rf"(^|\.){pattern}(\.|$)", name)]
+
+
+def _imports_a_constant(call: ast.Call) -> bool:
+    return ast.unparse(call.func).endswith(("import_module", "__import__")) and isinstance(call.args[0], ast.Constant)
+
+
+def foreign_attributes(tree: ast.AST, patched: set[str], own: bool = False) -> Iterator[ast.Attribute]:
+    """Attributes with an underscore of objects of other packages.
+
+    Those of a class of the module itself are left out, and those that mirrored sets or replaces.
+    """
+    for node in ast.iter_child_nodes(tree):
+        inside = own or isinstance(node, ast.ClassDef)
+        if isinstance(node, ast.Attribute) and re.match(r"_[^_]", node.attr):
+            is_own = inside and ast.unparse(node.value) in ("self", "cls", "super()")
+            if not is_own and node.attr not in patched and not node.attr.startswith("_mirrored"):
+                yield node
+        yield from foreign_attributes(node, patched, inside)
+
+
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
     """One cycle through each back edge, by depth-first search."""
     done: set[str] = set()
@@ -148,6 +186,7 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -196,6 +235,21 @@ def test_the_core_defines_names_of_tensorflow_only_where_they_cannot_move():
     assert {path: here for path, here in found.items() if here} == TENSORFLOW_NAMES
 
 
+@pytest.mark.parametrize("path", sources(), ids=short)
+def test_private_names_are_taken_in_one_module_of_each_package(path):
+    found = [name for name, pattern in private_names(parsed(path)) if short(path) not in PRIVATE[pattern]]
+    assert not found, f"{short(path)} names private parts: take them from {sorted(set().union(*PRIVATE.values()))}"
+
+
+@pytest.mark.parametrize("path", [one for one in sources() if package_of(one) == "integrations"], ids=short)
+def test_bridges_read_private_attributes_in_one_module(path):
+    if path.name == "private.py":
+        return
+    patched = {name.rpartition(".")[2] for names in LISTED.values() for name in names}
+    found = [f"line {node.lineno}: {ast.unparse(node)}" for node in foreign_attributes(parsed(path), patched)]
+    assert not found, f"{short(path)} reads private attributes: add helpers to private.py beside it"
+
+
 # The checks themselves: each sees what it is there to see.
 
 
@@ -218,6 +272,36 @@ def test_stable_names_are_let_through():
     assert not unstable_names(
         ast.parse("import jax\nfrom jax import lax\njax.jit(lax.add)\nfrom jax.corelike import x")
     )
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from jax._src import config",
+        "import keras\nkeras.src.backend.Variable",
+        "from keras.src.backend import Variable",
+        "importlib.import_module('keras._tf_keras.keras')",
+        "connected.keras.src",
+        "from flax.nnx.tracers import TraceState",
+        "nnx.tracers.current_jax_trace()",
+    ],
+)
+def test_private_names_are_seen(program):
+    assert private_names(ast.parse(program))
+
+
+def test_public_names_are_let_through():
+    program = "import keras\nfrom flax import nnx\nkeras.Variable\nnnx.Optimizer.update\nnnx.state(model).flat"
+    assert not private_names(ast.parse(f"{program}\n'see keras.src for more'"))
+
+
+def test_private_attributes_of_other_objects_are_seen():
+    program = (
+        "def wrap(self):\n    self._theirs = 1\n    self._mirrored_ours = model._patched\n"
+        "class Own:\n    def f(self, model):\n        return self._own, model._also_theirs, self.__dict__"
+    )
+    found = [node.attr for node in foreign_attributes(ast.parse(program), {"_patched"})]
+    assert found == ["_theirs", "_also_theirs"]
 
 
 def test_upward_imports_are_seen():

@@ -5,18 +5,19 @@ Importing this module connects Keras to strategies and replaces the module with 
 
 from __future__ import annotations
 
-import importlib
 import sys
 
 import mirrored.integrations.keras as _connected
 import mirrored.tf as _tf
+from mirrored.integrations.keras.private import tensorflow_names as _tensorflow_names
+from mirrored.integrations.keras.private import timeseries as _timeseries
 from mirrored.patches import replace as _replace
 
-_keras = importlib.import_module("keras._tf_keras.keras")
+_keras = _tensorflow_names()
 # TensorFlow 2 has these names in both namespaces; Keras has them only in its own.
 for _name in ("losses", "metrics"):
     for _function, _value in vars(getattr(_connected.keras, _name)).items():
         vars(getattr(_keras, _name)).setdefault(_function, _value)
 # Keras builds datasets with `tf.data`; without TensorFlow, the datasets of this package take its place.
-_replace("tf.keras", _connected.keras.src.utils.timeseries_dataset_utils, "tf", _tf)
+_replace("tf.keras", _timeseries, "tf", _tf)
 sys.modules[__name__] = _keras

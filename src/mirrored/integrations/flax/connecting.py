@@ -14,6 +14,7 @@ from mirrored.checkpoint.deferred import is_expected, state_came
 from mirrored.extras import load
 from mirrored.integrations.flax.holding import adopt, below_tapes, held, is_ours, name_by_path, renew, value_of
 from mirrored.integrations.flax.optimizers import connect_optimizer
+from mirrored.integrations.flax.private import tracers
 from mirrored.integrations.flax.variables import connect_variables
 from mirrored.patches import is_applied, replace, undo
 from mirrored.runtime.ambient import ambient
@@ -31,7 +32,7 @@ def connect() -> None:
         return
     connect_variables()
     connect_optimizer()
-    replace("flax", nnx.tracers, "current_jax_trace", below_tapes(nnx.tracers.current_jax_trace))
+    replace("flax", tracers, "current_jax_trace", below_tapes(tracers.current_jax_trace))
     pytree = nnx.Pytree
     replace("flax", pytree, "_setattr", _checked(pytree._setattr, pytree._check_valid_context))
     replace("flax", pytree, "_check_valid_context", _staging(pytree._check_valid_context))
@@ -102,7 +103,7 @@ def _plain(variable: object) -> Any:
     if not isinstance(variable, nnx.Variable):
         return variable
     content = held(variable)
-    return type(variable)._new(value_of(content) if is_ours(content) else content, variable.get_metadata())
+    return type(variable).from_metadata(value_of(content) if is_ours(content) else content, variable.get_metadata())
 
 
 def is_mirrored(variable: NNXVariable[Any]) -> bool:

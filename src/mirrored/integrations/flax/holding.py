@@ -23,6 +23,13 @@ from mirrored._jax.traces import (
 from mirrored._typing import Array, HostArray
 from mirrored.errors import ContextError
 from mirrored.extras import load
+from mirrored.integrations.flax.private import (
+    MetricState,
+    move_to_current_trace,
+    raw_value_slot,
+    trace_of_module,
+    trace_of_variable,
+)
 from mirrored.integrations.trees import belongs_here, is_array, statistic_of
 from mirrored.runtime.ambient import ambient, within
 from mirrored.variables import Variable, VariableAggregation
@@ -148,14 +155,12 @@ def renew(module: Pytree) -> None:
     `nnx.value_and_grad` in a compiled function does that with the model itself, so NNX records the function's trace as
     the trace in which the model was created. Changes to a module that still holds a tracer are rejected.
     """
-    state = module._pytree__state
     here = ambient()
-    if not getattr(state.trace_state.jax_trace, "of_function", False):
+    if not getattr(trace_of_module(module), "of_function", False):
         return
     outside = here.store is None or not here.store.captures
     if outside and is_eval(recording_parent(current_trace())) and not any(map(_is_traced, vars(module).values())):
-        made = type(state)(state.initializing, state.is_setup)
-        object.__setattr__(module, "_pytree__state", made)
+        move_to_current_trace(module)
 
 
 def _is_traced(value: object) -> bool:
@@ -172,7 +177,7 @@ def refuse_in_turn(variable: NNXVariable[Any]) -> None:
     here = ambient()
     if here.replica is None or here.store is None or here.store.captures or here.replica.num_replicas_in_sync == 1:
         return
-    made_in = getattr(variable._trace_state.jax_trace, "run", None)
+    made_in = getattr(trace_of_variable(variable), "run", None)
     if made_in is not None and made_in() is here.runner:
         return
     kind = type(variable).__name__
@@ -184,22 +189,20 @@ def refuse_in_turn(variable: NNXVariable[Any]) -> None:
     )
 
 
-# The original slot descriptor: the module `variables` replaces the class attribute with a property.
-_slot: Any = nnx.Variable.__dict__["_raw_value"]
 _UNSET = object()
 
 
 def held(variable: NNXVariable[Any]) -> Any:
     """Returns the content of an NNX variable's slot: a backing `Variable` or `ReplicaKey`, or the plain value."""
     try:
-        return _slot.__get__(variable)
+        return raw_value_slot.__get__(variable)
     except AttributeError:
         return _UNSET
 
 
 def hold(variable: NNXVariable[Any], value: object) -> None:
     """Sets the content of an NNX variable's slot."""
-    _slot.__set__(variable, value)
+    raw_value_slot.__set__(variable, value)
 
 
 def is_ours(content: object) -> bool:
@@ -245,10 +248,10 @@ def adopt(variable: NNXVariable[Any], name: str = "") -> None:
 
 def _made(variable: NNXVariable[Any], value: Array | HostArray, name: str) -> Variable:
     name = name or type(variable).__name__
-    if isinstance(variable, nnx.metrics.MetricState):
+    if isinstance(variable, MetricState):
         return statistic_of(value, name, VariableAggregation.SUM)
     trainable = isinstance(variable, nnx.Param)
-    shared = trainable or isinstance(variable, nnx.optimizer.OptState) or isinstance(variable, nnx.RngState)
+    shared = trainable or isinstance(variable, (nnx.OptState, nnx.RngState))
     if shared or not jnp.issubdtype(value.dtype, jnp.floating):
         return Variable(value, trainable=trainable, name=name)
     return statistic_of(value, name)

@@ -29,6 +29,7 @@ from mirrored.integrations.flax.holding import (
     refuse_in_turn,
     value_of,
 )
+from mirrored.integrations.flax.private import metadata_of
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
 from mirrored.variables import Variable
@@ -129,7 +130,7 @@ def _forwarding(forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def forwarding(self: NNXVariable[Any], name: str) -> Any:
         content = held(self)
-        if is_ours(content) and name not in self._var_metadata:
+        if is_ours(content) and name not in metadata_of(self):
             return getattr(value_of(content), name)
         return forward(self, name)
 
@@ -205,7 +206,7 @@ def _writing_by_index(write: Callable[..., None]) -> Callable[..., None]:
 
 
 def _hooked(variable: NNXVariable[Any], which: str, value: Operand) -> Any:
-    hooks = variable._var_metadata.get(which, ())
+    hooks = metadata_of(variable).get(which, ())
     for hook in hooks if isinstance(hooks, tuple) else (hooks,):
         value = hook(variable, value)
     return value

@@ -1,17 +1,13 @@
-"""Keras on the JAX backend: its import, and its thread-local state."""
+"""Keras on the JAX backend: its import."""
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from mirrored import extras
 from mirrored.errors import ContextError
-
-# Loads Keras on the JAX backend.
 
 
 def load() -> Any:
@@ -33,15 +29,3 @@ def load() -> Any:
             "import os; os.environ['KERAS_BACKEND'] = 'jax'",
         )
     return keras
-
-
-# Copies Keras' thread-local state (scopes, names, the distribution) to other threads.
-
-keras = load()
-
-
-def keras_state() -> Callable[[], None]:
-    """Captures the state of this thread, and returns a function that applies it to the calling thread."""
-    tracker = keras.src.backend.common.global_state.GLOBAL_STATE_TRACKER
-    here = {name: copy.copy(value) if isinstance(value, list) else value for name, value in vars(tracker).items()}
-    return lambda: vars(tracker).update(here)

@@ -17,6 +17,7 @@ from mirrored._typing import Array, HostArray
 from mirrored.collectives.host_allgather import check_equal
 from mirrored.errors import ArgumentError, ContextError
 from mirrored.integrations.keras.newest import GROUPS, variables_of
+from mirrored.integrations.keras.private import purge_variables
 from mirrored.variables import Variable, VariableAggregation
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def on_one_device(get_state: Callable[..., Any], device_of: Callable[[Any], Any]
         groups = [variables_of(self, group) for group in GROUPS if which.get(group)]
         state = tuple([_on_device(variable, device) for variable in group] for group in groups)
         if which.get("purge_model_variables"):
-            self._purge_model_variables(**{group: which.get(group, False) for group in GROUPS})
+            purge_variables(self, **{group: which.get(group, False) for group in GROUPS})
         return state
 
     return getting

@@ -14,6 +14,7 @@ import numpy as np
 from mirrored.checkpoint.deferred import is_expected, state_came
 from mirrored.errors import ContextError
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.private import Trainer
 from mirrored.integrations.keras.variables import StrategyVariable, adopt
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
@@ -59,8 +60,7 @@ def connect_belonging() -> None:
     replace("keras", keras.Model, "__init__", _noting_strategy(keras.Model.__init__))
     replace("keras", keras.Model, "__deepcopy__", _deep_copy)
     # Patched on `Trainer`, which defines it: Keras treats a class whose `compile` differs from `Trainer`'s as custom.
-    trainer = keras.src.trainers.trainer.Trainer
-    replace("keras", trainer, "compile", _compiling_in_scope(trainer.compile))
+    replace("keras", Trainer, "compile", _compiling_in_scope(Trainer.compile))
 
 
 def strategy_of(model: Model) -> Any:
@@ -117,8 +117,8 @@ def _move(variables: Iterable[Any], strategy: Strategy) -> None:
             value = np.asarray(variable.value)
             with strategy.scope():
                 adopt(variable)
-                variable.__dict__.pop("_mirrored", None)
-                variable._value = value
+                if isinstance(variable, StrategyVariable):
+                    variable.back(value)
 
 
 def _apart(called: str, variable: KerasVariable, theirs: Strategy | None, strategy: Strategy | None) -> ContextError:

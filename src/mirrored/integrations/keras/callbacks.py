@@ -21,13 +21,21 @@ from mirrored.checkpoint.sharing import settled, writes_here
 from mirrored.errors import CheckpointError, InputError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.belonging import strategy_of
+from mirrored.integrations.keras.private import (
+    EpochIterator,
+    backup_paths,
+    previous_backup_paths,
+    set_backup_paths,
+    set_current_epoch,
+    set_initial_epoch,
+    set_last_batch,
+)
 from mirrored.patches import replace
 from mirrored.runtime.hooks import summary
 
 if TYPE_CHECKING:
     from keras import Model
     from keras.callbacks import BackupAndRestore, TensorBoard
-    from keras.src.trainers.epoch_iterator import EpochIterator
 
 # Makes `BackupAndRestore(save_freq=int)` resume an interrupted epoch at the first batch after the backup.
 #
@@ -40,7 +48,6 @@ if TYPE_CHECKING:
 # writes, the others wait for it, and all read.
 
 keras = load()
-_EpochIterator: Any = keras.src.trainers.epoch_iterator.EpochIterator
 _CALLED: Final = "BackupAndRestore"
 _NOTE: Final = "mirrored_training_metadata"
 _skipped_batches: contextvars.ContextVar[int] = contextvars.ContextVar("_skipped_batches", default=0)
@@ -55,14 +62,14 @@ def connect_resuming() -> None:
     replace("keras", callback, "on_train_end", _ending(callback.on_train_end))
     replace("keras", callback, "_save_model", _saving_steps(callback._save_model))
     replace("keras", callback, "_load_model", _loading_steps(callback._load_model))
-    replace("keras", _EpochIterator, "_enumerate_iterator", _skipping(_EpochIterator._enumerate_iterator))
+    replace("keras", EpochIterator, "_enumerate_iterator", _skipping(EpochIterator._enumerate_iterator))
     replace("keras", keras.Model, "fit", _forgetting(keras.Model.fit))
 
 
 def _noting_batch(end: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(end)
     def noting_batch(self: BackupAndRestore, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._steps_done = batch + 1
+        self._mirrored_steps_done = batch + 1
         end(self, batch, logs)
 
     return noting_batch
@@ -78,7 +85,7 @@ def _noting_number(begin: Callable[..., None]) -> Callable[..., None]:
     def noting_number(self: BackupAndRestore, epoch: int, logs: dict[str, Any] | None = None) -> None:
         begin(self, epoch, logs)
         if strategy_of(self.model) is not None:
-            self._current_epoch = epoch
+            set_current_epoch(self, epoch)
 
     return noting_number
 
@@ -86,7 +93,7 @@ def _noting_number(begin: Callable[..., None]) -> Callable[..., None]:
 def _noting_epoch(end: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(end)
     def noting_epoch(self: BackupAndRestore, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._steps_done = 0
+        self._mirrored_steps_done = 0
         end(self, epoch, logs)
 
     return noting_epoch
@@ -120,9 +127,9 @@ def _write(callback: BackupAndRestore, save: Callable[..., None]) -> None:
     Raises:
         CheckpointError: It cannot be written. The previous backup is unchanged.
     """
-    weights, metadata = Path(callback._weights_path), Path(callback._training_metadata_path)
+    weights, metadata = backup_paths(callback)
     beside = [one.with_name(f"new.{one.name}") for one in (weights, metadata)]
-    kept = (callback._prev_weights_path, callback._prev_training_metadata_path) if _keeps_two(callback) else ()
+    kept = previous_backup_paths(callback)
     try:
         weights.parent.mkdir(parents=True, exist_ok=True)
         for one, copy in zip((weights, metadata), kept, strict=False):
@@ -130,9 +137,9 @@ def _write(callback: BackupAndRestore, save: Callable[..., None]) -> None:
                 shutil.copy(one, copy)
         for one in beside:
             one.unlink(missing_ok=True)
-        callback._weights_path, callback._training_metadata_path = map(str, beside)
+        set_backup_paths(callback, *beside)
         save(callback)
-        about = {**json.loads(beside[1].read_text(encoding="utf-8")), "steps": callback._steps_done}
+        about = {**json.loads(beside[1].read_text(encoding="utf-8")), "steps": callback._mirrored_steps_done}
         beside[1].write_text(json.dumps(about), encoding="utf-8")
         with h5py.File(beside[0], "a") as file:
             file.attrs[_NOTE] = json.dumps(about)
@@ -146,14 +153,10 @@ def _write(callback: BackupAndRestore, save: Callable[..., None]) -> None:
             remedy="check the folder and its file system, and restart",
         ) from error
     finally:
-        callback._weights_path, callback._training_metadata_path = str(weights), str(metadata)
+        set_backup_paths(callback, weights, metadata)
         for one in beside:
             with contextlib.suppress(OSError):
                 one.unlink(missing_ok=True)
-
-
-def _keeps_two(callback: BackupAndRestore) -> bool:
-    return bool(getattr(callback, "double_checkpoint", False))
 
 
 def _read_along(callback: BackupAndRestore) -> None:
@@ -178,7 +181,7 @@ def _ending(end: Callable[..., None]) -> Callable[..., None]:
 
 def _noted(callback: BackupAndRestore) -> dict[str, Any] | None:
     """Returns the epoch and batch that the backup records, or None if there is no backup."""
-    weights, metadata = Path(callback._weights_path), Path(callback._training_metadata_path)
+    weights, metadata = backup_paths(callback)
     if weights.is_file():
         with h5py.File(weights) as file:
             note = file.attrs.get(_NOTE)
@@ -194,14 +197,14 @@ def _loading_steps(restore: Callable[..., None]) -> Callable[..., None]:
         about = None if strategy_of(self.model) is None else _noted(self)
         if about is None:
             return
-        self.model._initial_epoch = about["epoch"]
+        epoch = about["epoch"]
         steps, all_steps = about.get("steps", 0), self.params.get("steps")
-        # Otherwise the next backup would record the epoch in which the callback was created.
-        self._current_epoch = about["epoch"]
         if all_steps is not None and steps >= all_steps:
-            self.model._initial_epoch = self._current_epoch = about["epoch"] + 1
-            steps = 0
-        self._last_batch_seen = max(0, steps - 1)
+            epoch, steps = epoch + 1, 0
+        set_initial_epoch(self.model, epoch)
+        # Otherwise the next backup would record the epoch in which the callback was created.
+        set_current_epoch(self, epoch)
+        set_last_batch(self, max(0, steps - 1))
         _skipped_batches.set(steps)
 
     return loading_steps

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from mirrored.integrations.keras.backend import keras_state, load
+from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.belonging import connect_belonging, connect_calls, connect_noticing
 from mirrored.integrations.keras.callbacks import connect_resuming, connect_saving, connect_tensorboard
 from mirrored.integrations.keras.losses import connect_losses
@@ -18,6 +18,7 @@ from mirrored.integrations.keras.optimizers import (
     wrapped_scale_build,
     wrapped_scale_loss,
 )
+from mirrored.integrations.keras.private import backend, keras_state
 from mirrored.integrations.keras.training import wrap_model
 from mirrored.integrations.keras.variables import KerasVariable, adopt, connect_plain, wrapped_compute_output_spec
 from mirrored.patches import is_applied, replace, undo
@@ -40,7 +41,6 @@ def connect() -> None:
     replace("keras", scaling, "scale_loss", wrapped_scale_loss(scaling.scale_loss))
     replace("keras", base, "add_variable_from_reference", wrapped_reference(base.add_variable_from_reference))
     wrap_model(keras.Model)
-    backend = keras.src.backend
     replace("keras", backend, "compute_output_spec", wrapped_compute_output_spec(backend.compute_output_spec))
     connect_belonging()
     connect_calls()

@@ -20,8 +20,8 @@ import jax
 
 from mirrored._jax.dispatch import Dispatch, consume
 from mirrored._typing import PyTree
-from mirrored.integrations.keras.backend import keras_state
 from mirrored.integrations.keras.belonging import strategy_of
+from mirrored.integrations.keras.private import keras_state, set_loop_state
 from mirrored.integrations.keras.variables import lose_deleted
 from mirrored.runtime.ambient import ambient, entered
 from mirrored.variables import Variable
@@ -55,7 +55,7 @@ def kept_state(get_state: Callable[..., Any]) -> Callable[..., Any]:
     def getting(self: Model, **which: bool) -> Any:
         if strategy_of(self) is not None:
             # Discards the state of an earlier loop, because the variables may have been assigned since.
-            self._jax_state = None
+            set_loop_state(self, None)
             vars(self).get(_NEWEST, deque()).clear()
         state = get_state(self, **which)
         if not which.get("purge_model_variables"):
@@ -100,8 +100,7 @@ def newest_first(sync: Callable[..., Any]) -> Callable[..., Any]:
         newest = vars(self).get(_NEWEST)
         if newest:
             _, state = newest[0]
-            self._jax_state = dict(zip(_GROUPS_OF[len(state)], state, strict=True))
-            self._jax_state_synced = False
+            set_loop_state(self, dict(zip(_GROUPS_OF[len(state)], state, strict=True)))
         result = sync(self)
         if newest:
             newest.clear()

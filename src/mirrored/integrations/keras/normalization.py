@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import types
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 from mirrored._typing import Operand
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.private import reduction_axes_of, tensorflow_names
 from mirrored.patches import replace
 from mirrored.strategies import get_replica_context
 
@@ -56,7 +56,7 @@ def connect_normalization() -> None:
     experimental = types.ModuleType("keras.layers.experimental", "TensorFlow's tf.keras.layers.experimental.")
     experimental.SyncBatchNormalization = SyncBatchNormalization  # type: ignore[attr-defined]
     # Keras exports its names twice: also in `_tf_keras`, under TensorFlow's paths.
-    twice: tuple[Any, ...] = (keras.layers, importlib.import_module("keras._tf_keras.keras.layers"))
+    twice: tuple[Any, ...] = (keras.layers, tensorflow_names().layers)
     for layers in twice:
         replace("keras", layers, "experimental", experimental)
 
@@ -79,7 +79,7 @@ def _over_replicas(moments: Callable[..., Any]) -> Callable[..., Any]:
     def moments_over_replicas(self: BatchNormalization, inputs: Operand, mask: Operand | None = None) -> Any:
         context = get_replica_context()
         if self.synchronized and context is not None and context.num_replicas_in_sync > 1:
-            return _global_moments(context, inputs, mask, tuple(self._reduction_axes))
+            return _global_moments(context, inputs, mask, reduction_axes_of(self))
         # Keras' method rejects the flag on the JAX backend.
         self.synchronized, given = False, self.synchronized
         try:

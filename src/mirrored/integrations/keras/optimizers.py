@@ -14,6 +14,13 @@ from mirrored._typing import Operand
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, ContextError
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.private import (
+    check_gradients,
+    in_stateless_scope,
+    index_of,
+    is_optimized,
+    variables_of_optimizer,
+)
 from mirrored.integrations.keras.variables import StrategyVariable, as_keras
 from mirrored.runtime.ambient import ambient, within
 from mirrored.strategies import get_replica_context
@@ -34,16 +41,16 @@ def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
     def apply_over_replicas(
         self: Optimizer, grads: Sequence[Any], trainable_variables: Sequence[KerasVariable | Variable] | None = None
     ) -> Any:
-        stateless = keras.src.backend.common.stateless_scope.in_stateless_scope()
+        stateless = in_stateless_scope()
         variables = None if trainable_variables is None else [as_keras(one) for one in trainable_variables]
-        if stateless or not _is_ours(variables if variables is not None else self._trainable_variables):
+        if stateless or not _is_ours(variables if variables is not None else variables_of_optimizer(self)):
             return apply(self, grads, variables)
         if not self.built:
             _build(self, variables)
         if variables is None:
-            variables = self._trainable_variables
+            variables = variables_of_optimizer(self)
         _check_known(self, variables)
-        self._filter_empty_gradients(list(grads), list(variables))
+        check_gradients(self, grads, variables)
         _apply(self, _summed(self, list(grads)), variables)
         return None
 
@@ -92,7 +99,7 @@ def wrapped_scale_loss(scale_loss: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(scale_loss)
     def scaling(self: LossScaleOptimizer, loss: Operand) -> Any:
-        stateless = keras.src.backend.common.stateless_scope.in_stateless_scope()
+        stateless = in_stateless_scope()
         if self.built or stateless or is_eval(current_trace()):
             return scale_loss(self, loss)
         if _SCALE not in vars(self):
@@ -128,14 +135,13 @@ def _is_ours(variables: Sequence[KerasVariable]) -> bool:
 
 def _build(optimizer: Optimizer, variables: Sequence[KerasVariable] | None) -> None:
     """Creates the slots. In a run, the first replica creates them for all replicas."""
-    with keras.src.backend.name_scope(optimizer.name, caller=optimizer):
+    with keras.name_scope(optimizer.name, caller=optimizer):
         optimizer.build(variables)
     optimizer.built = True
 
 
 def _check_known(optimizer: Optimizer, variables: Sequence[Any]) -> None:
-    known = optimizer._trainable_variables_indices
-    unknown = [variable.path for variable in variables if optimizer._var_key(variable) not in known]
+    unknown = [variable.path for variable in variables if not is_optimized(optimizer, variable)]
     if unknown:
         shown = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
         raise ArgumentError(
@@ -169,9 +175,9 @@ def _apply(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]) -> 
 
     This includes clipping, weight decay, loss scaling and moving averages.
     """
-    indices = [optimizer._get_variable_index(variable) for variable in variables]
+    indices = [index_of(optimizer, variable) for variable in variables]
     # `stateless_apply` requires one entry for every variable that the optimizer was built with; it skips None.
-    everything = optimizer._trainable_variables
+    everything = variables_of_optimizer(optimizer)
     all_grads: list[Any] = [None] * len(everything)
     for index, grad in zip(indices, grads, strict=True):
         all_grads[index] = grad

@@ -31,6 +31,7 @@ from mirrored.integrations.keras.batches import (
 )
 from mirrored.integrations.keras.belonging import check_belonging, strategy_of
 from mirrored.integrations.keras.newest import kept_by_fit, kept_state, kept_steps, newest_first
+from mirrored.integrations.keras.private import Distribution, backend_distribution
 from mirrored.integrations.keras.variables import from_fit
 from mirrored.patches import replace
 from mirrored.values.distributed_values import DistributedValues
@@ -46,11 +47,10 @@ keras = load()
 _METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 
-_Distribution: Any = keras.src.distribution.distribution_lib.Distribution
 _PyDataset: Any = keras.utils.PyDataset
 
 
-class Distributing(_Distribution):  # type: ignore[misc]
+class Distributing(Distribution):  # type: ignore[misc]
     """A Keras distribution that splits batches over the devices of a strategy, or places them on one, for one call."""
 
     def __init__(self, sharding: jax.sharding.Sharding) -> None:
@@ -239,14 +239,13 @@ def _distribution_for(strategy: Strategy | None, called: str, has_parts: bool) -
     assert device_assignment is not None  # `strategy_of` returns no other strategies
     sharding = device_assignment.sharded if device is None else jax.sharding.SingleDeviceSharding(device)
     keras.distribution.set_distribution(Distributing(sharding))
-    trainer = keras.src.backend.distribution_lib
-    whole = trainer.distribute_data_input
+    whole = backend_distribution.distribute_data_input
     spread = across_workers(called, has_parts) if device_assignment.spans_processes else _divisible(whole)
-    trainer.distribute_data_input = spread if device is None else put_on(device)
+    backend_distribution.distribute_data_input = spread if device is None else put_on(device)
     try:
         yield
     finally:
-        trainer.distribute_data_input = whole
+        backend_distribution.distribute_data_input = whole
         keras.distribution.set_distribution(outer)
 
 

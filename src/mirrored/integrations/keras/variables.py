@@ -27,6 +27,7 @@ from mirrored._jax.arrays import as_array
 from mirrored._jax.traces import Tracer, current_trace, eager, recording_parent
 from mirrored._typing import DTypeLike, Operand
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.private import Tracker, drop_initializer, in_stateless_scope, maker, stored_dtype
 from mirrored.integrations.keras.scope_store import ScopeStore
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient, announce_read, announce_write, within
@@ -37,7 +38,6 @@ from mirrored.variables import Variable, VariableAggregation, VariableSynchroniz
 if TYPE_CHECKING:
     from keras import Model, StatelessScope
     from keras import Variable as _KerasVariable
-    from keras.src.utils.tracking import Tracker
 
 # Stores the state that `fit` returns without a copy, if it already has the variable's sharding.
 #
@@ -130,13 +130,12 @@ def _spread(replicas: int, how: str, sharding: jax.sharding.Sharding) -> Callabl
 # the weights as arguments, reading the variable returns the value of its view, and assigning it updates the view.
 
 keras = load()
-_Tracker: Any = keras.src.utils.tracking.Tracker
 _StatelessScope: Any = keras.StatelessScope
 
 
 def connect_plain() -> None:
     """Wraps Keras' attribute tracker and `StatelessScope`, in which Keras substitutes values for variables."""
-    replace("keras", _Tracker, "track", _seeing_plain(_Tracker.track))
+    replace("keras", Tracker, "track", _seeing_plain(Tracker.track))
     replace("keras", _StatelessScope, "__init__", _noting_views(_StatelessScope.__init__))
     replace("keras", _StatelessScope, "__enter__", _entering(_StatelessScope.__enter__))
     replace("keras", _StatelessScope, "__exit__", _leaving(_StatelessScope.__exit__))
@@ -164,7 +163,7 @@ def _noting_views(make: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         pairs = None if state_mapping is None else list(state_mapping)
         views = [variable for variable, _ in pairs or () if isinstance(variable, View)]
-        self._views = {id(view.mirrored): view for view in views if view.mirrored is not None}
+        self._mirrored_views = {id(view.mirrored): view for view in views if view.mirrored is not None}
         make(self, pairs, *args, **kwargs)
 
     return noting_views
@@ -174,9 +173,9 @@ def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(enter)
     def entering(self: StatelessScope) -> Any:
         scope = enter(self)
-        self._contexts = contextlib.ExitStack()
-        if self._views and ambient().store is None and ambient().replica is None:
-            self._contexts.enter_context(within(store=_store(self, self._views)))
+        self._mirrored_contexts = contextlib.ExitStack()
+        if self._mirrored_views and ambient().store is None and ambient().replica is None:
+            self._mirrored_contexts.enter_context(within(store=_store(self, self._mirrored_views)))
         return scope
 
     return entering
@@ -189,7 +188,7 @@ def _store(scope: StatelessScope, views: Mapping[int, Any]) -> ScopeStore:
 def _leaving(leave: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(leave)
     def leaving(self: StatelessScope, *error: object, **kwargs: Any) -> Any:
-        self._contexts.close()
+        self._mirrored_contexts.close()
         return leave(self, *error, **kwargs)
 
     return leaving
@@ -224,8 +223,7 @@ def wrapped_compute_output_spec(compute: Callable[..., Any]) -> Callable[..., An
 if TYPE_CHECKING:
     KerasVariable: TypeAlias = _KerasVariable
 else:
-    KerasVariable = keras.src.backend.Variable
-_in_stateless_scope = keras.src.backend.common.stateless_scope.in_stateless_scope
+    KerasVariable = keras.Variable
 _SEED_NAME = "seed_generator_state"
 # 2**32 / golden ratio, rounded to an odd number: replicas' seeds are far apart, and replica 0 keeps the user's seed.
 _SEED_STRIDE = 0x9E3779B9
@@ -252,16 +250,20 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
         if value is None:
             return  # Keras releases a value that `fit` carries itself, and assigns the new value at the end.
         if self.mirrored is None:
-            self.__dict__["_mirrored"] = _made_for(self, value)
+            self.back(value)
         else:
             announce_write()
             _assign(self, self.mirrored, value)
+
+    def back(self, value: Operand) -> None:
+        """Makes a new variable of the current strategy the backing variable."""
+        self.__dict__["_mirrored"] = _made_for(self, value)
 
     def read_value(self) -> Any:
         """Returns the value in the current context, and reports the read to tapes."""
         assert self.mirrored is not None
         store = ambient().store
-        if _in_stateless_scope() and (store is None or isinstance(store, ScopeStore)):
+        if in_stateless_scope() and (store is None or isinstance(store, ScopeStore)):
             # Keras infers shapes, or calls a model with values for other variables: this one is read eagerly.
             with eager(), within(store=None):
                 return self.mirrored.checked_value()
@@ -306,7 +308,7 @@ class View(StrategyVariable):
 
     def _deferred_initialize(self) -> None:
         """Drops the initializer: the backing variable already has a value."""
-        self._initializer = None
+        drop_initializer(self)
 
 
 def as_keras(variable: object) -> Any:
@@ -332,13 +334,13 @@ def _made_for(variable: KerasVariable, value: Operand) -> Variable:
     with within(replica=None, runner=None):
         made = Variable(
             value,
-            trainable=bool(variable._trainable),
+            trainable=bool(variable.trainable),
             name=variable.path,
-            dtype=variable._dtype,
+            dtype=stored_dtype(variable),
             synchronization=synchronization,
             aggregation=aggregation,
         )
-        made.internal = isinstance(_maker(), keras.optimizers.Optimizer)
+        made.internal = isinstance(maker(), keras.optimizers.Optimizer)
         if _is_seed(variable) and made.num_replicas > 1:
             with within(store=None):
                 made.share_of = _seed_of  # whoever assigns: a checkpoint, for instance, knows nothing of Keras
@@ -353,23 +355,16 @@ def _rules_of(variable: KerasVariable) -> tuple[VariableSynchronization, Variabl
         return VariableSynchronization.ON_READ, VariableAggregation.ONLY_FIRST_REPLICA
     if variable.synchronization == "on_read":
         return VariableSynchronization.ON_READ, given
-    maker = _maker()
     is_statistic = (
-        isinstance(maker, keras.layers.Layer)
-        and not variable._trainable
-        and jnp.issubdtype(variable._dtype, jnp.floating)
+        isinstance(maker(), keras.layers.Layer)
+        and not variable.trainable
+        and jnp.issubdtype(stored_dtype(variable), jnp.floating)
     )
     if is_statistic:
         return VariableSynchronization.ON_READ, VariableAggregation.MEAN
     # Optimizers ask for ONLY_FIRST_REPLICA. With NONE, the replication check proves instead that the values are equal,
     # as they are after the all-reduce.
     return VariableSynchronization.ON_WRITE, given if given.name != "ONLY_FIRST_REPLICA" else VariableAggregation.NONE
-
-
-def _maker() -> Any:
-    """Returns the layer, optimizer, metric or seed generator in whose name scope a variable is created."""
-    stack = keras.src.backend.common.global_state.get_global_attribute("name_scope_stack") or [None]
-    return getattr(stack[-1], "caller", None)
 
 
 def _is_seed(variable: KerasVariable) -> bool:

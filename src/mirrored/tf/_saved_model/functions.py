@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 from typing import Any, Final
 
 import jax
@@ -59,7 +59,7 @@ def functions_of(obj: object) -> dict[str, Function]:
     """Returns the compiled functions among an object's methods and attributes; for a Keras model, its inference."""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(obj, keras.Model):
-        return _keras_functions(keras, obj)
+        return _keras_functions(obj)
     names = [name for kind in reversed(type(obj).__mro__) for name in vars(kind)] + list(getattr(obj, "__dict__", {}))
     found: dict[str, Function] = {}
     for name in dict.fromkeys(names):
@@ -68,10 +68,12 @@ def functions_of(obj: object) -> dict[str, Function]:
     return found
 
 
-def _keras_functions(keras: ModuleType, model: Any) -> dict[str, Function]:
+def _keras_functions(model: Any) -> dict[str, Function]:
     """Returns a Keras model's inference function; nothing if its inputs are not known yet."""
+    # Loaded late: Keras is optional. The import connects Keras, as a scope does.
+    keras_private: Any = importlib.import_module("mirrored.integrations.keras.private")
     try:
-        wanted = keras.src.export.export_utils.get_input_signature(model)
+        wanted = keras_private.input_signature_of(model)
     except ValueError:  # the model was never called
         return {}
     specs = jax.tree.map(_spec, list(wanted), is_leaf=lambda one: hasattr(one, "shape"))

@@ -1,0 +1,52 @@
+"""The private names of Flax NNX that the bridge uses: the only module that takes them.
+
+Supports Flax 0.12.7 to 0.12.12. A section holds what one part of NNX keeps private, and helpers that read and set
+attributes of its objects. `tests/integrations/test_flax_private.py` checks each on the installed version. Methods that
+mirrored replaces are named where they are replaced; `mirrored/patches.py` lists them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mirrored.extras import load
+
+if TYPE_CHECKING:
+    from flax.nnx import Pytree
+    from flax.nnx import Variable as NNXVariable
+
+nnx = load("flax.nnx", called="mirrored.integrations.flax", extra="flax")
+
+# Variables: their slot, which `variables.py` replaces by a property, and their metadata.
+
+# The original descriptor.
+raw_value_slot: Any = nnx.Variable.__dict__["_raw_value"]
+# The type of the variables of metrics, which NNX exports from a submodule only.
+MetricState: type = nnx.training.metrics.MetricState
+
+
+def metadata_of(variable: NNXVariable[Any]) -> dict[str, Any]:
+    """Returns the metadata of a variable itself, of which `get_metadata` returns a copy."""
+    return variable._var_metadata
+
+
+# Trace levels: the trace in which a module or variable was created.
+
+# The module whose `current_jax_trace` returns the current trace level.
+tracers: Any = nnx.tracers
+
+
+def trace_of_variable(variable: NNXVariable[Any]) -> Any:
+    """Returns the trace level in which a variable was created."""
+    return variable._trace_state.jax_trace
+
+
+def trace_of_module(module: Pytree) -> Any:
+    """Returns the trace level in which a module was created."""
+    return module._pytree__state.trace_state.jax_trace
+
+
+def move_to_current_trace(module: Pytree) -> None:
+    """Makes a module one that was created in the current trace level."""
+    state = module._pytree__state
+    object.__setattr__(module, "_pytree__state", type(state)(state.initializing, state.is_setup))

@@ -1,0 +1,161 @@
+"""The private names of Keras that the bridge uses: the only module that takes them.
+
+Supports Keras 3.15. A section holds what one part of Keras keeps private, and helpers that read and set attributes of
+its objects. `tests/integrations/test_keras_private.py` checks each on the installed version. Methods that mirrored
+replaces are named where they are replaced; `mirrored/patches.py` lists them.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mirrored.integrations.keras.backend import load
+
+if TYPE_CHECKING:
+    from keras import Model
+    from keras import Variable as KerasVariable
+    from keras.callbacks import BackupAndRestore
+    from keras.layers import BatchNormalization
+    from keras.optimizers import Optimizer
+    from keras.src.trainers.epoch_iterator import EpochIterator as EpochIterator
+    from keras.src.utils.tracking import Tracker as Tracker
+
+keras = load()
+if not TYPE_CHECKING:
+    EpochIterator = keras.src.trainers.epoch_iterator.EpochIterator
+    Tracker = keras.src.utils.tracking.Tracker
+
+# Modules, one of whose attributes is replaced, and Keras under TensorFlow's names.
+
+backend: Any = keras.src.backend
+# Keras' training loops look up `distribute_data_input` here for each batch.
+backend_distribution: Any = keras.src.backend.distribution_lib
+timeseries: Any = keras.src.utils.timeseries_dataset_utils
+
+
+def tensorflow_names() -> Any:
+    """Returns the module behind `tf.keras`, which has Keras' names under TensorFlow's paths."""
+    return importlib.import_module("keras._tf_keras.keras")
+
+
+# Scopes: Keras' thread-local state, the stack of name scopes, and stateless calls.
+
+in_stateless_scope: Callable[[], bool] = keras.src.backend.common.stateless_scope.in_stateless_scope
+_global_state: Any = keras.src.backend.common.global_state
+
+
+def keras_state() -> Callable[[], None]:
+    """Captures Keras' state of this thread, and returns a function that applies it to the calling thread."""
+    tracker = _global_state.GLOBAL_STATE_TRACKER
+    here = {name: copy.copy(value) if isinstance(value, list) else value for name, value in vars(tracker).items()}
+    return lambda: vars(tracker).update(here)
+
+
+def maker() -> Any:
+    """Returns the layer, optimizer, metric or seed generator in whose name scope a variable is created, or None."""
+    stack = _global_state.get_global_attribute("name_scope_stack") or [None]
+    return getattr(stack[-1], "caller", None)
+
+
+# Variables.
+
+
+def stored_dtype(variable: KerasVariable) -> Any:
+    """Returns the dtype in which a variable is stored. Its public `dtype` is that of the current autocast scope."""
+    return variable._dtype
+
+
+def drop_initializer(variable: KerasVariable) -> None:
+    """Makes a variable initialized, if Keras has deferred its initialization to the end of a stateless scope."""
+    variable._initializer = None
+
+
+# Optimizers.
+
+
+def variables_of_optimizer(optimizer: Optimizer) -> list[Any]:
+    """Returns the variables that the optimizer was built with, in the order of its slots."""
+    return optimizer._trainable_variables  # type: ignore[no-any-return]
+
+
+def is_optimized(optimizer: Optimizer, variable: KerasVariable) -> bool:
+    """Returns whether the optimizer was built with a variable."""
+    return optimizer._var_key(variable) in optimizer._trainable_variables_indices
+
+
+def index_of(optimizer: Optimizer, variable: KerasVariable) -> int:
+    """Returns the index of a variable among those that the optimizer was built with."""
+    return int(optimizer._get_variable_index(variable))
+
+
+def check_gradients(optimizer: Optimizer, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Warns of missing gradients, and raises ValueError if all are missing."""
+    optimizer._filter_empty_gradients(list(grads), list(variables))
+
+
+# Layers and models.
+
+# It defines `compile`. Keras treats a class whose `compile` differs from this one as custom.
+Trainer: Any = keras.src.trainers.trainer.Trainer
+input_signature_of: Callable[[Any], Any] = keras.src.export.export_utils.get_input_signature
+
+
+def reduction_axes_of(layer: BatchNormalization) -> tuple[int, ...]:
+    """Returns the axes over which a built layer computes its statistics."""
+    return tuple(layer._reduction_axes)
+
+
+def set_initial_epoch(model: Model, epoch: int) -> None:
+    """Sets the epoch with which the `fit` in progress begins."""
+    model._initial_epoch = epoch
+
+
+def purge_variables(model: Model, **groups: bool) -> None:
+    """Releases the values of groups of variables, which the training loop carries itself."""
+    model._purge_model_variables(**groups)
+
+
+def set_loop_state(model: Model, state: dict[str, Any] | None) -> None:
+    """Sets the state that `jax_state_sync` assigns to the model's variables; None if there is none."""
+    model._jax_state = state
+    if state is not None:
+        model._jax_state_synced = False
+
+
+# The distribution that training loops consult: what a strategy's distribution inherits from.
+
+Distribution: Any = keras.src.distribution.distribution_lib.Distribution
+
+
+# The callback `BackupAndRestore`.
+
+
+def set_current_epoch(callback: BackupAndRestore, epoch: int) -> None:
+    """Sets the epoch that the next backup records."""
+    callback._current_epoch = epoch
+
+
+def set_last_batch(callback: BackupAndRestore, batch: int) -> None:
+    """Sets the batch after which the callback counts batches until the next backup."""
+    callback._last_batch_seen = batch
+
+
+def backup_paths(callback: BackupAndRestore) -> tuple[Path, Path]:
+    """Returns the paths of the weights and of the metadata."""
+    return Path(callback._weights_path), Path(callback._training_metadata_path)
+
+
+def set_backup_paths(callback: BackupAndRestore, weights: Path, metadata: Path) -> None:
+    """Sets the paths to which the callback writes the next backup."""
+    callback._weights_path, callback._training_metadata_path = str(weights), str(metadata)
+
+
+def previous_backup_paths(callback: BackupAndRestore) -> tuple[Path, ...]:
+    """Returns the paths of the previous backup; nothing if the callback keeps one backup only."""
+    if not getattr(callback, "double_checkpoint", False):
+        return ()
+    return Path(callback._prev_weights_path), Path(callback._prev_training_metadata_path)

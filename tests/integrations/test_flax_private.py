@@ -1,0 +1,120 @@
+"""Probes of what Flax NNX keeps private and the bridge relies on; a message says what breaks without it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from mirrored import integrations
+from mirrored.integrations.flax import private
+
+
+@pytest.fixture(autouse=True)
+def bare() -> Iterator[None]:
+    """NNX without the patches."""
+    integrations.disconnect("flax")
+    yield
+    integrations.connect("flax")
+
+
+def linear() -> nnx.Linear:
+    return nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+
+
+# Variables
+
+
+def test_the_slot_of_a_variable_holds_its_value() -> None:
+    variable, value = nnx.Param(jnp.ones(2)), object()
+    assert private.raw_value_slot.__get__(variable).tolist() == [1.0, 1.0]
+    private.raw_value_slot.__set__(variable, value)
+    assert private.raw_value_slot.__get__(variable) is value, "no variable of mirrored can back an NNX variable"
+
+
+def test_the_metadata_of_a_variable_is_not_a_copy() -> None:
+    variable = nnx.Param(jnp.ones(2), tag="mine")
+    assert private.metadata_of(variable)["tag"] == "mine", "hooks of a backed variable are not called"
+    assert private.metadata_of(variable) is private.metadata_of(variable)
+    assert variable.get_metadata() == private.metadata_of(variable)
+
+
+def test_a_variable_is_made_from_its_metadata() -> None:
+    variable = nnx.BatchStat(jnp.ones(2), tag="mine")
+    made = type(variable).from_metadata(jnp.zeros(2), variable.get_metadata())
+    assert type(made) is nnx.BatchStat
+    assert (made.tag, made[...].tolist()) == ("mine", [0.0, 0.0]), "`unmirror` loses what a variable is"
+
+
+def test_variables_of_metrics_have_their_type() -> None:
+    assert isinstance(nnx.metrics.Average().total, private.MetricState), "metrics are not summed over replicas"
+    assert not isinstance(linear().kernel, private.MetricState)
+
+
+def test_methods_of_variables_take_an_index_by_name() -> None:
+    variable = nnx.Param(jnp.arange(3.0))
+    variable.set_value(jnp.float32(7.0), index=1)
+    assert variable.get_value(index=slice(1, 3)).tolist() == [7.0, 2.0], "a backed variable ignores the index"
+    assert variable.get_raw_value().tolist() == [0.0, 7.0, 2.0]
+
+
+def test_transforms_ask_whether_a_variable_can_be_updated() -> None:
+    assert isinstance(inspect.getattr_static(nnx.Variable, "_can_update"), property)
+    variable = nnx.Param(jnp.ones(2))
+
+    def change(x: jax.Array) -> jax.Array:
+        variable.set_value(x)
+        return x
+
+    with pytest.raises(Exception, match="different trace level"):
+        jax.jit(change)(jnp.ones(2))
+
+
+# Trace levels
+
+
+def test_objects_record_the_trace_in_which_they_were_created() -> None:
+    level = private.tracers.current_jax_trace()
+    assert private.trace_of_module(linear()) == level
+    assert private.trace_of_variable(nnx.Param(jnp.ones(2))) == level
+    found = []
+
+    def traced(x: jax.Array) -> jax.Array:
+        found.append(private.tracers.current_jax_trace() == level)
+        found.append(private.trace_of_module(linear()) == private.tracers.current_jax_trace())
+        found.append(private.trace_of_variable(nnx.Param(x)) == private.tracers.current_jax_trace())
+        return x
+
+    jax.jit(traced)(1.0)
+    assert found == [False, True, True], "objects could be changed in a trace that outlives them"
+
+
+def test_a_record_of_a_trace_can_be_marked() -> None:
+    level = private.tracers.current_jax_trace()
+    level.of_function = True
+    assert level.of_function, "NNX objects of a compiled function cannot be changed after it"
+
+
+def test_a_module_of_a_finished_trace_may_be_changed_once_it_is_moved() -> None:
+    made = []
+
+    def traced(x: jax.Array) -> jax.Array:
+        made.append(linear())
+        return x
+
+    jax.jit(traced)(1.0)
+    (module,) = made
+    with pytest.raises(Exception, match="different trace level"):
+        module.extra = 1
+    private.move_to_current_trace(module)
+    module.extra = 1
+    assert private.trace_of_module(module) == private.tracers.current_jax_trace()
+
+
+def test_assignments_to_modules_are_checked_by_methods_that_are_replaced() -> None:
+    assert list(inspect.signature(nnx.Pytree._setattr).parameters) == ["self", "name", "value"]
+    assert len(inspect.signature(nnx.Pytree._check_valid_context).parameters) == 2
