@@ -1,15 +1,17 @@
-"""Imports and trains with copies of `mirrored` that each lack a package. `test_deletable.py` runs it.
+"""Imports and trains with a copy of `mirrored` that lacks packages. `test_deletable.py` runs it.
 
-Every copy is checked in a process of its own, which is forked from one that has imported JAX and the frameworks.
+Each case is checked in a process of its own, which is forked from one that has imported JAX and the frameworks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,39 +80,54 @@ def ask_for_commands() -> dict[str, str]:
 
 
 def check(root: Path) -> None:
-    """Checks one copy, in a process that has not imported `mirrored` yet."""
+    """Checks the copy, in a process that has not imported `mirrored` yet."""
     sys.path.insert(0, str(root))
     mr = importlib.import_module("mirrored")
     assert mr.__file__ is not None
     assert Path(mr.__file__).is_relative_to(root), mr.__file__
     import_everything(root)
     train(mr)
-    package = importlib.import_module("mirrored.cli.main").NEEDED
+    needed = importlib.import_module("mirrored.cli.main").NEEDED
     for name, answer in ask_for_commands().items():
-        deleted = not root.joinpath(*package[name].split(".")).is_dir()
-        assert (f"{name!r} needs {package[name]}" in answer) == deleted, (name, answer)
+        is_deleted = not root.joinpath(*needed[name].split(".")).is_dir()
+        assert (f"{name!r} needs {needed[name]}" in answer) == is_deleted, (name, answer)
 
 
-def main() -> None:
-    """Checks the copies that the arguments name, and exits with the number of those that fail."""
+@contextlib.contextmanager
+def without(root: Path, paths: Sequence[str]) -> Iterator[None]:
+    """Moves packages and modules out of the copy for the duration of the block."""
+    with tempfile.TemporaryDirectory(dir=root) as aside, contextlib.ExitStack() as moves:
+        for number, path in enumerate(paths):
+            inside, outside = root / "mirrored" / path, Path(aside, str(number))
+            inside.rename(outside)
+            moves.callback(outside.rename, inside)
+        yield
+
+
+def main(root: Path, cases: Sequence[str]) -> None:
+    """Checks the copy in each case, and prints the exit status of each check.
+
+    Args:
+        root: The folder of the copy.
+        cases: What the copy lacks: paths in the package, separated by commas.
+    """
     for name in FRAMEWORKS:
         importlib.import_module(name)
-    failed = 0
-    for root in sys.argv[1:]:
-        child = os.fork()
-        if child == 0:
-            try:
-                check(Path(root))
-            except BaseException:
-                traceback.print_exc()
-                sys.stderr.flush()
-                os._exit(1)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        print(Path(root).name, "ok" if status == 0 else "fails", flush=True)
-        failed += status != 0
-    sys.exit(failed)
+    sys.dont_write_bytecode = False  # the cases share what is compiled of the copy
+    for case in cases:
+        with without(root, case.split(",")):
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    check(root)
+                    status = 0
+                except BaseException:
+                    traceback.print_exc()
+                    sys.stderr.flush()
+                os._exit(status)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), case, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), sys.argv[2:])
