@@ -35,7 +35,7 @@ class _Allgathers:
 def host_allgather(
     called: str, question: str, value: object = None, *, timeout_seconds: float | None = None
 ) -> list[Any]:
-    """All-gathers one host value per worker through JAX's coordination service.
+    """Returns the values that all workers pass, by worker, exchanged through JAX's coordination service.
 
     Context: the main thread of every worker of a job, in the same order on all workers.
 

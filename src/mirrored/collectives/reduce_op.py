@@ -66,7 +66,7 @@ class ReduceOp(metaclass=_Members):
     MEAN: ClassVar[ReduceOp]
 
     def __call__(self, per_replica: jax.Array) -> Any:
-        """Reduces stacked components ``[replicas, ...]`` to one ``[...]``. Subclasses override this method."""
+        """Reduces all replicas' components, stacked as ``[replicas, ...]``, to one. Subclasses override this method."""
         raise NotImplementedError(f"{type(self).__name__} does not define __call__(per_replica)")
 
     @property
@@ -129,7 +129,7 @@ class CallableReduction(ReduceOp):
 
 
 def as_reduce_op(value: object) -> ReduceOp:
-    """Converts an argument of a user to a `ReduceOp`.
+    """Converts a user's argument (a `ReduceOp`, its name, a class or a callable) to a `ReduceOp`.
 
     Args:
         value: A `ReduceOp`, a subclass of it that needs no arguments, a name in upper or lower case (``"sum"``,
@@ -300,6 +300,6 @@ def _adasum(one: jax.Array, other: jax.Array) -> Any:
 
 
 def _half_of(shared: jax.Array, vector: jax.Array) -> Any:
-    """Returns the fraction of `vector` to subtract, or 0 if `vector` is zero."""
+    """Returns the fraction of `vector` that Adasum subtracts, given the dot product `shared`; 0 for a zero vector."""
     squared = jnp.real(jnp.vdot(vector, vector))
     return jnp.where(squared > 0, shared / (2 * jnp.where(squared > 0, squared, 1)), 0)
