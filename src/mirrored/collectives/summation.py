@@ -103,7 +103,7 @@ def tree_sum(values: Sequence[Any]) -> Any:
 # and no fusion crosses it.
 #
 # Two alternatives do not work. `optimization_barrier` holds only until XLA removes it, which depends on the version: on
-# CPUs before fusion in jaxlib 0.10, after fusion in 0.12 *(seen in the passes' dumps)*. (It does keep collectives apart,
+# CPUs before fusion in jaxlib 0.10, after fusion in 0.12 *(seen in dumps of the passes)*. (It keeps collectives apart,
 # as in `fixed_order_tree`: XLA folds those before it removes barriers.) An exclusive-or of the bits with a zero known
 # only at run time prevents fusion with the operands. The kernel that reads the result, however, then differs from the
 # one that reads the result of a collective, and may round differently *(observed in momentum updates)*.
