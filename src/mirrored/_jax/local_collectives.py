@@ -98,7 +98,7 @@ def bind_equation(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
 def _out_of_reach(*arrays: Any, **params: Any) -> Any:
     raise MergeError(
         "ReplicaContext.all_reduce",
-        found="a reduction over replicas in a jitted function, loop or branch, in an eager run",
+        found="replicas are reduced over in a jitted function, loop or branch, in an eager run",
         rule="a jitted function, scan, cond or while_loop of an eager run is a program of one replica, which cannot "
         "wait for other replicas",
         remedy="compile the step (mirrored.function), where such programs are fused, or run the step under "

@@ -320,7 +320,7 @@ def mismatched(collective: str, what: str, eqn: JaxprEqn) -> MergeError:
     return MergeError(
         "Strategy.run",
         found=f"{collective} in {what} ({source_line(eqn)}) whose condition differs between replicas",
-        rule="all replicas execute the same collectives in the same order; one that only some replicas execute "
+        rule="all replicas must execute the same collectives in the same order; one that only some replicas execute "
         "deadlocks",
         remedy="reduce before the branch or loop and use the result inside it, or reduce both values and select one "
         "with jnp.where",

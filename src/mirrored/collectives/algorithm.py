@@ -138,15 +138,15 @@ def checked(op: ReduceOp, components: Sequence[Any]) -> list[Any]:
         found = ", ".join(f"{dtype}[{', '.join(map(str, shape))}]" for shape, dtype in sorted(kinds, key=str))
         raise StructureError(
             f"{op!r}",
-            found=f"components that differ: {found}",
-            rule="a value that is reduced over replicas has the same shape and dtype on all of them",
+            found=f"the components differ: {found}",
+            rule="a value that is reduced over replicas must have the same shape and dtype on all of them",
             remedy="make the shapes equal (pad, or reduce an axis first), or use gather instead",
         )
     if arrays[0].dtype == jnp.bool_ and op in (ReduceOp.SUM, ReduceOp.MEAN):
         raise ArgumentError(
             f"{op!r}",
-            found=f"booleans of shape {arrays[0].shape}",
-            rule="booleans have no sum and no mean",
+            found=f"the components are booleans of shape {arrays[0].shape}",
+            rule="booleans cannot be summed or averaged",
             remedy="convert them first: value.astype(jnp.int32) for a count, value.astype(jnp.float32) for a rate",
         )
     return arrays

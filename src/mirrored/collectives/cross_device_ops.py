@@ -138,7 +138,7 @@ def check_packs(called: str, num_packs: object) -> None:
     raise ArgumentError(
         called,
         found=f"num_packs={num_packs!r}",
-        rule="num_packs is the number of buckets per dtype, an integer of 0 or more",
+        rule="num_packs, the number of buckets per dtype, must be an integer of 0 or more",
         remedy="omit num_packs (the default is 1), or pass 0 to disable bucketing",
     )
 
