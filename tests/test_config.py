@@ -45,7 +45,7 @@ def test_environment_variable_out_of_rule_names_itself(value):
     done = run_python("import mirrored.config", MIRRORED_VIRTUAL_DEVICES=value)
     assert done.returncode == 1
     assert f"ArgumentError: MIRRORED_VIRTUAL_DEVICES={value}: " in done.stderr
-    assert "is an int, 1 or more" in done.stderr
+    assert "must be an int, 1 or more" in done.stderr
 
 
 def test_unknown_kind_in_the_environment_names_the_kinds():

@@ -196,7 +196,7 @@ class TestComputeAverageLoss:
         with pytest.raises(ArgumentError, match="per_example is a scalar"):
             compute_average_loss(1.0)
         for wrong in (1.5, -1, jnp.array([2, 2])):
-            with pytest.raises(ArgumentError, match="a batch size is a nonnegative integer"):
+            with pytest.raises(ArgumentError, match="a batch size must be a nonnegative integer"):
                 compute_average_loss(jnp.ones(2), global_batch_size=wrong)
         with pytest.raises(StructureError, match=r"shape \(3,\) for per_example_loss of shape \(2,\)"):
             compute_average_loss(jnp.ones(2), sample_weight=jnp.ones(3))

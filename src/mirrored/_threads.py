@@ -11,7 +11,7 @@ _REFUSALS: Final = ("can't start new thread", "can't create new thread")
 
 
 def start(*threads: threading.Thread) -> None:
-    """Starts threads. After an exception, each of them runs as a whole, begins later, or never begins.
+    """Starts threads. If an exception interrupts the call, no thread is left half started: it runs, or never begins.
 
     `Thread.start` is written in Python, so a signal handler or an injected exception can interrupt it. The new thread
     then dies before it calls its target (``del _limbo[self]`` fails), or waits forever for the lock of its start event,
@@ -46,11 +46,11 @@ def is_refusal(error: BaseException) -> bool:
 
 
 class Claim:
-    """Decides once whether a thread that is being started begins its work, or its starter prevents that."""
+    """Decides, once and atomically, whether a new thread does its work or its starter prevents that."""
 
     def __init__(self) -> None:
         self._taken: dict[None, str] = {}
 
     def take(self, by: str) -> bool:
-        """Returns whether `by` has the claim, which the first caller gets. It is atomic, and can be repeated."""
+        """Returns whether `by` was the first to call this method. The call is atomic, and can be repeated."""
         return self._taken.setdefault(None, by) == by

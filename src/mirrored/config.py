@@ -106,9 +106,9 @@ def set_watchdog_seconds(seconds: float) -> None:
     except ValueError:
         raise ArgumentError(
             f"mirrored.config.set_watchdog_seconds({seconds!r})",
-            found=f"{seconds!r} ({type(seconds).__name__})",
-            rule=f"the time without progress is {settings.SECONDS_RULE}",
-            remedy="give, for example, 600",
+            found=f"the time is {seconds!r} ({type(seconds).__name__})",
+            rule=f"the time without progress must be {settings.SECONDS_RULE}",
+            remedy="pass, for example, 600",
         ) from None
 
 
@@ -164,9 +164,9 @@ def _checked_kind(kind: str, *, called: str) -> str:
     if not isinstance(kind, str) or kind.upper() not in settings.KINDS:
         raise ArgumentError(
             called,
-            found=f"the kind {kind!r}",
-            rule=f"virtual devices simulate one of {', '.join(settings.KINDS)}",
-            remedy="omit the kind for CPU devices, or give GPU to run a program that names its GPUs",
+            found=f"the kind is {kind!r}",
+            rule=f"virtual devices can simulate only {', '.join(settings.KINDS)}",
+            remedy="omit the kind for CPU devices, or pass GPU to run a program that names its GPUs",
         )
     return kind.upper()
 
@@ -174,7 +174,7 @@ def _checked_kind(kind: str, *, called: str) -> str:
 def _not_a_count(called: str, found: object) -> ArgumentError:
     return ArgumentError(
         called,
-        found=f"{found!r} ({type(found).__name__})",
-        rule="the number of virtual devices is an int, 1 or more",
-        remedy="give the number of devices to simulate, for example 4",
+        found=f"the number is {found!r} ({type(found).__name__})",
+        rule="the number of virtual devices must be an int, 1 or more",
+        remedy="pass the number of devices to simulate, for example 4",
     )

@@ -226,10 +226,12 @@ _RENAMED: Final = {"SynchronyError": ReplicaDivergenceError}
 if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every name
 
     def __getattr__(name: str) -> type[MirroredError]:
-        """Serves former names of errors."""
+        """Returns the error class that has this former name, with a DeprecationWarning."""
         if name not in _RENAMED:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         warnings.warn(
-            f"mirrored.errors.{name} is mirrored.errors.{_RENAMED[name].__name__} now", DeprecationWarning, stacklevel=2
+            f"mirrored.errors.{name} was renamed to {_RENAMED[name].__name__}",
+            DeprecationWarning,
+            stacklevel=2,
         )
         return _RENAMED[name]

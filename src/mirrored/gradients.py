@@ -52,7 +52,7 @@ def aggregate_gradients(gradients: Sequence[Any], op: ReduceOp | str | Callable[
     if not structures:
         raise ArgumentError(
             "aggregate_gradients",
-            found="an empty list",
+            found="the list is empty",
             rule="aggregation needs at least one list of gradients",
             remedy="write aggregate_gradients([tape_1.gradient(...), tape_2.gradient(...)])",
         )
@@ -61,8 +61,8 @@ def aggregate_gradients(gradients: Sequence[Any], op: ReduceOp | str | Callable[
         if other != treedef:
             raise StructureError(
                 "aggregate_gradients",
-                found=f"{treedef} at position 0 and {other} at position {position}",
-                rule="all gradients are for the same variables, in the same order",
+                found=f"the gradients have the structure {treedef} at position 0 and {other} at position {position}",
+                rule="all gradients must be for the same variables, in the same order",
                 remedy="pass the same sources to every tape: tape.gradient(loss, variables)",
             )
     columns = zip(*(leaves for leaves, _ in structures), strict=True)
@@ -95,7 +95,7 @@ def _combined(column: Sequence[Any], combine: Callable[[list[Any]], Any], positi
         raise StructureError(
             "aggregate_gradients",
             found=f"shapes {', '.join(map(str, sorted(shapes)))} for gradient {position}",
-            rule="gradients of one variable have its shape",
+            rule="the gradients of one variable must have its shape",
             remedy="pass the same sources to every tape: tape.gradient(loss, variables)",
         )
     like = present[0]
@@ -141,7 +141,7 @@ class GradientAccumulator:
             raise ArgumentError(
                 "GradientAccumulator",
                 found=f"reduction={reduction!r}",
-                rule="gradients belong to the mean or to the sum of the losses of a micro-batch",
+                rule="reduction says how each micro-batch's loss was reduced: 'mean' or 'sum'",
                 remedy='write reduction="mean" or reduction="sum"',
             )
         self._variables = list(variables)
@@ -152,7 +152,7 @@ class GradientAccumulator:
 
     @property
     def variables(self) -> list[Variable]:
-        """The sums and the count, to be saved in a checkpoint."""
+        """The variables that hold the sums of gradients and the count of examples, to be saved in a checkpoint."""
         return [*self._sums, self._count]
 
     def add(self, gradients: Sequence[Any], count: Operand) -> None:
@@ -220,7 +220,7 @@ class GradientAccumulator:
             raise StructureError(
                 "GradientAccumulator.add",
                 found=f"gradients of shapes {found} for variables of shapes {wanted}",
-                rule="the list has one gradient of the variable's shape, or None, per variable",
+                rule="the list must have one gradient of the variable's shape, or None, per variable",
                 remedy="pass tape.gradient(loss, variables) with the variables given to GradientAccumulator",
             )
 

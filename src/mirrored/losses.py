@@ -1,4 +1,4 @@
-"""Losses whose gradients, summed over replicas, equal those of one device on the global batch.
+"""Losses whose gradients, summed over the replicas, equal those that one device computes on the global batch.
 
 Optimizers sum gradients over replicas. So each replica's loss must be its *part of the global mean*: the sum over its
 own examples, divided by the number of examples on all replicas. `average_loss` determines that number.
@@ -137,7 +137,7 @@ def _losses(per_example: Operand, called: str) -> jax.Array:
         raise ArgumentError(
             called,
             found="per_example is a scalar",
-            rule="the losses are one per example, so that the examples can be counted",
+            rule="there must be one loss per example, so that the examples can be counted",
             remedy="do not reduce the losses of a batch (Reduction.NONE), or divide by the global batch size",
         )
     return losses
@@ -158,7 +158,7 @@ def _total_and_count(losses: jax.Array, sample_weight: Operand | None) -> tuple[
         raise StructureError(
             "average_loss",
             found=f"sample_weight of shape {weights.shape} for per_example of shape {losses.shape}",
-            rule="the shape of the weights is a prefix of the shape of the losses",
+            rule="the shape of the weights must be a prefix of the shape of the losses",
             remedy="pass one weight per example: sample_weight.reshape(per_example.shape[:1])",
         )
     repeats = math.prod(losses.shape[weights.ndim :])
@@ -168,7 +168,7 @@ def _total_and_count(losses: jax.Array, sample_weight: Operand | None) -> tuple[
 
 
 def _weighted(losses: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns the product. Where a weight is 0, product and cotangent of the loss are 0, even if the loss is NaN.
+    """Returns the losses times their weights. A weight of 0 gives 0, with a gradient of 0, even for a loss of NaN.
 
     The weight keeps its derivative, so that a trained weight can move away from 0.
     """
@@ -179,7 +179,7 @@ def _weighted(losses: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def _over_replicas(count: int | jax.Array, context: ReplicaContext) -> Any:
-    """Returns the count over all replicas.
+    """Returns the sum of all replicas' counts.
 
     In a compiled run all per-replica batches have one shape. So a Python number is equal on all replicas, and the
     product replaces the all-reduce.
@@ -193,7 +193,7 @@ def _over_replicas(count: int | jax.Array, context: ReplicaContext) -> Any:
 
 
 def _quotient(total: jax.Array, count: int | jax.Array) -> jax.Array:
-    """Returns the quotient; 0, with a gradient of 0, where `count` is 0."""
+    """Returns `total / count`; 0, with a gradient of 0, if `count` is 0."""
     if isinstance(count, int):
         if count:
             return total / count
@@ -218,7 +218,7 @@ def _like_tensorflow(losses: jax.Array, sample_weight: Operand) -> jax.Array:
         raise StructureError(
             "compute_average_loss",
             found=f"sample_weight of shape {weights.shape} for per_example_loss of shape {losses.shape}",
-            rule="the weights broadcast to the shape of the losses",
+            rule="the weights must broadcast to the shape of the losses",
             remedy="pass one weight per example",
         )
     return weights
@@ -230,7 +230,7 @@ def _batch_size(given: Operand) -> Any:
         raise ArgumentError(
             "compute_average_loss",
             found=f"global_batch_size={given!r}",
-            rule="a batch size is a nonnegative integer",
+            rule="a batch size must be a nonnegative integer",
             remedy="pass the number of examples on all replicas, or omit it",
         )
     return int(given) if isinstance(given, int | np.integer) else as_array(given)
@@ -240,7 +240,7 @@ def _check_replica_context(called: str) -> None:
     if get_replica_context() is None:
         raise ContextError(
             called,
-            found="cross-replica context",
-            rule="each replica scales its own loss, in replica context",
+            found="it was called in cross-replica context",
+            rule="each replica must scale its own loss, in replica context",
             remedy=f"call {called} in the function passed to strategy.run",
         )

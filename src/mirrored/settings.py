@@ -50,7 +50,7 @@ class Setting(Generic[T]):
     hidden: bool = False
 
     def read(self, environment: Mapping[str, str] | None = None) -> T:
-        """Returns the value.
+        """Returns the value of the variable in the environment, or its default.
 
         Args:
             environment: Read instead of `os.environ`.
@@ -66,8 +66,8 @@ class Setting(Generic[T]):
         except ValueError:
             raise ArgumentError(
                 f"{self.name}={'...' if self.hidden else text}",
-                found=f"a value of {len(text)} characters" if self.hidden else f"the value {text!r}",
-                rule=f"{self.name} is {self.rule}",
+                found=f"its value has {len(text)} characters" if self.hidden else f"its value is {text!r}",
+                rule=f"{self.name} must be {self.rule}",
                 remedy=f"set it to, for example, {self.example}, or unset it",
             ) from None
 
@@ -81,7 +81,7 @@ def _seconds(text: str) -> float:
 
 
 def positive_seconds(seconds: float) -> float:
-    """Returns `seconds` if it is a valid duration for every timeout.
+    """Returns `seconds`, after checking that it is a valid duration for every timeout.
 
     Raises:
         ValueError: It is not finite, not positive, or too large.
@@ -266,7 +266,7 @@ FOREIGN: Final[Mapping[str, str]] = {
 
 
 def check(environment: Mapping[str, str] | None = None) -> None:
-    """Checks all environment variables of mirrored.
+    """Checks the values of all environment variables of mirrored, and warns of unknown ones.
 
     Args:
         environment: Read instead of `os.environ`.

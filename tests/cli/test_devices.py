@@ -48,7 +48,7 @@ def test_virtual_devices_stand_for_gpus(real_kind):
         (("CPU:64",), "'CPU:64' is not on this machine"),
         (("CPU:0", "cpu:0"), "CPU:0 is named twice"),
         (("CPU:0", "CPU:1", "--replicas", "3"), "num_replicas=3 on 2 devices"),
-        (("--virtual", "0"), "the number of virtual devices is an int, 1 or more"),
+        (("--virtual", "0"), "the number of virtual devices must be an int, 1 or more"),
     ],
 )
 def test_wrong_requests_end_with_the_error_and_no_traceback(arguments, message):

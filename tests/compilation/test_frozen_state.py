@@ -99,7 +99,7 @@ def test_iterators_passed_are_refused(value: Any) -> None:
 
 def test_random_generators_passed_are_refused_where_they_are_drawn_from() -> None:
     rng = np.random.default_rng(0)
-    with pytest.raises(ArgumentError, match="random numbers drawn from the argument"):
+    with pytest.raises(ArgumentError, match="the function drew random numbers from the argument"):
         mr.function(lambda rng: np.float32(rng.normal()))(rng)
     assert float(mr.function(lambda rng: np.float32(1))(rng)) == 1
 
@@ -238,7 +238,7 @@ class Holder:
 def test_a_generator_over_a_dataset_in_an_attribute_is_refused_by_name(use: Callable[[Any], Any]) -> None:
     holder = Holder()
     step = mr.function(lambda: use(holder.batches))
-    with pytest.raises(ArgumentError, match=r"holder'\.batches: a Python generator"):
+    with pytest.raises(ArgumentError, match=r"the generator .*holder'\.batches .* was closed"):
         step()
 
 
@@ -246,7 +246,7 @@ def test_a_generator_over_a_dataset_in_the_closure_of_a_helper_is_no_end_of_the_
     batches = (element for element in mr.data.Dataset.range(3))
     helpers = [[lambda: next(batches)]]
     step = mr.function(lambda: helpers[0][0]())
-    for found in ("a Python generator (.*) that iterates over a dataset", "StopIteration from a Python iterator"):
+    for found in ("a generator that iterates over a dataset cannot be used", "generator .* raised StopIteration"):
         with pytest.raises(ArgumentError, match=found):
             step()
 
@@ -345,7 +345,7 @@ TAKEN: dict[str, Callable[[], Callable[[], Any]]] = {
 def test_elements_taken_from_a_captured_container_are_refused(name: str) -> None:
     step = mr.function(TAKEN[name]())
     for _ in range(2):  # nothing is lost by the refused call
-        with pytest.raises(ArgumentError, match="elements removed from (.|\n)*the same at every call"):
+        with pytest.raises(ArgumentError, match="removed elements from (.|\n)*the same at every call"):
             step()
 
 
@@ -473,12 +473,12 @@ def test_an_iterator_in_a_module_of_a_library_is_refused() -> None:
 
 def test_nested_random_generators_are_refused() -> None:
     owner = types.SimpleNamespace(augment=types.SimpleNamespace(rng=np.random.default_rng(0)))
-    with pytest.raises(ArgumentError, match="random numbers drawn"):
+    with pytest.raises(ArgumentError, match="drew random numbers"):
         mr.function(lambda: np.float32(owner.augment.rng.normal()))()
 
 
 def test_a_nested_generator_over_a_dataset_does_not_end_a_loop() -> None:
     owner = types.SimpleNamespace(data=types.SimpleNamespace(batches=(one for one in mr.data.Dataset.range(3))))
     step = mr.function(lambda: sum(1 for _ in owner.data.batches))
-    with pytest.raises(ArgumentError, match="a Python generator"):
+    with pytest.raises(ArgumentError, match="the generator .* was closed when tracing the function ended"):
         step()

@@ -414,7 +414,7 @@ def test_creating_a_variable_on_every_call_is_refused(use):
         v = mr.Variable(1.0, name="fresh")
         return {"read": lambda: v * x, "assign": lambda: v.assign(x), "return": lambda: v}[use]()
 
-    with pytest.raises(VariableError, match=r"step: it creates variable 'fresh' and does not keep it"):
+    with pytest.raises(VariableError, match=r"step: the function creates variable 'fresh' and does not keep it"):
         step(jnp.float32(1.0))
     assert step.trace_count == 0
 

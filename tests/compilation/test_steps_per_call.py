@@ -63,13 +63,13 @@ def test_eager_mode_makes_the_same_steps() -> None:
 
 def test_refuses_another_number_of_batches() -> None:
     step = mr.function(lambda x: x, steps_per_call=3)
-    with pytest.raises(mr.errors.ArgumentError, match="2 batches"):
+    with pytest.raises(mr.errors.ArgumentError, match="got 2 batches"):
         step([jnp.ones(1), jnp.ones(1)])
 
 
 def test_refuses_batches_of_different_shapes() -> None:
     step = mr.function(lambda x: x, steps_per_call=2)
-    with pytest.raises(mr.errors.ArgumentError, match="batches of different structure"):
+    with pytest.raises(mr.errors.ArgumentError, match="batches of one call differ in structure, shapes"):
         step([jnp.ones(1), jnp.ones(2)])
 
 

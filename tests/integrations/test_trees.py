@@ -110,7 +110,7 @@ def test_values_of_another_structure_are_refused() -> None:
 
 def test_gradients_of_another_structure_are_refused() -> None:
     tree = mr.mirror({"w": jnp.ones(2)})
-    with pytest.raises(mr.errors.StructureError, match="a tree of 2 gradients for a tree of 1 variables"):
+    with pytest.raises(mr.errors.StructureError, match="a tree of 2 gradients was passed for a tree of 1 variables"):
         mr.optimizers.SGD(0.1).apply([jnp.ones(2), jnp.ones(2)], tree)
 
 

@@ -41,7 +41,7 @@ def test_workers_that_shuffle_differently_are_refused(tmp_path):
         started.wait_for(0, "RESULT", 120)
         output = started.output(0)
     assert "DisagreementError" in output
-    assert "values that differ from those of worker 0: the first batch on worker 1" in output
+    assert "values differ from those of worker 0: the first batch on worker 1" in output
 
 
 def test_callbacks_write_one_file_and_a_run_that_is_interrupted_goes_on(tmp_path):

@@ -203,7 +203,7 @@ def test_variables_without_a_gradient_are_named_once(way):
         (lambda v, w: [("one", w)], StructureError, "w: a str for"),
         (lambda v, w: [(jnp.ones(2), v), (jnp.ones(2), v)], ArgumentError, "variable 'v' twice"),
         (lambda v, w: [jnp.ones(2)], StructureError, "at position 0"),
-        (lambda v, w: [(v, jnp.ones(2))], StructureError, "each element is a pair"),
+        (lambda v, w: [(v, jnp.ones(2))], StructureError, "each element must be a pair"),
     ],
 )
 @pytest.mark.sampled(3)
@@ -234,7 +234,7 @@ def test_per_replica_gradients_have_no_place_inside_a_replica(way):
         variable = mr.Variable(0.0, name="v")
         optimizer = SGD(0.5)
     gradients = way.strategy.run(_replica_number)
-    with pytest.raises(ArgumentError, match="per-replica gradients with aggregation skipped"), way.strategy.scope():
+    with pytest.raises(ArgumentError, match="per-replica values, and their aggregation"), way.strategy.scope():
         optimizer.apply_gradients([(gradients, variable)], skip_gradients_aggregation=True)
     with pytest.raises(StructureError, match="v: a PerReplica value"):
         mr.MirroredStrategy(["CPU:0"]).run(lambda: optimizer.apply_gradients([(gradients, variable)]))
@@ -319,7 +319,7 @@ def test_minimize_and_apply_refuse():
     optimizer = SGD(0.5)
     with pytest.raises(ArgumentError, match="without a tape"):
         optimizer.minimize(jnp.array(1.0), [variable])
-    with pytest.raises(ArgumentError, match="2 gradients for 1 variables"):
+    with pytest.raises(ArgumentError, match="2 gradients were passed for 1 variables"):
         optimizer.apply([1.0, 2.0], [variable])
     assert float(variable.numpy()) == 1.0
 

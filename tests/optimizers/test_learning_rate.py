@@ -112,7 +112,7 @@ def test_a_finished_transform_has_its_own_rate():
     optimizer = Optimizer(optax.sgd(0.1))
     with pytest.raises(ArgumentError, match="contains its learning rate, which cannot be read or set"):
         _ = optimizer.learning_rate
-    with pytest.raises(ArgumentError, match="a function that makes one needs learning_rate="):
+    with pytest.raises(ArgumentError, match="optax.adam needs learning_rate="):
         Optimizer(optax.sgd(0.1), learning_rate=0.1)
-    with pytest.raises(ArgumentError, match="a function that makes one needs learning_rate="):
+    with pytest.raises(ArgumentError, match="optax.adam needs learning_rate="):
         Optimizer(optax.sgd)

@@ -64,7 +64,7 @@ def test_a_random_key_is_stored_as_its_data():
 
 def test_a_state_of_another_shape_is_refused():
     layout = lay_out(optax.trace(0.9), _parameters("w"))
-    with pytest.raises(StructureError, match="preserves the structure and the shapes of the state"):
+    with pytest.raises(StructureError, match="must preserve the structure and the shapes of the state"):
         layout.unpack(optax.TraceState({"w": jnp.ones(7)}))
 
 

@@ -281,5 +281,5 @@ def test_jax_grad_around_a_run_is_right_or_refused(devices, compiled):
     if compiled or devices == 1:
         np.testing.assert_allclose(gradient(jnp.float32(2.0)), 2 * 2 * (4 * 3 + 3 * 6))
         return
-    with pytest.raises(TransformError, match="around an eager run on several devices"):
+    with pytest.raises(TransformError, match="an eager run on several devices was called under jax.grad"):
         gradient(jnp.float32(2.0))

@@ -53,7 +53,7 @@ def test_a_cluster_of_one_worker_changes_nothing(strategy, cluster):
 
 
 def test_a_cluster_of_several_workers_is_refused(strategy):
-    with pytest.raises(ValueError, match="a cluster of 3 workers"):
+    with pytest.raises(ValueError, match="the cluster has 3 workers"):
         strategy.configure(cluster_spec={"chief": ["a:1"], "worker": ["b:1", "c:1"]})
 
 

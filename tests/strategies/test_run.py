@@ -224,7 +224,7 @@ def test_structures_that_differ_are_refused(way, result):
 
 def test_results_that_are_no_arrays_are_refused_in_compiled_code():
     strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
-    with pytest.raises(StructureError, match="results of types object, object for one leaf"):
+    with pytest.raises(StructureError, match="the replicas returned object, object for the same leaf"):
         mr.function(lambda: strategy.run(object))()
 
 

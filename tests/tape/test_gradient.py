@@ -197,7 +197,7 @@ def test_output_gradients_must_fit(v):
         y = v * v
     with pytest.raises(StructureError, match=r"an output gradient has shape \(3,\), its target \(2,\)"):
         tape.gradient(y, v, output_gradients=jnp.ones(3))
-    with pytest.raises(StructureError, match="1 output_gradients for 2 targets"):
+    with pytest.raises(StructureError, match="1 output_gradients were passed for 2 targets"):
         tape.gradient([y, y], v, output_gradients=[jnp.ones(2)])
 
 

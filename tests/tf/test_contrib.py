@@ -86,7 +86,7 @@ def test_reduce_run_and_the_rest():
 def test_configure_takes_one_worker_and_names_the_way_for_several():
     s = strategy(devices=CPUS)
     s.configure(cluster_spec={"worker": ["a:1"], "ps": ["b:1"]}, task_type="worker", task_id=0)
-    with pytest.raises(ValueError, match="a cluster of 2 workers"):
+    with pytest.raises(ValueError, match="the cluster has 2 workers"):
         s.configure(cluster_spec={"worker": ["a:1", "b:1"]}, task_type="worker", task_id=0)
 
 

@@ -101,7 +101,7 @@ def test_a_device_that_is_not_there_changes_nothing_unless_told_otherwise(caplog
     finally:
         tf.config.set_soft_device_placement(True)
     for name in ("nonsense", 5):
-        with pytest.raises(ValueError, match=r"is not a device name|a device is a string"), tf.device(name):
+        with pytest.raises(ValueError, match=r"is not a device name|a device must be a string"), tf.device(name):
             pass
 
 

@@ -127,13 +127,13 @@ def test_a_string_that_names_no_device_shows_the_spelling(name):
 
 @pytest.mark.parametrize("device", [0, None, b"CPU:0", ("CPU", 0)])
 def test_a_device_of_a_wrong_type_is_refused(device):
-    with pytest.raises(DeviceError, match=r"in the device list[\s\S]*a string or a jax.Device"):
+    with pytest.raises(DeviceError, match=r"the device list contains[\s\S]*a string or a jax.Device"):
         make_device_assignment(["CPU:0", device])
 
 
 @pytest.mark.parametrize("devices", ["CPU:0", 4, {"CPU:0"}])
 def test_devices_that_are_no_list_are_refused(devices):
-    with pytest.raises(DeviceError, match="devices is a list of device"):
+    with pytest.raises(DeviceError, match="devices must be a list of device"):
         make_device_assignment(devices)
 
 
@@ -153,7 +153,7 @@ def test_mixed_kinds_say_which_is_which(monkeypatch):
 
 @pytest.mark.parametrize("count", [0, -4, True, 2.0, "4"])
 def test_a_number_of_replicas_that_is_no_count_is_refused(count):
-    with pytest.raises(DeviceError, match="num_replicas is an int, 1 or more"):
+    with pytest.raises(DeviceError, match="num_replicas must be an int, 1 or more"):
         make_device_assignment(["CPU:0"], num_replicas=count)
 
 

@@ -36,7 +36,7 @@ def test_what_does_not_protect_is_refused_without_showing_it(tmp_path):
     path.chmod(0o644)
     with pytest.raises(ArgumentError, match="has the mode 644: every user can use it"):
         load_secret({"MIRRORED_SECRET_FILE": str(path)})
-    with pytest.raises(ArgumentError, match=r"MIRRORED_SECRET=\.\.\.: a value of 5 characters") as caught:
+    with pytest.raises(ArgumentError, match=r"MIRRORED_SECRET=\.\.\.: its value has 5 characters") as caught:
         load_secret({"MIRRORED_SECRET": "short"})
     assert "short" not in str(caught.value)
     path.write_text("short")

@@ -98,7 +98,9 @@ def test_per_replica_value_assigned_in_cross_replica_context_is_aggregated(way, 
     v = make(way, 1.0, aggregation=aggregation, name="v")
     step = way.compile(lambda x: v.assign_add(x))
     if aggregation is VariableAggregation.NONE:
-        with pytest.raises(VariableError, match="a per-replica value for mirrored variable 'v' with aggregation NONE"):
+        with pytest.raises(
+            VariableError, match="per-replica value was assigned to mirrored variable 'v' with aggregation NONE"
+        ):
             step(ranks(way))
         assert float(v) == 1.0
         return

@@ -112,7 +112,7 @@ def test_no_initial_value_is_refused():
 
 def test_shape_argument_must_agree(v):
     assert mr.Variable(jnp.zeros((2, 3)), shape=(2, 3)).shape == (2, 3)
-    with pytest.raises(ArgumentError, match=r"shape=\(3,\) for an initial value of shape \(2,\)"):
+    with pytest.raises(ArgumentError, match=r"shape=\(3,\) was passed for an initial value of shape \(2,\)"):
         mr.Variable(jnp.zeros(2), shape=(3,))
 
 
@@ -317,7 +317,7 @@ def test_assignment_takes_many_kinds_of_values():
 @pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
 @pytest.mark.parametrize("value", [[1.0, 2.0], 1.0, np.zeros((3, 1), np.float32)], ids=["short", "scalar", "column"])
 def test_wrong_shape_is_refused_and_changes_nothing(v, method, value):
-    with pytest.raises(VariableError, match=rf"v\.{method}: a value of shape [\s\S]*has the variable's shape"):
+    with pytest.raises(VariableError, match=rf"v\.{method}: the value has shape [\s\S]*must have the variable's shape"):
         getattr(v, method)(value)
     assert v.tolist() == [1.0, 2.0, 3.0]
 

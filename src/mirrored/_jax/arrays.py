@@ -30,7 +30,7 @@ ALIGNMENT_BYTES: Final = 64
 
 
 class HostBuffer(np.ndarray[Any, Any]):
-    """The bytes behind an array from `aligned_empty`: the last `base` of all its views.
+    """The memory of an array from `aligned_empty`: the object at the end of the `base` chain of all its views.
 
     Attributes:
         exposed: Whether user code was given a writable view.
@@ -62,7 +62,7 @@ def is_owned(array: np.ndarray) -> bool:
 
 
 def owned(value: object) -> Any:
-    """Returns an array that no other code can write to: the array itself if that is proven, else an aligned copy.
+    """Returns `value` as an array that no other code can write to: `value` itself if that is proven, else a copy.
 
     Args:
         value: Any value. A value that is not a NumPy array is returned unchanged.
@@ -75,7 +75,7 @@ def owned(value: object) -> Any:
 
 
 def frozen(value: object) -> Any:
-    """Returns a read-only `owned` array, for arrays that are kept and returned more than once."""
+    """Returns `value` as a read-only array that no other code can write to, to be kept and returned more than once."""
     array = owned(value)
     if isinstance(array, np.ndarray):
         # Its bases too: a view of a writable base can be made writable again.
@@ -87,7 +87,7 @@ def frozen(value: object) -> Any:
 
 
 def expose(value: object) -> None:
-    """Records that user code receives `value`. If it is writable, its memory no longer counts as owned."""
+    """Records that user code receives `value`. From now on a writable array does not count as owned by `mirrored`."""
     if isinstance(value, np.ndarray) and value.flags.writeable:
         buffer = _buffer_of(value)
         if buffer is not None:
@@ -121,7 +121,7 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
 
 
 def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequence[jax.Device]) -> jax.Array:
-    """Returns an array whose dimension 0 is sharded evenly over `devices` of this process, in their order.
+    """Copies `rows` to `devices` of this process as one array, whose dimension 0 is sharded evenly over them.
 
     Equivalent to `jax.device_put(rows, sharding)` for a `sharding` of dimension 0. CPU devices alias an aligned buffer
     that `mirrored` owns. Any other buffer has been read when the call returns.
@@ -140,7 +140,7 @@ def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequenc
 
 
 def put(value: Operand, device: jax.Device | None) -> jax.Array:
-    """Puts a value on a device. When it returns, it has read the memory of `value`, unless `mirrored` owns the memory.
+    """Copies a value to a device. The caller may overwrite the memory of `value` afterwards, unless `mirrored` owns it.
 
     Args:
         value: A NumPy array, or another value that `jax.device_put` accepts.
@@ -195,7 +195,7 @@ def is_key_dtype(dtype: DTypeLike) -> bool:
 
 
 def implementation_of(dtype: Any) -> str:
-    """Returns the name of the implementation of typed PRNG keys, such as ``threefry2x32``, to restore them from data.
+    """Returns the name of the PRNG to which keys of this dtype belong, such as ``threefry2x32``.
 
     `jax.random.key_impl` needs the keys themselves, which a variable may have lost in a failed step.
     """
@@ -203,7 +203,7 @@ def implementation_of(dtype: Any) -> str:
 
 
 def key_data(value: Leaf) -> Any:
-    """Returns the data of typed PRNG keys; other values unchanged."""
+    """Returns the integers behind typed PRNG keys (`jax.random.key_data`); other values unchanged."""
     return jax.random.key_data(value) if is_key(value) else value
 
 
@@ -248,7 +248,7 @@ if hasattr(_core, "canonicalize_value_dtype"):  # JAX 0.10.0
 
 
 class NotConstant(Exception):
-    """The value depends on an argument of the trace, or on a captured value."""
+    """Raised by `evaluate`: the value depends on an argument of the traced function or on a captured value."""
 
 
 def evaluate(value: object, value_of_source: Callable[[Any], Any] | None = None) -> Any:

@@ -63,7 +63,7 @@ _trace_now = _core.trace_ctx
 
 
 class _StandInTrace(jax.core.Trace):  # type: ignore[misc]
-    """The trace to which stand-in tracers belong. It never executes a primitive."""
+    """The trace of all stand-ins (`BoxTracer`, `ReadTracer`). It is never current, so it executes no primitive."""
 
     def process_primitive(self, primitive: object, tracers: object, params: object, /) -> Any:
         raise AssertionError("the stand-ins' trace is never current")
@@ -73,15 +73,15 @@ _stand_in_trace: Any = _StandInTrace()  # type: ignore[no-untyped-call]
 
 
 class Owner(Protocol):
-    """The interface of a tape's trace that its boxes use."""
+    """What a box uses of the trace of the tape that tracks it."""
 
     @property
     def recorder(self) -> object:
-        """The recorder, or None while the tape is not recording."""
+        """What records the tape's operations; None while the tape is not recording."""
         ...
 
     def captured(self, functions: list[Any]) -> None:
-        """Notes functions that JAX is tracing and that close over a box."""
+        """Notes functions whose traces contain a box as a constant: JAX must not reuse these traces."""
         ...
 
     def operate(self, name: str, left: Box, right: Operand) -> Any:
@@ -94,7 +94,7 @@ class Owner(Protocol):
 
 
 class Box(jax.Array):
-    """An array that a tape tracks.
+    """An array that an eager tape tracks: a `jax.Array` that holds the concrete array and the tape's key for it.
 
     Attributes:
         payload: The concrete array.
@@ -123,7 +123,7 @@ class Box(jax.Array):
 
     @property
     def dimension_as_value(self) -> Callable[[], Any]:
-        """A hook that a trace calls if it makes the box a constant directly, without the value handlers."""
+        """A hook that JAX calls when a trace makes the box a constant without asking the value handler of `Box`."""
         return lambda: stand_in(self) if self.owner.recorder is not None else self.payload
 
     # Methods that do not go through JAX's table
@@ -168,7 +168,7 @@ class Box(jax.Array):
 
 
 def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
-    """Returns the contents of a stand-in tracer that make `jax.closure_convert` turn it into an argument."""
+    """Returns what `Tracer._contents` must return, so that `jax.closure_convert` makes the tracer an argument."""
     if not _dtypes.issubdtype(tracer.aval.dtype, np.inexact):
         return []
     differentiated: Any = object.__new__(_ad.JVPTracer)
@@ -177,7 +177,7 @@ def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
 
 
 def connected(part: jax.Array, whole: jax.Array) -> Any:
-    """Returns `part = whole[index]`, connected to `whole` in the computation even if it has no elements.
+    """Returns `part = whole[index]` such that gradients flow from `part` to `whole`, even if `part` has no elements.
 
     JAX creates an empty result without using `whole`, so it would have no gradient.
     """
@@ -188,7 +188,7 @@ def connected(part: jax.Array, whole: jax.Array) -> Any:
 
 
 class _ConnectedRef(_array_methods._IndexUpdateRef):
-    """The result of `array.at[index]`. Its `get` stays connected to the array if it has no elements."""
+    """The result of `array.at[index]`, whose `get()` is connected to `array` even if it returns no elements."""
 
     __slots__ = ()
 
@@ -197,7 +197,7 @@ class _ConnectedRef(_array_methods._IndexUpdateRef):
 
 
 class _ConnectedAt(_array_methods._IndexUpdateHelper):
-    """The `at` property of an array that a tape tracks."""
+    """The value of `array.at`, for an array that a tape tracks: `array.at[index]` is a `_ConnectedRef`."""
 
     __slots__ = ()
 
@@ -209,7 +209,7 @@ connected_at: Any = property(_ConnectedAt, doc="`jax.Array.at`.")
 
 
 class _StandIn(jax.core.Tracer):  # type: ignore[misc,type-arg]
-    """Base of tracers that JAX hoists as constants out of a function that closes over them."""
+    """Base of stand-ins: tracers that JAX hoists as constants out of a function that closes over them."""
 
     __slots__ = ()
 
@@ -223,7 +223,7 @@ class _StandIn(jax.core.Tracer):  # type: ignore[misc,type-arg]
 
 
 class BoxTracer(_StandIn):
-    """Stands for a box inside a nested transform."""
+    """Stands for a box (an array that a tape tracks) inside a JAX transform that is nested in the tape."""
 
     __slots__ = ("box",)
 
@@ -254,7 +254,7 @@ class Readable(Protocol):
 
 
 class ReadTracer(_StandIn):
-    """Stands for the value of a variable when the program that captured it runs."""
+    """Stands for the value that a variable has each time the program that captured this tracer is called."""
 
     __slots__ = ("variable",)
 
@@ -277,10 +277,10 @@ STAND_INS = frozenset({BoxTracer, ReadTracer})
 
 
 def stand_in(box: Box) -> BoxTracer:
-    """Returns the tracer that stands for `box` inside the current transform.
+    """Returns the tracer that stands for a box (an array that a tape tracks) inside the current JAX transform.
 
-    The owner records which functions JAX is tracing, so that their traces, which contain the box as a constant, can be
-    evicted from JAX's caches.
+    The box's tape notes which functions JAX is tracing. Their traces contain the box as a constant, and are evicted
+    from JAX's caches.
     """
     box.owner.captured(caches.functions_being_traced())
     try:
@@ -300,7 +300,7 @@ def _value_for_jax(box: Box) -> Any:
 
 
 def _shard(boxes: Sequence[Box], *args: Any, **kwargs: Any) -> Any:
-    """Passes boxes to an executable. While their tape records, this happens only for ahead-of-time compiled ones."""
+    """Passes boxes as payloads to a compiled program; warns if it was compiled ahead of time and their tape records."""
     if any(box.owner.recorder is not None and box.owner is _trace_now.trace for box in boxes):
         warnings.warn(
             "A function that was compiled ahead of time (jax.jit(f).lower(...).compile()) was called with an array "
@@ -369,7 +369,7 @@ _DIRECT = frozenset({Box, Array, float, int})
 
 
 def _operator(name: str, otherwise: Callable[[Any, Any], Any]) -> Callable[[Box, Any], Any]:
-    """Returns an operator that calls the tape directly, because JAX's dispatch would dominate the cost."""
+    """Returns a binary operator of `Box` that calls the tape directly: JAX's dispatch would dominate the cost."""
 
     def method(self: Box, other: Operand) -> Any:
         owner = self.owner
@@ -392,17 +392,17 @@ def _shorten(names: Iterable[str]) -> None:
 
 
 def has_payload(value: object) -> bool:
-    """Returns whether `value` is a box."""
+    """Returns whether `value` is a box: an array that a tape tracks, even if the tape has ended."""
     return type(value) is Box
 
 
 def is_live_box(value: object) -> bool:
-    """Returns whether `value` is a box whose tape is still recording."""
+    """Returns whether `value` is an array that a tape tracks and that this tape is still recording."""
     return type(value) is Box and value.owner.recorder is not None
 
 
 def payload_of(value: object) -> Any:
-    """Returns the concrete array of a box or of its stand-in; any other value unchanged."""
+    """Returns the concrete array that a box or its stand-in holds; any other value unchanged."""
     if type(value) is Box:
         return value.payload
     if type(value) is BoxTracer:

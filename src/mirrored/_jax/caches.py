@@ -26,17 +26,18 @@ from mirrored._jax.private import util as _util
 # traces:
 #
 # - An eager tape uses the fixed token `TAPE`. Inside a tape, a variable read is hoisted as a reference that is resolved
-#   at each call, and a helper that captured a box is evicted (`mirrored._jax.caches`). So one token serves all tapes,
+#   at each call, and a helper that captured a box is evicted (`forget_traces`, below). So one token serves all tapes,
 #   and the next tape traces nothing again.
 # - The trace of a compiled function closes over values that live only for that trace. It uses a new token (`fresh`),
-#   and takes another one (`renew`) whenever a captured variable is assigned. The value of a variable read also belongs
-#   to the current tapes and replica. Once a helper has read a variable (`note_read`), each change of tape or replica
-#   (`moved`) takes a new token. Until then, all tapes and replicas of the trace share one token, because most helpers
-#   read no variable.
+#   and takes another one (`renew`) at every assignment of a variable in the trace, because helpers may have captured
+#   the old value. The value of a variable read also belongs to the current tapes and replica. Once a helper has read a
+#   variable (`note_read`), each change of tape or replica (`moved`) takes a new token. Until then, all tapes and
+#   replicas of the trace share one token, because most helpers read no variable.
 #
 # The second distinguishes replicas. The trace of a helper that reads `replica_id_in_sync_group` or
-# `num_replicas_in_sync` contains the value as a constant. From the first such read on, each replica has its own traces.
-# Until then, all replicas share traces, which are separate from those outside `run`.
+# `num_replicas_in_sync` contains the value as a constant. From the first such read in the process on, each replica has
+# its own traces, for the rest of the process. Until then, all replicas share traces, which are separate from those
+# outside `run`.
 #
 # Supports JAX 0.10 to 0.12 (`UserConfig._obj` is the `Config` behind a user context, for setting it without a `with`
 # block).
@@ -59,7 +60,7 @@ def current() -> Hashable:
 
 
 def swap(token: Hashable) -> Hashable:
-    """Makes `token` current in this thread and returns the previous one."""
+    """Makes `token` the current token of this thread and returns the previous token."""
     previous: Hashable = _holder.value
     _holder.set_local(token)
     return previous
@@ -70,7 +71,7 @@ put: Callable[[Hashable], None] = _holder.set_local
 
 @contextmanager
 def using(token: Hashable) -> Iterator[None]:
-    """Makes `token` current for the block."""
+    """Makes `token` the current token of this thread for the block."""
     previous = swap(token)
     try:
         yield
@@ -79,7 +80,7 @@ def using(token: Hashable) -> Iterator[None]:
 
 
 class _Sharing:
-    """The tokens of one trace of a compiled function.
+    """The tokens that one trace of a compiled function has used, and whether its tapes and replicas still share one.
 
     Attributes:
         apart: Whether each tape and replica has its own token, and hence its own traces of helpers.
@@ -91,7 +92,7 @@ class _Sharing:
         self.tokens: set[Hashable] = set()
 
     def new_token(self) -> Hashable:
-        """Returns a token that no trace has used."""
+        """Returns a token that no other trace has used or will use."""
         token = (_TRACE, next(_serial))
         self.tokens.add(token)
         return token
@@ -103,7 +104,7 @@ _sharing: ContextVar[_Sharing | None] = ContextVar("mirrored.sharing", default=N
 
 @contextmanager
 def fresh() -> Iterator[None]:
-    """Makes a new token current for the block: no helper trace is reused from outside or left for others."""
+    """Makes a new token current: the block neither reuses traces of helpers from outside nor leaves any behind."""
     sharing = _Sharing()
     outer = _sharing.set(sharing)
     try:
@@ -117,7 +118,7 @@ def fresh() -> Iterator[None]:
 
 
 def renew() -> None:
-    """Replaces the current token by a new one, if it came from `fresh()`.
+    """Replaces the current token by a new one, if this thread is inside a block of `fresh()`.
 
     Call it when a value that helpers may have captured changes within the block.
     """
@@ -127,10 +128,11 @@ def renew() -> None:
 
 
 def note_read() -> None:
-    """Records that a helper that is being traced has read a variable: only the current tapes and replica may reuse it.
+    """Records that a jitted helper has read a variable while JAX traces it, so that this trace is never reused.
 
-    JAX caches the trace in progress under the token from its start. No thread uses that token again: each takes a new
-    one when it opens or closes a tape, or when its replica continues.
+    JAX caches the trace in progress under the token from its start, which is replaced here. The next call of the helper
+    traces it again. From then on its traces are reused only under the same tapes and in the same replica: every thread
+    takes a new token when it opens or closes a tape, or when its replica continues.
     """
     sharing = _sharing.get()
     if sharing is not None and not sharing.apart:
@@ -139,18 +141,18 @@ def note_read() -> None:
 
 
 def moved() -> None:
-    """Records a change of tape or replica, after which helpers that have read variables are traced again."""
+    """Records that the tape or the replica changes: helpers that have read variables are traced again from now on."""
     sharing = _sharing.get()
     if sharing is not None and sharing.apart:
         renew()
 
 
 def leave_tape(outer: Hashable) -> None:
-    """Makes the token current that follows a tape's block.
+    """Restores the token from before a tape's block, at the end of the block.
 
     Args:
-        outer: The token before the block. The token of a compiled function's trace is not restored, because the block
-            may have renewed it.
+        outer: The token before the block. If it is that of a compiled function's trace, it is not restored, because the
+            block may have renewed it.
     """
     if isinstance(outer, tuple) and isinstance(current(), tuple):
         moved()
@@ -159,14 +161,16 @@ def leave_tape(outer: Hashable) -> None:
 
 
 class _Replicas:
-    """Whether each replica has its own traces of helpers."""
+    """Whether each replica has its own traces of helpers. Once set, it holds for the rest of the process."""
 
     apart = False
 
 
 @contextmanager
 def for_replica(own: Hashable) -> Iterator[None]:
-    """Separates a replica's helper traces from those outside `run`, and from other replicas' if a helper reads its id.
+    """Makes a replica's token current for the block, which separates its traces of helpers from those outside `run`.
+
+    The traces of different replicas are separate only after `tell_replicas_apart`.
 
     Args:
         own: The replica's token.
@@ -180,16 +184,20 @@ def for_replica(own: Hashable) -> Iterator[None]:
 
 
 def resume_replica(own: Hashable) -> None:
-    """Makes the replica's token current again after other replicas have run. They may have separated the traces."""
+    """Makes a replica's token current again after others have run, which may have called `tell_replicas_apart`."""
     _replica_holder.set_local(own if _Replicas.apart else RUN)
     moved()
 
 
 def tell_replicas_apart(own: Hashable) -> None:
-    """Gives each replica its own helper traces from now on: the trace in progress contains the replica as a constant.
+    """Gives each replica its own traces of helpers, for the rest of the process.
 
-    By default all replicas share one trace, because each trace of a helper is compiled. JAX caches the trace in
-    progress under the shared token, which is never used again.
+    Called while JAX traces a helper that has read a value of its replica, such as the replica id, which the trace
+    contains as a constant. Before this call all replicas share one trace per helper, because each trace is compiled.
+    JAX caches the trace in progress under the shared token, which is never used again.
+
+    Args:
+        own: The token of the replica that runs in this thread.
     """
     _Replicas.apart = True
     resume_replica(own)
@@ -209,7 +217,7 @@ _NAMES = ("fun", "f", "fun_", "f_", "body_fun", "cond_fun", "branches", "true_fu
 
 
 def functions_being_traced() -> list[Any]:
-    """Returns the functions that JAX is tracing in this thread, innermost first, possibly with helpers of libraries."""
+    """Returns the functions that JAX is tracing in this thread, innermost first; some may belong to libraries."""
     found: dict[int, Any] = {}
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -229,7 +237,7 @@ def _collect(frame: FrameType, found: dict[int, Any]) -> None:
 
 
 def forget_traces(functions: Iterable[Any]) -> None:
-    """Evicts every trace of `functions` from this thread's caches."""
+    """Evicts every trace of `functions` from JAX's tracing caches of this thread."""
     caches = [cache for cache in list(_util._caches) if hasattr(cache, "evict_weakref")]
     for function in functions:
         for cache in caches:
@@ -239,7 +247,7 @@ def forget_traces(functions: Iterable[Any]) -> None:
 
 
 def forget_tokens(tokens: Set[Hashable]) -> None:
-    """Evicts every trace that was made under one of `tokens` (see `jit_key`).
+    """Evicts every trace that was made while one of `tokens` was current from JAX's tracing caches.
 
     A JAX cache can evict only all traces of a function, so a function's other traces are traced again when needed.
     """
@@ -250,7 +258,7 @@ def forget_tokens(tokens: Set[Hashable]) -> None:
 
 
 def _functions_under(keys: Iterable[Any], tokens: Set[Hashable]) -> Iterator[Any]:
-    """Yields the functions whose cache keys contain a token.
+    """Yields the functions of those cache keys that contain one of `tokens`.
 
     A key consists of a weak reference to the function, JAX's trace context, and further parts.
     """
@@ -271,7 +279,7 @@ def _functions_under(keys: Iterable[Any], tokens: Set[Hashable]) -> Iterator[Any
 
 
 class _AsFirst:
-    """Replaces the distributed state in JAX's check of the writing process. All other attributes are forwarded."""
+    """JAX's distributed state with process id 0, so that JAX's check lets this process write its compilation cache."""
 
     process_id = 0
 
@@ -287,7 +295,7 @@ class _Module:
 
 
 def write_on_every_process() -> bool:
-    """Makes every process of a cluster write the programs that it compiles to the cache.
+    """Makes every process of a cluster write the programs that it compiles to JAX's persistent compilation cache.
 
     Returns:
         Whether this version of JAX has the check that is removed.

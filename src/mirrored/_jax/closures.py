@@ -32,7 +32,7 @@ _SAME_OPERANDS = (primitives.jit_p, primitives.remat_p, primitives.scan_p, primi
 
 
 class CustomCalls(enum.IntEnum):
-    """The kinds of functions with custom derivatives that a program contains."""
+    """Whether a program contains functions with custom derivatives, and whether one of them closes over values."""
 
     NONE = 0
     PLAIN = 1
@@ -43,7 +43,7 @@ _custom_calls: weakref.WeakKeyDictionary[Any, CustomCalls] = weakref.WeakKeyDict
 
 
 def custom_calls(params: Mapping[str, Any]) -> CustomCalls:
-    """Returns the kind of custom-derivative functions in the jaxprs among a primitive's parameters, at any depth."""
+    """Returns which custom-derivative functions the jaxprs among a primitive's parameters contain, at any depth."""
     return max((_custom_calls_in(jaxpr) for jaxpr in _jaxprs_in(params)), default=CustomCalls.NONE)
 
 
@@ -62,7 +62,7 @@ def _custom_calls_of(equation: JaxprEqn) -> CustomCalls:
 
 
 def closed_over_inputs(program: JaxprProgram) -> list[int]:
-    """Returns the inputs of `program` on which the closed-over operands of custom-derivative calls depend."""
+    """Returns the positions of those inputs on which values depend that custom-derivative functions close over."""
     jaxpr = program.jaxpr
     _, lost = _flow(jaxpr, [1 << position for position in range(len(jaxpr.invars))])
     return [position for position in range(len(jaxpr.invars)) if lost >> position & 1]
@@ -78,7 +78,7 @@ def used_constants(program: JaxprProgram) -> list[Any]:
 
 
 def embedded_tracers(program: JaxprProgram) -> list[Any]:
-    """Returns the tracers embedded in the inner jaxprs of `program`, at any depth, except its own constants."""
+    """Returns the tracers that are constants of jaxprs inside `program`, at any depth; not its own constants."""
     return list(_tracers_in(program.jaxpr.eqns))
 
 
@@ -101,7 +101,7 @@ def _opened(jaxpr: Jaxpr | ClosedJaxpr) -> Any:
 
 
 def _flow(jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int], of_constants: Sequence[int] = ()) -> tuple[list[int], int]:
-    """Returns bit masks of the inputs on which each result, and the closed-over operands, depend.
+    """Returns a bit mask of inputs for each result, and one for all operands that custom derivatives close over.
 
     Args:
         jaxpr: An open or closed jaxpr.
@@ -125,7 +125,7 @@ def _flow(jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int], of_constants: Sequen
 
 
 def _through(equation: JaxprEqn, masks: Sequence[int]) -> tuple[list[int], int]:
-    """Computes `_flow` for one equation."""
+    """Returns the masks of one equation's results, and of its closed-over operands, given those of its operands."""
     everything = functools.reduce(operator.or_, masks, 0)
     results = [0 if equation.primitive is stop_gradient_p else everything] * len(equation.outvars)
     lost = 0
@@ -147,7 +147,7 @@ def _lost_inside(equation: JaxprEqn, jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence
 
 
 def _lost_in_scan(params: Mapping[str, Any], jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int]) -> int:
-    """Computes the mask for a `scan`: iterates until the dependencies of the carry reach a fixed point."""
+    """Returns the mask of closed-over operands in a `scan`: iterates until the masks of the carries do not change."""
     start, count = scan_split(params)
     before: list[int] = []
     after = list(masks)
@@ -181,7 +181,7 @@ def embedded_arrays(params: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def opaque_arrays(params: Mapping[str, Any]) -> list[Any]:
-    """Returns the concrete arrays over which functions with custom derivatives close, inside the jaxprs of `params`."""
+    """Returns the concrete arrays that custom-derivative functions inside the jaxprs of `params` close over."""
     found: list[Any] = []
     for value in params.values():
         for one in value if isinstance(value, (tuple, list)) else (value,):
@@ -215,7 +215,7 @@ def _literals(atoms: Sequence[Any]) -> list[Any]:
 
 
 class Lifted:
-    """A primitive whose embedded arrays are leading arguments.
+    """A primitive as a function in which arrays that its parameters embed are additional leading arguments.
 
     Args:
         primitive: The primitive.
@@ -236,7 +236,7 @@ class Lifted:
 
 
 def _bind(primitive: Primitive, params: dict[str, Any], args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
-    """Applies a primitive with the embedded arrays in `instead` replaced."""
+    """Applies a primitive after replacing embedded arrays: `instead` maps the id of an array to its replacement."""
     if primitive in _OPAQUE or not any(id(array) in instead for array in embedded_arrays(params)):
         return bind_custom_call(primitive, params, args)
     rebuild = _REBUILD.get(primitive)
@@ -251,7 +251,7 @@ def _bind(primitive: Primitive, params: dict[str, Any], args: Sequence[Any], ins
 
 
 def _evaluate(jaxpr: Jaxpr | ClosedJaxpr, args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
-    """Evaluates a closed (or constant-free) jaxpr with embedded arrays replaced."""
+    """Evaluates a closed (or constant-free) jaxpr after replacing embedded arrays by id, as `_bind` does."""
     open_jaxpr, constants = getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
     environment: dict[Any, Any] = dict(zip(open_jaxpr.invars, args, strict=True))
     for variable, constant in zip(open_jaxpr.constvars, constants, strict=True):

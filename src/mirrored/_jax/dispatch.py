@@ -1,4 +1,4 @@
-"""Compiles and dispatches programs: as written, in any thread, and safe against exceptions."""
+"""Compiles programs as written, copies JAX's state to other threads, and dispatches without being interrupted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def consume(iterator: Iterable[Any]) -> None:
 
 
 class DispatchJob:
-    """A call that runs in a separate thread.
+    """A call that a separate thread makes, so that an exception in the calling thread cannot interrupt it halfway.
 
     Attributes:
         result: The result of the call, once it is done.
@@ -81,7 +81,7 @@ class DispatchJob:
                 self.interruption = self.interruption or error
 
     def settle(self) -> None:
-        """Waits until the call is done. Cancels it if an exception interrupted the start of its thread."""
+        """Waits until the call is done. If an exception interrupted the start of its thread, cancels it instead."""
         may_cancel = self.interruption is not None or self._thread.ident is None
         if may_cancel and self._claim.take("waiting"):
             self.error = self.interruption or RuntimeError("the call was cancelled before it began")
@@ -106,7 +106,7 @@ class DispatchJob:
 
 
 class Dispatch:
-    """A jitted function whose cache misses run in a separate thread.
+    """A jitted function that traces and compiles (on a cache miss) in a separate thread, where no signal interrupts it.
 
     Args:
         jitted: The result of `jax.jit`, for a function that returns a list.
@@ -162,7 +162,7 @@ def _states_in(module: ModuleType) -> Iterator[Any]:
 
 
 class _States:
-    """All thread-local states. They are searched again whenever more modules have been imported."""
+    """JAX's thread-local state objects. They are searched for again whenever more modules have been imported."""
 
     def __init__(self) -> None:
         self._modules_seen = 0
@@ -199,7 +199,7 @@ def capture_thread_state() -> ThreadState:
 
 
 def adopt_thread_state(state: ThreadState) -> None:
-    """Sets the JAX state of a new thread to that of the snapshot."""
+    """Gives this thread, which is new, the JAX state of the snapshot."""
     for holder, value in state.values:
         holder.set_local(value)
     resources = _mesh.thread_resources
@@ -230,7 +230,7 @@ _ONLY_ERRORS = 2
 
 
 class AsWritten:
-    """`jax.jit` of a function, compiled as written.
+    """`jax.jit` of a function, compiled as written: without the XLA passes that make results depend on the devices.
 
     Args:
         function: The function. As with `jax.jit`, it is traced at the first call.
@@ -274,12 +274,12 @@ def without_compiler_options(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def jit(function: Callable[..., Any], *, as_written: bool, **options: Any) -> Any:
-    """Returns `jax.jit` of `function`, or its `AsWritten` counterpart."""
+    """Returns `function` jitted: by `AsWritten` if `as_written`, else by `jax.jit`."""
     return AsWritten(function, **options) if as_written else jax.jit(function, **options)
 
 
 def dispatch_of(jitted: AsWritten | jax.stages.Wrapped) -> Dispatch:
-    """Returns a `Dispatch` of a result of `jit`, whose results survive exceptions in the calling thread."""
+    """Returns the `Dispatch` of a function that `jit` returned. An exception in the caller does not lose results."""
     if isinstance(jitted, AsWritten):
         # The partitioner setting matters only on a cache miss, which compiles; JAX's fast path does not check it.
         return Dispatch(jitted.jitted, _partitioned_unmerged)

@@ -39,7 +39,7 @@ class Detected:
 
 
 class DetectionError(Exception):
-    """The environment belongs to a cluster, but JAX cannot read its description."""
+    """The environment shows that this process is part of a cluster, but JAX cannot read the cluster's description."""
 
 
 def detect(timeout_seconds: int) -> Detected | None:
@@ -88,7 +88,7 @@ def _methods() -> list[Any]:
 
 
 class NoAnswer(Exception):
-    """A key was not set in time."""
+    """No worker set the key within the timeout of `get`."""
 
 
 def has_devices() -> bool:
@@ -135,7 +135,7 @@ def _client() -> Any:
 
 
 def put(key: str, value: str) -> None:
-    """Sets a key.
+    """Sets a key of the coordination service's key-value store, which must not be set yet.
 
     Raises:
         RuntimeError: The key is already set, or the coordinator is unreachable.
@@ -144,7 +144,7 @@ def put(key: str, value: str) -> None:
 
 
 def get(key: str, timeout_seconds: float) -> str:
-    """Waits until a key is set and returns its value.
+    """Waits until a key is set in the coordination service's key-value store, and returns its value.
 
     Raises:
         NoAnswer: The key was not set in time.
@@ -159,7 +159,7 @@ def get(key: str, timeout_seconds: float) -> str:
 
 
 def look(key: str) -> str | None:
-    """Returns the value of a key, or None if it is not set."""
+    """Returns the current value of a key in the coordination service, without waiting; None if the key is not set."""
     try:
         return str(_client().key_value_try_get(key))
     except jax.errors.JaxRuntimeError as error:
@@ -169,18 +169,18 @@ def look(key: str) -> str | None:
 
 
 def below(prefix: str) -> dict[str, str]:
-    """Returns the values of all keys that begin with ``prefix/``, by the last part of the key."""
+    """Returns the values in the coordination service of all keys ``prefix/name``, by name."""
     found = _client().key_value_dir_get(prefix)
     return {str(key).rpartition("/")[2]: str(value) for key, value in found}
 
 
 def forget(key: str) -> None:
-    """Removes a key if it is set."""
+    """Removes a key from the coordination service's key-value store, if it is set."""
     _client().key_value_delete(key)
 
 
 def post(key: str, value: str) -> None:
-    """Sets a key, and overwrites an existing value.
+    """Sets a key of the coordination service's key-value store, and overwrites an existing value.
 
     Raises:
         RuntimeError: The coordinator is unreachable.

@@ -32,7 +32,7 @@ _CAN: Final = hasattr(_partial_eval.DynamicJaxprTrace, "emit_eqn") and hasattr(_
 
 
 def apply_jaxpr(jaxpr: Jaxpr, constants: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """Applies an open jaxpr to these values under the current trace, and returns its results.
+    """Applies an open jaxpr to constants and arguments under the current trace, and returns the results.
 
     Context: any. JAX's settings (x64, matmul precision, ...) must be those under which the jaxpr was traced.
 
@@ -48,7 +48,7 @@ def apply_jaxpr(jaxpr: Jaxpr, constants: Sequence[Any], args: Sequence[Any]) -> 
 
 
 def _is_plain(jaxpr: Jaxpr) -> bool:
-    """Returns whether equations can be copied: none is high-level or has an effect on one of its operands."""
+    """Returns whether all equations of a jaxpr can be copied: none is high-level or has an effect on an operand."""
     if jaxpr.is_high:
         return False
     return not any(hasattr(e, "input") or hasattr(e, "input_index") for eqn in jaxpr.eqns for e in eqn.effects)
@@ -81,7 +81,7 @@ def _as_bound(value: Operand) -> Any:
 def _added(
     trace: _partial_eval.DynamicJaxprTrace, eqn: JaxprEqn, operands: Sequence[Any], name_stack: _source_info.NameStack
 ) -> Sequence[Any]:
-    """Adds an equation to the program of `trace` and returns its results; constants if JAX can fold it."""
+    """Adds an equation to the program that `trace` builds, and returns its results: constants if JAX can fold it."""
     source = eqn.source_info.replace(name_stack=name_stack + eqn.source_info.name_stack)
     avals = [variable.aval for variable in eqn.outvars]
     folded = _partial_eval.try_constant_folding(eqn.primitive, operands, eqn.params, avals)
@@ -92,7 +92,7 @@ def _added(
 
 
 def _result(atom: Var | Literal, given: dict[Any, Any], known: dict[Any, Any]) -> Any:
-    """Returns a result. An input that is passed through stays the same object."""
+    """Returns the value of an atom among a jaxpr's results; an input that is passed through stays the same object."""
     if isinstance(atom, Literal):
         return atom.val
     return given[atom] if atom in given else known[atom]
@@ -105,7 +105,7 @@ def _result(atom: Var | Literal, given: dict[Any, Any], known: dict[Any, Any]) -
 
 @dataclasses.dataclass(frozen=True)
 class Staged:
-    """A traced function: its open jaxpr, and its constants, which are the captured values."""
+    """A traced function: its open jaxpr, and the values of the jaxpr's constants, which the function closed over."""
 
     jaxpr: Jaxpr
     constants: tuple[Any, ...]
@@ -121,12 +121,12 @@ class Staged:
         return ClosedJaxpr(self.jaxpr, list(self.constants))
 
     def giving(self, positions: Sequence[int]) -> Staged:
-        """Returns the same program with a selection of its results, in this order."""
+        """Returns the program that returns only the results at `positions`, in this order."""
         outvars = [self.jaxpr.outvars[position] for position in positions]
         return dataclasses.replace(self, jaxpr=self.jaxpr.replace(outvars=outvars))
 
     def __call__(self, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        """Applies the program to these values under the current trace."""
+        """Applies the program to values for its constants and its inputs, under the current trace."""
         return apply_jaxpr(self.jaxpr, constants, inputs)
 
 
@@ -136,7 +136,7 @@ def stage(
     *,
     axes: Sequence[tuple[str, int]] = (),
 ) -> Staged:
-    """Traces `flat_function(*arrays) -> list of arrays` once.
+    """Traces `flat_function(*arrays) -> list of arrays` for arrays of these shapes, and returns it as a `Staged`.
 
     Args:
         flat_function: A function from arrays to a flat list of arrays.
@@ -237,7 +237,7 @@ def _atom(atom: Var | Literal, numbers: dict[Any, int]) -> str:
 
 
 def _add_parameter(made: hashlib.blake2b, value: Any) -> None:
-    """Adds plain values and inner programs. For other values, adds only the type: their text may contain an address."""
+    """Adds a parameter of an equation to a digest: plain values and inner programs; of other values only the type."""
     if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
         _add(made, value)
     elif isinstance(value, (tuple, list)):

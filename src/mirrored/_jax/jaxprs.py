@@ -97,7 +97,7 @@ class While:
 
 @dataclasses.dataclass(frozen=True)
 class Branch:
-    """A `cond` or `switch`: the first operand selects the branch that receives the others."""
+    """A `cond` or `switch`: the first operand selects a branch, to which the other operands are passed."""
 
     branches: tuple[Any, ...]
 
@@ -122,7 +122,7 @@ class ValueSource:
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """Any other equation: every output may depend on every operand.
+    """An equation of no other kind: every output may depend on every operand.
 
     Attributes:
         jaxprs: The jaxprs among its parameters, whose use is unknown.
@@ -267,7 +267,7 @@ _WHAT = _core.DebugInfo("mirrored", "an operation's rule", None, None)
 
 
 class JaxprProgram:
-    """A traced flat function: an open `jaxpr` and the values `constants` of its constvars."""
+    """A function that was traced to an open `jaxpr`, and the values `constants` of that jaxpr's constvars."""
 
     __slots__ = ("__name__", "__weakref__", "constants", "jaxpr")
 
@@ -277,11 +277,11 @@ class JaxprProgram:
         self.__name__ = name
 
     def __call__(self, *args: Any) -> list[Any]:
-        """Applies every equation under the current trace."""
+        """Applies the program to its inputs, under the current trace."""
         return apply_jaxpr(self.jaxpr, self.constants, args)
 
     def of_constants(self, *args: Any) -> list[Any]:
-        """Applies the program with the constants as leading arguments."""
+        """Applies the program to other values for its constants, given before its inputs."""
         count = len(self.constants)
         return apply_jaxpr(self.jaxpr, args[:count], args[count:])
 
@@ -291,12 +291,12 @@ class JaxprProgram:
         return [atom.aval for atom in self.jaxpr.outvars]
 
     def keeping(self, positions: Sequence[int]) -> JaxprProgram:
-        """Returns the same program with only these results, and without the equations that they do not need."""
+        """Returns the program with only the results at `positions` and the equations that they need."""
         outvars = [self.jaxpr.outvars[i] for i in positions]
         return JaxprProgram(_used_part(self.jaxpr, outvars), self.constants, self.__name__)
 
     def source_of(self, atom: Var | Literal) -> tuple[str, Any] | None:
-        """Returns the input position or constant that a result is; None if an equation computes it."""
+        """Returns the input position or the constant that a result passes through; None if an equation computes it."""
         if isinstance(atom, Literal):
             return "constant", atom.val
         for position, variable in enumerate(self.jaxpr.invars):
@@ -322,7 +322,7 @@ class JaxprProgram:
 
     @property
     def captured(self) -> bool:
-        """Whether it has captured a tracer or a box, which live only for one trace."""
+        """Whether a constant is a tracer or a box, so that the program is valid only for the trace that captured it."""
         return any(isinstance(constant, _core.Tracer) or hasattr(constant, "payload") for constant in self.constants)
 
 
@@ -373,12 +373,12 @@ def is_inexact(aval: object) -> bool:
 
 
 def zero_tangent(aval: jax.core.ShapedArray | jax.Array) -> Any:
-    """Returns the zero cotangent of an integer or bool result."""
+    """Returns the zero cotangent of an integer or bool value: zeros of dtype float0."""
     return np.zeros(aval.shape, float0)
 
 
 def context_key() -> Any:
-    """Returns everything but arguments on which a trace depends: x64, matmul precision, mesh, axis environment, ..."""
+    """Returns, as a cache key, the JAX settings on which a trace depends: x64, matmul precision, mesh, axes, ..."""
     return _config.trace_context()
 
 

@@ -1,4 +1,4 @@
-"""Primitives that the library defines, and functions with custom derivatives as a trace receives them."""
+"""Collectives that one replica of a device records, fused later; and custom-derivative calls as a trace gets them."""
 
 from __future__ import annotations
 
@@ -45,27 +45,27 @@ _sum.multiple_results = _gather.multiple_results = True
 
 
 def replica_sum(arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """Sums arrays over all replicas, as local replica `local` of this device."""
+    """Sums arrays over all replicas. Each replica of a device calls it; `strategies.fusing` fuses the calls."""
     return list(_sum.bind(*arrays, local=local, replicas=replicas))
 
 
 def replica_gather(arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """Gathers arrays of all replicas, ``[replicas, ...]``, as local replica `local` of this device."""
+    """Stacks the arrays of all replicas, ``[replicas, ...]``. Each replica of a device calls it, as `replica_sum`."""
     return list(_gather.bind(*arrays, local=local, replicas=replicas))
 
 
 def same_on_local_replicas(values: Sequence[Any]) -> Any:
-    """Returns the common value of all local replicas. The replication check rejects the program if they may differ."""
+    """Returns the first of `values`, one per replica of a device. The replication check proves that they are equal."""
     return values[0] if len(values) == 1 else _same.bind(*values)
 
 
 def has_local_collectives(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
-    """Returns whether a jaxpr has the collective of a local replica, at any depth."""
+    """Returns whether a jaxpr contains, at any depth, a `replica_sum` or `replica_gather`, which are not fused yet."""
     return not primitive_names(jaxpr).isdisjoint({SUM, GATHER})
 
 
 def local_replica_of(eqn: JaxprEqn) -> int | None:
-    """Returns the local replica whose collective an equation is or contains; None if it has no collective."""
+    """Returns the local index of the replica whose collective an equation is or contains; None without a collective."""
     if eqn.primitive in (_sum, _gather):
         return int(eqn.params["local"])
     for value in eqn.params.values():
@@ -79,14 +79,14 @@ def local_replica_of(eqn: JaxprEqn) -> int | None:
 
 @contextlib.contextmanager
 def at_source_of(eqn: JaxprEqn) -> Iterator[None]:
-    """Assigns the source line of `eqn` to the equations that are traced in the block."""
+    """Gives equations that are traced in the block the source line of `eqn`."""
     source = eqn.source_info
     with _source_info.user_context(source.traceback, name_stack=source.name_stack):
         yield
 
 
 def bind_equation(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """Applies an equation to these operands under the current trace, and returns its results."""
+    """Applies the primitive of an equation to these operands under the current trace, and returns the results."""
     params = eqn.primitive.get_bind_params(eqn.params)
     # Up to 0.11, `get_bind_params` returns the functions separately from the other parameters.
     functions, params = params if isinstance(params, tuple) else ((), params)
@@ -98,7 +98,7 @@ def bind_equation(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
 def _out_of_reach(*arrays: Any, **params: Any) -> Any:
     raise MergeError(
         "ReplicaContext.all_reduce",
-        found="a reduction over replicas in a jitted function, loop or branch, in an eager run",
+        found="replicas are reduced over in a jitted function, loop or branch, in an eager run",
         rule="a jitted function, scan, cond or while_loop of an eager run is a program of one replica, which cannot "
         "wait for other replicas",
         remedy="compile the step (mirrored.function), where such programs are fused, or run the step under "
@@ -128,7 +128,7 @@ def _transpose_sum(cotangents: Sequence[Any], *arrays: Any, **params: Any) -> An
 
 
 def _transpose_gather(cotangents: Sequence[Any], *arrays: Any, local: int, replicas: int) -> Any:
-    """Returns this replica's slice of the sum of all cotangents."""
+    """Returns the cotangent of a replica's gathered array: its slice of the sum of all replicas' cotangents."""
     sums = _sum.bind(*_zeros_made(cotangents), local=local, replicas=replicas)
     replica = _impls[NUMBER](local)
     if replica is None:
@@ -172,7 +172,7 @@ def run_eagerly(
     gathers: Callable[[list[Any]], Sequence[Any]],
     number: Callable[[int], int | None],
 ) -> None:
-    """Registers the implementations of the collectives on concrete values, for eager runs.
+    """Registers how `replica_sum` and `replica_gather` are computed from concrete arrays, in eager runs.
 
     Args:
         sums: A function from a replica's arrays to their sums.
@@ -201,14 +201,14 @@ def is_from_jax(function: WrappedFun) -> bool:
 
 
 def with_stores_filled(function: Any, by: Any) -> None:
-    """Fills the stores of `function`, as running it would, from those of the equal function `by` that has run."""
+    """Fills the stores (side results) of `function` from those of an equal function `by` that has already run."""
     for store, earlier in zip(function.stores, by.stores, strict=True):
         if store is not None and not store:
             store.store(earlier.val)
 
 
 def reset_stores(function: WrappedFun) -> None:
-    """Empties the stores that the wrapped function filled when it ran."""
+    """Empties the stores (side results) of the wrapped function, so that it can run again."""
     for store in getattr(function, "stores", ()):
         if store:
             store.reset()
@@ -229,7 +229,7 @@ def stores_kept(function: WrappedFun) -> Iterator[None]:
 
 
 def binder(primitive: _extend.Primitive, functions: Sequence[Any], params: dict[str, Any]) -> Callable[..., list[Any]]:
-    """Returns the call as a function of its arrays, which can be called repeatedly."""
+    """Returns a call with custom derivatives as a function of its arrays, which can be called repeatedly."""
 
     def bind(*args: Any) -> list[Any]:
         for function in functions:
@@ -240,7 +240,7 @@ def binder(primitive: _extend.Primitive, functions: Sequence[Any], params: dict[
 
 
 def bind_custom_call(primitive: _extend.Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
-    """Applies an equation's primitive under the current trace.
+    """Applies the primitive of an equation, which may have custom derivatives, under the current trace.
 
     Values over which a `custom_jvp` function closes stay closed over. If they became ordinary arguments, JAX would drop
     their tangents silently.

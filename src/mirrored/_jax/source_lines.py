@@ -43,7 +43,7 @@ def user_line() -> str:
 
 
 def user_stacklevel() -> int:
-    """Returns the `stacklevel` with which `warnings.warn`, called by the caller, names the innermost user line."""
+    """Returns the `stacklevel` that the caller passes to `warnings.warn` so that it names the innermost user line."""
     frame: FrameType | None = sys._getframe(1)
     level = 1
     while frame is not None:

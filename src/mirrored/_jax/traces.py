@@ -26,7 +26,7 @@ Tracer = jax.core.Tracer
 
 
 def current_trace() -> Any:
-    """Returns the trace that processes primitives in this thread."""
+    """Returns the JAX trace that processes primitives in this thread."""
     return _core.trace_ctx.trace
 
 
@@ -69,7 +69,7 @@ def recording_parent(trace: Any) -> Any:
 
 
 def unboxed(value: object) -> Any:
-    """Returns the payload of a box of an eager tape; other values unchanged."""
+    """Returns the concrete array of a value that an eager tape tracks; other values unchanged."""
     return payload_of(value)
 
 
@@ -94,14 +94,14 @@ put_trace: Callable[[Any], None] = _core.trace_ctx.set_trace
 
 
 class _SharedIdentity(Trace):  # type: ignore[misc]
-    """The trace as which JAX's caches see all traces that share an identity."""
+    """The trace that stands, in the keys of JAX's caches, for all traces passed to `share_identity`."""
 
 
 _shared_identity = _SharedIdentity()  # type: ignore[no-untyped-call]
 
 
 def share_identity(trace: Trace) -> None:
-    """Makes the caches of compiled functions, which key by the current trace, treat `trace` like others of its kind.
+    """Makes the keys of JAX's caches, which contain the current trace, equal for all traces passed to this function.
 
     Otherwise each trace would leave an entry for every function called under it, up to 8,192 of them. Sharing is safe:
     the only information in such an entry is that the function has to be traced.
@@ -120,7 +120,7 @@ def is_staging(trace: object) -> bool:
 
 
 def is_eval_below(trace: Trace | None) -> bool:
-    """Returns whether no trace from `trace` down to evaluation stages a program."""
+    """Returns whether the traces from `trace` down end in evaluation, and none of them stages a program."""
     while not is_eval(trace):
         if is_staging(trace):
             return False
@@ -129,7 +129,7 @@ def is_eval_below(trace: Trace | None) -> bool:
 
 
 def is_cut_off(trace: Trace | None) -> bool:
-    """Returns whether the visible chain of parents ends with a staging trace directly above evaluation.
+    """Returns whether the lowest trace under `trace` stages a program, directly above evaluation.
 
     That is the case if JAX has set aside the current trace while it created `trace`.
     """
@@ -155,11 +155,11 @@ def is_staging_above(trace: Trace | None, base: Trace | None) -> bool | None:
 #
 # Supports JAX 0.10 to 0.12. A tracer that belongs to no running trace is a constant for every trace. JAX hoists it
 # through nested `jit`, `scan`, `cond` and `checkpoint`, and returns it among the constants of the outermost jaxpr.
-# There it is found by identity and replaced by an argument.
+# There it is found by its type, and replaced by the argument that its `source` determines.
 
 
 class _CaptureTrace(jax.core.Trace):  # type: ignore[misc,unused-ignore]
-    """The trace to which capture tracers belong. It never executes a primitive: the current trace does."""
+    """The trace of all capture tracers. It is never current, so it executes no primitive."""
 
     def process_primitive(self, primitive: object, tracers: object, params: object, /) -> Any:
         raise AssertionError("the capture trace is never current")
@@ -169,7 +169,7 @@ _capture_trace = _CaptureTrace()  # type: ignore[no-untyped-call,unused-ignore]
 
 
 class CaptureTracer(jax.core.Tracer):  # type: ignore[misc,type-arg,unused-ignore]
-    """Stands for the value of `source` inside a trace.
+    """Stands for the value of a variable (or another `source`) inside a traced function, and becomes its argument.
 
     Attributes:
         source: The origin of the captured value, such as a variable. It determines the argument that replaces the

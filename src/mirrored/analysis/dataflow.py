@@ -34,7 +34,7 @@ ALWAYS: Final = 1
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EquationDataflow:
-    """Describes how one output depends on the operands.
+    """How one output of an equation depends on the operands: which of them reach it, and which make it vary.
 
     Attributes:
         varies: A mask. The output may vary between devices if one of these operands does. `ALWAYS` means that it varies
@@ -51,7 +51,7 @@ NOTHING: Final = EquationDataflow(0, 0)
 
 
 class DataflowRules:
-    """Computes and caches the dataflow of equations and jaxprs with respect to one mesh axis.
+    """Computes and caches, for equations and jaxprs, how outputs depend on operands and vary along one mesh axis.
 
     Args:
         axis: The mesh axis over which devices are compared. None if there is only one device.
@@ -65,14 +65,14 @@ class DataflowRules:
         self._kept: list[Any] = []  # Keeps keyed objects alive: an id identifies an object only during its lifetime.
 
     def kind(self, eqn: JaxprEqn) -> Kind:
-        """Returns `kind_of` the equation, cached."""
+        """Returns the kind of an equation (`jaxprs.kind_of`) from the cache."""
         found = self._kinds.get(id(eqn))
         if found is None:
             ((_, found),) = self.kinds([eqn])
         return found
 
     def kinds(self, eqns: Sequence[Any]) -> list[tuple[Any, Kind]]:
-        """Returns equations with their kinds, cached."""
+        """Returns each equation with its kind (`jaxprs.kind_of`) from the cache."""
         new = [eqn for eqn in eqns if id(eqn) not in self._kinds]
         self._kinds.update(zip(map(id, new), kinds_of(new, self.axis), strict=True))
         self._kept += new
@@ -100,7 +100,7 @@ class DataflowRules:
                 return (EquationDataflow(all_operands | inner.varies, all_operands | inner.depends),) * outputs
 
     def distances(self, eqn: Any, operands: Sequence[int | None]) -> list[int | None]:
-        """Returns each output's distance from a varying origin, in operations, given those of the operands.
+        """Returns the distance in operations of each output from a varying origin, given the distances of the operands.
 
         None: the output is replicated.
         """
@@ -152,7 +152,7 @@ class DataflowRules:
         return tuple(union((index, *output)) for output in outputs)
 
     def _sources_in(self, jaxpr: Jaxpr | ClosedJaxpr) -> EquationDataflow:
-        """Returns the dataflow that a jaxpr adds by itself, if it is unknown how its equation uses it."""
+        """Returns what a jaxpr contributes to its equation's outputs if it is unknown how the equation calls it."""
         found = self._sources.get(id(jaxpr))
         if found is None:
             found = self._sources[id(jaxpr)] = union(
@@ -169,7 +169,7 @@ class DataflowRules:
 
 
 def inner_jaxprs(kind: Kind) -> tuple[Any, ...]:
-    """Returns the jaxprs inside an equation of this kind."""
+    """Returns the jaxprs that an equation of this kind contains: bodies, conditions and branches."""
     match kind:
         case Call(jaxpr) | Scan(jaxpr):
             return (jaxpr,)
@@ -182,7 +182,7 @@ def inner_jaxprs(kind: Kind) -> tuple[Any, ...]:
 
 
 def operands_in(mask: int) -> Iterator[int]:
-    """Yields the positions of the operands in a mask, in ascending order."""
+    """Yields the positions of the bits that are set in a mask of operands, in ascending order."""
     rest = mask >> 1
     while rest:
         lowest = rest & -rest
@@ -191,7 +191,7 @@ def operands_in(mask: int) -> Iterator[int]:
 
 
 def union(flows: Iterable[EquationDataflow]) -> EquationDataflow:
-    """Returns the dataflow of a value that depends on all of `flows`."""
+    """Returns the dataflow of a value that depends on everything that one of `flows` depends on."""
     varies = depends = 0
     for flow in flows:
         varies |= flow.varies
@@ -200,13 +200,13 @@ def union(flows: Iterable[EquationDataflow]) -> EquationDataflow:
 
 
 def compose(flows: Sequence[EquationDataflow], operands: Sequence[EquationDataflow]) -> tuple[EquationDataflow, ...]:
-    """Substitutes `operands`, the dataflow of each operand, into `flows`."""
+    """Returns `flows` in terms of other inputs, given the dataflow of each of its operands from these."""
     varies, depends = [flow.varies for flow in operands], [flow.depends for flow in operands]
     return tuple(EquationDataflow(_through(flow.varies, varies), _through(flow.depends, depends)) for flow in flows)
 
 
 def close(body: Sequence[EquationDataflow], inputs: int, consts: int, carries: int) -> tuple[EquationDataflow, ...]:
-    """Returns the dataflow of a loop, given that of its body.
+    """Returns the dataflow of a loop's outputs after any number of iterations, given the dataflow of the body.
 
     The fixed point exists because the masks of the carries only grow.
 
@@ -230,7 +230,7 @@ def close(body: Sequence[EquationDataflow], inputs: int, consts: int, carries: i
 
 
 def identity(count: int, first: int = 0) -> list[EquationDataflow]:
-    """Returns the identity dataflow of `count` operands, numbered from `first`."""
+    """Returns the dataflow of `count` outputs that are operands passed through: those from number `first` on."""
     return [EquationDataflow(2 << i, 2 << i) for i in range(first, first + count)]
 
 

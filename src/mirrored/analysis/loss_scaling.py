@@ -41,7 +41,7 @@ _BINARY: Final[dict[str, Callable[[float, float], float]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """A mean over the per-replica batch.
+    """A mean over the per-replica batch that was found in a replica body, with its size and line of code.
 
     Attributes:
         size: The batch size by which the mean divides.
@@ -54,7 +54,7 @@ class Mean:
 
 @dataclasses.dataclass(frozen=True)
 class _Value:
-    """The abstract value of a variable.
+    """What the analysis knows of a jaxpr variable.
 
     Attributes:
         constant: The number that all elements equal. None if the elements differ or are unknown.
@@ -79,7 +79,7 @@ _UNKNOWN: Final = _Value()
 
 
 class LossScaling:
-    """Finds the means over the per-replica batch that the gradients of one replica body contain.
+    """Finds the means over the per-replica batch whose derivatives are factors of the gradients of a replica function.
 
     Args:
         jaxpr: The jaxpr of the body.
@@ -165,13 +165,13 @@ class LossScaling:
         return first.divisor
 
     def _inverse(self, factor: float) -> float:
-        """Returns the divisor that a factor implies: a multiple of the number of replicas, or 1 for a coefficient."""
+        """Returns the divisor of the loss that a constant factor implies; 1 if the factor is a mere coefficient."""
         inverse = 1 / abs(factor) if factor else 1.0
         multiple = round(inverse / self._replicas) * self._replicas
         return float(multiple) if multiple and _among(inverse, {float(multiple)}) else 1.0
 
     def _may_be_batch(self, shape: tuple[int, ...]) -> bool:
-        """Returns whether the first dimension may be the batch, alone or merged with another dimension."""
+        """Returns whether the first dimension of a shape may be the batch, alone or merged with another dimension."""
         return any(shape[0] % size == 0 for size in self._sizes)
 
     def _means_formed(self, eqn: JaxprEqn, operands: Sequence[_Value], line: str | None) -> frozenset[Mean]:

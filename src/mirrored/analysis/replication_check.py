@@ -53,7 +53,7 @@ _NAMES_PER_LINE: Final = 3
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Describes one constant or argument of a replica body.
+    """What is known of one constant or argument of a replica body: whether it is replicated, and its name in errors.
 
     Attributes:
         label: Its name in error messages, such as ``"variable 'dense/kernel'"``.
@@ -80,7 +80,7 @@ class Origin:
 
 
 class ReplicationCheck:
-    """Answers which values of one replica body are replicated, and explains why a value is not.
+    """Answers which values of a replica body (the jaxpr that every device runs) are replicated, and explains why not.
 
     `check_replication` creates it. The varying analysis and the value numbering run when they are first needed.
 
@@ -145,7 +145,7 @@ class ReplicationCheck:
         return shorten(steps)
 
     def divergence(self, atoms: Sequence[Any]) -> list[PathStep]:
-        """Returns the path by which the values of a device's virtual replicas diverged.
+        """Returns the path by which values that a device's virtual replicas should have in common became different.
 
         Each of the values is equal across devices; they differ only between the virtual replicas.
         """
@@ -155,7 +155,7 @@ class ReplicationCheck:
         return shorten(finder.trail(atoms[0], other))
 
     def explain(self, atoms: Sequence[Any]) -> str:
-        """Returns the path by which the replicas' values in `atoms` diverged, one step per line.
+        """Returns the path by which the replicas' values in `atoms` became different, as text with one step per line.
 
         Returns the empty string if they are equal.
         """
@@ -172,7 +172,7 @@ class ReplicationCheck:
 def check_replication(
     jaxpr: Jaxpr | ClosedJaxpr, inputs: Sequence[Origin], *, axis: str | None = AXIS
 ) -> ReplicationCheck:
-    """Analyses which values of a replica body are equal on all replicas.
+    """Returns the analysis of which values of a replica body (the jaxpr that every device runs) are replicated.
 
     Args:
         jaxpr: The jaxpr of the body, open or closed, traced with `axis` in its axis environment.
@@ -235,7 +235,7 @@ class CollectiveSites:
         self._kept: list[Any] = []  # Keeps jaxprs alive: an id identifies an object only during its lifetime.
 
     def check(self, jaxpr: Jaxpr | ClosedJaxpr, differing: Sequence[bool]) -> None:
-        """Checks one jaxpr.
+        """Raises an error if a collective in a jaxpr, at any depth, is under a condition that varies between devices.
 
         Args:
             jaxpr: The jaxpr to check.
@@ -320,7 +320,7 @@ def mismatched(collective: str, what: str, eqn: JaxprEqn) -> MergeError:
     return MergeError(
         "Strategy.run",
         found=f"{collective} in {what} ({source_line(eqn)}) whose condition differs between replicas",
-        rule="all replicas execute the same collectives in the same order; one that only some replicas execute "
+        rule="all replicas must execute the same collectives in the same order; one that only some replicas execute "
         "deadlocks",
         remedy="reduce before the branch or loop and use the result inside it, or reduce both values and select one "
         "with jnp.where",
@@ -335,7 +335,7 @@ _Pair = tuple[Any, Any]
 
 
 class Divergence:
-    """Traces two values with different value numbers back to the origin of their difference.
+    """Finds where two values of a device's virtual replicas, which have different value numbers, became different.
 
     Args:
         jaxpr: The body into which both replicas were traced.

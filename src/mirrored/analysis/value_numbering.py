@@ -44,7 +44,7 @@ _Site = tuple[int, ...]
 
 
 class ValueNumbering:
-    """Numbers the variables of one jaxpr.
+    """Assigns a number to each variable of a jaxpr, such that variables with equal numbers hold equal values.
 
     Calls and branches are numbered inside, with the numbers of their operands. Two outputs of a call that hold the same
     value thus get the same number. Loops are numbered by partition refinement over their carries.
@@ -75,7 +75,7 @@ class ValueNumbering:
         return self._read(self._of, atom)
 
     def operation(self, eqn: JaxprEqn) -> int:
-        """Returns the number of the operation of `eqn`, without its operands."""
+        """Returns a number that identifies what `eqn` computes: its primitive and parameters, without its operands."""
         kind = self._flows.kind(eqn)
         if isinstance(kind, Call) and eqn.primitive.name != "shard_map":
             # The other parameters (names, derivative rules, layouts) do not change the result.
@@ -84,7 +84,7 @@ class ValueNumbering:
         return self._intern((eqn.primitive.name, params))
 
     def structure(self, jaxpr: Jaxpr | ClosedJaxpr) -> int:
-        """Returns the number of an inner jaxpr. Jaxprs that differ only in variable names have equal numbers."""
+        """Returns a number that identifies an inner jaxpr up to the names of its variables."""
         found = self._structures.get(id(jaxpr))
         if found is None:
             found = self._structures[id(jaxpr)] = self._intern(self._shape(jaxpr))
@@ -97,7 +97,7 @@ class ValueNumbering:
         return numbers[atom]
 
     def _walk(self, jaxpr: Jaxpr | ClosedJaxpr, numbers: _Numbered, site: _Site) -> None:
-        """Numbers the results of all equations. `site` identifies the chain of calls that leads to the jaxpr."""
+        """Assigns numbers to the results of all equations; `site` identifies the chain of calls to the jaxpr."""
         for eqn, kind in self._flows.kinds(jaxpr.eqns):
             operands = [self._read(numbers, atom) for atom in eqn.invars]
             numbers.update(zip(eqn.outvars, self._equation(eqn, kind, operands, site), strict=True))
@@ -160,7 +160,7 @@ class ValueNumbering:
         return [self._read(numbers, atom) for atom in jaxpr.outvars]
 
     def _chosen(self, index: int, results: Sequence[int]) -> int:
-        """Returns the number of a `cond` output: that of the branches if equal, else one that includes the index."""
+        """Returns the number of a `cond` output: that of the branches if they agree, else one that includes `index`."""
         return results[0] if len(set(results)) == 1 else self._intern(("chosen", index, *results))
 
     def _loop(self, eqn: JaxprEqn, operands: Sequence[int], loop: _LoopNumbering, here: _Site) -> list[int]:
@@ -244,7 +244,7 @@ def constant_key(value: object) -> Hashable:
 
 @dataclasses.dataclass(frozen=True)
 class _LoopNumbering:
-    """The body of a loop and the numbers of its inputs.
+    """A loop's body, and the value numbers of the body's inputs before the first iteration.
 
     Attributes:
         jaxpr: The body.

@@ -30,7 +30,7 @@ from mirrored.analysis.dataflow import DataflowRules, operands_in
 
 @dataclasses.dataclass(frozen=True)
 class PathStep:
-    """One step of a path: an input or an operation.
+    """One step of the path by which a value came to vary: an input or an operation.
 
     Attributes:
         what: The label of the input, or the name of the operation, such as ``"dot_general"``.
@@ -50,7 +50,7 @@ class PathStep:
 
 @dataclasses.dataclass(frozen=True)
 class VaryingPath:
-    """A path within one jaxpr.
+    """The path by which a value of a jaxpr came to vary, within that jaxpr.
 
     Attributes:
         steps: The steps, from the first operation to the value.
@@ -62,7 +62,7 @@ class VaryingPath:
 
 
 class VaryingAnalysis:
-    """Computes which variables of a jaxpr vary between devices, and their distances from an origin in operations.
+    """Computes which variables of a jaxpr vary between devices, and their distance from the origin, in operations.
 
     Args:
         jaxpr: The jaxpr. It is visited once, in order.
@@ -155,7 +155,7 @@ _OperandPath = tuple[Sequence[PathStep], int | None]
 
 
 class _LoopVarying:
-    """The varying analysis of a loop body, valid after any number of iterations.
+    """The varying analysis of a loop's body, with the carries that vary after any number of iterations.
 
     A varying carry can make other carries vary in the next iteration. The analysis repeats until no carry is added, and
     stores for each carry the iteration that made it varying.
@@ -180,7 +180,7 @@ class _LoopVarying:
             changed = self._iterate()
 
     def carries(self) -> list[int | None]:
-        """Returns the distances of the carries."""
+        """Returns each carry's distance from a varying origin, in operations; None for a replicated one."""
         return [self._entering[i] for i in self._carried]
 
     def path_to(self, j: int) -> _OperandPath:
@@ -239,7 +239,7 @@ def _enter_branch(
 
 
 def _with_lines(trail: VaryingPath, line: str | None) -> Sequence[PathStep]:
-    """Returns the steps of a call, with the line of the call where a step has none.
+    """Returns the steps of a path inside a call; a step without a line of code gets the line of the call.
 
     JAX traces its own helpers once and caches the jaxprs, whose equations therefore have no line of user code.
     """
@@ -249,7 +249,7 @@ def _with_lines(trail: VaryingPath, line: str | None) -> Sequence[PathStep]:
 
 
 def path_step_of(eqn: JaxprEqn, j: int) -> PathStep:
-    """Returns the step from the operands of `eqn` to its output `j`."""
+    """Returns the step of a path that leads from an operand of `eqn` to its output `j`."""
     called = eqn.params.get("name")
     what = f"{eqn.primitive.name} {called}" if isinstance(called, str) else eqn.primitive.name
     return PathStep(what, source_line(eqn), shape_of(eqn.outvars[j]))

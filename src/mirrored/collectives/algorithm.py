@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class CrossDeviceOps(abc.ABC):
-    """Algorithm that reduces the values of all replicas to one value, which is equal on all of them.
+    """Algorithm that reduces the values of all replicas to one value, which every replica gets.
 
     A subclass defines the sum. This class derives means, custom reductions and checks from it. A subclass needs
     equality and a hash, because the algorithm is part of the cache keys of compiled programs.
@@ -72,7 +72,7 @@ class CrossDeviceOps(abc.ABC):
     def all_reduce(
         self, op: ReduceOp | str | Callable[[Any], Any], arrays: Sequence[Sequence[Any]], group: Group
     ) -> list[list[Any]]:
-        """Reduces as `reduce_arrays` does, and returns each result once per virtual replica.
+        """Reduces as `reduce_arrays` does, and returns each result once for every replica on this device.
 
         The results of an array are equal, but each is differentiated separately: it receives the cotangent of its own
         replica. The gradient is the `all_reduce` of these cotangents by the same operation in the same order of sums.
@@ -96,7 +96,7 @@ class CrossDeviceOps(abc.ABC):
         ]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Stacks the components of all replicas, ``[replicas, ...]``, once per virtual replica of the device.
+        """Stacks the components of all replicas, ``[replicas, ...]``, with one result for every replica on this device.
 
         As in `all_reduce`, the results of an array are equal, and each receives the cotangent of its own replica.
         """
@@ -120,7 +120,7 @@ def floating(array: jax.Array) -> Any:
 
 
 def custom(op: ReduceOp, like: jax.Array, stacked: jax.Array, group: Group) -> Any:
-    """Applies a custom reduction to the components of all replicas, ``[replicas, ...]``, each like `like`."""
+    """Applies a custom reduction to the stacked components of all replicas; each has the shape and dtype of `like`."""
     check_reduction(op, like, group.num_replicas)
     return op(stacked)
 
@@ -138,15 +138,15 @@ def checked(op: ReduceOp, components: Sequence[Any]) -> list[Any]:
         found = ", ".join(f"{dtype}[{', '.join(map(str, shape))}]" for shape, dtype in sorted(kinds, key=str))
         raise StructureError(
             f"{op!r}",
-            found=f"components that differ: {found}",
-            rule="a value that is reduced over replicas has the same shape and dtype on all of them",
+            found=f"the components differ: {found}",
+            rule="a value that is reduced over replicas must have the same shape and dtype on all of them",
             remedy="make the shapes equal (pad, or reduce an axis first), or use gather instead",
         )
     if arrays[0].dtype == jnp.bool_ and op in (ReduceOp.SUM, ReduceOp.MEAN):
         raise ArgumentError(
             f"{op!r}",
-            found=f"booleans of shape {arrays[0].shape}",
-            rule="booleans have no sum and no mean",
+            found=f"the components are booleans of shape {arrays[0].shape}",
+            rule="booleans cannot be summed or averaged",
             remedy="convert them first: value.astype(jnp.int32) for a count, value.astype(jnp.float32) for a rate",
         )
     return arrays
@@ -232,7 +232,7 @@ def _pack(arrays: Sequence[Any]) -> list[Any]:
 
 
 def unpack_buckets(buffers: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-    """Splits a list of one flat buffer into arrays of these shapes. The buffer may be longer than they need."""
+    """Splits the one flat buffer in `buffers` into arrays of these shapes. Elements at its end may be left over."""
     sizes = [math.prod(shape) for shape in shapes]
     starts = itertools.accumulate(sizes, initial=0)
     return [

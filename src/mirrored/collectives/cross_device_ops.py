@@ -128,7 +128,7 @@ class ReductionToOneDevice(CrossDeviceOps):
 
 
 def check_packs(called: str, num_packs: object) -> None:
-    """Checks a `num_packs` argument.
+    """Checks that `num_packs` is an integer of 0 or more.
 
     Raises:
         ArgumentError: It is not an integer of 0 or more.
@@ -138,7 +138,7 @@ def check_packs(called: str, num_packs: object) -> None:
     raise ArgumentError(
         called,
         found=f"num_packs={num_packs!r}",
-        rule="num_packs is the number of buckets per dtype, an integer of 0 or more",
+        rule="num_packs, the number of buckets per dtype, must be an integer of 0 or more",
         remedy="omit num_packs (the default is 1), or pass 0 to disable bucketing",
     )
 
@@ -148,7 +148,7 @@ def _for_each_local(totals: Sequence[Any], group: Group) -> list[list[Any]]:
 
 
 def _two_levels(buffer: jax.Array, axis: str, devices: int) -> Any:
-    """Sums a buffer by reduce-scatters within and between groups. Its length is a multiple of `devices`."""
+    """Sums a buffer, its length a multiple of `devices`, by reduce-scatters within and between groups of devices."""
     size = max(n for n in range(1, math.isqrt(devices) + 1) if devices % n == 0)
     groups = [[start + i for i in range(size)] for start in range(0, devices, size)]
     across = [list(peers) for peers in zip(*groups, strict=True)]

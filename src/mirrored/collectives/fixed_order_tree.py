@@ -1,4 +1,4 @@
-"""Sums in one order, whatever the devices: the same bits for R replicas on 1, 2, 4, ... devices."""
+"""`OrderedTree`: sums over replicas in one fixed order, so that results are bit-identical on any number of devices."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ from mirrored.collectives.summation import (
 class OrderedTree(CrossDeviceOps):
     """Sums by a balanced binary tree over replica indices, pairs of neighbours first.
 
-    The tree is the same however the R replicas are laid over devices, so that the sum has the same bits on any number
-    of them. Its lower levels lie on one device, behind a border that the compiler does not cross
-    (`collectives.fusion_boundaries`). Its upper levels are all-reduces between pairs of devices: one addition each,
-    and a + b = b + a. That costs about what one all-reduce does *(measured: 1.01 times, 7.4 MB on 4 simulated
-    devices)*. A number of devices that is no power of two, or an odd number of replicas on each, exchanges pieces
-    instead: all-to-all, the tree over one's own piece, all-gather.
+    The tree is the same however the R replicas are assigned to devices, so that the sum is bit-identical on any number
+    of devices. The lower levels of the tree are computed on one device, behind a fusion boundary
+    (`collectives.summation`). The upper levels are all-reduces between pairs of devices: one addition each, and
+    a + b = b + a. That costs about what one all-reduce does *(measured: 1.01 times, 7.4 MB on 4 simulated devices)*.
+
+    Pairs need subtrees that end at devices: the number of devices and the number of replicas per device must be powers
+    of two. Otherwise each device sums one piece of the arrays by the whole tree: an all-to-all gives it that piece of
+    the partial sums of all devices, and an all-gather returns all pieces to all devices.
 
     16-bit floats are summed in float32 and rounded once.
 
@@ -53,13 +55,13 @@ class OrderedTree(CrossDeviceOps):
         return True
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """By the one tree."""
+        """Sums by the tree of the class: the same tree on any number of devices."""
         if group.num_replicas == 1:
             return [list(components) for components in arrays]
         return _all_sum(group, [list(components) for components in arrays])
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Stacks behind a fusion boundary. Cotangents are summed by the tree."""
+        """Stacks all replicas' components behind a fusion boundary. The backward pass sums cotangents by the tree."""
         return [_stack_each(group, list(components)) for components in arrays]
 
 
@@ -75,7 +77,7 @@ def _stack_each_forward(group: Group, components: list[Any]) -> tuple[list[Any],
 
 
 def _stack_each_backward(group: Group, _: None, cotangents: list[Any]) -> tuple[list[Any]]:
-    """Sums the cotangents ``[replicas, ...]`` of all replicas; each replica takes its own row."""
+    """Returns for each replica on this device its row of the sum of all replicas' cotangents ``[replicas, ...]``."""
     total = cotangents[0] if group.num_replicas == 1 else _all_sum(group, [cotangents])[0][0]
     first = 0 if group.axis is None else lax.axis_index(group.axis) * group.local
     return ([lax.dynamic_index_in_dim(total, first + k, keepdims=False) for k in range(group.local)],)
@@ -86,7 +88,7 @@ _stack_each.defvjp(_stack_each_forward, _stack_each_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fan_out(group: Group, value: jax.Array) -> list[Any]:
-    """Returns a replicated value once per virtual replica. The cotangents of all replicas are summed by the tree."""
+    """Returns a replicated value once per replica on this device. The tree sums the cotangents of all replicas."""
     return [value] * group.local
 
 
@@ -103,7 +105,7 @@ fan_out.defvjp(_fan_out_forward, _fan_out_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fan_out_once(group: Group, value: jax.Array) -> list[Any]:
-    """As `fan_out`, for a value of which each device computes a copy: the first device gets the whole cotangent.
+    """Like `fan_out`, for a value that every device has computed itself: only the first device gets the cotangent.
 
     The other devices get zeros, because the backward pass of what has computed the value sums over devices.
     """
@@ -126,7 +128,7 @@ fan_out_once.defvjp(_fan_out_once_forward, _fan_out_once_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _all_sum(group: Group, arrays: list[list[Any]]) -> list[list[Any]]:
-    """Each array's sum, once for each local replica: cotangents arrive one by one and are summed by the same tree."""
+    """Returns each array's sum over all replicas, once per replica on this device; sums cotangents likewise."""
     results = [[components[0]] * group.local for components in arrays]
     places = [i for i, components in enumerate(arrays) if components[0].size]
     if places:
@@ -148,7 +150,7 @@ _all_sum.defvjp(_all_sum_forward, _all_sum_backward)
 
 
 def tree_sums(arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
-    """The sums of non-empty arrays over all replicas, by the one tree."""
+    """Sums non-empty arrays over all replicas, in the order of the fixed binary tree."""
     levels, left = 0, group.local
     while left > 1 and (left % 2 == 0 or group.axis is None):
         levels, left = levels + 1, (left + 1) // 2
@@ -164,7 +166,7 @@ def tree_sums(arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
 
 
 def _sum_locally(arrays: Sequence[Sequence[Any]], levels: int) -> list[list[Any]]:
-    """The lower levels of the tree, those on this device."""
+    """Computes the lowest `levels` levels of the tree, from the arrays of this device's replicas."""
     if not levels:
         return [list(components) for components in arrays]
     count = -(-len(arrays[0]) // 2**levels)
@@ -174,7 +176,7 @@ def _sum_locally(arrays: Sequence[Sequence[Any]], levels: int) -> list[list[Any]
 
 @functools.cache
 def _climber(levels: int) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
-    """One function per number of levels: JAX keys its cache of traced branches by the function's identity."""
+    """Returns the function that computes `levels` levels: one object, since JAX caches traced branches by identity."""
 
     def climb(lists: Sequence[Sequence[Any]]) -> list[Any]:
         return [value for components in lists for value in _climb(components, levels)]
@@ -189,11 +191,12 @@ def _climb(values: Sequence[Any], levels: int) -> Sequence[Any]:
 
 
 def _sum_by_pairs(totals: list[Any], axis: str, devices: int) -> list[Any]:
-    """The upper levels, for a power of two of devices: at distance 1, 2, 4, ... each pair adds its two values."""
+    """Computes the upper levels of the tree for 2^n devices: devices at distance 1, 2, 4, ... add their two values."""
     distance = 1
     while distance < devices:
         pairs = [[i, i + distance] for i in range(devices) if not i & distance]
-        # The barrier keeps the compiler from folding the levels into one all-reduce, whose order of sums is its own.
+        # The barrier keeps XLA's pass `all-reduce-folder` (on GPUs) from folding the levels into one all-reduce, whose
+        # order of sums would be that of the library. XLA removes barriers only after this pass, in every version.
         totals = list(lax.optimization_barrier(lax.psum(tuple(totals), axis, axis_index_groups=pairs)))
         distance *= 2
     return [equal_on_all_devices(total, axis) for total in totals]
@@ -202,10 +205,10 @@ def _sum_by_pairs(totals: list[Any], axis: str, devices: int) -> list[Any]:
 def over_buckets_of_rows(
     collective: Callable[[jax.Array], jax.Array], arrays: Sequence[Sequence[Any]], multiple: int
 ) -> list[Any]:
-    """Applies a collective from ``[rows, n]`` to ``[n]`` to non-empty arrays given by rows, packed by dtype.
+    """Sums the rows of each non-empty array by a collective from ``[rows, n]`` to ``[n]``, with one call per dtype.
 
-    The packing is behind borders on both sides: what computes the arrays, and what reads the results, is compiled as
-    it is on one device, where nothing is packed.
+    A fusion boundary lies on both sides of the packing: what computes the arrays, and what reads the results, is
+    compiled as on one device, where nothing is packed.
     """
     results: list[Any] = [values[0] for values in arrays]
     for dtype in dict.fromkeys(values[0].dtype for values in arrays):
@@ -220,14 +223,14 @@ def over_buckets_of_rows(
 
 
 def _pack_rows(rows: Sequence[Any], num_arrays: int, multiple: int) -> list[Any]:
-    """``[rows, n]`` from the rows of each array, one array after another; n is a multiple of `multiple`."""
+    """Concatenates the arrays row by row to one array ``[rows, n]``, padded so that n is a multiple of `multiple`."""
     count = len(rows) // num_arrays
     flat = jnp.stack([jnp.concatenate([jnp.ravel(row) for row in rows[k::count]]) for k in range(count)])
     return [jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % multiple)))]
 
 
 def _sum_own_piece(rows: jax.Array, axis: str, devices: int, count: int) -> Any:
-    """``[count, n]`` rows of each device to their sum ``[n]``, by the tree over all rows in order."""
+    """Sums the rows ``[count, n]`` of all devices to ``[n]``: each device sums one piece of each row by the tree."""
     pieces = rows.reshape(count, devices, -1).swapaxes(0, 1)
     exchanged = lax.all_to_all(pieces, axis, 0, 0).reshape(devices * count, -1)
     return lax.all_gather(tree_sum(list(exchanged)), axis, tiled=True)

@@ -35,7 +35,7 @@ class _Allgathers:
 def host_allgather(
     called: str, question: str, value: object = None, *, timeout_seconds: float | None = None
 ) -> list[Any]:
-    """All-gathers one host value per worker through JAX's coordination service.
+    """Returns the values that all workers pass, by worker, exchanged through JAX's coordination service.
 
     Context: the main thread of every worker of a job, in the same order on all workers.
 
@@ -123,7 +123,7 @@ def check_equal(called: str, values: Mapping[str, Any], *, rule: str, remedy: st
         here = distributed.this_process()
         raise DisagreementError(
             called,
-            found=f"values that differ from those of worker 0: {differing} (on this worker, {here}: {shown})",
+            found=f"values differ from those of worker 0: {differing} (on this worker, {here}: {shown})",
             rule=rule,
             remedy=remedy,
         )
@@ -159,9 +159,9 @@ def _workers(workers: Sequence[int | str]) -> str:
 def _mismatched_exchange(called: str, here: int, question: str, worker: int, other: str) -> DisagreementError:
     return DisagreementError(
         called,
-        found=f"worker {here} is at: {question}; worker {worker} at: {other}",
-        rule="all workers run the same program: they create the same variables and make the same runs, reductions and "
-        "checkpoints in the same order",
+        found=f"worker {here} is at: {question}; worker {worker} is at: {other}",
+        rule="all workers must run the same program: create the same variables, and make the same runs, reductions and "
+        "checkpoints, in the same order",
         remedy="move the call out of the Python branch that only some workers enter; code that runs on one worker may "
         "print, plot, or read values (except of sync-on-read variables, which are aggregated over all workers)",
     )
@@ -171,7 +171,7 @@ def _absent_worker(called: str, question: str, missing: Sequence[str], seconds: 
     return AbsentWorkerError(
         called,
         found=f"{_workers(missing)} did not arrive within {seconds:.0f} s at: {question}",
-        rule="all workers run the same program, in the same order",
+        rule="all workers must run the same program, in the same order",
         remedy="check whether only some workers make this call (a Python branch on the task), and read the output of "
         f"the missing workers; {AGREEMENT_SECONDS.name} sets the timeout",
     )

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 
 from mirrored.errors import ArgumentError
 
-_RULE: Final = "a reduction is ReduceOp.SUM, ReduceOp.MEAN, one of their names, a ReduceOp subclass or another callable"
+_RULE: Final = (
+    "a reduction must be ReduceOp.SUM, ReduceOp.MEAN, one of their names, a ReduceOp subclass or another callable"
+)
 _REMEDY: Final = "pass one of these, for instance ReduceOp.SUM"
 
 
@@ -76,7 +78,7 @@ class ReduceOp(metaclass=_Members):
             raise TypeError(f"{type(self).__name__}() takes no arguments")
 
     def __call__(self, per_replica: jax.Array) -> Any:
-        """Reduces stacked components ``[replicas, ...]`` to one ``[...]``. Subclasses override this method."""
+        """Reduces all replicas' components, stacked as ``[replicas, ...]``, to one. Subclasses override this method."""
         raise NotImplementedError(f"{type(self).__name__} does not define __call__(per_replica)")
 
     @property
@@ -139,7 +141,7 @@ class CallableReduction(ReduceOp):
 
 
 def as_reduce_op(value: object) -> ReduceOp:
-    """Converts an argument of a user to a `ReduceOp`.
+    """Converts a user's argument (a `ReduceOp`, its name, a class or a callable) to a `ReduceOp`.
 
     Args:
         value: A `ReduceOp`, a subclass of it that needs no arguments, a name in upper or lower case (``"sum"``,
@@ -158,7 +160,7 @@ def as_reduce_op(value: object) -> ReduceOp:
         return found
     if callable(value) and not isinstance(value, type):
         return CallableReduction(value)
-    raise ArgumentError("ReduceOp", found=f"{value!r}", rule=_RULE, remedy=_REMEDY)
+    raise ArgumentError("ReduceOp", found=f"the reduction is {value!r}", rule=_RULE, remedy=_REMEDY)
 
 
 def _instance(subclass: type[ReduceOp]) -> ReduceOp:
@@ -167,7 +169,7 @@ def _instance(subclass: type[ReduceOp]) -> ReduceOp:
     except TypeError as error:
         raise ArgumentError(
             "ReduceOp",
-            found=f"the class {subclass.__name__}, which cannot be constructed without arguments ({error})",
+            found=f"the class {subclass.__name__} cannot be constructed without arguments ({error})",
             rule=_RULE,
             remedy=f"pass an instance: {subclass.__name__}(...)",
         ) from error
@@ -202,8 +204,8 @@ def check_reduction(op: object, component: jax.Array | jax.ShapeDtypeStruct, num
 def _unsuitable(op: ReduceOp, stacked: jax.ShapeDtypeStruct, what: str, expected: str) -> ArgumentError:
     return ArgumentError(
         op.name,
-        found=f"called with the stacked components {_describe(stacked)}, it {what}",
-        rule=f"a custom reduction returns one component: {expected}",
+        found=f"called with the stacked components {_describe(stacked)}, the reduction {what}",
+        rule=f"a custom reduction must return one component: {expected}",
         remedy="reduce over axis 0 only, and keep the dtype (result.astype(per_replica.dtype))",
     )
 
@@ -259,7 +261,7 @@ class TrimmedMean(ReduceOp):
             raise ArgumentError(
                 "TrimmedMean",
                 found=f"k={self.k!r}",
-                rule="k is the number of values to omit on either side, an integer of 0 or more",
+                rule="k, the number of values to omit on either side, must be an integer of 0 or more",
                 remedy="pass such an integer, for instance TrimmedMean(1)",
             )
 
@@ -270,7 +272,7 @@ class TrimmedMean(ReduceOp):
             raise ArgumentError(
                 "TrimmedMean",
                 found=f"k={self.k} for {count} replicas",
-                rule="at least one value remains after omitting k values on either side",
+                rule="at least one value must remain after k values are omitted on either side",
                 remedy=f"use a k of at most {(count - 1) // 2}, or more replicas",
             )
         kept = jnp.sort(per_replica, axis=0)[self.k : count - self.k]
@@ -310,6 +312,6 @@ def _adasum(one: jax.Array, other: jax.Array) -> Any:
 
 
 def _half_of(shared: jax.Array, vector: jax.Array) -> Any:
-    """Returns the fraction of `vector` to subtract, or 0 if `vector` is zero."""
+    """Returns the fraction of `vector` that Adasum subtracts, given the dot product `shared`; 0 for a zero vector."""
     squared = jnp.real(jnp.vdot(vector, vector))
     return jnp.where(squared > 0, shared / (2 * jnp.where(squared > 0, squared, 1)), 0)

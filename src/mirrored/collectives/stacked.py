@@ -79,7 +79,7 @@ def _compiled_reduction(
 def reduce_stacked(
     algorithm: CrossDeviceOps, op: ReduceOp, arrays: Sequence[Any], device_assignment: DeviceAssignment
 ) -> list[Any]:
-    """Reduces each ``[replicas, ...]`` over its first axis with `algorithm`.
+    """Reduces stacked values ``[replicas, ...]`` over their first axis with `algorithm`; results are on all devices.
 
     One program reduces all arrays.
 
@@ -112,7 +112,7 @@ def on_all_devices(array: jax.Array, device_assignment: DeviceAssignment) -> Any
 
 
 def _logged(label: str, device_assignment: DeviceAssignment, compute: Callable[[], Any]) -> Any:
-    """Runs an eager collective. If it spans processes, enters it in the collective log until it ends."""
+    """Runs `compute`, an eager collective; if it spans processes, it is in the collective log until it ends."""
     if not device_assignment.spans_processes:
         return compute()
     collective_log.arrive(label, user_lines())
@@ -146,7 +146,7 @@ def _compiled_ragged_gather(
 
 
 def gather_padded(array: jax.Array, axis: int, sizes: Sequence[int], device_assignment: DeviceAssignment) -> Any:
-    """Concatenates components that are padded at their ends along `axis`, without the padding.
+    """Concatenates components along `axis`, after removing the padding at the end of each.
 
     Args:
         array: A concrete array ``[replicas, ...]``.
@@ -167,7 +167,7 @@ def _compiled_first(device_assignment: DeviceAssignment) -> Callable[..., Any]:
 
 
 def first_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Returns the first replica's component of ``[replicas, ...]``.
+    """Returns the first replica's component of a stacked value ``[replicas, ...]``.
 
     In a job of several processes it is copied to every device.
     """
@@ -184,14 +184,14 @@ def _compiled_whole(device_assignment: DeviceAssignment) -> Callable[..., Any]:
 
 
 def whole_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Returns ``[replicas, ...]`` as an array that this process can read, whichever processes hold its shards."""
+    """Returns a stacked value ``[replicas, ...]`` as an array that this process can read as a whole."""
     if not device_assignment.spans_processes:
         return array
     return _logged("fetch all replicas' values", device_assignment, lambda: _compiled_whole(device_assignment)(array))
 
 
 def gather_stacked(array: jax.Array, axis: int, device_assignment: DeviceAssignment) -> Any:
-    """Concatenates the components of ``[replicas, ...]`` along `axis`, in replica order."""
+    """Concatenates the components of a stacked value ``[replicas, ...]`` along `axis`, in replica order."""
     if isinstance(array, Tracer) or is_live_box(array):
         return on_all_devices(_concatenated(array, axis), device_assignment)
     placed = jax.device_put(array, device_assignment.sharded)

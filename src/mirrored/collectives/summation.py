@@ -99,9 +99,11 @@ def tree_sum(values: Sequence[Any]) -> Any:
 # conditional whose predicate is known only at run time as a separate computation: its operands and results are buffers,
 # and no fusion crosses it.
 #
-# Two alternatives do not work. XLA removes `optimization_barrier` before fusion. An exclusive-or of the bits with a
-# zero known only at run time prevents fusion with the operands. The kernel that reads the result, however, then differs
-# from the one that reads the result of a collective, and may round differently *(observed in momentum updates)*.
+# Two alternatives do not work. `optimization_barrier` holds only until XLA removes it, which depends on the version: on
+# CPUs before fusion in jaxlib 0.10, after fusion in 0.12 *(seen in dumps of the passes)*. (It keeps collectives apart,
+# as in `fixed_order_tree`: XLA folds those before it removes barriers.) An exclusive-or of the bits with a zero known
+# only at run time prevents fusion with the operands. The kernel that reads the result, however, then differs from the
+# one that reads the result of a collective, and may round differently *(observed in momentum updates)*.
 
 
 def opaque_false(array: jax.Array) -> Any:
@@ -116,7 +118,7 @@ def opaque_false(array: jax.Array) -> Any:
 def isolate_lists(
     function: Callable[[Any], Sequence[Any]], operands: Sequence[Sequence[Any]], results_per_list: int
 ) -> list[Any]:
-    """Applies `function` to lists of arrays, behind a fusion boundary.
+    """Applies `function` to lists of arrays, such that XLA fuses nothing in it with operations outside.
 
     Args:
         function: Maps the lists to a flat list of results: `results_per_list` for each list, of the shape and dtype of
@@ -131,7 +133,7 @@ def isolate_lists(
 
 @functools.cache
 def _firsts(results_per_list: int) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
-    """Returns the branch that never runs.
+    """Returns the branch that `isolate_lists` never takes: it returns the first array of each list, repeated.
 
     It is cached because JAX keys compiled programs by the identity of the branch functions: an eager `cond` over new
     function objects compiles again.
@@ -144,7 +146,7 @@ def _firsts(results_per_list: int) -> Callable[[Sequence[Sequence[Any]]], list[A
 
 
 def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> list[Any]:
-    """Applies `function` to a list of arrays, behind a fusion boundary.
+    """Applies `function` to a list of arrays, such that XLA fuses nothing in it with operations outside.
 
     Args:
         function: Maps the list to a list of results of any shapes and dtypes.
@@ -159,11 +161,11 @@ def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> li
 
 
 def stack_isolated(columns: Sequence[Sequence[Any]]) -> list[Any]:
-    """Stacks each column of arrays of one shape and dtype, all behind one fusion boundary.
+    """Stacks the arrays of each column, such that XLA fuses no stack with the operations that compute the arrays.
 
     Without the boundary, XLA may compute a component inside the kernel that writes the stacked array. The kernel, and
-    with it the contraction of `a * b + c * d`, depends on the number of components, which is that of the device's
-    replicas. A column of one component therefore needs the boundary as well.
+    with it the contraction of `a * b + c * d`, depends on the number of components, i.e. the number of replicas on the
+    device. A column of one component therefore needs the boundary as well.
     """
     stacked = [jnp.stack(list(components)) for components in columns]
     places = [i for i, one in enumerate(stacked) if one.size and jnp.issubdtype(one.dtype, jnp.inexact)]

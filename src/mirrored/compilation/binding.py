@@ -1,4 +1,4 @@
-"""Binds compiled functions to instances, one per instance and by identity. Copies and pickles them by name."""
+"""Binds compiled functions to instances as methods, and copies and pickles them by name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Bindings(Generic[F]):
         self._made: dict[int, tuple[Any, F]] = {}
 
     def find(self, instance: object, make: Callable[[], F]) -> F:
-        """Returns the object of this instance. At the first use, `make` creates it."""
+        """Returns the object that belongs to `instance`; `make` creates it at the first call for that instance."""
         key = id(instance)
         if key not in self._made:
             self._made[key] = (self._holder(instance, key), make())
@@ -68,7 +68,7 @@ def bind(python_function: Callable[..., Any], instance: object) -> Callable[...,
             raise ContextError(
                 python_function.__qualname__,
                 found="the instance of this method was deleted",
-                rule="a compiled method does not keep its instance alive",
+                rule="a compiled method does not keep its instance alive, so the program must",
                 remedy="keep a reference to it: model = Model(); model.step(x)",
             )
         return python_function(found, *args, **kwargs)

@@ -72,7 +72,7 @@ class ContainerSnapshot:
         return is_permuted or self._are_shifted(after)
 
     def _are_shifted(self, after: Sequence[Any]) -> bool:
-        """Returns whether elements were removed at the front and the same number appended.
+        """Returns whether elements were removed at the front of the container and as many appended at its end.
 
         Two cases are excluded: a full bounded deque drops elements by itself, and a list of numbers may only look
         shifted, because equal numbers can be the same object.
@@ -82,7 +82,7 @@ class ContainerSnapshot:
         return any(type(one) not in _NUMBERS for one in after) and _is_shifted(self._before, after)
 
     def put_back(self) -> None:
-        """Restores the removed elements, if there are any."""
+        """Puts elements that were removed since the snapshot back into the container."""
         if not self.are_taken():
             return
         if isinstance(self._container, dict):
@@ -165,7 +165,7 @@ _named: weakref.WeakKeyDictionary[type, frozenset[str] | None] = weakref.WeakKey
 
 
 def _named_by_methods(kind: type) -> frozenset[str] | None:
-    """Returns the attributes that the methods of a user's subclass of a library class name; None without such a base.
+    """Returns the attribute names in a class's own methods if it is a user's subclass of a library class, else None.
 
     The other attributes belong to the library, which may change them during tracing (Keras clears its losses).
     """
@@ -182,7 +182,7 @@ def _found_in_methods(kind: type) -> frozenset[str] | None:
 
 
 def is_users(owner: types.ModuleType | type) -> bool:
-    """Returns whether a module or class belongs neither to Python nor to the known libraries."""
+    """Returns whether a module or class is the user's: it belongs neither to Python nor to the known libraries."""
     name = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
     package = str(name).partition(".")[0]
     return package not in _LIBRARIES and package not in sys.stdlib_module_names
@@ -242,7 +242,7 @@ class Progress:
         self._before = _marks(iterator)
 
     def has_moved(self) -> bool:
-        """Returns whether elements have been taken since the snapshot, as far as this is observable."""
+        """Returns whether the iterator has advanced since the snapshot, as far as this is observable."""
         after = _marks(self._iterator)
         return len(after) != len(self._before) or not all(map(_is_same, self._before, after))
 
@@ -308,7 +308,7 @@ def _parts_of_function(name: str, function: types.FunctionType) -> Iterator[Name
 
 
 def refuse_forgotten(created: Sequence[Any], called: str) -> None:
-    """Raises an error for a created variable to which only the trace refers.
+    """Raises an error if a variable that a trace created is forgotten: only the trace refers to it.
 
     Args:
         created: The variables created in the trace.
@@ -329,15 +329,15 @@ def refuse_forgotten(created: Sequence[Any], called: str) -> None:
         if id(variable) not in kept:
             raise VariableError(
                 called,
-                found=f"it creates variable {variable.name!r} and does not keep it",
-                rule="a compiled function creates its variables once, and reuses them in every call",
+                found=f"the function creates variable {variable.name!r} and does not keep it",
+                rule="a compiled function must create its variables once, and reuse them in every call",
                 remedy="store it where the next call finds it (if self.w is None: self.w = Variable(...)), "
                 "or create it outside",
             )
 
 
 def refuse_created_again(created: Sequence[Any], called: str) -> None:
-    """Raises an error for variables that the second trace of a function creates: every call would create them.
+    """Raises an error if the second trace of a function creates variables: without a trace, every call would.
 
     Args:
         created: The variables created in the second trace.
@@ -349,8 +349,8 @@ def refuse_created_again(created: Sequence[Any], called: str) -> None:
     if created:
         raise VariableError(
             called,
-            found=f"it creates variable {created[0].name!r} again when it is called again",
-            rule="a compiled function creates its variables once, and reuses them in every call",
+            found=f"the function creates variable {created[0].name!r} again when it is called again",
+            rule="a compiled function must create its variables once, and reuse them in every call",
             remedy="create it only if it does not exist yet (if self.w is None: self.w = Variable(...)), "
             "or create it outside",
         )

@@ -26,12 +26,12 @@ from mirrored.variables import Variable
 
 
 def is_spec(leaf: object) -> bool:
-    """Returns whether a leaf only describes an array: it has a shape and a dtype but no value."""
+    """Returns whether a leaf of the arguments only describes an array: it has a shape and a dtype but no value."""
     return not isinstance(leaf, (jax.Array, np.ndarray)) and hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
 class ConcreteFunction:
-    """A compiled function whose static arguments are fixed. It is called with the arrays only.
+    """A compiled function for arrays of fixed shapes and dtypes. Its other arguments are fixed and are not passed.
 
     Args:
         call: The compiled function.
@@ -61,7 +61,7 @@ class ConcreteFunction:
     def _named(
         self, python_function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, int]:
-        """Maps the names of parameters that are a single array to its position among the arrays."""
+        """Maps the name of each parameter that is a single array to the position of that array among all arrays."""
         parameters = list(inspect.signature(python_function).parameters)
         bound = hasattr(python_function, "__wrapped__") and parameters[:1] == ["self"]
         names = parameters[bound:][: len(args)] + list(kwargs)
@@ -88,7 +88,7 @@ class ConcreteFunction:
 
     @property
     def arrays(self) -> list[Any]:
-        """The arrays that it takes, or their descriptions, in call order."""
+        """The arrays for which the function was traced, or their descriptions, in the order of a call."""
         return [self._leaves[place] for place in self._places]
 
     @property
@@ -98,14 +98,14 @@ class ConcreteFunction:
         return [named.get(place, f"args_{place}") for place in range(len(self._places))]
 
     def filled(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the function's full arguments: the given arrays and the fixed values."""
+        """Returns the Python function's positional and keyword arguments: the given arrays and the fixed values."""
         leaves = list(self._leaves)
         for place, array in zip(self._places, arrays, strict=True):
             leaves[place] = array
         return structures.unflatten(self._treedef, leaves)  # type: ignore[no-any-return]
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
-        """Calls the function with these arrays.
+        """Calls the compiled function with these arrays and the fixed values of all other arguments.
 
         Args:
             *arrays: Arrays, in the order of the arguments for which it was created.
@@ -117,10 +117,10 @@ class ConcreteFunction:
         given = dict(enumerate(arrays))
         for name, value in named.items():
             if name not in self._names or self._names[name] in given:
-                raise self._misfit(f"the argument {name!r}")
+                raise self._misfit(f"the argument {name!r} was passed twice, or is not a parameter for an array")
             given[self._names[name]] = value
         if set(given) != set(range(len(self._places))):
-            raise self._misfit(f"{len(given)} arrays")
+            raise self._misfit(f"{len(given)} arrays were passed")
         args, kwargs = self.filled([self._fitted(one, given[number]) for number, one in enumerate(self.arrays)])
         return self.function(*args, **kwargs)
 
@@ -135,15 +135,15 @@ class ConcreteFunction:
             len(sizes) == len(shape) and all(one in (None, two) for one, two in zip(sizes, shape, strict=True))
         )
         if not fits or jnp.dtype(array.dtype) != dtype:
-            raise self._misfit(f"an array {array.dtype}{list(shape)}")
+            raise self._misfit(f"an array {array.dtype}{list(shape)} was passed")
         return as_array(array, dtype)  # drops a weak type, which would cause another trace
 
     def _misfit(self, found: str) -> ArgumentTypeError:
         return ArgumentTypeError(
             self._name,
-            found=f"{found}, for {self!r}",
-            rule="a concrete function takes arrays of the shapes and dtypes that it was created for; its other "
-            "arguments are fixed",
+            found=f"{found} to {self!r}",
+            rule="a concrete function can be called only with arrays of the shapes and dtypes that it was created for; "
+            "its other arguments are fixed",
             remedy="pass arrays of these shapes and dtypes, or call the function itself",
         )
 
@@ -180,7 +180,7 @@ def _dims(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Pure:
-    """A pure function, with its state as explicit inputs and outputs.
+    """A traced function in pure form: it takes the values of variables as inputs and returns their new values.
 
     Attributes:
         call: A function from the values of `reads` and the inputs, as flat lists, to the new values of `assigns` and
@@ -197,7 +197,7 @@ class Pure:
 
 
 def as_pure(python_function: Callable[..., Any], inputs: Sequence[Any], called: str) -> Pure:
-    """Traces a function for these inputs and returns it as a pure function.
+    """Traces a function of variables for these inputs, and returns it in pure form (`Pure`).
 
     Args:
         python_function: A Python function that may read and assign variables, such as `Function.python_function`.
@@ -250,17 +250,20 @@ def _is_exported_array(leaf: object) -> bool:
 
 
 def _check(store: FunctionStore, constants: Sequence[Any], out_leaves: Sequence[Any], called: str) -> None:
-    found = None
+    found = remedy = None
     if store.new:
         found = f"the function creates variables ({', '.join(one.name for one in store.new)})"
+        remedy = "call the function once before exporting it, so that its variables exist"
     elif any(isinstance(leaf, DistributedValues) for leaf in out_leaves):
         found = "the function returns per-replica values"
+        remedy = "reduce or gather them in the function (strategy.reduce, strategy.gather), and return the result"
     elif any(isinstance(one, Tracer) and not isinstance(one, CaptureTracer) for one in constants):
         found = "the function uses a value of an enclosing trace"
-    if found is not None:
+        remedy = "export it outside of jit, grad, vmap and strategy.run, or pass the value as an argument"
+    if found is not None and remedy is not None:
         raise ArgumentError(
             called,
             found=found,
-            rule="an exported program depends only on its arguments and on existing variables",
-            remedy="call the function once before exporting it, outside strategy.run and other transforms",
+            rule="an exported program can use only its arguments and existing variables, and can return only arrays",
+            remedy=remedy,
         )

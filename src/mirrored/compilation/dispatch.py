@@ -30,7 +30,7 @@ _is_shared = attrgetter("_shared")
 
 
 class DonatingSteps:
-    """Calls a donating program, one step per call, with the state lock held.
+    """Calls a program that donates its variables' buffers, one step per call. The caller holds the state lock.
 
     Dispatching deletes the donated buffers, so an exception between the dispatch and the assignment of the results
     would lose the variables' values. Python delivers signals and injected exceptions only between calls. The step is
@@ -50,7 +50,7 @@ class DonatingSteps:
         self.donated = self.assigned[:count]
 
     def __call__(self, operands: Sequence[Any]) -> DonatingStep:
-        """Executes a step. After an exception, the variables have consistent values: those from before or after it.
+        """Executes a step. If it raises, the variables have all their old values, or all their new values.
 
         Args:
             operands: The operands of the program that are not donated.
@@ -73,7 +73,7 @@ class DonatingSteps:
         return step
 
     def _attempt(self, step: DonatingStep, operands: Sequence[Any]) -> bool:
-        """Executes the step, or returns False if a signal handler has replaced a variable's value meanwhile."""
+        """Executes the step, or returns False if a signal handler has assigned a variable in between."""
         version = state.version
         args = [*map(_array_of, self.donated), *operands]
         self.dispatch.job = None
@@ -100,7 +100,7 @@ class DonatingSteps:
 
 
 class DonatingStep:
-    """One call in progress, with the state that is needed to finish it.
+    """One call of a donating program, with what is needed to finish it after an exception.
 
     Attributes:
         results: All results of the program, once it has been dispatched.
@@ -222,7 +222,7 @@ _MOST_BETWEEN: Final = 1024
 
 
 class WorkerArguments:
-    """Checks that all workers call the same program with consistent arguments.
+    """Checks, in a job of several workers, that all of them call the same program with consistent arguments.
 
     At the first call, all workers must call the same program with arguments of the same shapes. Arguments, captured
     arrays and plain variables that have one value for all replicas must be equal. Arguments are compared again at calls
@@ -263,7 +263,7 @@ class WorkerArguments:
         ]
 
     def arrive(self, arrays: Sequence[Any], program: str) -> dict[int, Any]:
-        """Compares arguments if a comparison is due (see `arguments`), and records the call in the collective log.
+        """Records the call in the collective log; at some calls (see the class) compares arguments between workers.
 
         Returns:
             The arguments that are only in this worker's memory, by position.
@@ -286,8 +286,9 @@ class WorkerArguments:
             if theirs != everyone[0]:
                 raise DisagreementError(
                     self._name,
-                    found=f"arrays {', '.join(everyone[0])} on worker 0, {', '.join(theirs)} on worker {worker}",
-                    rule="all workers run one program, with arguments of the same shapes",
+                    found=f"the arguments are {', '.join(everyone[0])} on worker 0 and {', '.join(theirs)} on worker "
+                    f"{worker}",
+                    rule="all workers must run one program, with arguments of the same shapes",
                     remedy="distribute the dataset with last_batch='pad' (or 'drop'), and take the same number of "
                     "batches on all workers",
                 )
@@ -299,7 +300,7 @@ class WorkerArguments:
         check_equal(
             self._name,
             {f"array {place} of its arguments": array for place, array in own.items()},
-            rule="an argument that is not a per-replica value has one value for all replicas of all workers",
+            rule="an argument that is not a per-replica value must be equal on all workers",
             remedy="pass values that differ between workers by strategy.distribute_values_from_function or a "
             "distributed dataset",
         )
@@ -312,7 +313,7 @@ class WorkerArguments:
         check_equal(
             self._name,
             values,
-            rule="a captured array, or a variable created outside a scope, has one value for all workers",
+            rule="a captured array, or a variable created outside a scope, must be equal on all workers",
             remedy="create the variable in strategy.scope(), and compute the array from the same data on all workers; "
             "pass values that differ between workers by strategy.distribute_values_from_function",
         )
@@ -323,7 +324,7 @@ class WorkerArguments:
                 raise DisagreementError(
                     self._name,
                     found=f"the program on worker {worker} ({theirs}) is not the program on worker 0 ({programs[0]})",
-                    rule="all workers run the same program: the same operations, shapes and constants",
+                    rule="all workers must run the same program: the same operations, shapes and constants",
                     remedy=f"check the version of the code on worker {worker}, and look for Python branches and "
                     "constants that depend on the worker",
                 )

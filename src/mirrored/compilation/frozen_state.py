@@ -67,7 +67,7 @@ class PythonState:
         self._shared = _shared_states() if threading.active_count() == 1 else None
 
     def frozen(self) -> ArgumentError | None:
-        """Returns the error for the first container or random generator that tracing has changed, or None.
+        """Returns the error for the first container or random generator that tracing has changed, if any.
 
         Restores the elements that were removed from containers. The error is returned, not raised, because a trace that
         creates variables legitimately draws their initial values.
@@ -78,7 +78,7 @@ class PythonState:
         for where in (*(one[0] for one in self._iterators), *(one[0] for one in self._nested if one[1].has_moved())):
             raise ArgumentError(
                 self._name,
-                found=f"{where}: a Python iterator inside a compiled function",
+                found=f"the function uses {where}, a Python iterator",
                 rule="a function is traced once, so the result of next() would be a constant, the same at every call",
                 remedy="call next() outside and pass the element, or iterate over a Dataset "
                 "(Dataset.from_generator), whose iterators return new elements at every call",
@@ -88,7 +88,7 @@ class PythonState:
         if taken:
             return ArgumentError(
                 self._name,
-                found=f"elements removed from {taken[0]} (pop, popleft, del, ...) inside a compiled function",
+                found=f"the function removed elements from {taken[0]} (pop, popleft, del, ...)",
                 rule="a function is traced once, so an element would be a constant, the same at every call, and later "
                 "calls would remove none",
                 remedy="remove the element outside and pass it as an argument, or iterate over a Dataset "
@@ -96,11 +96,11 @@ class PythonState:
             )
         for where, value, before in self._random:
             if _state_of(value) != before:
-                return self._drawn(f"random numbers drawn from {where} ({type(value).__name__})")
+                return self._drawn(f"drew random numbers from {where} ({type(value).__name__})")
         if self._shared is not None and threading.active_count() == 1:
             for module, before, after in zip(("random", "numpy.random"), self._shared, _shared_states(), strict=True):
                 if before != after:
-                    return self._drawn(f"random numbers drawn from the module {module}")
+                    return self._drawn(f"drew random numbers from the module {module}")
         return None
 
     def put_back(self) -> None:
@@ -109,7 +109,7 @@ class PythonState:
             contents.put_back()
 
     def check_generators(self) -> None:
-        """Raises an error for generators over a dataset, which the end of the trace has closed.
+        """Raises an error if the end of the trace has closed a generator that iterates over a dataset.
 
         Raises:
             ArgumentError: A generator is closed. If the function ran as Python, it would find it exhausted.
@@ -118,16 +118,17 @@ class PythonState:
             if value.gi_frame is None:
                 raise ArgumentError(
                     self._name,
-                    found=f"{where}: a Python generator ({value.__qualname__}) that iterates over a dataset",
-                    rule="iteration over a dataset ends the trace of the function, which closes the generator, and a "
-                    "closed generator yields no more elements",
+                    found=f"the generator {where} ({value.__qualname__}) was closed when tracing the function ended: "
+                    "it yields nothing more",
+                    rule="a generator that iterates over a dataset cannot be used in a compiled function: iteration "
+                    "over a dataset ends the trace, which closes the generator",
                     remedy="call next() outside and pass the element, or use iter(dataset) instead of the generator",
                 )
 
     def _drawn(self, found: str) -> ArgumentError:
         return ArgumentError(
             self._name,
-            found=f"{found} inside a compiled function",
+            found=f"the function {found}",
             rule="a function is traced once, so the numbers would be constants, the same at every call",
             remedy="draw them outside and pass them as arguments, or use jax.random with a key that is an argument "
             "(in mirrored.tf: tf.random)",
@@ -138,9 +139,9 @@ def exhausted(name: str) -> ArgumentError:
     """Returns the error for a StopIteration of a Python iterator that would propagate out of a compiled function."""
     return ArgumentError(
         name,
-        found="StopIteration from a Python iterator or generator inside a compiled function",
-        rule="StopIteration must not propagate out of a compiled function, where it would silently end a loop of the "
-        "caller; a generator over a dataset ends when the function is traced",
+        found="a Python iterator or generator in the function raised StopIteration",
+        rule="StopIteration must not propagate out of a compiled function: it would silently end a loop of the caller. "
+        "A generator over a dataset ends when the function is traced",
         remedy="call next() outside and pass the element, or use iter(dataset) instead of the generator",
     )
 
@@ -172,7 +173,7 @@ def _within_reach(function: Callable[..., Any]) -> list[tuple[str, Any]]:
 
 
 def _plain(function: Callable[..., Any]) -> tuple[Any, list[tuple[str, Any]]]:
-    """Unwraps methods, partial functions and compiled functions. Returns the Python function and the bound values."""
+    """Returns the Python function behind a method, partial or compiled function, and the values bound to it."""
     bound: list[tuple[str, Any]] = []
     for _ in range(8):
         if isinstance(function, functools.partial):
@@ -226,14 +227,14 @@ def _is_iterator(value: object) -> bool:
 
 
 def _may_move(value: object) -> bool:
-    """Returns the same as `_is_iterator` without a call of `__iter__`, which might restart the iteration."""
+    """Returns whether `value` may be an iterator, without calling `__iter__`, which might restart it."""
     if isinstance(value, io.IOBase) or not isinstance(value, Iterator):
         return False
     return not type(value).__module__.startswith("mirrored.")
 
 
 def _containers_of(found: Sequence[tuple[str, Any]], deep: Sequence[tuple[str, Any]]) -> dict[int, tuple[str, Any]]:
-    """Returns the containers that the function names, and those that are attributes of users' objects."""
+    """Returns, by id, the containers that the function names and those that are attributes of users' objects."""
     containers = {id(value): (where, value) for where, value in found if is_container(value)}
     for where, owner in deep:
         if of_user(owner) and not is_container(owner):

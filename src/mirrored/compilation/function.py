@@ -53,7 +53,7 @@ _log = logging.getLogger("mirrored")
 
 
 class Function(Code):
-    """A compiled function. Created by `function`.
+    """A compiled function, which `function` creates: calls the program that was traced for the arguments' signature.
 
     Attributes:
         python_function: The function that it compiles.
@@ -91,13 +91,13 @@ class Function(Code):
 
     @property
     def trace_count(self) -> int:
-        """The number of times it has been traced, by itself and inside runs."""
+        """The number of times that this function has been traced, called by itself and inside `run`."""
         driven = 0 if self._driver is None else self._driver.trace_count
         return self._traces + driven + sum(made.trace_count for made in self._by_strategy.values())
 
     @boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program for these arguments. Traces and compiles it first if it does not exist."""
+        """Runs the program for the signature of these arguments; traces and compiles it at the first call."""
         here = ambient()
         if here.store is not None or here.runner is not None or functions_run_eagerly():
             return self._inline(here, args, kwargs) if self._steps is None else self._steps_eagerly(*args)
@@ -117,7 +117,7 @@ class Function(Code):
     def _call_by_key(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], strategies: tuple[Any, ...], quick: Hashable
     ) -> Any:
-        """Runs the program for the full key of the arguments; traces it if necessary.
+        """Runs the program for these arguments by their full signature, where `quick_key` has found no program.
 
         Also stores the program under the quick key, which later calls compute without flattening the arguments.
         """
@@ -138,22 +138,22 @@ class Function(Code):
         return program(arguments.arrays)
 
     def _inline(self, here: Ambient, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs it as ordinary code of the caller: after the conversion if the caller is being traced."""
+        """Runs the Python function as ordinary code of the caller; the converted one if the caller is traced."""
         traced = here.store is not None and here.store.captures and not functions_run_eagerly()
         return (self._to_trace if traced else self.python_function)(*args, **kwargs)
 
     @property
     def traced_function(self) -> Callable[..., Any]:
-        """The Python function that is traced: `python_function`, after the conversion if there is one."""
+        """The function that is traced: `python_function`, or what `conversion` returned for it."""
         return self._to_trace
 
     @functools.cached_property
     def _to_trace(self) -> Callable[..., Any]:
-        """The Python function that is traced, converted once."""
+        """The value of `traced_function`, computed at the first access."""
         return self.python_function if self._conversion is None else self._conversion(self.python_function)
 
     def _call_steps(self, batches: Sequence[Any]) -> Any:
-        """Runs `steps_per_call` steps in one dispatch."""
+        """Runs `steps_per_call` steps, one per batch, in one dispatch."""
         strategies = ambient().strategies
         device_assignment = strategies[-1].device_assignment if strategies else None
         steps = flatten_steps(steps_of(batches, self._steps, self._name), device_assignment, self._name)
@@ -168,7 +168,7 @@ class Function(Code):
         return Function(function, donate=self._donate, conversion=self._conversion)
 
     def _driven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs it as Python with every `run` in it compiled, because it takes elements from a dataset."""
+        """Runs a function that takes elements from a dataset: as Python, with every `strategy.run` in it compiled."""
         try:
             with within(driver=self._driver):
                 return self.python_function(*args, **kwargs)
@@ -190,14 +190,15 @@ class Function(Code):
         return program
 
     def _undriven(self, arguments: Arguments, strategies: tuple[Any, ...]) -> Program:
-        """Returns the program, or raises an error for a function that runs as Python and therefore has none."""
+        """Returns the program for these arguments, or raises an error if there is none because of `_driven`."""
         try:
             return self._program(arguments, strategies)
         except IteratedWhileTracing:
             raise ArgumentError(
                 self._name,
                 found="the function takes elements from a dataset or its iterator",
-                rule="such a function runs as Python, so it has no program to lower, save or run for several steps",
+                rule="a function that iterates a dataset runs as Python, so it has no program to lower, save or run "
+                "for several steps",
                 remedy="take the elements outside the function and pass them as arguments",
             ) from None
 
@@ -220,7 +221,7 @@ class Function(Code):
         return program
 
     def _traced_once(self, arguments: Arguments) -> tuple[Program, ArgumentError | None]:
-        """Traces once, and returns the program and the error for Python state that the trace has frozen, if any.
+        """Traces once. Returns the program, and an error if the trace has frozen Python state into it, else None.
 
         The error is returned, not raised: a trace that creates variables draws their initial values, which later calls
         do not.
@@ -267,7 +268,7 @@ class Function(Code):
         return self._undriven(arguments, strategies).lower(arguments.arrays)
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
-        """Returns this function for arrays of fixed shapes and dtypes, with all other arguments fixed, and traces it.
+        """Traces this function for these arguments; returns it for arrays of such shapes, other arguments fixed.
 
         Args:
             *args: Arrays, descriptions of arrays (objects with `shape` and `dtype`), and static arguments. Default:
@@ -311,7 +312,7 @@ class Function(Code):
     def around(
         self, strategy: Strategy, make: Callable[[Callable[..., Any]], Callable[..., Any]], key: Hashable = None
     ) -> Function:
-        """Returns the compiled function for a run of this function by `strategy`, created once per strategy and key.
+        """Returns this function compiled as the replica function of `strategy.run`, created once per strategy and key.
 
         Args:
             strategy: The strategy of the run.
@@ -330,7 +331,7 @@ class Function(Code):
         return made
 
     def __get__(self, instance: object, owner: type | None = None) -> Function:
-        """Binds it as a method, with one compiled function per instance."""
+        """Binds this function to an instance as a method; each instance has a compiled function of its own."""
         if instance is None:
             return self
         return self._by_instance.find(instance, lambda: self._bound(instance))

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class _Result(Bookkeeping):
-    """One leaf of the result: a static object, or an array and its wrapper."""
+    """One leaf of a program's result: a static object, or an array and the function that wraps it for the user."""
 
     is_array: bool = False
     is_per_replica: bool = False
@@ -57,12 +57,13 @@ class _Result(Bookkeeping):
 
 
 class Program:
-    """A function compiled for one signature.
+    """The program of a compiled function for one signature: traced once, with variables as operands and results.
 
     Args:
         function: The Python function.
         arguments: The arguments of the call for which it is traced.
-        donate: Whether the assigned variables' buffers are donated and reused for the new values.
+        donate: Whether buffers of assigned variables are donated and reused for the new values. A single step donates
+            only variables that it also reads; a program with callbacks donates none (see `_compile`).
         steps: The number of steps per execution, run as one scan. None: one step, and results have no dimension of
             steps.
         owner: The `Function` to which the program belongs. Its `traced_function` is the Python function.
@@ -189,7 +190,7 @@ class Program:
         self._donating = DonatingSteps(dispatch_of(self._jitted), len(donated), assigned) if donated else None
 
     def _in_order_of_reading(self, staged: Staged, read: Sequence[Any]) -> tuple[Staged, list[Any]]:
-        """Returns the program with the new values in the order of the variables' operands, and the assigned variables.
+        """Reorders the new values of variables like the variables' operands. Returns the program and these variables.
 
         JAX aliases each donated buffer with the first result of the same shape. If that result belonged to another
         variable, XLA would have to copy the buffers in every step.
@@ -208,7 +209,7 @@ class Program:
         outer: Sequence[Any],
         inputs: Sequence[Any],
     ) -> list[Any]:
-        """Runs all steps of one call as a scan.
+        """Traces all steps of one call as a scan over the batches.
 
         Results have a leading dimension of steps; for per-replica results, it follows the dimension of replicas.
         """
@@ -240,7 +241,7 @@ class Program:
             return self._jitted.lower(*values, *self._outer, *arrays)
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
-        """Runs the program on the current values of the variables, and assigns all of the new values or none.
+        """Runs the program on the variables' current values, and assigns all new values, or none if it raises.
 
         Args:
             arrays: The arguments' arrays, concatenated over all steps.
@@ -256,13 +257,14 @@ class Program:
             if self._several is not None:
                 self._met.passed(results[-1])
             dispatch.launched(results[-1])
-        except jax.errors.JaxRuntimeError as error:  # not that of a signal handler: the step has succeeded then
+        except jax.errors.JaxRuntimeError as error:
+            # An error raised by a signal handler is not caught here: the step itself has succeeded.
             lose_failed(self._donated, error, waits=self._several is None)
             raise
         return self._wrapped(results)
 
     def _dispatched(self, arrays: Sequence[Any]) -> list[Any]:
-        """Runs the program, stores the new values of variables, and returns all results."""
+        """Runs the program and stores the new values of variables. Returns these values, followed by the results."""
         # A program that only reads variables takes their values under the lock. It does not wait for an eager run of
         # another thread.
         with turn() if self._assigned else lock, lock:
@@ -285,7 +287,7 @@ class Program:
         return step.results
 
     def _run(self, operands: Sequence[Any]) -> list[Any]:
-        """Runs the program without donating buffers."""
+        """Runs the program without donating buffers, and stores the new values of variables."""
         if self._synchronous:
             state.calls_back = threading.get_ident()
         try:
@@ -350,7 +352,7 @@ class Program:
 
 
 def _is_outer(constant: object) -> bool:
-    """Returns whether a constant has to be passed as an operand.
+    """Returns whether a constant of the jaxpr must become an operand of the program, although it is not a variable.
 
     That is a tracer of an enclosing trace (a `jax.jit` around the call), or an array on devices of several processes.
     """
@@ -375,8 +377,8 @@ def _check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) 
         )
         raise ContextError(
             called,
-            found=f"one function uses {' and '.join(named)}, which are on different devices",
-            rule="a compiled function is one program on the devices of one strategy",
+            found=f"the function uses {' and '.join(named)}, which are on different devices",
+            rule="a compiled function is one program, so it can use the devices of one strategy only",
             remedy="write one function for each strategy, and pass values between them as arrays on the host",
         )
 
@@ -388,13 +390,13 @@ def _explained(called: str, error: ValueError) -> DeviceError | None:
     return DeviceError(
         called,
         found=f"an argument is on other devices than the variables: {first_line(error)}",
-        rule="the arguments of a compiled function are on the devices of its strategy, or not committed to a device",
+        rule="arguments of a compiled function must be on the devices of its strategy, or not committed to a device",
         remedy="pass a NumPy array, or the batches of a distributed dataset; or move it: jax.device_put(x, device)",
     )
 
 
 def _several_processes(store: FunctionStore, variables: Sequence[Any]) -> Any:
-    """Returns the device assignment over several processes that the program uses, or None."""
+    """Returns the device assignment of the program's run or variables if it spans several processes, else None."""
     device_assignments = [store.device_assignment, *(variable.device_assignment for variable in variables)]
     return next(
         (

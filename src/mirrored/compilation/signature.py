@@ -1,4 +1,4 @@
-"""Flattens the arguments of a compiled function and computes their cache key: everything the program depends on."""
+"""Flattens the arguments of a compiled function, and computes the cache key of its program from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Identity:
-    """A key by identity, equal only for the same object. It keeps the object alive, so that its id is not reused."""
+    """A cache key that is equal only for the same object. It keeps the object alive, so that its id is not reused."""
 
     __slots__ = ("_object",)
 
@@ -47,7 +47,7 @@ class Identity:
 
 
 class _Content:
-    """A key for an unhashable object: a deep copy of its current state, compared by ``==``."""
+    """A cache key for an unhashable object: a deep copy of its current state, compared by ``==``."""
 
     __slots__ = ("_copy",)
 
@@ -70,7 +70,7 @@ class _Content:
 
 
 def static_key(value: Any) -> tuple[Any, ...]:
-    """Returns the key of a static argument. Keys of equal content are equal, also for mutable objects.
+    """Returns the cache key of a static argument. Arguments of equal content have equal keys, also mutable ones.
 
     Numbers are compared by their bits, so 0.0 and -0.0 differ, and all NaNs are equal. A hashable object is compared by
     its own ``==``. An object that hashes by identity is assumed not to change.
@@ -111,7 +111,7 @@ def _copied(value: object) -> Hashable:
 
 
 class Number:
-    """A float or complex number as a key, compared by its bits; all NaNs are equal."""
+    """A float or complex number as a cache key, compared by its bits; all NaNs are equal."""
 
     __slots__ = ("_bits", "_value")
 
@@ -147,7 +147,7 @@ def check_signature(
         bound.apply_defaults()
         args = bound.args
     if len(args) != len(signature):
-        raise _misfit(name, f"{len(args)} arguments", f"{len(signature)} arguments")
+        raise _misfit(name, f"{len(args)} arguments were passed", f"{len(signature)} arguments")
     return tuple(_fit(name, i, spec, arg) for i, (spec, arg) in enumerate(zip(signature, args, strict=True))), {}
 
 
@@ -157,7 +157,7 @@ def _fit(name: str, place: int, spec: object, arg: object) -> Any:
     specs, spec_tree = jax.tree_util.tree_flatten(spec, is_leaf=_is_spec)
     leaves, treedef = structures.flatten(arg)
     if treedef != spec_tree:
-        raise _misfit(name, f"argument {place} of structure {treedef}", str(spec_tree))
+        raise _misfit(name, f"argument {place} has the structure {treedef}", str(spec_tree))
     return structures.unflatten(
         treedef, [_fit_leaf(name, place, one, leaf) for one, leaf in zip(specs, leaves, strict=True)]
     )
@@ -173,7 +173,7 @@ def _fit_leaf(name: str, place: int, spec: Any, leaf: Leaf) -> Any:
         len(shape) == len(wanted) and all(w is None or w == s for s, w in zip(shape, wanted, strict=True))
     )
     if not fits or jnp.dtype(array.dtype) != dtype:
-        raise _misfit(name, f"argument {place}: {array.dtype}{list(shape)}", f"{dtype}[{_dims(wanted)}]")
+        raise _misfit(name, f"argument {place} is {array.dtype}{list(shape)}", f"{dtype}[{_dims(wanted)}]")
     return array
 
 
@@ -204,7 +204,7 @@ def _misfit(name: str, found: str, wanted: str) -> SignatureError:
     )
 
 
-# Flattens the arguments of a compiled function and computes their cache key: everything the program depends on.
+# Flattens the arguments of a compiled function and computes their key: everything about them that a trace depends on.
 
 _PLAIN = frozenset({bool, int, str, type(None)})
 
@@ -215,7 +215,7 @@ class Ragged(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """A call's flattened arguments.
+    """The flattened arguments of one call: arrays, static leaves, and the key of the program for them.
 
     Attributes:
         treedef: The structure.
@@ -232,7 +232,7 @@ class Arguments:
     key: tuple[Hashable, ...]
 
     def rebuilt(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Unflattens the arguments with these arrays in place of their own."""
+        """Returns the positional and keyword arguments, with `arrays` in place of the call's own arrays."""
         leaves = list(self.leaves)
         for place, array in zip(self.dynamic, arrays, strict=True):
             old = leaves[place]
@@ -254,7 +254,7 @@ class Arguments:
         return structures.unflatten(self.treedef, leaves)  # type: ignore[no-any-return]
 
     def described(self) -> Arguments:
-        """Returns the same arguments with descriptions in place of arrays, which frees their memory."""
+        """Returns the same arguments with shapes and dtypes in place of arrays, so that the arrays can be freed."""
         arrays = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in self.arrays]
         leaves = list(self.leaves)
         for place in self.dynamic:
@@ -285,7 +285,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
 
 
 def steps_of(batches: Sequence[Any], steps: int | None, called: str) -> list[tuple[Any, ...]]:
-    """Returns the arguments of each step of a call with several steps.
+    """Returns the argument tuple of each step of a call with several steps, after checking their number.
 
     Raises:
         ArgumentError: The number of batches is not the number of steps.
@@ -293,9 +293,9 @@ def steps_of(batches: Sequence[Any], steps: int | None, called: str) -> list[tup
     if len(batches) != steps:
         raise ArgumentError(
             called,
-            found=f"{len(batches)} batches",
-            rule=f"with steps_per_call={steps}, a call takes {steps} batches, one argument tuple each",
-            remedy="group the batches, and pass the remainder to a function with steps_per_call=1",
+            found=f"the call got {len(batches)} batches",
+            rule=f"with steps_per_call={steps} a call takes exactly {steps} argument tuples, one per step",
+            remedy=f"group the batches by {steps}, and pass a smaller remainder to a function without steps_per_call",
         )
     return [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
 
@@ -303,7 +303,7 @@ def steps_of(batches: Sequence[Any], steps: int | None, called: str) -> list[tup
 def flatten_steps(
     steps: Sequence[tuple[Any, ...]], device_assignment: DeviceAssignment | None, called: str
 ) -> list[Arguments]:
-    """Flattens the arguments of each step of a call with several steps.
+    """Flattens the argument tuple of each step of a call with several steps, after checking that all are alike.
 
     Raises:
         ArgumentError: The steps differ in their signature, or a batch has per-replica batches of different shapes.
@@ -313,15 +313,16 @@ def flatten_steps(
     except Ragged:
         raise ArgumentError(
             called,
-            found="a batch whose per-replica batches differ in shape",
-            rule="the steps of one call are one program, in which all per-replica batches have the same shape",
-            remedy="distribute the dataset with last_batch='pad', or choose a multiple of the number of replicas",
+            found="the per-replica batches of a global batch differ in shape",
+            rule="the steps of one call are one program, in which all per-replica batches must have the same shape",
+            remedy="distribute the dataset with last_batch='pad', or choose a global batch size that is a multiple of "
+            "the number of replicas",
         ) from None
     if any(step.key != flat[0].key for step in flat):
         raise ArgumentError(
             called,
-            found="batches of different structure, shapes, dtypes or static values",
-            rule="the steps of one call are repetitions of one program, so they need batches of one signature",
+            found="the batches of one call differ in structure, shapes, dtypes or static values",
+            rule="the steps of one call repeat one program, so their batches must have the same signature",
             remedy="distribute the dataset with last_batch='pad' or 'drop', and pass numbers as arrays",
         )
     return flat

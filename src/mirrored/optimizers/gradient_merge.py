@@ -1,4 +1,4 @@
-"""Sums and clips the replicas' gradients in one merge, and computes the update once for all replicas."""
+"""Sums the replicas' gradients in one reduction, clips them, and computes the update once for all replicas."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def update_with_sums(gradients: Sequence[Any], update: Update, called: str) -> N
 def update_with_sums_of(
     pairs: Sequence[Pair], extra: Sequence[Any], update: Callable[[Sequence[Pair], Sequence[Any]], None], called: str
 ) -> tuple[str, ...]:
-    """Like `update_with_sums`, but each replica may lack some gradients; a missing gradient counts as zeros.
+    """Sums the gradients of pairs and calls `update`; a gradient that some replicas lack counts there as zeros.
 
     Gradients of different replicas are matched by variable, not by position in the list.
 
@@ -100,7 +100,7 @@ def update_with_sums_of(
 def _aligned(
     replicas: Sequence[Sequence[Pair]], runner: ReplicaRunner, called: str
 ) -> tuple[list[Variable], list[list[Any]], tuple[str, ...]]:
-    """Returns variables with a gradient on any replica, their gradients per replica, and the other variables' names."""
+    """Returns the variables that any replica has a gradient for, their gradients, and the names of the others."""
     variables = {id(variable): variable for pairs in replicas for _, variable in pairs}
     given = [{id(variable): gradient for gradient, variable in pairs} for pairs in replicas]
     rows = {key: [gradients.get(key) for gradients in given] for key in variables}
@@ -132,7 +132,7 @@ def _sums(gradients: Sequence[Any]) -> list[jax.Array]:
 
 
 def as_they_are(gradients: Sequence[Any], called: str) -> list[jax.Array]:
-    """Returns the gradients without aggregation.
+    """Returns the gradients as they are, after checking that none is per replica; for skipped aggregation.
 
     Raises:
         ArgumentError: A gradient is a per-replica value.
@@ -140,8 +140,8 @@ def as_they_are(gradients: Sequence[Any], called: str) -> list[jax.Array]:
     if any(isinstance(gradient, PerReplica) for gradient in gradients):
         raise ArgumentError(
             called,
-            found="per-replica gradients with aggregation skipped",
-            rule="the update of a mirrored variable takes one gradient, equal on all replicas",
+            found="the gradients are per-replica values, and their aggregation is skipped",
+            rule="without aggregation, the gradient of a mirrored variable must be one array, equal on all replicas",
             remedy="omit skip_gradients_aggregation, or reduce the gradients first with strategy.reduce",
         )
     return [as_array(gradient) for gradient in gradients]
@@ -155,7 +155,7 @@ def as_array(gradient: Operand) -> jax.Array:
 
 
 def once(make: Callable[[], None]) -> None:
-    """Runs `make` once, in cross-replica context. In replica context all replicas call this together."""
+    """Runs `make` once in cross-replica context, also if all replicas of a run call this function."""
     context = get_replica_context()
     if context is None:
         make()
@@ -182,7 +182,7 @@ Gradients = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Clipping:
-    """At most one kind of gradient clipping. With no bound set, gradients are unchanged.
+    """Gradient clipping of at most one kind; without any bound, gradients stay unchanged.
 
     Attributes:
         clipnorm: Upper bound on the norm of each variable's gradient.
@@ -201,14 +201,14 @@ class Clipping:
                 raise ArgumentError(
                     "Optimizer",
                     found=f"{name}={value!r}",
-                    rule="a clipping bound is a finite number greater than 0",
+                    rule="a clipping bound must be a finite number greater than 0",
                     remedy=f"omit {name}= to disable clipping",
                 )
         if len(given) > 1:
             raise ArgumentError(
                 "Optimizer",
                 found=" and ".join(f"{name}={value!r}" for name, value in given.items()),
-                rule="an optimizer applies at most one kind of clipping",
+                rule="an optimizer can apply at most one kind of clipping",
                 remedy="pass one of clipnorm, global_clipnorm, clipvalue; chain optax's transforms to combine them",
             )
 

@@ -75,8 +75,9 @@ class Optimizer:
         if made is (learning_rate is not None) or not (made or callable(transform)):
             raise ArgumentError(
                 "Optimizer",
-                found=f"transform={transform!r} with learning_rate={learning_rate!r}",
-                rule="a finished transform contains its learning rate; a function that makes one needs learning_rate=",
+                found=f"transform={transform!r} was passed with learning_rate={learning_rate!r}",
+                rule="an optax transformation (optax.adam(1e-3)) already contains its learning rate; a factory such as "
+                "optax.adam needs learning_rate=",
                 remedy="write Optimizer(optax.adam(1e-3)), or Optimizer(optax.adam, learning_rate=1e-3)",
             )
         clipping = Clipping(clipnorm, global_clipnorm, clipvalue)
@@ -87,7 +88,7 @@ class Optimizer:
     def _set_up(
         self, rule: UpdateRule, learning_rate: LearningRateLike | None, name: str, settings: Mapping[str, Any]
     ) -> None:
-        """Sets all fields, for this class and the named optimizers."""
+        """Sets all fields of the optimizer; called by the constructors of this class and of the named optimizers."""
         self._name = name
         self._rule = rule
         self._settings = dict(settings)
@@ -143,7 +144,7 @@ class Optimizer:
         return self._slots.of(variable)
 
     def made(self) -> Made:
-        """Returns the existing state by label and group, for checkpoints. Unlike `variables`, it creates no state."""
+        """Returns the existing state by label and group of variables, for checkpoints. Creates no state."""
         scalars = {} if self._iterations is None else {"iterations": self._iterations}
         scalars.update(("learning_rate", rate) for rate in ([] if self._rate is None else self._rate.variables))
         return Made(scalars, self._slots.groups())
@@ -192,7 +193,7 @@ class Optimizer:
         experimental_aggregate_gradients: bool = True,
         extra_args: Mapping[str, Any] | None = None,
     ) -> Variable:
-        """Applies gradients to variables.
+        """Sums the gradients over replicas and updates the variables.
 
         Context: any. In replica context the gradients are first summed over all replicas, in one reduction. A loss
         divided by the *global* batch size (`mirrored.losses.average_loss`) therefore gives the same step as one device
@@ -267,8 +268,8 @@ class Optimizer:
         if len(gradients) != len(variables):
             raise ArgumentError(
                 f"{type(self).__name__}.apply",
-                found=f"{len(gradients)} gradients for {len(variables)} variables",
-                rule="apply takes one gradient per variable",
+                found=f"{len(gradients)} gradients were passed for {len(variables)} variables",
+                rule="apply must get one gradient per variable",
                 remedy="pass the variables that the gradients were computed for: apply(gradients, variables)",
             )
         return self.apply_gradients(zip(gradients, variables, strict=True), **options)
@@ -301,8 +302,8 @@ class Optimizer:
         if tape is None or callable(loss):
             raise ArgumentError(
                 f"{type(self).__name__}.minimize",
-                found=f"a loss of type {type(loss).__name__} {'with' if tape is not None else 'without'} a tape",
-                rule="the loss is a function without arguments, or a value together with the tape that recorded it",
+                found=f"the loss is of type {type(loss).__name__}, {'with' if tape is not None else 'without'} a tape",
+                rule="the loss must be a function without arguments, or a value with the tape that recorded it",
                 remedy="write minimize(lambda: loss_of(batch), variables), or minimize(loss, variables, tape=tape)",
             )
         variables = as_variables(var_list)
@@ -317,8 +318,8 @@ class Optimizer:
         if self._rate is None:
             raise ArgumentError(
                 f"{type(self).__name__}.learning_rate",
-                found="the optimizer was created from a finished optax transform",
-                rule="a finished transform contains its learning rate, which cannot be read or set",
+                found="the optimizer was created from an optax transformation",
+                rule="an optax transformation already contains its learning rate, which cannot be read or set",
                 remedy="write Optimizer(optax.adam, learning_rate=1e-3), or use mirrored.optimizers.Adam",
             )
         return self._rate
@@ -332,7 +333,7 @@ class Optimizer:
             self._rate.build()
 
     def _build(self, variables: Sequence[Variable]) -> None:
-        """Creates the missing state.
+        """Creates the state (counters, learning rate, slots) that these variables need and that is missing.
 
         All replicas of a run see the same state here. So either all of them enter the merge in `once` or none does.
         """
@@ -368,7 +369,7 @@ class Optimizer:
 
 
 def _descending(gradients: Sequence[Any]) -> list[Any]:
-    """Returns the gradients, with complex ones conjugated.
+    """Returns the gradients as optax expects them: complex ones are conjugated.
 
     JAX's gradient of a real loss with respect to z = x + iy is dL/dx - i dL/dy. The loss increases fastest along its
     conjugate. optax leaves the conjugation to its caller (https://docs.jax.dev, "Complex numbers and
@@ -378,7 +379,7 @@ def _descending(gradients: Sequence[Any]) -> list[Any]:
 
 
 def _compiled(rule: UpdateRule) -> Callable[..., tuple[list[jax.Array], list[jax.Array]]]:
-    """Returns the rule as one jitted function, cached by plan. Inside another trace its equations are inlined."""
+    """Returns an update rule as one jitted function, cached by plan. Another trace inlines its equations."""
 
     def optimizer_update(
         plan: UpdatePlan,

@@ -19,7 +19,7 @@ Pair = tuple[Any, Variable]
 
 
 def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
-    """Returns the (gradient or None, variable) pairs. A pair of trees is expanded to one pair per variable.
+    """Returns pairs (gradient or None, variable); a given pair of two trees becomes one pair per variable.
 
     Raises:
         StructureError: An element is not such a pair.
@@ -50,7 +50,7 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
             raise StructureError(
                 called,
                 found=f"{_kind(pair)} at position {position}",
-                rule="each element is a pair (gradient, Variable)",
+                rule="each element must be a pair (gradient, Variable)",
                 remedy=f"write {called}(zip(gradients, variables))",
             )
         pairs.append((pair[0], pair[1]))
@@ -74,8 +74,8 @@ def tree_pairs(gradients: PyTree, variables: PyTree, called: str) -> list[Pair]:
     if len(given) != len(leaves):
         raise StructureError(
             called,
-            found=f"a tree of {len(given)} gradients for a tree of {len(leaves)} variables",
-            rule="the tree of gradients has the structure of the tree of variables",
+            found=f"a tree of {len(given)} gradients was passed for a tree of {len(leaves)} variables",
+            rule="the tree of gradients must have the structure of the tree of variables",
             remedy="pass what tape.gradient(loss, variables) returned, with the same variables",
         )
     pairs = zip(given, leaves, strict=True)
@@ -111,8 +111,8 @@ def _check_variables(variables: Sequence[Variable], called: str) -> None:
         if id(variable) in seen:
             raise ArgumentError(
                 called,
-                found=f"variable {variable.name!r} twice",
-                rule="a call updates each variable at most once",
+                found=f"variable {variable.name!r} was passed twice",
+                rule="a call can update each variable only once",
                 remedy="sum its gradients first: mirrored.aggregate_gradients([gradients_1, gradients_2])",
             )
         seen.add(id(variable))
@@ -121,13 +121,13 @@ def _check_variables(variables: Sequence[Variable], called: str) -> None:
             raise VariableError(
                 called,
                 found=f"variable {variable.name!r} is {kind}",
-                rule="an optimizer updates mirrored variables of floating-point or complex numbers",
+                rule="an optimizer can update only mirrored variables of floating-point or complex numbers",
                 remedy="exclude it from the trained variables (trainable=False)",
             )
 
 
 def with_gradients(pairs: Sequence[Pair], called: str) -> tuple[list[Pair], tuple[str, ...]]:
-    """Returns the pairs that have a gradient, and the names of the variables that have none.
+    """Returns the pairs whose gradient is not None, and the names of the variables of all other pairs.
 
     Raises:
         ArgumentError: No pair has a gradient.

@@ -29,7 +29,7 @@ LearningRateLike = float | jax.Array | Variable | Schedule
 
 
 class LearningRate:
-    """The learning rate of one optimizer.
+    """The learning rate of one optimizer: a number, which can be changed, or a function of the step.
 
     A number is stored in a variable. A compiled step reads the variable as state, so a change takes effect without
     retracing. The variable is created together with the optimizer's other state, under the strategy that trains.
@@ -62,7 +62,7 @@ class LearningRate:
         return [] if self._variable is None else [self._variable]
 
     def build(self) -> None:
-        """Creates the variable if the learning rate is a number."""
+        """Creates the variable that holds the learning rate, if it is a number and not a schedule."""
         if self._variable is None and self._schedule is None:
             self._variable = Variable(
                 jnp.asarray(self._number, jnp.result_type(float)), trainable=False, name=self._name
@@ -70,7 +70,7 @@ class LearningRate:
             self._variable.internal = True
 
     def at(self, step: jax.Array) -> jax.Array:
-        """Returns the learning rate at a step."""
+        """Returns the learning rate at a step: the number, or the schedule's value."""
         rate = self._schedule(step) if self._schedule is not None else self._held()
         return jnp.asarray(rate).astype(jnp.result_type(float))
 
@@ -78,7 +78,7 @@ class LearningRate:
         return self._number if self._variable is None else self._variable.read_value()
 
     def change(self, value: Operand) -> None:
-        """Sets the number.
+        """Sets the learning rate to a number.
 
         Raises:
             ArgumentError: The learning rate is a schedule, or `value` is not a number.
@@ -87,8 +87,8 @@ class LearningRate:
             raise ArgumentError(
                 "Optimizer.learning_rate",
                 found="the optimizer was created with a schedule",
-                rule="a schedule determines the learning rate at every step",
-                remedy="create the optimizer with a number to assign it later, or let the schedule read a Variable",
+                rule="a schedule determines the learning rate at every step, so it cannot be assigned",
+                remedy="create the optimizer with a number, which can be assigned, or let the schedule read a Variable",
             )
         if isinstance(value, Variable):
             value = value.read_value()
@@ -113,7 +113,7 @@ def _checked_number(value: Operand) -> float:
         raise ArgumentError(
             "Optimizer.learning_rate",
             found=f"learning_rate={value!r}",
-            rule="a learning rate is a finite, nonnegative number or a function of the step",
+            rule="a learning rate must be a finite, nonnegative number or a function of the step",
             remedy="write learning_rate=0.001, or an optax schedule such as optax.cosine_decay_schedule(0.1, 1000)",
         )
     return number
@@ -144,7 +144,7 @@ class Decay:
 
 
 def scale_by_rate(learning_rate: float | jax.Array) -> optax.GradientTransformation:
-    """Multiplies updates by ``-learning_rate``."""
+    """Returns the transform that multiplies updates by ``-learning_rate``."""
 
     def scale(update: jax.Array) -> jax.Array:
         wide = jnp.promote_types(update.dtype, jnp.float32)
@@ -154,7 +154,7 @@ def scale_by_rate(learning_rate: float | jax.Array) -> optax.GradientTransformat
 
 
 def scaled(*parts: optax.GradientTransformation) -> TransformFactory:
-    """Returns the factory that chains `parts` and then scales by the learning rate."""
+    """Returns the factory of a transform that chains `parts` and then multiplies by minus the learning rate."""
     return lambda learning_rate: optax.chain(*parts, scale_by_rate(learning_rate))
 
 
@@ -198,7 +198,7 @@ def lamb(beta_1: float, beta_2: float, epsilon: float, decay: Decay) -> Transfor
 
 
 def with_rate(factory: Callable[..., optax.GradientTransformation]) -> TransformFactory:
-    """Returns a user's factory (`optax.adam`) that receives the learning rate in the widest dtype of the parameters.
+    """Wraps a user's factory (`optax.adam`) so that it gets the learning rate in the widest dtype of the parameters.
 
     `optax.inject_hyperparams` passes the same dtype to a factory.
     """
@@ -243,11 +243,11 @@ def copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
 
 
 def not_copied(called: str, optimizer: Optimizer) -> ArgumentTypeError:
-    """Returns the error for an optimizer that `called` cannot copy."""
+    """Returns the error for an optimizer whose state prevents `called` (a copy or a pickle)."""
     return ArgumentTypeError(
         f"{called} of an {type(optimizer).__name__} optimizer".replace("an Optimizer optimizer", "an Optimizer"),
-        found=f"{optimizer!r}",
-        rule="optimizer state belongs to the variables that it trains; a copy would train other variables, or none",
+        found=f"{optimizer!r} has state for its variables",
+        rule="the state of an optimizer belongs to the variables that it trains, so it cannot be copied without them",
         remedy="create another optimizer with the same arguments; to transfer this one's state, save a "
         "mirrored.checkpoint.Checkpoint(model=..., optimizer=...) and restore it into the new objects",
     )

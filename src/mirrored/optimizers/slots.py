@@ -1,4 +1,4 @@
-"""The slots of an optimizer: optax state in variables, their layout, and the pure update over them."""
+"""The slots of an optimizer: the variables that hold the optax state, and the pure update over their values."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ class SlotLayout:
                 "Optimizer.apply_gradients",
                 found=f"the transform's state is\n{treedef}\nof shapes {[value.shape for value in stored]} after an "
                 f"update, and\n{self.treedef}\nof shapes {[leaf.shape for leaf in self.leaves]} before it",
-                rule="an update preserves the structure and the shapes of the state",
+                rule="an update must preserve the structure and the shapes of the state",
                 remedy="return a state with the structure that the transform's init returns",
             )
         return [value.astype(leaf.dtype) for value, leaf in zip(stored, self.leaves, strict=True)]
 
 
 def lay_out(transform: optax.GradientTransformation, parameters: Mapping[str, jax.ShapeDtypeStruct]) -> SlotLayout:
-    """Finds the state that `transform` keeps for these parameters by abstract evaluation; computes nothing."""
+    """Returns the layout of the state that `transform` keeps for these parameters, by abstract evaluation."""
     random: list[str | None] = []
 
     def init(arrays: optax.Params) -> Any:
@@ -138,12 +138,12 @@ def _variable_at(path: Path, parameters: Mapping[str, Any], siblings: Mapping[Pa
 
 Arrays = dict[str, jax.Array]
 TransformFactory = Callable[[Any], optax.GradientTransformation]
-"""A function from a learning rate (None for a finished transform) to the transform."""
+"""A function from a learning rate (None for a transformation that contains its own) to the optax transformation."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class SlotKey:
-    """Identifies a slot.
+    """Identifies a slot, a variable that holds one leaf of the optax state.
 
     Attributes:
         address: The path in the optax state, without the variable's name.
@@ -158,7 +158,7 @@ class SlotKey:
 
 @dataclasses.dataclass(frozen=True)
 class UpdatePlan:
-    """What one `apply_gradients` updates: the variables by name, the cohort of each, and the slots in order.
+    """What one `apply_gradients` updates: the variables by name, the cohort (below) of each, and the slots in order.
 
     A *cohort* is a set of variables that were first updated together. They share the state that optax keeps once (a
     step counter). Variables that are added later, or updated in separate calls, form another cohort and start at step
@@ -170,12 +170,12 @@ class UpdatePlan:
     slots: tuple[SlotKey, ...]
 
     def members(self, cohort: int) -> list[str]:
-        """Returns the names of the variables of one cohort."""
+        """Returns the names of those variables of this plan that form one cohort: they were first updated together."""
         return [name for name, own in zip(self.names, self.cohorts, strict=True) if own == cohort]
 
 
 def slot_key(address: str, variable: str | None, cohort: int) -> SlotKey:
-    """Returns the key of a leaf's slot."""
+    """Returns the key of the slot for a state leaf: of one variable, or, without one, of its cohort."""
     return SlotKey(address, cohort=cohort) if variable is None else SlotKey(address, variable=variable)
 
 
@@ -214,7 +214,7 @@ class UpdateRule:
         slots: Sequence[jax.Array],
         extra: Mapping[str, Any],
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Returns the new parameters and slots, with unchanged shapes and dtypes.
+        """Computes the update: returns the new parameters and slots, with unchanged shapes and dtypes.
 
         The transform runs once per cohort, over *all* variables of the call, with that cohort's shared state. Only the
         cohort's own results are kept from its run. So a norm over all gradients covers all gradients of the call, and
@@ -250,7 +250,7 @@ def _applied(parameters: Arrays, updates: Mapping[str, Any]) -> Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class SlotGroup:
-    """A cohort of variables (see `UpdatePlan`) with their shared state.
+    """Variables that were first updated together (a cohort of `UpdatePlan`), with the state that they share.
 
     Attributes:
         variables: The variables, in the order in which they were added.
@@ -298,7 +298,7 @@ class Slots:
 
     @property
     def variables(self) -> list[Variable]:
-        """The slots, in creation order."""
+        """The variables that hold the slots, in creation order."""
         return list(self._slots.values())
 
     def of(self, variable: Variable) -> dict[str, Variable]:
@@ -308,7 +308,7 @@ class Slots:
         return _by_label(found.values())
 
     def groups(self) -> tuple[SlotGroup, ...]:
-        """Returns the variables by group (a cohort of `UpdatePlan`), each group with its shared slots."""
+        """Returns the variables in the groups in which they were first updated, each group with its shared slots."""
         found = []
         for cohort in sorted(set(self._cohorts.values())):
             members = tuple(variable for name, variable in self._seen.items() if self._cohorts[name] == cohort)
@@ -321,7 +321,7 @@ class Slots:
         return [variable for variable in variables if id(variable) not in self._names]
 
     def build(self, variables: Sequence[Variable], learning_rate: float | jax.Array | None) -> None:
-        """Creates the slots of new variables, as one cohort.
+        """Creates the slots of those variables that have none yet, as one cohort: they share one step counter.
 
         Context: cross-replica, or without a strategy.
 
@@ -360,11 +360,11 @@ class Slots:
         return self._plans[identity]
 
     def select(self, plan: UpdatePlan) -> list[Variable]:
-        """Returns the slots of a plan, in its order."""
+        """Returns the variables of the slots that a plan reads and writes, in the order of the plan."""
         return [self._slots[key] for key in plan.slots]
 
     def _initial_state(self, named: dict[str, Variable], learning_rate: float | jax.Array | None) -> list[jax.Array]:
-        """Computes the initial state eagerly, also inside a trace.
+        """Computes the initial state of these variables' slots eagerly, also inside a trace.
 
         In a trace it uses the stored values, that is, the variables' values when the compiled program starts.
         """
@@ -399,7 +399,7 @@ class Slots:
         return name
 
     def _check_shared(self, named: dict[str, Variable], leaves: Sequence[SlotLeaf]) -> None:
-        """Raises if adding variables would change the shape of a shared leaf."""
+        """Raises an error if a leaf that all variables share would change its shape because variables are added."""
         if not self._seen:
             return
         together = self._rule.layout({**self._seen, **named})
@@ -408,7 +408,7 @@ class Slots:
         if wanted != alone:
             raise ArgumentError(
                 "Optimizer.apply_gradients",
-                found=f"new variables {', '.join(named)} for a transform that keeps one state for all of its variables",
+                found=f"{', '.join(named)} are new variables for a transform that keeps one state for all variables",
                 rule="the shape of that state depends on all variables, so none can be added after the first update",
                 remedy="call optimizer.build with all variables before the first step, or use one optimizer per model",
             )

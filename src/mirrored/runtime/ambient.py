@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Ambient:
-    """The context of the code that runs in this thread.
+    """The state that the code in this thread sees implicitly: current strategy, replica, variable store, listeners.
 
     Attributes:
         strategies: The strategies whose scope (or `run`) is open, innermost last.
@@ -45,7 +45,7 @@ class Ambient:
     creators: tuple[Callable[..., Any], ...] = ()
 
     def fork(self, **changes: Any) -> Ambient:
-        """Returns a copy with some fields changed, for another thread or a nested context."""
+        """Returns a copy of this context with some fields changed, for another thread or a nested block."""
         return dataclasses.replace(self, **changes)
 
 
@@ -76,7 +76,7 @@ def entered(context: Ambient) -> Iterator[Ambient]:
 
 @contextmanager
 def within(**changes: Any) -> Iterator[Ambient]:
-    """Changes fields of the ambient context for the block."""
+    """Replaces the ambient context for the block by a copy with some fields changed."""
     with entered(_thread.current.fork(**changes)) as context:
         yield context
 
@@ -89,13 +89,13 @@ def replace_current(context: Ambient) -> None:
     _thread.current = context
 
 
-# Read and write listeners of variables. Tapes are such listeners.
+# Read and write listeners of variables. Tapes are such listeners, and so are the variable stores of traces.
 #
 # They decouple the packages `tape` and `variables`, which do not import each other.
 
 
 class ReadableVariable(Protocol):
-    """The interface of a variable that a listener can use."""
+    """What a read or write listener may use of a variable."""
 
     @property
     def trainable(self) -> bool:
@@ -123,42 +123,42 @@ class ReadableVariable(Protocol):
 
 
 class ReadListener(Protocol):
-    """Is notified of every read and write of a variable in this thread and in the replicas that it runs."""
+    """Object that is called at every read and write of a variable in this thread and in the replicas that it runs."""
 
     def on_read(self, variable: ReadableVariable, value: jax.Array) -> jax.Array:
-        """Returns the value that the reader receives: a box around `value`, or `value` itself."""
+        """Returns what the reader receives for `value`: an array that a tape tracks (a box), or `value` itself."""
         ...
 
     def on_write(self) -> None:
-        """Is called before one or several variables are assigned."""
+        """Called before one or several variables are assigned."""
         ...
 
     def tracks(self, value: object) -> bool:
-        """Returns whether operations on this array are recorded."""
+        """Returns whether this listener records operations on `value`, as a tape does for arrays that it tracks."""
         ...
 
 
 def listen(listener: ReadListener) -> None:
-    """Registers `listener` in this thread, as the innermost one."""
+    """Registers a listener of reads and writes of variables in this thread, as the innermost one."""
     here = ambient()
     replace_current(here.fork(listeners=(*here.listeners, listener)))
 
 
 def unlisten(listener: ReadListener) -> None:
-    """Unregisters `listener`."""
+    """Unregisters a listener that `listen` has registered in this thread."""
     here = ambient()
     replace_current(here.fork(listeners=tuple(one for one in here.listeners if one is not listener)))
 
 
 def announce_read(variable: ReadableVariable, value: jax.Array) -> jax.Array:
-    """Passes a value read from `variable` through the listeners, outermost first."""
+    """Passes a value read from `variable` through all listeners, outermost first, and returns what the reader gets."""
     for listener in ambient().listeners:
         value = listener.on_read(variable, value)
     return value
 
 
 def is_tracked(value: object) -> bool:
-    """Returns whether a listener records operations on this array."""
+    """Returns whether a listener of this thread (a tape) records operations on this array."""
     return any(listener.tracks(value) for listener in ambient().listeners)
 
 

@@ -40,7 +40,7 @@ def set_distributors(
 
 
 def distribute_dataset(strategy: object, dataset: object, options: object) -> Any:
-    """Returns a distributed dataset that splits the global batches of a dataset."""
+    """Returns a distributed dataset that splits each global batch of `dataset` into per-replica batches."""
     return _distributors["dataset"](strategy, dataset, options)
 
 
@@ -50,12 +50,12 @@ def distribute_from_function(strategy: object, dataset_fn: Callable[..., Any], o
 
 
 def make_dataset_iterator(strategy: object, dataset: object) -> Any:
-    """Returns a reinitializable iterator over a dataset of global batches."""
+    """Returns a TensorFlow 1 iterator over a dataset of global batches, which can be initialized again."""
     return _distributors["dataset_iterator"](strategy, dataset)
 
 
 def make_input_fn_iterator(strategy: object, input_fn: Callable[..., Any], replication_mode: object) -> Any:
-    """Returns a reinitializable iterator over the dataset that a function returns."""
+    """Returns a TensorFlow 1 iterator over the dataset that `input_fn` returns, which can be initialized again."""
     return _distributors["input_fn_iterator"](strategy, input_fn, replication_mode)
 
 
@@ -65,12 +65,12 @@ _summary: list[Callable[[], Any]] = []
 
 
 def set_summary(load: Callable[[], Any]) -> None:
-    """Registers what imports the module with the names of `tf.summary`."""
+    """Registers `load`, which imports and returns the module with the names of `tf.summary`."""
     _summary[:] = [load]
 
 
 def summary() -> Any:
-    """Returns the module with the names of `tf.summary`."""
+    """Returns the module with the names of `tf.summary`, which `set_summary` has registered."""
     return _summary[0]()
 
 
@@ -85,7 +85,7 @@ _warned: set[str] = set()
 
 
 def set_bridges(bridges: Mapping[str, str], roots: Mapping[str, str]) -> None:
-    """Registers the bridges: the modules of `mirrored` that connect frameworks.
+    """Registers the modules ("bridges") that connect other frameworks, such as Keras and Flax, to `mirrored`.
 
     Args:
         bridges: The bridge of each framework, by the framework module whose presence in `sys.modules` shows its use.
@@ -96,7 +96,7 @@ def set_bridges(bridges: Mapping[str, str], roots: Mapping[str, str]) -> None:
 
 
 def connect() -> None:
-    """Connects the frameworks that the program has imported, if this installation has bridges to them."""
+    """Connects to `mirrored` the frameworks that the program has imported, by their bridges (see `set_bridges`)."""
     for framework, bridge in _bridges.items():
         if framework in sys.modules and importlib.util.find_spec(bridge) is not None:
             module = importlib.import_module(bridge)
@@ -107,7 +107,7 @@ def connect() -> None:
 
 
 def watch_imports() -> Finder | None:
-    """Connects frameworks at their import from now on. Returns None if all of them are already imported."""
+    """Connects frameworks when they are imported, by the returned finder; None if all are imported already."""
     for root, shown_by in _roots.items():
         if root in sys.modules and shown_by not in sys.modules:
             _warn_of_backend(root)
@@ -142,7 +142,7 @@ def _warn_of_backend(root: str) -> None:
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Import finder that delegates to the other finders and connects a framework at the end of its import."""
+    """Import finder that delegates to the other finders, and calls `connect` at the end of a framework's import."""
 
     def __init__(self, awaited: Sequence[str]) -> None:
         self._awaited = awaited
@@ -151,7 +151,7 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Returns the spec that Python finds, with a loader that connects the framework."""
+        """Returns the spec that the other finders return, with a loader that then calls `connect`."""
         if fullname not in self._awaited or getattr(self._asking, "now", False):
             return None
         self._asking.now = True
@@ -165,7 +165,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Delegates to another loader and then calls `connect`."""
+    """Module loader that delegates to another loader and then calls `connect`."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
@@ -191,14 +191,14 @@ _MAX_VARIANTS: Final = 8
 
 
 class IteratedWhileTracing(BaseException):
-    """Signals that a dataset is iterated while a function is traced. The function is then driven from Python.
+    """Raised when a dataset is iterated while a function is traced; the function then runs as Python at every call.
 
     It is not an `Exception`: user code that catches `Exception` must not handle it, or its handler would be traced.
     """
 
 
 class EndOfElements(StopIteration):
-    """The end of a dataset inside a driven function. It ends a `for` loop there.
+    """The end of a dataset inside a function that runs as Python because it iterates. It ends a `for` loop there.
 
     Args:
         error: The error that the caller of the driven function receives if no loop handles the end.
@@ -210,7 +210,7 @@ class EndOfElements(StopIteration):
 
 
 def stop_iteration(error: Callable[[], Exception]) -> StopIteration:
-    """Returns the exception that `__next__` of a dataset's iterator raises at the end.
+    """Returns the exception that `__next__` of a dataset's iterator must raise at the end of the dataset.
 
     Args:
         error: Creates the error for the caller of a driven function. A StopIteration must not leave the function, where
@@ -220,7 +220,7 @@ def stop_iteration(error: Callable[[], Exception]) -> StopIteration:
 
 
 def note_iteration() -> None:
-    """Reports an iteration: a dataset calls it in `__iter__`, and its iterator for every element.
+    """Stops a trace in which a dataset is iterated. Called by a dataset's `__iter__`, and for every element.
 
     Raises:
         IteratedWhileTracing: A function is being traced.
@@ -231,7 +231,7 @@ def note_iteration() -> None:
 
 
 class Driver:
-    """Cache of the compiled replica functions of one driven function.
+    """Compiles and caches the replica functions that one function passes to `run`; that function runs as Python.
 
     A replica function that is defined inside the driven function is a new object at each call. So the cache key is its
     code and the identities of the objects that it closes over.
@@ -246,7 +246,7 @@ class Driver:
         self._variants: dict[Any, int] = {}
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the compiled form of `function`, or `function` itself after too many different closures."""
+        """Returns the compiled replica function; or `function` itself, after too many variants of its closure."""
         code = getattr(function, "__code__", function)
         key = (code, _closed_over(function), id(getattr(function, "__self__", None)))
         if key not in self._compiled:
@@ -259,7 +259,7 @@ class Driver:
 
     @property
     def trace_count(self) -> int:
-        """The number of traces of all functions in the cache."""
+        """The number of times that the replica functions in the cache have been traced."""
         return sum(compiled.trace_count for compiled, _ in self._compiled.values())
 
 

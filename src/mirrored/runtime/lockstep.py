@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 # Runs local replicas in lock-step, in threads of which exactly one runs at a time.
 #
+# *Local* replicas are those that one runner executes: in an eager run those of this process, on all of its devices; in
+# a compiled run those of one device (its virtual replicas), whose trace stands for every device.
+#
 # Each replica runs until it calls a merge, and waits there at a barrier. When all replicas have arrived, the merge runs
 # once, in the thread that started them (the driver). Then the replicas continue in index order. If the merge raises an
 # `Exception`, its assignments are undone and every replica raises it where it waits, as if it had run the merge itself.
@@ -41,7 +44,7 @@ _carriers: list[Carrier] = []
 
 
 def carry(carrier: Carrier) -> None:
-    """Registers thread-local state that replica threads inherit.
+    """Registers a function that copies some thread-local state to replica threads when a run starts.
 
     Args:
         carrier: Captures the state. It is called in the thread that starts a run; the function that it returns is
@@ -82,11 +85,11 @@ def or_undone(call: Callable[[], T]) -> T:
 
 
 class _Unwind(BaseException):
-    """Ends a replica that waits at a merge that cannot run. Not an `Exception`: user code must not catch it."""
+    """Raised in a replica that waits at a merge that will not run, to end it. User code must not catch it."""
 
 
 class _Replica:
-    """One replica's thread, and the two queues by which it and the driver hand each other the turn to run."""
+    """One replica's thread. It and the driver (the thread that starts all replicas) take turns by two queues."""
 
     def __init__(
         self,
@@ -145,12 +148,12 @@ class _Replica:
             self._driver_turn.put(None)
 
     def proceed(self) -> None:
-        """Driver: runs this replica until it waits at a merge or ends."""
+        """Called by the driver: runs this replica until it waits at a merge or ends."""
         self._replica_turn.put(None)
         self._driver_turn.get()
 
     def wait_at(self, merge: Merge, payload: list[Any]) -> Any:
-        """Replica: hands the turn to the driver. When it continues, returns the merge's result or raises its error."""
+        """Called by the replica: waits until the driver has run the merge. Returns its result or raises its error."""
         self.merge, self.payload = merge, payload
         self._driver_turn.put(None)
         self._replica_turn.get()
@@ -166,7 +169,7 @@ class _Replica:
         return merge_result
 
     def unwind(self) -> None:
-        """Driver: ends and joins the replica wherever it is. Can be called again if an exception interrupts it."""
+        """Called by the driver: ends and joins this replica wherever it is. Can be repeated after an interruption."""
         self._unwinding = True
         has_begun = not self._claim.take("driver")
         if not has_begun:
@@ -181,7 +184,7 @@ class _Replica:
 
 
 def _unwind(replicas: Sequence[_Replica]) -> None:
-    """Ends and joins all replicas even if exceptions interrupt it, and then raises the first of these exceptions.
+    """Ends and joins all replicas, even if exceptions interrupt the wait; then raises the first of these.
 
     A replica ends when it reaches a merge or its end. If the user interrupts the wait several times, the thread is
     abandoned, and its assignments are dropped.
@@ -202,7 +205,7 @@ def _unwind(replicas: Sequence[_Replica]) -> None:
 
 
 class LockStep:
-    """Runs one function per local replica, in lock-step."""
+    """Runs one function per local replica in threads, one at a time, from one merge to the next."""
 
     def __init__(self, called: str) -> None:
         self._called = called
@@ -233,7 +236,7 @@ class LockStep:
             self._replicas = []
 
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
-        """Replica: waits at the barrier of `merge` and returns this replica's result."""
+        """Called by a replica: waits until all replicas have called the merge, and returns this replica's result."""
         thread = threading.current_thread()
         for replica in self._replicas:
             if replica._thread is thread:
@@ -241,8 +244,8 @@ class LockStep:
         raise MergeError(
             merge.name,
             found=f"it was called in thread {thread.name!r}, which is not a replica thread",
-            rule="a merge must be called by the replica function itself",
-            remedy="call it in the replica function, not in a thread or callback that it starts",
+            rule="collectives and merge_call must be called in the replica function's own thread",
+            remedy="call it in the replica function, not in a thread or callback that the function starts",
         )
 
     def _turn(self, replicas: Sequence[_Replica]) -> list[_Replica]:
@@ -264,14 +267,14 @@ class LockStep:
                 raise MergeError(
                     self._called,
                     found=f"replica 0 called {merge.name} while replica {replica.index} called {replica.merge.name}",
-                    rule="all replicas call the same merges in the same order",
-                    remedy="do not call a merge or collective in a Python branch that depends on the replica id",
+                    rule="every replica must make the same collective and merge_call calls, in the same order",
+                    remedy="do not call them in a Python branch that depends on the replica id",
                 )
             if replica.merge.tapes != merge.tapes:
                 raise MergeError(
                     merge.name,
                     found=f"{_tapes(merge)} it in replica 0 and {_tapes(replica.merge)} it in replica {replica.index}",
-                    rule="the backward pass of a collective is a collective: every replica must record it, or none",
+                    rule="the gradient of a collective is a collective, so all replicas must record it, or none",
                     remedy="open the tape in every replica, or in none: not in a Python branch that depends on the "
                     "replica id",
                 )
@@ -292,8 +295,8 @@ class LockStep:
         raise MergeError(
             self._called,
             found=f"replica {waiting[0].index} waits at {merge.name}, but replicas {ended} returned without calling it",
-            rule="all replicas call merges the same number of times; otherwise the barrier would deadlock",
-            remedy="make every replica call it the same number of times, also with an empty per-replica batch",
+            rule="every replica must make the same collective and merge_call calls, equally often",
+            remedy=f"call {merge.name} the same number of times on every replica, also with an empty per-replica batch",
         )
 
 
@@ -315,7 +318,7 @@ def _tapes(merge: Merge) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Merge:
-    """An operation over all local replicas at once.
+    """An operation over all local replicas at once, such as a collective or `merge_call`.
 
     Attributes:
         name: What the user called, for messages: ``"ReplicaContext.all_reduce"``.
@@ -339,10 +342,10 @@ class Merge:
 
 @runtime_checkable
 class RecordsMerges(Protocol):
-    """A JAX trace that a replica opens and that takes part in merges. The trace of a tape does."""
+    """Interface of a JAX trace that records merges: that of a tape which a replica has opened."""
 
     def process_merge(self, merge: Merge, payload: list[Any]) -> list[Any]:
-        """Waits at the merge with the unwrapped payload, records the merge, and returns wrapped results."""
+        """Waits at the merge with the concrete arrays of `payload`, records the merge, and returns tracked results."""
         ...
 
 
@@ -373,16 +376,16 @@ class ReplicaRunner(abc.ABC):
     creations: dict[tuple[int, str], int]
 
     def current_store(self) -> VariableStore:
-        """Returns the store for replicas that start now: an `OverlayStore` over `store` in a merge that it stages."""
+        """Returns the store for replicas that start now: `store`, or its overlay in a merge that is differentiated."""
         here = ambient()
         return here.store if here.runner is self and isinstance(here.store, OverlayStore) else self.store
 
     def trace_key(self, local: int) -> Hashable:
-        """Returns the token of a local replica in the keys of JAX's tracing caches."""
+        """Returns the token that separates a local replica's entries in JAX's tracing caches from those of others."""
         return self.device_assignment.num_replicas, local
 
     def tell_apart(self, local: int) -> None:
-        """Gives a jitted helper that is being traced its own cache entry per replica.
+        """Gives every jitted helper its own cache entry per replica, if JAX is tracing one now.
 
         Called when user code reads the replica id or the number of replicas, or calls a merge under a transform. The
         helper's trace then contains replica-specific constants, so JAX must not reuse it for other replicas.
@@ -420,7 +423,7 @@ class ReplicaRunner(abc.ABC):
 
     @abc.abstractmethod
     def group(self, components: Sequence[Any]) -> Any:
-        """Returns the cross-replica value of one component per local replica."""
+        """Returns the value in cross-replica context whose components on the local replicas are `components`."""
 
     @abc.abstractmethod
     def is_shared(self, components: Sequence[Any]) -> bool:
@@ -431,16 +434,16 @@ class ReplicaRunner(abc.ABC):
         """Returns a local replica's component of a cross-replica value."""
 
     def components_each(self, value: Leaf) -> list[Any]:
-        """Returns what each local replica receives of a merge's result, each with its own gradient."""
+        """Returns each local replica's component of a merge's result, such that each has its own gradient."""
         return [self.component(value, local) for local in range(self.num_local)]
 
     @abc.abstractmethod
     def reduced_component(self, value: jax.Array, local: int) -> Any:
-        """Returns a local replica's copy of the result of a collective: a per-replica value, equal on all replicas."""
+        """Returns a local replica's copy of a collective's result `value`, which is equal on all replicas."""
 
 
 def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
-    """Waits for the other local replicas at `merge` and returns this replica's result.
+    """Waits until all local replicas have called this merge, runs it once for all, and returns this replica's result.
 
     Context: replica context. With one local replica the merge runs in place, so that enclosing tapes record its
     operations like any others.
@@ -478,7 +481,8 @@ def _refused(merge: Merge) -> MergeError:
     return MergeError(
         merge.name,
         found=f"it was called under a JAX transform inside the replica function ({type(current_trace()).__name__})",
-        rule="a transform supports only all_reduce and all_gather; other merges run Python code once for all replicas, "
-        "so they must be called in the replica function itself or under a GradientTape",
-        remedy="call it outside the jit/scan/cond/vmap, on the value that the transform returns",
+        rule="only all_reduce and all_gather can be called inside jit, scan, cond or vmap; "
+        f"{merge.name} runs Python code once for all replicas",
+        remedy="call it in the replica function itself, on the value that the transform returns (a GradientTape is "
+        "no transform)",
     )

@@ -1,6 +1,6 @@
-"""`OverlayStore`: stages the assignments of a function while it is differentiated.
+"""`OverlayStore`: holds back the assignments of a function while JAX differentiates the function.
 
-During the differentiation the assigned values are its tracers, which must not reach another store. The overlay
+During the differentiation the assigned values are tracers, which must not reach another store. The overlay
 collects them. When the differentiation is complete, the values are known, and `settle` assigns them to the store
 below.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class OverlayStore(VariableStore):
-    """A variable store over another one: reads fall through, assignments are staged until `settle`.
+    """A variable store over another one: other variables are read there, and assignments wait for `settle`.
 
     Args:
         below: The store to read variables from that are not assigned here; None means their storage.
@@ -42,17 +42,17 @@ class OverlayStore(VariableStore):
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Makes this the current store for the block, and for runs inside it."""
+        """Makes this store the current one for the block, and for runs inside the block."""
         self.base_trace = current_trace()
         with within(store=self):
             yield
 
     def values(self) -> list[Any]:
-        """Returns the assigned values, in order of assignment."""
+        """Returns the values assigned so far (tracers of the differentiation), in order of assignment."""
         return [jnp.asarray(value) for _, value, _ in self._staged.values()]
 
     def settle(self, values: Sequence[Any]) -> None:
-        """Assigns the staged variables in the store below.
+        """Assigns the staged variables in the store below, after the differentiation.
 
         Args:
             values: The concrete values for the tracers that `values` has returned, in the same order.
@@ -130,7 +130,7 @@ class OverlayStore(VariableStore):
 
 
 def assignments_apart(function: Callable[..., Any]) -> tuple[OverlayStore, Callable[..., Any]]:
-    """Returns an overlay of the current store, and `function` wrapped so that its assignments are staged there."""
+    """Returns an overlay over the current store, and `function` wrapped so that it assigns variables in the overlay."""
     here = ambient()
     overlay = OverlayStore(here.store, here.runner)
 

@@ -1,8 +1,8 @@
 """Variable stores: stage the reads and assignments of variables of a run or a traced function.
 
 - No store (``ambient().store is None``): reads and assignments access the variables' storage directly.
-- `FunctionStore`: for a function that is traced. A read returns a capture tracer, and an assignment is staged as an
-  extra result of the program.
+- `FunctionStore`: for a function that is traced. An assignment is staged as an extra result of the program. A read
+  returns the staged value, or a capture tracer before the first assignment.
 - `ReplicaStore`: for one `run`. Every local replica has its own staged values, which are committed together at the end.
 
 Staged values reach the variables' storage only if the run or function succeeds. A failure leaves variables unchanged.
@@ -29,7 +29,7 @@ V = TypeVar("V")
 
 
 class VariableLike(ReadableVariable, Protocol):
-    """The interface of a variable that a store uses."""
+    """What a variable store uses of a variable."""
 
     name: str
     device_assignment: Any
@@ -71,21 +71,22 @@ class Bookkeeping:
 
 
 class Created(list[Any], Bookkeeping):
-    """The variables created during a trace."""
+    """The list of variables created during a trace."""
 
 
 class Held(NamedTuple):
-    """A variable and its value in a trace: its capture tracer, or its newest value."""
+    """A variable and its value in a trace: the capture tracer for its value before, or the value assigned last."""
 
     variable: VariableLike
     value: Any
 
 
 class VariableStore(abc.ABC):
-    """Stages reads and assignments of variables above their storage.
+    """Where variables are read and assigned during a run or trace, instead of in their storage.
 
     Attributes:
-        captures: Whether the store belongs to a trace, so that reads under nested transforms are captured.
+        captures: Whether the store belongs to the trace of a function or run. A read then returns a tracer that may
+            also be used under nested transforms (`jit`, `scan`, ...), out of which JAX hoists it as a constant.
         base_trace: The JAX trace that the store belongs to.
         num_local: The number of local replicas whose components it distinguishes.
         under_tape: Whether a tape records the traced code as one operation. A value that is read after an assignment
@@ -128,39 +129,39 @@ class VariableStore(abc.ABC):
         """Returns a function that restores what is staged for `variable` now."""
 
     def outermost(self) -> VariableStore:
-        """Returns the store of the enclosing function or run: `self`, except for the store of a branch or loop body."""
+        """Returns the store of the enclosing function or run: this one, unless it belongs to a branch or loop body."""
         return self
 
     def on_read(self, variable: object, value: jax.Array) -> Any:
-        """Implements `ReadListener`: returns the value, and records that a jitted helper being traced captures it."""
+        """Implements `ReadListener`: returns `value`, and notes if a jitted helper that JAX is tracing captures it."""
         trace = recording_parent(current_trace())
         if trace is not self.base_trace and trace is not getattr(ambient().store, "base_trace", None):
             caches.note_read()
         return value
 
     def on_write(self) -> None:
-        """Implements `ReadListener`: a jitted helper that has captured the old value must be traced again."""
+        """Implements `ReadListener`: makes JAX trace jitted helpers again, which may have captured the old value."""
         caches.renew()
 
     def tracks(self, value: object) -> bool:
-        """Implements `ReadListener`: a store does not record operations."""
+        """Implements `ReadListener`: returns False, because a store does not record operations."""
         return False
 
     @abc.abstractmethod
     def whole(self, variable: VariableLike) -> Any:
-        """Returns the whole value: mirrored, or stacked ``[replicas, ...]`` if per replica. Cross-replica context."""
+        """Reads the whole value: mirrored, or stacked ``[replicas, ...]`` if per replica. Cross-replica context."""
 
     @abc.abstractmethod
     def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
-        """Stages the whole value. Cross-replica context."""
+        """Assigns a variable's whole value in this store. Cross-replica context."""
 
     @abc.abstractmethod
     def local(self, variable: VariableLike, replica: int) -> Any:
-        """Returns a local replica's component. Replica context."""
+        """Reads a local replica's component of a variable. Replica context."""
 
     @abc.abstractmethod
     def set_local(self, variable: VariableLike, replica: int, value: jax.Array, where: str) -> None:
-        """Stages a local replica's component. Replica context."""
+        """Assigns a local replica's component of a variable in this store. Replica context."""
 
     @abc.abstractmethod
     def created(self, variable: VariableLike) -> None:
@@ -185,7 +186,7 @@ def _read_again_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[An
 
 @jax.custom_jvp
 def components_of(stacked: jax.Array, one: jax.Array) -> Any:
-    """The `stacked` components ``[replicas, ...]`` of a sync-on-read variable, all with the derivative of `one`.
+    """Returns `stacked`, a sync-on-read variable's components, such that each has the derivative of `one`.
 
     The gradient with respect to such a variable is the sum of those with respect to its components.
     """
@@ -198,14 +199,14 @@ def _components_of_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple
 
 
 def announced_components(variable: VariableLike, stacked: jax.Array) -> Any:
-    """Announces the read of a sync-on-read variable's components ``[replicas, ...]``, of which a tape knows one."""
+    """Announces the read of a sync-on-read variable to tapes, as that of one component, and returns all components."""
     if not jnp.issubdtype(variable.dtype, jnp.inexact):
         return stacked
     return components_of(stacked, announce_read(variable, jax.lax.stop_gradient(stacked[0])))
 
 
 class FunctionStore(VariableStore):
-    """One trace of a compiled function.
+    """The variables that are read and assigned in one trace of a compiled function.
 
     Args:
         under_tape: See the attribute of `VariableStore`.
@@ -277,7 +278,7 @@ def _of_variable(variable: VariableLike, newest: jax.Array, before: Callable[[An
 
 @dataclasses.dataclass
 class StagedAssignment(Bookkeeping):
-    """A variable's new values in a run.
+    """The values that the local replicas of a run have assigned to one variable.
 
     Attributes:
         variable: The variable.
@@ -293,7 +294,7 @@ class StagedAssignment(Bookkeeping):
 
 
 class ReplicaStore(VariableStore):
-    """One run: each local replica's staged values, over the values from before the run.
+    """The variables in one run: what each local replica has assigned, over the values from before the run.
 
     A subclass defines where the values from before the run come from, and how components and whole values convert.
 
@@ -308,15 +309,15 @@ class ReplicaStore(VariableStore):
 
     @abc.abstractmethod
     def before(self, variable: VariableLike, replica: int) -> Any:
-        """Returns a local replica's component from before the run."""
+        """Returns a local replica's component of a variable from before the run."""
 
     @abc.abstractmethod
     def whole_before(self, variable: VariableLike) -> Any:
-        """Returns the whole value from before the run."""
+        """Returns a variable's whole value from before the run."""
 
     @abc.abstractmethod
     def join(self, variable: VariableLike, components: Sequence[Any], where: Sequence[str]) -> Any:
-        """Returns the whole value of a variable from its assigned local components.
+        """Returns the whole value of a variable, given the components that the local replicas have assigned.
 
         Raises:
             ReplicaDivergenceError: The components of a mirrored variable differ.
@@ -324,7 +325,7 @@ class ReplicaStore(VariableStore):
 
     @abc.abstractmethod
     def split(self, value: jax.Array, replica: int) -> Any:
-        """Returns a local replica's component of a whole value."""
+        """Returns a local replica's component of a variable's whole value."""
 
     def local(self, variable: VariableLike, replica: int) -> Any:
         entry = self.staged.get(id(variable))
@@ -374,7 +375,7 @@ class ReplicaStore(VariableStore):
 
 @dataclasses.dataclass(frozen=True)
 class Captured(Bookkeeping):
-    """The source of a capture tracer in a traced run: a variable, or one local replica's component of it."""
+    """What a capture tracer in a traced run stands for: a variable, or one local replica's component of it."""
 
     variable: VariableLike
     local: int | None
@@ -384,7 +385,7 @@ class Captured(Bookkeeping):
 
 
 class LocalReplicas(Protocol):
-    """The interface of a replica runner that a `TracedReplicaStore` uses."""
+    """What a `TracedReplicaStore` uses of the replica runner of its run."""
 
     num_local: int
 
@@ -393,12 +394,12 @@ class LocalReplicas(Protocol):
         ...
 
     def component(self, value: Leaf, local: int) -> Any:
-        """Returns what a local replica receives of a cross-replica value."""
+        """Returns a local replica's component of a cross-replica value."""
         ...
 
 
 class TracedReplicaStore(ReplicaStore):
-    """A run that is traced: a read of a value from before the run captures it as an operand of the program.
+    """The variables in one traced run: a value from before the run becomes an operand of the program when it is read.
 
     Args:
         replicas: The local replicas of the run.

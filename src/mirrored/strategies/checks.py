@@ -45,7 +45,7 @@ def refuse_in_replica(method: str) -> None:
     raise ContextError(
         f"Strategy.{method}",
         found="it was called inside a replica",
-        rule="it needs the cross-replica context",
+        rule=f"{method} can be called only in cross-replica context",
         remedy="call it outside the function given to run, or inside get_replica_context().merge_call(fn)",
     )
 
@@ -61,7 +61,7 @@ def refuse_mixing(strategy: Strategy, method: str) -> None:
         return
     raise ContextError(
         f"Strategy.{method}",
-        found=f"{strategy!r} inside the scope of {strategies[-1]!r}",
+        found=f"{strategy!r} was used inside the scope of {strategies[-1]!r}",
         rule="scopes and runs of different strategies cannot be nested",
         remedy="leave the other strategy's scope first, or use one strategy for both",
     )
@@ -114,14 +114,14 @@ def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: in
 _REDUCE = "reduce it first (get_replica_context().all_reduce(ReduceOp.MEAN, value))"
 _MIRRORED = (
     "mirrored variable",
-    "a mirrored variable is equal on all replicas at all times; a value that depends on the per-replica batch, "
+    "a mirrored variable must be equal on all replicas at all times; a value that depends on the per-replica batch, "
     "on the replica id or on per-replica state must be reduced first",
     f"{_REDUCE}, create the variable with aggregation=VariableAggregation.MEAN, or make it sync-on-read "
     "(synchronization=VariableSynchronization.ON_READ)",
 )
 _PLAIN = (
     "variable (made outside of strategy.scope())",
-    "a variable that was made outside of strategy.scope() has one value for all replicas, which all of them assign",
+    "a variable that was made outside of strategy.scope() has one value, so all replicas must assign the same value",
     f"{_REDUCE}, or make the variable (or the metric, layer or optimizer that it belongs to) inside "
     "`with strategy.scope():`, as sync-on-read if each replica should have its own value",
 )
@@ -136,7 +136,7 @@ _REMEDY: Final = (
 
 
 class OutSpecs:
-    """The caller's declaration of which results of `run` are replicated.
+    """The argument `out_specs` of `run`: which results are replicated (equal on all replicas).
 
     Args:
         specs: A tree prefix of the result, with ``PartitionSpec()`` for replicated results and
@@ -153,7 +153,7 @@ class OutSpecs:
             if spec not in (PartitionSpec(), PartitionSpec(AXIS)) or not _is_spec(spec):
                 raise ArgumentError(
                     "Strategy.run",
-                    found=f"{spec!r} in out_specs",
+                    found=f"out_specs contains {spec!r}",
                     rule="a result is either equal on all replicas, PartitionSpec(), or per replica, "
                     f"PartitionSpec({AXIS!r})",
                     remedy="write out_specs=(PartitionSpec(), PartitionSpec('replica')) for a pair of a state and "
@@ -162,7 +162,7 @@ class OutSpecs:
 
     @property
     def key(self) -> Hashable:
-        """A cache key. Equal declarations have equal keys."""
+        """A cache key, equal for equal `out_specs`."""
         return (self._treedef, tuple(self._specs)) if self.is_given else None
 
     def replicated(self, result: PyTree) -> list[bool]:
@@ -179,9 +179,9 @@ class OutSpecs:
         except ValueError as error:
             raise StructureError(
                 "Strategy.run",
-                found=f"out_specs of structure {self._treedef} for a result of structure "
+                found=f"out_specs has the structure {self._treedef}, the result has the structure "
                 f"{structures.flatten(result)[1]}: {error}",
-                rule="out_specs is a tree prefix of what the replica function returns",
+                rule="out_specs must be a tree prefix of what the replica function returns",
                 remedy="pass one PartitionSpec for each element of the returned tuple",
             ) from None
         return [
@@ -191,7 +191,7 @@ class OutSpecs:
         ]
 
     def as_arrays(self, result: PyTree) -> Any:
-        """Converts the declared leaves of the only replica's result to arrays."""
+        """Converts the leaves that are declared replicated, in the result of the only replica, to arrays."""
         leaves, treedef = structures.flatten(result)
         declared = zip(leaves, self.replicated(result), strict=True)
         return structures.unflatten(treedef, [as_array(leaf) if equal else leaf for leaf, equal in declared])
@@ -209,13 +209,13 @@ def not_replicated(label: str, found: str) -> ReplicaDivergenceError:
     return ReplicaDivergenceError(
         "Strategy.run",
         found=f"{label}, declared equal on all replicas by out_specs, would differ between them. {found}",
-        rule="PartitionSpec() declares a result that is replicated: computed from replicated and reduced values only",
+        rule="a result declared by PartitionSpec() must be computed from replicated and reduced values only",
         remedy=_REMEDY,
     )
 
 
 def warn_if_fed_back(fn: Callable[..., Any], arguments: PyTree) -> Makers:
-    """Warns if `fn` receives its own per-replica results, computed from values that were replicated.
+    """Warns if `fn` receives per-replica results that an earlier run of `fn` computed from replicated values.
 
     Such a value is model state that has begun to diverge. A value that was per replica from the start is intended.
 
@@ -280,7 +280,7 @@ def _code_of(fn: Callable[..., Any]) -> Any:
 
 
 def checked_components(components: Sequence[Any], bits: Callable[[Any], bytes], label: str) -> None:
-    """Checks that the replicas' values of a declared result are bit-identical.
+    """Checks that a result that `out_specs` declares replicated is bit-identical on all replicas.
 
     Raises:
         ReplicaDivergenceError: Two values differ.

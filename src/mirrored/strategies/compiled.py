@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 def run_compiled(
     strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs
 ) -> Any:
-    """Traces one run into the current program. Context: cross-replica, while a `function` is traced."""
+    """Traces one `run` into the program of the function that is being traced. Context: cross-replica."""
     return _Run(strategy, specs).result(fn, args, kwargs)
 
 
 @dataclasses.dataclass
 class _Output:
-    """One leaf of the result: a shared object, or the position of its components among the body's outputs.
+    """One leaf of the result of `run`: a shared object, or the position of its components in the body's outputs.
 
     Attributes:
         shared: The object, if all replicas return the same one.
@@ -115,7 +115,7 @@ class _Run:
         return self._bind(body)
 
     def _without_gradients(self, body: Body) -> Body:
-        """Returns the body without its gradient outputs, and warns if they belong to a loss with a wrong scale.
+        """Returns the body without the gradients that it outputs for a check; warns if their loss has a wrong scale.
 
         Tracing appends the gradients that optimizers sum to the outputs, so that the loss scaling analysis finds them.
         """
@@ -164,8 +164,8 @@ class _Run:
         if not all(isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)) for leaf in column):
             raise StructureError(
                 "Strategy.run",
-                found=f"results of types {', '.join(type(leaf).__name__ for leaf in column)} for one leaf",
-                rule="inside a compiled function, replicas return arrays, or all replicas return the same object",
+                found=f"the replicas returned {', '.join(type(leaf).__name__ for leaf in column)} for the same leaf",
+                rule="inside a compiled function, replicas must return arrays, or all of them the same object",
                 remedy="return arrays of one shape on every replica, or run eagerly",
             )
         start = len(flat)
@@ -254,11 +254,11 @@ class _Run:
         return self._finish(list(stacked), mirrored)
 
     def _in_rows(self, value: object) -> bool:
-        """Returns whether a replicated operand or result enters or leaves the run as one row per device."""
+        """Returns whether a replicated value enters or leaves the run as one row per device (see `one_row_each`)."""
         return self._fixed_order and tracing_runner.has_gradient(value)
 
     def _operands(self, body: Body) -> tuple[list[Any], list[_Source]]:
-        """Returns one operand per captured variable or outer value, and the kind of each.
+        """Returns the operands of the run for the body's constants: one per variable or outer value; and their kinds.
 
         A per-replica variable can have several constants in the body, one per local replica, but is one operand.
         """
@@ -356,12 +356,12 @@ class _Component:
     local: int | None
 
     def local_value(self, parts: Sequence[Any]) -> Any:
-        """Returns the constant's value from one device's operands, which hold lists of local components."""
+        """Returns the value of this constant, given one device's operands: lists where local replicas differ."""
         return parts[self.place] if self.local is None else parts[self.place][self.local]
 
 
 def _as_passed(leaf: Leaf) -> Any:
-    """Replaces the capture tracer of an argument that a replica returns unchanged by the argument itself."""
+    """Returns the argument itself for the capture tracer of an argument that a replica returns unchanged."""
     is_passed = isinstance(leaf, CaptureTracer) and isinstance(leaf.source, Passed)
     return leaf.source.value if is_passed else leaf
 
@@ -386,7 +386,7 @@ def _warn_of_mean(called: str, mean: Mean, replicas: int) -> None:
     warnings.warn(
         f"{called} sums the gradients of {replicas} replicas, and the loss{where} is averaged over the {mean.size} "
         f"examples of one replica: the step is {replicas} times too large\n"
-        "  rule:   a replica's loss is its contribution to the mean over the global batch\n"
+        "  rule:   a replica's loss must be its contribution to the mean over the global batch\n"
         "  remedy: loss = mirrored.losses.average_loss(per_example_losses), or divide the mean by "
         "get_strategy().num_replicas_in_sync",
         LossScaleWarning,

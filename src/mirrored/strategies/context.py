@@ -131,7 +131,7 @@ class ReplicaContext:
         return structures.unflatten(treedef, results)
 
     def _all_rows(self, op: ReduceOp, rows: SparseRows) -> SparseRows:
-        """Returns the rows of all replicas, concatenated; for a mean, divided by the number of replicas."""
+        """Returns the sparse rows of all replicas, concatenated; for a mean, divided by the number of replicas."""
         check_sums_rows("ReplicaContext.all_reduce", rows, op)
         values, indices = self.all_gather([rows.values, rows.indices], 0)
         return type(rows)(
@@ -179,7 +179,7 @@ class ReplicaContext:
         if here is not None and here is not self and here.strategy is not self._strategy:
             raise ContextError(
                 f"ReplicaContext.{called}",
-                found="the context of another strategy's replica",
+                found="this is the context of another strategy's replica",
                 rule="a replica context can be used only by the replica that obtained it",
                 remedy="call get_replica_context() in the function that uses it",
             )
@@ -187,7 +187,7 @@ class ReplicaContext:
             raise ContextError(
                 f"ReplicaContext.{called}",
                 found="it was called outside its run",
-                rule="merges and collectives are possible only while all replicas run",
+                rule="collectives and merge_call can be called only while all replicas run",
                 remedy="call get_replica_context() inside the function given to strategy.run",
             )
 
@@ -205,7 +205,7 @@ class ReplicaContext:
 
 
 def _all_reduction(runner: ReplicaRunner, op: ReduceOp) -> Merge:
-    """Returns the merge of an all-reduce.
+    """Returns the `Merge` (one operation over all replicas of a run) of an all-reduce.
 
     A replica's payload is its arrays, then the mask that `_columns` describes. Its result is the reduced arrays, then
     for each leaf whether any replica has it.
@@ -230,7 +230,7 @@ def _all_reduction(runner: ReplicaRunner, op: ReduceOp) -> Merge:
 def _columns(
     payloads: Sequence[Sequence[Any]], masks: Sequence[Sequence[bool | None]]
 ) -> tuple[list[list[Any]], list[bool]]:
-    """Returns the components of each leaf that any replica has, with zeros for None, and which leaves those are.
+    """Returns the components of each leaf, with zeros where a replica has None; and which leaves any replica has.
 
     Args:
         payloads: Each replica's arrays.
@@ -240,8 +240,8 @@ def _columns(
     if len({len(mask) for mask in masks}) > 1:
         raise StructureError(
             "ReplicaContext.all_reduce",
-            found=f"structures of {', '.join(str(len(mask)) for mask in masks)} leaves on the replicas",
-            rule="all replicas reduce values of the same structure, with None for a value that a replica lacks",
+            found=f"the replicas passed structures with {', '.join(str(len(mask)) for mask in masks)} leaves",
+            rule="all replicas must pass the same structure, with None for a value that a replica lacks",
             remedy="pass the same list of gradients on all replicas, with None for a missing gradient",
         )
     arrays = [iter(payload) for payload in payloads]
@@ -265,7 +265,7 @@ def check_others(called: str, payloads: Sequence[Sequence[Any]], axis: int) -> N
             raise ArgumentError(
                 called,
                 found=f"axis={axis} for values of shapes {', '.join(map(str, shapes))}",
-                rule="the replicas' values have equal sizes in all dimensions except the gathered one",
+                rule="the replicas' values must have equal sizes in all dimensions except the gathered one",
                 remedy="pad the values that differ in other dimensions",
             )
 
@@ -277,6 +277,6 @@ def check_axis(called: str, array: jax.Array, axis: int) -> None:
     raise ArgumentError(
         called,
         found=f"axis={axis} for a value of shape {array.shape}",
-        rule="values are concatenated along one of their dimensions; a scalar has none",
+        rule="axis must be a dimension of the value, along which values are concatenated; a scalar has none",
         remedy="pass a value of shape [1, ...] (value[None]) and an axis within its dimensions",
     )

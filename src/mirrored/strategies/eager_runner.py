@@ -47,7 +47,7 @@ carry(lambda: excuse)
 
 
 class EagerReplicaStore(ReplicaStore):
-    """The staged values of an eager run. Components are arrays on the replicas' devices.
+    """The variables in one eager run: what each replica has assigned, as arrays on the replicas' devices.
 
     Args:
         runner: The runner of the run.
@@ -80,7 +80,7 @@ class EagerReplicaStore(ReplicaStore):
 
 
 class EagerRunner(ReplicaRunner):
-    """Runs the replicas of a strategy on this process, one after another between merges.
+    """Runs the replicas of this process in turn, each from one merge (collective or `merge_call`) to the next.
 
     With several processes, each process runs its own replicas. A merge is then a compiled collective, which all
     processes must issue in the same order.
@@ -144,7 +144,7 @@ class EagerRunner(ReplicaRunner):
         return structures.regroup(results, "Strategy.run", self.group, is_shared=self.is_shared)
 
     def _declared(self, results: Sequence[Any], specs: OutSpecs) -> Any:
-        """Merges one result per replica by `out_specs`: verifies that declared leaves are equal, as one array each."""
+        """Combines one result per replica; a leaf that `out_specs` declares replicated becomes one array."""
         columns, treedef = structures.transpose(results, "Strategy.run")
         leaves: list[Any] = []
         for place, (components, equal) in enumerate(zip(columns, specs.replicated(results[0]), strict=True)):
@@ -163,7 +163,7 @@ class EagerRunner(ReplicaRunner):
         if not isinstance(values[0], _DATA) or isinstance(values[0], (bool, int, float, complex)):
             return as_array(components[0])
         if self._spans:
-            rule = "PartitionSpec() in out_specs declares a result that is equal on all replicas of all workers"
+            rule = "a result declared by PartitionSpec() in out_specs must be equal on all replicas of all workers"
             remedy = "average the gradients over replicas before they are used"
             check_equal("Strategy.run", {label: jnp.asarray(values[0])}, rule=rule, remedy=remedy)
         if _is_recorded(components[0]):
@@ -182,7 +182,7 @@ class EagerRunner(ReplicaRunner):
         store_all([entry.variable for entry in entries], values)
 
     def _stored(self, variable: Any, whole: Operand) -> Any:
-        """Returns a whole value with the sharding in which the variable stores it."""
+        """Returns the whole value of a variable with the sharding in which the variable stores it."""
         if variable.device_assignment is None:
             return uncommitted(whole)
         if variable.per_replica:
@@ -227,7 +227,7 @@ class EagerRunner(ReplicaRunner):
         return [[self.reduced_component(part, k) for k, part in enumerate(parts)] for parts in results]
 
     def _reduce_apart(self, op: ReduceOp, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Reduces concrete arrays, with a result on each local replica's device."""
+        """Reduces concrete arrays over all replicas, and returns each result once on every local replica's device."""
         wholes = self.reduce(op, arrays)
         return [[_own_view(whole, self._device_of(k)) for k in range(self.num_local)] for whole in wholes]
 
@@ -277,7 +277,7 @@ class EagerRunner(ReplicaRunner):
         return self.separate(self._moved(value, device) if _is_recorded(value) else _own_view(value, device))
 
     def separate(self, component: jax.Array) -> Any:
-        """Marks an array as the component of one replica, even if other replicas hold the same object."""
+        """Marks an array as one replica's own component, even if other replicas hold the same object; returns it."""
         self._separated[id(component)] = component
         return component
 
@@ -293,7 +293,7 @@ class EagerRunner(ReplicaRunner):
         check_equal(
             "Strategy.run",
             {f"mirrored variable {v.name!r}": _own_view(self.store.whole(v), self._device_of(0)) for v in mirrored},
-            rule="a mirrored variable is equal on all replicas of all workers at all times",
+            rule="a mirrored variable must be equal on all replicas of all workers at all times",
             remedy="reduce the value first (get_replica_context().all_reduce(ReduceOp.MEAN, value)), or create the "
             "variable with aggregation=",
         )
@@ -313,7 +313,7 @@ class EagerRunner(ReplicaRunner):
         return value if not value.committed or value.device == device else jax.device_put(value, device)
 
     def whole(self, components: Sequence[Any]) -> Any:
-        """Assembles equal components, each on its replica's device, into a replicated array without a copy."""
+        """Makes one replicated array, without a copy, from equal components that are on their replicas' devices."""
         firsts = components[:: self.device_assignment.local]
         devices = self.device_assignment.addressable_devices
         placed = [jax.device_put(one, device) for one, device in zip(firsts, devices, strict=True)]
@@ -321,7 +321,7 @@ class EagerRunner(ReplicaRunner):
 
 
 def _refuse_differentiated(results: Sequence[Any]) -> None:
-    """Raises an error for `jax.grad` around an eager run: JAX cannot add cotangents on different devices.
+    """Raises an error if `jax.grad` is around an eager run: JAX cannot add cotangents on different devices.
 
     Raises:
         TransformError: A result is a tracer of such a transform.
@@ -329,7 +329,7 @@ def _refuse_differentiated(results: Sequence[Any]) -> None:
     if any(is_differentiated(leaf) for result in results for leaf in structures.flatten(result)[0]):
         raise TransformError(
             "Strategy.run",
-            found="jax.grad, jax.vjp or jax.jvp around an eager run on several devices",
+            found="an eager run on several devices was called under jax.grad, jax.vjp or jax.jvp",
             rule="the replicas of an eager run compute on their own devices, and JAX cannot add cotangents on "
             "different devices",
             remedy="record with mirrored.GradientTape, compile the whole step with mirrored.function, or call jax.grad "
@@ -343,7 +343,7 @@ def _described(component: jax.Array) -> str:
 
 
 def _own_view(value: jax.Array, device: jax.Device) -> jax.Array:
-    """Returns the copy of a replicated array on one device."""
+    """Returns the copy of a replicated array that is on `device`."""
     if len(value.sharding.device_set) == 1:
         return value.addressable_data(0) if value.device == device else jax.device_put(value, device)
     return next((shard.data for shard in value.addressable_shards if shard.device == device), value)
@@ -376,7 +376,7 @@ def _check_equal(variable: Variable, components: Sequence[Any], where: Sequence[
 
 
 def _is_uneven(leaf: object) -> bool:
-    """Returns whether the per-replica batches have different numbers of rows."""
+    """Returns whether an argument of `run` consists of per-replica batches with different numbers of rows."""
     if not isinstance(leaf, PerReplica) or leaf.is_stacked:
         return False
     return leaf.component_shape is None and len({np.shape(one)[:1] for one in leaf.values}) > 1
@@ -403,7 +403,7 @@ def run_eager(
 
 
 def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Executes one eager run of one replica, directly on the variables' storage. Undoes assignments if it fails."""
+    """Executes an eager run of the only replica, directly on the variables' storage; undoes assignments if it fails."""
     here, trace = ambient(), current_trace()
     try:
         with turn():
@@ -415,7 +415,7 @@ def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def run_plainly(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Runs one replica without a strategy, as part of its surroundings."""
+    """Runs the one replica directly in the enclosing context: code without a strategy."""
     return fn(*args, **kwargs)
 
 
@@ -425,11 +425,11 @@ def run_inside(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
 
 def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs) -> Any:
-    """Executes a run inside a merge of another run, with the same replicas and the same staged values."""
+    """Executes a `run` that a merge function calls, with the replicas and the staged values of the enclosing `run`."""
     if specs.is_given:
         raise ContextError(
             "Strategy.run",
-            found="out_specs in a run inside merge_call",
+            found="out_specs was passed to a run inside merge_call",
             rule="only the outermost run can declare which of its results are replicated",
             remedy="omit out_specs here, or reduce the result: strategy.reduce(ReduceOp.MEAN, result, axis=None)",
         )

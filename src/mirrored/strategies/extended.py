@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class StrategyExtended:
-    """The lower-level methods of a strategy, as `strategy.extended`. Called in cross-replica context, often in a merge.
+    """The lower-level methods of a strategy, `strategy.extended`, for cross-replica context such as a merge function.
 
     Example:
         >>> import mirrored as mr
@@ -46,7 +46,7 @@ class StrategyExtended:
     # Reductions
 
     def reduce_to(self, reduce_op: Any, value: Operand, destinations: Any, options: Any = None) -> Any:
-        """Reduces a per-replica value. The result is on every replica, whatever `destinations` are.
+        """Reduces a per-replica value over all replicas; every replica gets the result, whatever `destinations` are.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, a `VariableAggregation` of that name, or a custom reduction.
@@ -59,7 +59,7 @@ class StrategyExtended:
         return self._delivered(value, reduced, destinations)
 
     def _delivered(self, value: object, reduced: PyTree, destinations: object) -> Any:
-        """Returns a result in the form for its destinations: a plain value for one device, else a mirrored value."""
+        """Returns a reduced value as `destinations` require: a plain value for one device, else a mirrored value."""
         if isinstance(destinations, str):
             return reduced
         given, _ = structures.flatten(value, also=SparseRows)
@@ -113,8 +113,8 @@ class StrategyExtended:
         ):
             raise ArgumentError(
                 "StrategyExtended.update",
-                found=f"{var!r}",
-                rule="a strategy updates only variables that were created in its scope",
+                found=f"{var!r} was not created in this strategy's scope",
+                rule="a strategy can update only variables that were created in its scope",
                 remedy="create the variable inside `with strategy.scope():`",
             )
         if var.per_replica and ambient().replica is None:
@@ -169,7 +169,7 @@ class StrategyExtended:
         if not self.variable_created_in_scope(container):
             raise ArgumentError(
                 "StrategyExtended.colocate_vars_with",
-                found=f"{colocate_with_variable!r}",
+                found=f"{colocate_with_variable!r} was not created in this strategy's scope",
                 rule="variables can only be colocated with variables of the same strategy",
                 remedy="pass a variable that was created inside `with strategy.scope():`",
             )

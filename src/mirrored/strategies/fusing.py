@@ -42,7 +42,7 @@ _Walk = Generator[tuple[Any, _Values], _Values, _Values]
 
 
 def fuse(body: Staged, runner: TracingRunner, axes: Sequence[tuple[str, int]]) -> Staged:
-    """Returns the body with each group of corresponding equations that contain collectives fused into one equation.
+    """Fuses the equations with collectives that correspond in all local replicas into one each; returns the new body.
 
     Raises:
         MergeError: The local replicas' programs do not contain the same collectives.
@@ -61,7 +61,7 @@ class _Body:
         self._count = runner.num_local
 
     def run(self, jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) -> _Values:
-        """Evaluates the body. A group to be fused is deferred until the operands of all its equations are known."""
+        """Evaluates the body, and each group of corresponding equations as one, when all their operands are known."""
         known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *inputs), strict=True))
         groups = self._groups(jaxpr)
         group_of = {id(eqn): group for group in groups for eqn in group}
@@ -85,7 +85,7 @@ class _Body:
         return [_read(known, atom) for atom in jaxpr.outvars]
 
     def _groups(self, jaxpr: Jaxpr) -> list[tuple[Any, ...]]:
-        """Returns the groups of equations to be fused: the first of each replica, the second of each, ..."""
+        """Returns the groups of equations with collectives to fuse: the first of each local replica, the second, ..."""
         by_replica: list[list[Any]] = [[] for _ in range(self._count)]
         for eqn in jaxpr.eqns:
             local = local_replica_of(eqn)
@@ -120,7 +120,7 @@ class _Body:
         raise _unequal(first, f"collectives inside {name} cannot be fused")
 
     def _lockstep(self, jaxprs: Sequence[Any], inputs: Sequence[_Values]) -> list[_Values]:
-        """Evaluates one jaxpr per replica in lock-step, fuses their collectives, and returns each replica's results."""
+        """Evaluates one jaxpr per local replica from one fused collective to the next; returns each one's results."""
         walks = [_walk(jaxpr, values) for jaxpr, values in zip(jaxprs, inputs, strict=True)]
         results: list[_Values | None] = [None] * self._count
         stops = [_advance(walk, None, results, k) for k, walk in enumerate(walks)]
@@ -188,7 +188,7 @@ class _Body:
 
 
 def scan_eqn_length(scan: Scan, operands: _Values) -> Any:
-    """Returns the length of the scanned arrays, or None if nothing is scanned."""
+    """Returns the length of the arrays that a `scan` iterates over, or None if there are none."""
     scanned = operands[scan.num_consts + scan.num_carries :]
     return scanned[0].shape[0] if scanned else None
 
@@ -227,7 +227,6 @@ def _unequal(eqn: JaxprEqn, why: str) -> MergeError:
     return MergeError(
         "Strategy.run",
         found=f"a reduction over replicas in {eqn.primitive.name} ({source_line(eqn)}): {why}",
-        rule="all replicas call the same merges in the same order",
-        remedy="do not call a merge or collective in a Python branch that depends on the replica id; or reduce outside "
-        "the loop",
+        rule="every replica must make the same collective and merge_call calls, in the same order",
+        remedy="do not call them in a Python branch that depends on the replica id; or reduce outside the loop",
     )

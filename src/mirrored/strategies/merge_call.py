@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def nested_reduce(op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int) -> list[Any]:
-    """Reduces arrays over all replicas, given those of local replica `local`."""
+    """Reduces arrays over all replicas under a JAX transform, given those of one replica: the local one `local`."""
     if not arrays:
         return []
     arrays = [checked(op, [array])[0] for array in arrays]
@@ -46,7 +46,7 @@ def nested_reduce(op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int
 
 
 def nested_gather(arrays: Sequence[Any], axis: int, local: int, replicas: int) -> list[Any]:
-    """Concatenates the arrays of all replicas along `axis`, given those of local replica `local`."""
+    """Concatenates the arrays of all replicas along `axis` under a JAX transform, given those of one replica."""
     return [jnp.concatenate(list(stacked), axis) for stacked in replica_gather(arrays, local, replicas)]
 
 
@@ -96,7 +96,7 @@ Lists = Sequence[Sequence[Any]]
 def all_reduce_recorded(
     reduce: Callable[[Any, Lists], list[list[Any]]], op: ReduceOp, arrays: Lists
 ) -> list[list[Any]]:
-    """All-reduces arrays. The gradient is the all-reduce of the upstream gradients by the same operation.
+    """All-reduces arrays over several workers under a tape. Their gradient is the all-reduce of the upstream gradients.
 
     Args:
         reduce: A function from an operation and concrete components to the results of each local replica.
@@ -122,7 +122,7 @@ def gather_recorded(
     axis: int,
     device_assignment: DeviceAssignment,
 ) -> Any:
-    """Gathers components. The gradient is each replica's slice of the sum of all workers' upstream gradients."""
+    """Gathers components over several workers under a tape. Each gradient is a slice of the upstream gradients' sum."""
     _check(ReduceOp.SUM, [components])
     axis %= jnp.ndim(components[0])
     local = len(components)
@@ -156,11 +156,11 @@ def _check(op: ReduceOp, arrays: Lists) -> None:
         return
     raise TapeError(
         "GradientTape",
-        found="a tape outside run, around an eager run with replicas on several workers"
+        found="a tape outside run would have to record an eager run with replicas on several workers"
         if outside
-        else f"the gradient of {op!r} over several workers, in eager code",
-        rule="in eager code with several workers, a tape must be opened inside run, and differentiates only SUM, MEAN "
-        "and gather",
+        else f"a tape would have to differentiate {op!r} over several workers, in eager code",
+        rule="in eager code with several workers, a tape must be opened inside run, and can differentiate only SUM, "
+        "MEAN and gather",
         remedy="open the tape inside the function given to run, or compile the whole step with mirrored.function",
     )
 
@@ -171,11 +171,11 @@ def _check(op: ReduceOp, arrays: Lists) -> None:
 
 
 class _Slot:
-    """A placeholder for an array among the leaves of a `_Rest`."""
+    """Placeholder for an array among the leaves of a structure whose arrays are passed separately."""
 
 
 class _Rest(NamedTuple):
-    """The part of a structure that is not arrays.
+    """A structure without its arrays: placeholders and all other leaves.
 
     Attributes:
         leaves: The leaves, with `_SLOT` in place of each array.
@@ -186,7 +186,7 @@ class _Rest(NamedTuple):
     treedef: Any
 
     def restored(self, arrays: Sequence[Any]) -> Any:
-        """Returns the structure with `arrays` in its slots."""
+        """Returns the complete structure, with `arrays` in place of the placeholders."""
         rest = iter(arrays)
         return structures.unflatten(self.treedef, [next(rest) if leaf is _SLOT else leaf for leaf in self.leaves])
 
@@ -199,7 +199,7 @@ def _is_array(leaf: object) -> bool:
 
 
 def _payload(leaves: Sequence[Any], treedef: jax.tree_util.PyTreeDef) -> list[Any]:
-    """Returns the arrays of a structure, then its `_Rest`."""
+    """Returns a structure as a merge takes it: its arrays, followed by the structure without them (`_Rest`)."""
     rest = _Rest([_SLOT if _is_array(leaf) else leaf for leaf in leaves], treedef)
     return [*(leaf for leaf in leaves if _is_array(leaf)), rest]
 

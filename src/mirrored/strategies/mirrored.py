@@ -56,13 +56,13 @@ class MirroredStrategy(Strategy):
             raise ArgumentError(
                 "MirroredStrategy",
                 found=f"cross_device_ops={cross_device_ops!r}",
-                rule="cross_device_ops is a mirrored.collectives.CrossDeviceOps",
+                rule="cross_device_ops must be a mirrored.collectives.CrossDeviceOps",
                 remedy="omit it, or pass ReductionToOneDevice(), HierarchicalCopyAllReduce() or NcclAllReduce()",
             )
         if deterministic and cross_device_ops is not None:
             raise ArgumentError(
                 "MirroredStrategy",
-                found=f"deterministic=True and cross_device_ops={cross_device_ops!r}",
+                found=f"both deterministic=True and cross_device_ops={cross_device_ops!r} were passed",
                 rule="each of them determines the order of sums, so they exclude each other",
                 remedy="pass only one of them",
             )

@@ -91,8 +91,8 @@ class OlderNames(abc.ABC):
         if workers > 1:
             raise ArgumentError(
                 "Strategy.configure",
-                found=f"a cluster of {workers} workers",
-                rule="this strategy runs in one process; with several workers, each worker runs the program itself",
+                found=f"the cluster has {workers} workers",
+                rule="this strategy runs in one process; with several workers, each worker must run the program itself",
                 remedy="start one process per worker, with MultiWorkerMirroredStrategy in each",
             )
 

@@ -1,4 +1,4 @@
-"""Implements `Strategy.reduce` and `Strategy.gather`: per-replica to replicated values, in cross-replica context."""
+"""Implements `Strategy.reduce` and `Strategy.gather`, which make one value from a per-replica value."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def gather_across(components: Sequence[Any], axis: int, device_assignment: DeviceAssignment) -> Any:
-    """Concatenates the components of all replicas along `axis`. Their sizes along `axis` may differ.
+    """Concatenates the components of the replicas of all processes along `axis`. Their sizes along it may differ.
 
     Args:
         components: The components of the replicas of this process, in replica order.
@@ -113,14 +113,14 @@ def check_sums_rows(called: str, rows: SparseRows, op: Any, axis: Any = None) ->
     kind = type(rows).__name__
     raise ArgumentError(
         called,
-        found=f"{kind}, with {op} and axis={axis!r}",
-        rule=f"rows of {kind} are summed when they are applied, so only SUM and MEAN with axis=None work",
+        found=f"{kind} was passed with {op} and axis={axis!r}",
+        rule=f"rows of {kind} are summed when they are applied, so only SUM and MEAN with axis=None can reduce them",
         remedy="convert them to a dense array first: slices.to_dense()",
     )
 
 
 def _is_mean_of_means(value: PerReplica) -> bool:
-    """Returns whether `value` comes from an uneven batch and differs between replicas."""
+    """Returns whether the mean of `value` over replicas would weigh examples unequally: its batch was uneven."""
     if not value.of_uneven_batch or any(isinstance(one, Tracer) for one in value.values):
         return False
     first, *others = (np.asarray(payload_of(one)) for one in value.values)
@@ -137,7 +137,7 @@ def _warn_of_mean_of_means() -> None:
 
 
 def as_per_replica(strategy: Strategy, leaf: Leaf) -> Any:
-    """Converts a leaf that has one component per replica, such as a sync-on-read variable, to a per-replica value."""
+    """Converts a sync-on-read variable, or another leaf with a component per replica, to a per-replica value."""
     if isinstance(leaf, PerReplica) or leaf is None:
         return leaf
     if isinstance(leaf, Mirrored):
@@ -165,7 +165,10 @@ def _axes(called: str, axis: Any) -> tuple[int, ...] | None:
     if all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in axes):
         return tuple(int(one) for one in axes)
     raise ArgumentError(
-        called, found=f"axis={axis!r}", rule="an axis is None, an int, or several ints", remedy="axis=None or axis=0"
+        called,
+        found=f"axis={axis!r}",
+        rule="axis must be None, an int, or several ints",
+        remedy="pass axis=None or axis=0",
     )
 
 
@@ -176,7 +179,7 @@ def _reduce_plain(strategy: Strategy, called: str, op: ReduceOp, leaf: object, a
     if strategy.num_replicas_in_sync > 1 and op is not ReduceOp.MEAN:
         raise ArgumentError(
             called,
-            found=f"{op} of a value that is not per replica (shape {array.shape}) "
+            found=f"{op} was requested for a value that is not per replica (shape {array.shape}) "
             f"on {strategy.num_replicas_in_sync} replicas",
             rule="only per-replica values can be summed over replicas",
             remedy="reduce what run returned; a value that is equal on all replicas is already reduced "
@@ -238,7 +241,7 @@ def _reduce_components(strategy: Strategy, op: ReduceOp, values: Sequence[PerRep
 
 
 def check_alike(called: str, components: Sequence[Any]) -> None:
-    """Checks that components to be reduced with each other have equal shapes.
+    """Checks that the components of a value, which are to be reduced over replicas, have equal shapes.
 
     Raises:
         StructureError: Shapes differ.
@@ -247,8 +250,8 @@ def check_alike(called: str, components: Sequence[Any]) -> None:
     if len(set(shapes)) > 1:
         raise StructureError(
             called,
-            found=f"components of shapes {', '.join(map(str, shapes))}",
-            rule="values that are reduced over replicas have the same shape on all replicas",
+            found=f"the components have the shapes {', '.join(map(str, shapes))}",
+            rule="values that are reduced over replicas must have the same shape on all replicas",
             remedy="reduce along the dimension that differs first (strategy.reduce(op, value, axis=0)), pad, or gather",
         )
 
@@ -263,8 +266,11 @@ def _check_axes(called: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> N
             raise ArgumentError(
                 called,
                 found=f"axis={axis} for components of shape {shape}",
-                rule="an axis is a dimension of every component",
-                remedy="axis=None reduces the components with each other as they are",
+                rule="axis must be a dimension of every component",
+                remedy=f"pass an axis from {-len(shape)} to {len(shape) - 1}, or axis=None to combine the components "
+                "element by element"
+                if shape
+                else "pass axis=None to combine the scalars of the replicas",
             )
 
 
@@ -279,7 +285,7 @@ def _floating(array: jax.Array) -> Any:
 
 
 def _addends(component: jax.Array, op: ReduceOp) -> Any:
-    """Returns the addends. For a mean, 16-bit floats are widened to float32, which can represent their sum."""
+    """Returns a component as it is added: for a mean, integers and 16-bit floats are converted to float32."""
     array = as_array(component)
     return widen(_floating(array)) if op is ReduceOp.MEAN else array
 
@@ -309,13 +315,13 @@ def refuse_rows(called: str, leaf: object) -> None:
         raise NotSupportedError(
             called,
             found=f"{method} does not support {kind}",
-            rule=f"the rows of {kind} have indices, so there is no dimension to concatenate them along",
-            remedy=f"pass slices.to_dense(), or {method} slices.values and slices.indices",
+            rule=f"the rows of {kind} have indices, so they cannot be concatenated along a dimension",
+            remedy=f"pass slices.to_dense(), or call {method} on slices.values and on slices.indices",
         )
 
 
 def gather_leaf(strategy: Strategy, leaf: object, axis: int) -> Any:
-    """Concatenates the components of one value.
+    """Concatenates the components of one per-replica value along `axis`.
 
     Raises:
         ArgumentError: The components cannot be concatenated along `axis`.
@@ -353,6 +359,6 @@ def _check_gather(components: Sequence[Any], axis: int) -> None:
     raise ArgumentError(
         "Strategy.gather",
         found=f"axis={axis} for components of shapes {', '.join(map(str, shapes))}",
-        rule="components have the same rank (at least 1), and equal sizes in all dimensions except the gathered one",
+        rule="components must have one rank (at least 1), and equal sizes in all dimensions except the gathered one",
         remedy="gather value[None] for scalars; pad components that differ in other dimensions",
     )

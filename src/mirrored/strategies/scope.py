@@ -50,6 +50,6 @@ def _nesting(kind: str, found: str) -> ContextError:
     return ContextError(
         "Strategy.scope",
         found=f"{kind}: {found}",
-        rule="scopes are exited once each, in reverse order, in the thread that entered them",
+        rule="each scope must be exited once, in reverse order, in the thread that entered it",
         remedy="write `with strategy.scope():` around whole blocks instead of calling __enter__ and __exit__",
     )

@@ -153,9 +153,9 @@ class Strategy(DistributesInput, OlderNames):
         if not isinstance(args, (list, tuple)):
             raise ArgumentError(
                 "Strategy.run",
-                found=f"args={args!r}, a {type(args).__name__}",
-                rule="args is a list or tuple of the function's positional arguments",
-                remedy="run(fn, args=(x,)) for a single argument x",
+                found=f"args={args!r} is of type {type(args).__name__}",
+                rule="args must be a list or tuple of the function's positional arguments",
+                remedy="write run(fn, args=(x,)) for a single argument x",
             )
         refuse_in_replica("run")
         refuse_mixing(self, "run")
@@ -290,7 +290,7 @@ class Strategy(DistributesInput, OlderNames):
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise ArgumentTypeError(
             f"pickle of {type(self).__name__}",
-            found=f"{self!r}",
-            rule="a strategy cannot be pickled, because it refers to devices of this process",
+            found=f"{self!r} refers to devices of this process",
+            rule="devices have no meaning in another process, so a strategy cannot be pickled",
             remedy=f"create the strategy in the other process: {type(self).__name__}(...)",
         )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passed(Bookkeeping):
-    """The source of a capture tracer in the body: a replicated argument of the run, as one local replica reads it."""
+    """What a capture tracer in the body stands for: a replicated argument of `run`, as one local replica sees it."""
 
     value: Any
     local: int
@@ -151,7 +151,7 @@ class TracingRunner(ReplicaRunner):
         return [[jnp.concatenate(list(stacked), axis) for stacked in each] for each in self.stack_each(arrays)]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Stacks the components of all replicas, ``[replicas, ...]``, once per local replica."""
+        """Stacks the components of all replicas, ``[replicas, ...]``, with one result per local replica."""
         parts = [[jnp.asarray(component) for component in components] for components in arrays]
         return self.strategy.cross_device_ops.stack_each(parts, self.group_info)
 
@@ -220,9 +220,11 @@ def _all_equal(components: Sequence[Any]) -> bool:
 #
 # - a replicated operand enters as one row per device (`one_row_each`), and `fan_out` gives each virtual replica its own
 #   copy, so that one fixed-order tree reduction sums the cotangents of all replicas;
-# - a replicated result leaves as one row per device (`first_row`), and its cotangent belongs to the first replica.
+# - a replicated result leaves as one row per device, of which `first_row` makes one value. The cotangent of that value
+#   goes to the row of the first device alone.
 #
-# Neither communicates in the forward pass: every device reads and writes its own copy.
+# Neither communicates in the forward pass: every device reads and writes its own copy. An array that the replica
+# function closes over enters in another way, so a gradient with respect to it is refused (`_without_gradient`).
 #
 # The forward and backward rules call functions with custom rules, themselves included. Under nested tapes the outer one
 # differentiates what the rules of the inner one compute, and JAX's transpose of the raw `shard_map` would sum the equal
@@ -237,7 +239,7 @@ def has_gradient(value: Operand) -> bool:
 def with_fixed_order(
     body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
 ) -> Staged:
-    """Returns the body of a run with one constant per captured value, instead of one per virtual replica.
+    """Returns the body of a run with one constant per captured value, which `fan_out` copies to the local replicas.
 
     Args:
         body: The body, traced with `TracedReplicaStore.separates_reads`.
@@ -255,7 +257,7 @@ def with_fixed_order(
 
 
 class _Constants:
-    """Computes the values of a body's constants; captured values are fanned out to the virtual replicas once each."""
+    """Computes the values of a body's constants. A captured value is copied to all local replicas by one `fan_out`."""
 
     def __init__(self, runner: TracingRunner) -> None:
         self._runner = runner
@@ -290,9 +292,9 @@ def _without_gradient(value: object) -> Any:
 def _refuse_gradient(_: None, cotangent: jax.Array) -> Any:
     raise TransformError(
         "GradientTape.gradient",
-        found=f"deterministic=True, and the gradient of an array {cotangent.dtype}{list(cotangent.shape)} from outside "
-        "of run, over which the replica function closes",
-        rule="the cotangents of all replicas are summed in a fixed order, for variables and for arguments of run",
+        found=f"a gradient flows to an array {cotangent.dtype}{list(cotangent.shape)} that the replica function closes "
+        "over",
+        rule="with deterministic=True, gradients can flow only to variables and to arguments of run",
         remedy="pass the array to run as an argument: strategy.run(fn, args=(batch, array))",
     )
 
@@ -334,7 +336,7 @@ first_row.defvjp(lambda mesh, rows: (first_row(mesh, rows), None), lambda mesh, 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def one_row_each(mesh: Mesh, value: object) -> Any:
-    """Returns a replicated value as ``[devices, ...]``, one row on each device.
+    """Returns a replicated value as an array ``[devices, ...]`` with one equal row on each device.
 
     The rows of the cotangent are equal: `fan_out` has summed them over all replicas.
     """
@@ -366,7 +368,7 @@ _unstack.defvjp(
 
 
 def announced_components(variable: Variable, stacked: jax.Array) -> Any:
-    """Acts as `variable_store.announced_components`, but the strategy's algorithm sums the components' cotangents."""
+    """Like `variable_store.announced_components`, but the strategy's algorithm sums the components' cotangents."""
     if not has_gradient(variable):
         return stacked
     return _components_of(variable.strategy, stacked, announce_read(variable, lax.stop_gradient(stacked[0])))

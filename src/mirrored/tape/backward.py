@@ -40,7 +40,7 @@ class UnconnectedGradients(enum.Enum):
 
     @classmethod
     def of(cls, value: UnconnectedGradients | str) -> UnconnectedGradients:
-        """Converts a member or its value to a member.
+        """Converts `value`, a member or a member's value such as ``"zero"``, to the member.
 
         Raises:
             ArgumentError: `value` is not valid.
@@ -67,7 +67,7 @@ def is_array(value: object) -> bool:
 
 
 def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """Flattens a structure of sources.
+    """Flattens a structure of sources, and checks that each is an array or a variable.
 
     In a registered class (an Equinox module, an optax state), the gradient of a leaf that is not an array is None. In
     lists, tuples and dicts, such a leaf is an error.
@@ -98,7 +98,7 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
 
 
 def flatten_targets(target: PyTree, called: str) -> list[Any]:
-    """Flattens a structure of targets to its arrays and variables.
+    """Flattens a structure of targets, and checks that each is an array or a variable.
 
     Raises:
         ArgumentTypeError: A target is neither an array nor a variable.
@@ -107,7 +107,7 @@ def flatten_targets(target: PyTree, called: str) -> list[Any]:
         raise ArgumentTypeError(
             called,
             found="the target is None",
-            rule="a target is an array, a variable or a structure of them, computed in the tape's block",
+            rule="a target must be an array, a variable or a structure of them, computed in the tape's block",
             remedy="check that the function that computes the target also returns it",
         )
     leaves = jax.tree.leaves(target, is_leaf=lambda x: x is None or is_variable(x))
@@ -116,7 +116,7 @@ def flatten_targets(target: PyTree, called: str) -> list[Any]:
             raise ArgumentTypeError(
                 called,
                 found=f"a target is {_shown(leaf)}",
-                rule="targets are arrays and variables, or structures of them",
+                rule="targets must be arrays and variables, or structures of them",
                 remedy="compute the target with jax.numpy in the tape's block",
             )
     return leaves
@@ -132,7 +132,7 @@ def _not_a_source(leaf: object, path: tuple[Any, ...], called: str) -> ArgumentT
     return ArgumentTypeError(
         called,
         found=f"the source{' at ' + where if where else ''} is {_shown(leaf)}",
-        rule="sources are arrays and variables, or structures of them",
+        rule="sources must be arrays and variables, or structures of them",
         remedy="pass the array that the tape watches, or the variable; omit values that have no gradient",
     )
 
@@ -145,7 +145,7 @@ def _shown(leaf: object) -> str:
 
 
 class Walk:
-    """A backward pass over the records of one tape.
+    """One backward pass: visits a tape's records (one per operation) in reverse and accumulates cotangents.
 
     Args:
         owner: The trace of the tape.
@@ -166,14 +166,14 @@ class Walk:
         self._direct = is_eval(self._trace) and owner.eager
 
     def again(self) -> Walk:
-        """Returns the same backward pass under the current trace. It keeps the records.
+        """Returns this backward pass for the JAX trace that is current now. The new pass keeps the tape's records.
 
         Under `jax.vmap`, which computes the rows of a Jacobian, the current trace is another one.
         """
         return Walk(self._owner, self._recorder, recorded=self._recorded, forget=False)
 
     def pull(self, seeds: dict[Key, Any], wanted: Iterable[Key]) -> dict[Key, Any]:
-        """Computes the cotangents of the wanted keys.
+        """Computes the cotangents of the sources from those of the targets.
 
         Args:
             seeds: The cotangents of the targets.
@@ -224,7 +224,7 @@ class Walk:
             cotangents[key] = cotangent if earlier is None else self._added(earlier, cotangent)
 
     def _propagate_losses(self, record: Record) -> None:
-        """Marks the inputs of an operation as lost if one of its results is lost."""
+        """Marks the inputs of an operation as without derivative if a result of the operation is."""
         losses = [None if key is None else self._lost.get(key) for key in record.out_keys]
         found = next((loss for loss in losses if loss is not None), None)
         if found is None:
@@ -254,7 +254,7 @@ class Walk:
 def _on_several_devices() -> TapeError:
     return TapeError(
         "GradientTape.jacobian",
-        found="cotangents on different devices, of a variable that several replicas of an eager run read",
+        found="several replicas of an eager run read one variable, so its cotangents are on different devices",
         rule="jax.vmap, which computes all rows at once, cannot add cotangents on different devices",
         remedy="compile the whole step with mirrored.function, or pass experimental_use_pfor=False",
     )
@@ -277,7 +277,7 @@ def check_single(target: object, called: str) -> None:
         raise ArgumentTypeError(
             called,
             found=f"the target is of type {type(target).__name__!r}",
-            rule="the target of a Jacobian is one array",
+            rule="the target of a Jacobian must be one array",
             remedy="call it once per array (on a persistent tape), or stack the arrays into one",
         )
 
@@ -293,7 +293,7 @@ def check_batched(target: jax.Array | ReadableVariable, source: jax.Array | Read
             raise ArgumentError(
                 called,
                 found=f"the {name} has shape {shape}: Shape {shape} must have rank at least 2",
-                rule="target and source have a batch dimension and at least one other dimension",
+                rule="target and source must have a batch dimension and at least one other dimension",
                 remedy="use jacobian, or add a dimension with x[:, None]",
             )
     if target.shape[0] != source.shape[0]:
@@ -306,20 +306,20 @@ def check_batched(target: jax.Array | ReadableVariable, source: jax.Array | Read
 
 
 def rows(shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-    """Returns one cotangent per element of a target, stacked along the first axis."""
+    """Returns the cotangents of a Jacobian: one per element of a target, 1 there and 0 elsewhere, stacked."""
     size = math.prod(shape)
     return jnp.reshape(jnp.eye(size, dtype=dtype), (size, *shape))
 
 
 def batched_rows(shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-    """Returns one cotangent per element of an example, stacked. Each covers all examples at once."""
+    """Returns the cotangents of a batched Jacobian: one per element of an example, 1 there in all examples, stacked."""
     size = math.prod(shape[1:])
     one = jnp.reshape(jnp.eye(size, dtype=dtype), (size, 1, *shape[1:]))
     return jnp.broadcast_to(one, (size, *shape))
 
 
 def over_rows(pull: Callable[[Any], dict[Key, Any]], cotangents: jax.Array, *, vectorized: bool) -> dict[Key, Any]:
-    """Applies `pull` to each row and stacks the results.
+    """Applies `pull` to each row of `cotangents`, and stacks the cotangents that it returns by key.
 
     Args:
         pull: Maps a cotangent to the cotangents of the sources, by key.

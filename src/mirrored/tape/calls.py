@@ -40,7 +40,7 @@ def process(
     watched: tuple[int, ...],
     name: str,
 ) -> list[Any]:
-    """Applies and linearizes a call immediately.
+    """Applies a call and linearizes it at once, instead of by a cached rule.
 
     A derivative rule written in Python thus sees concrete values if there are any.
 
@@ -106,7 +106,7 @@ def process_library(
 def _library_operation(
     trace: TapeTrace, bind: Callable[..., list[Any]], call: tuple[Primitive, WrappedFun, bool], values: list[Any]
 ) -> Operation | None:
-    """Returns the traced call from the catalogue; None if it closes over a value of the current call."""
+    """Returns the operation of a library call, traced once; None if it closes over a value of this call."""
     primitive, function, _ = call
     avals = tuple([aval_of(value) for value in values])
 
@@ -177,7 +177,7 @@ def _used_by(trace: TapeTrace, function: WrappedFun, values: list[Any]) -> list[
 
 
 def without_embedded(trace: TapeTrace, results: list[Any], params: dict[str, Any], name: str) -> list[Any]:
-    """Returns the results of a traced program, with an error for gradients that custom rules inside it would omit.
+    """Records that gradients to arrays over which custom rules inside a program close are errors; returns the results.
 
     Functions with custom derivative rules inside the program may close over watched arrays. No gradient can reach these
     arrays through the program.
@@ -192,7 +192,7 @@ def without_embedded(trace: TapeTrace, results: list[Any], params: dict[str, Any
 
 
 def _untracked_object(trace: TapeTrace, value: Leaf) -> Any:
-    """Returns the same value as an object that this tape does not track."""
+    """Returns `value` as a new object, which this tape does not track."""
     distinct_object = another_object(value) if trace.eager else value  # An outer tape may track the object, too.
     return distinct_object if distinct_object is not value else trace.copied(value)
 
@@ -208,7 +208,7 @@ def process_lifted(
     arrays: list[Any],
     operands: tuple[list[Any], list[Key], tuple[int, ...]],
 ) -> Any:
-    """Applies a primitive whose parameters contain watched arrays.
+    """Applies and records a primitive whose parameters embed watched arrays, which become operands.
 
     Args:
         trace: The trace of a tape that records.

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Catalogue(Generic[T]):
-    """A cache that evicts an old entry when it exceeds its limit.
+    """A cache with a maximum number of entries, which evicts an old entry for a new one.
 
     A lookup refreshes its entry only when the cache is more than half full, which makes most lookups cheaper.
 
@@ -83,7 +83,7 @@ _calls: Catalogue[LibraryCall] = Catalogue(MOST_PROGRAMS)
 
 
 def of_primitive(primitive: Primitive, params: dict[str, Any]) -> Operation:
-    """Returns the cached operation that binds `primitive` with `params`.
+    """Returns the operation that applies `primitive` with `params`, from the cache if it is there.
 
     Donation is disabled, because the records may still need the operands as residuals. Parameters that are not hashable
     give a new operation.
@@ -98,7 +98,7 @@ def of_primitive(primitive: Primitive, params: dict[str, Any]) -> Operation:
 
 
 def bound(primitive: Primitive, params: dict[str, Any]) -> Operation:
-    """Returns a new operation that binds `primitive` with `params`."""
+    """Returns a new operation, which is not cached, that applies `primitive` with `params`."""
     nested = without_compiler_options(params)
     as_written, params = nested is not params, nested
     if primitive.multiple_results:
@@ -114,7 +114,7 @@ def bound(primitive: Primitive, params: dict[str, Any]) -> Operation:
 
 
 def of_program(key: Hashable, make: Callable[[], Operation]) -> Operation:
-    """Returns the cached operation of a program, by a key that identifies the program."""
+    """Returns the operation of a traced program from the cache; `make` creates it for a new key."""
     try:
         return _programs.get(key, make)
     except TypeError:
@@ -122,7 +122,7 @@ def of_program(key: Hashable, make: Callable[[], Operation]) -> Operation:
 
 
 def of_library_call(key: Hashable, make: Callable[[], LibraryCall]) -> LibraryCall | None:
-    """Returns the cached call of a JAX library function, by a key that identifies it.
+    """Returns the traced call of a JAX library function from the cache; `make` creates it for a new key.
 
     Returns None if the key is not hashable (`custom_root` holds functions).
     """
@@ -134,7 +134,7 @@ def of_library_call(key: Hashable, make: Callable[[], LibraryCall]) -> LibraryCa
 
 
 def clear() -> None:
-    """Removes all operations and their compiled programs. `jax.clear_caches` clears JAX's own caches."""
+    """Removes all cached operations and their compiled programs. `jax.clear_caches` clears JAX's own caches."""
     for catalogue in (_primitives, _programs, _calls):
         catalogue.clear()
 

@@ -50,7 +50,7 @@ def stop_gradient(value: T) -> T:
 
 
 def custom_gradient(function: F) -> F:
-    """Decorates a function with a custom gradient.
+    """Decorates a function that returns its result and a function that computes its gradient.
 
     Args:
         function: Takes arrays and returns a pair of a result and a gradient function. Keyword arguments are not
@@ -126,7 +126,7 @@ class _Call:
         return tree.unflatten(outputs)
 
     def under_transform(self) -> Any:
-        """Delegates the call to `jax.custom_gradient`, which handles JAX's transforms."""
+        """Calls the function by `jax.custom_gradient`, since a JAX transform differentiates it."""
         structure: list[Any] = []
 
         @jax.custom_gradient  # type: ignore[untyped-decorator]
@@ -144,7 +144,7 @@ class _Call:
 
 
 class CustomRecord(Record):
-    """A record whose pullback is the user's gradient function."""
+    """The tape record of a call with a custom gradient: its pullback is the user's gradient function."""
 
     __slots__ = ("avals", "gradient", "loss", "num_operands", "reached_variables", "variables")
 
@@ -165,7 +165,7 @@ class CustomRecord(Record):
         self.reached_variables: list[int] = []
 
     def reach(self, tape: TapeTrace, variables: list[Any]) -> None:
-        """Adds the variables that the function read and `tape` watches to the inputs of this record."""
+        """Adds those of `variables`, which the function read, that `tape` watches to the inputs of this record."""
         assert tape.recorder is not None
         self.variables = variables
         self.reached_variables = [i for i, variable in enumerate(variables) if tape.recorder.watches(variable)]
@@ -202,7 +202,7 @@ def _touching(tapes: Sequence[TapeTrace]) -> Iterator[dict[int, dict[Key, None]]
 
 
 class _Collector:
-    """A listener that collects the trainable variables that are read, and the values that the readers received."""
+    """A read listener that collects the trainable variables that are read, and the values that their readers got."""
 
     def __init__(self) -> None:
         self.variables: dict[int, Any] = {}
@@ -276,7 +276,7 @@ def _listed(output: PyTree, expected: int) -> list[Any]:
             "custom_gradient",
             found=f"custom_gradient function expected to return {expected} gradients, "
             f"but returned {len(gradients)} instead.",
-            rule="the gradient function returns one gradient per positional argument",
+            rule="the gradient function must return one gradient per positional argument",
             remedy="return a list with one gradient (or None) per positional argument",
         )
     return gradients

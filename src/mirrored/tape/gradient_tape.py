@@ -221,7 +221,7 @@ class GradientTape(Recording):
 
     @contextmanager
     def _differentiating(self) -> Iterator[Walk]:
-        """Provides the backward pass.
+        """Enters the context in which gradients are computed, and yields the backward pass.
 
         A tape that is not persistent stops recording permanently. A persistent tape records the backward pass if it
         runs in the tape's own block.
@@ -286,8 +286,8 @@ def _weights(targets: Sequence[Any], structure: PyTree, output_gradients: PyTree
     if len(weights) != len(targets):
         raise StructureError(
             "GradientTape.gradient",
-            found=f"{len(weights)} output_gradients for {len(targets)} targets",
-            rule="there is one output gradient per target, in the same structure; None means ones",
+            found=f"{len(weights)} output_gradients were passed for {len(targets)} targets",
+            rule="output_gradients must have the structure of the target, with one per target; None means ones",
             remedy="pass one output gradient per target",
         )
     return [
@@ -304,7 +304,7 @@ def _weight(weight: Operand, target: jax.Array | ReadableVariable) -> Any:
         raise StructureError(
             "GradientTape.gradient",
             found=f"an output gradient has shape {np.shape(weight)}, its target {tuple(target.shape)}",
-            rule="an output gradient has the shape of its target",
+            rule="an output gradient must have the shape of its target",
             remedy="broadcast it with jnp.broadcast_to, or pass one per target",
         )
     return jnp.asarray(target_value(weight), target.dtype)

@@ -1,11 +1,13 @@
-"""Records merges of virtual replicas on the tape of every replica.
+"""Records merges (collectives and `merge_call`) on the tapes of all local replicas.
 
-In a merge, one function computes the results of all virtual replicas from the operands of all of them. For the tapes it
-is one operation, of which each replica holds a part:
+In a merge, one function computes the results of all local replicas from the operands of all of them. The local replicas
+are those of one device in a compiled run, and those of this process in an eager run, on all of its devices. For the
+tapes the merge is one operation, of which each replica's tape records its own operands and results:
 
-- Forward pass: it runs once, in the driver, under `jax.vjp`. The residuals are returned to replica 0 as additional
-  results, so that an outer tape sees them. Assignments are staged and take effect when the differentiation is complete.
-- Backward pass: it is another merge. Each replica passes its cotangents, replica 0 also the residuals, and each
+- Forward pass: the function runs once, under `jax.vjp`, in the driver (the thread that started the replicas). The
+  residuals are returned to replica 0 as additional results, so that an outer tape sees them. Assignments are staged and
+  take effect when the differentiation is complete.
+- Backward pass: another merge. Each replica passes its cotangents, replica 0 also the residuals, and each
   receives the cotangents of its operands.
 
 The backward passes of all replicas must execute the same merges in the same order. A replica therefore executes a merge
@@ -35,7 +37,7 @@ _ARRAY: Final = object()
 
 
 class MergePullback:
-    """The pullback of one merge, which all replicas share.
+    """The pullback of one merge over all local replicas. The replicas' records share this object.
 
     Attributes:
         tree: The tree structure of the pullback. Replica 0 holds its leaves, the residuals.
@@ -54,11 +56,11 @@ class MergePullback:
 
 
 class MergePart:
-    """One replica's part of a recorded merge, which the driver passes to the replica's tape.
+    """What the driver returns to one replica in addition to its results of a merge, so that its tape can record them.
 
     Attributes:
         merge_pullback: The pullback of the merge.
-        index: The index of the virtual replica on its device.
+        index: The index of the replica among the local replicas.
         num_results: The number of results of the merge. The remaining results are residuals.
     """
 
@@ -69,7 +71,7 @@ class MergePart:
 
 
 def process(trace: TapeTrace, merge: Merge, payload: list[Any]) -> list[Any]:
-    """Executes the merge under the tape's parent trace. Records the replica's part if the tape is recording."""
+    """Executes a merge under the trace below a tape. Records it, with this replica's operands, if the tape records."""
     values, keys, watched = trace.sort(payload)
     with trace.under_parent():
         if trace.recorder is None or trace.touched is not None:
@@ -84,7 +86,7 @@ def process(trace: TapeTrace, merge: Merge, payload: list[Any]) -> list[Any]:
 
 
 def _forward(merge: Merge, payloads: Sequence[list[Any]]) -> list[list[Any]]:
-    """Runs the forward pass in the driver.
+    """Runs a merge and linearizes it, once for all local replicas, in the driver.
 
     Returns:
         For each replica its results, for replica 0 also the residuals, and last the replica's `MergePart`.
@@ -117,7 +119,7 @@ def _forward(merge: Merge, payloads: Sequence[list[Any]]) -> list[list[Any]]:
 
 
 class MergeRecord(Record):
-    """A record whose backward pass is another merge."""
+    """The tape record of one replica's operands and results of a merge; its pullback is another merge."""
 
     __slots__ = ("arrays", "name", "part", "residuals")
 
@@ -146,7 +148,7 @@ class MergeRecord(Record):
 
 
 def _backward(merge_pullback: MergePullback, payloads: Sequence[list[Any]]) -> list[list[Any]]:
-    """Runs the pullback in the driver.
+    """Runs the pullback of a merge, once for all local replicas, in the driver.
 
     Returns:
         For each replica the cotangents of its operands. The cotangent of an operand without a gradient is None.

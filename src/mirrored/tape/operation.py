@@ -29,7 +29,7 @@ MOST = 4096
 
 
 class QuickRules:
-    """A cache of rules by operation and operand types. It is cleared when JAX's settings change or when it is full.
+    """A cache of VJP rules by operation and operand types, cleared when JAX's settings change or when it is full.
 
     Args:
         most: The maximum number of entries.
@@ -42,7 +42,7 @@ class QuickRules:
         self._state: tuple[Any, dict[Any, tuple[Rule, Any]]] = (None, {})
 
     def find(self, operation: Operation, values: Sequence[Any], watched: tuple[int, ...]) -> Rule:
-        """Returns the rule of `operation` for arrays and Python numbers, of which those at `watched` are tracked."""
+        """Returns the VJP rule of `operation` for these operands, of which those at `watched` are tracked."""
         settings, entries = self._state
         now = context_key()
         if now != settings or len(entries) > self._most:
@@ -67,7 +67,7 @@ class QuickRules:
 
 
 def direct(function: Callable[[Any], Any], otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Wraps `function` so that an eager tape records it as one operation, without the slow path of compiled functions.
+    """Wraps a function of one array so that an eager tape records it as one operation, without JAX's dispatch.
 
     Context: any. The wrapper takes the fast path if an eager tape tracks the argument and that tape is the current
     trace. Otherwise it calls `otherwise`.
@@ -122,7 +122,7 @@ _thread = _DerivingThread()
 
 
 def is_deriving() -> bool:
-    """Returns whether a rule is being derived in this thread.
+    """Returns whether this thread is deriving a VJP rule.
 
     Rules are cached, so no value of the current call may be embedded in them.
     """
@@ -139,7 +139,7 @@ def _deriving() -> Iterator[None]:
 
 
 class Operation:
-    """A flat function of arrays that tapes can record.
+    """A function from arrays to a list of arrays that tapes can record, with its cached VJP rules.
 
     Args:
         function: A traceable function that takes arrays and returns a list of arrays.
@@ -173,13 +173,13 @@ class Operation:
         return self.jitted
 
     def derived(self, function: Flat, name: str) -> Operation:
-        """Returns an operation that is derived from this one and contains the same custom derivative rules."""
+        """Returns an operation for `function`, a program derived from this operation, with its custom rules."""
         return Operation(function, name, self.custom_calls, as_written=self.as_written)
 
     def rule(self, avals: tuple[Any, ...], watched: Watched) -> Rule:
-        """Returns the rule for inputs of these types, of which those at `watched` are tracked.
+        """Returns the VJP rule for inputs of these types, of which those at the positions `watched` are tracked.
 
-        The rule closes over no values. It is therefore derived without a `jit_key` token, and all traces share it.
+        The rule closes over no values. So it is derived without a token of `_jax.caches`, and all traces share it.
         """
         with caches.using(None):
             key = (avals, watched, context_key())
@@ -191,13 +191,13 @@ class Operation:
 
 
 class Residual:
-    """The source of a residual when a record is created."""
+    """Where a tape record takes a residual from: an input, a result of the forward program, or a constant."""
 
     INPUT, RESULT, CONSTANT = range(3)
 
 
 class Rule:
-    """The forward and backward programs of an operation, for one choice of input types and watched inputs.
+    """The VJP rule of an operation for one choice of input types and watched inputs: forward and backward programs.
 
     Attributes:
         forward: Computes the results, followed by the residuals that are not inputs, results or constants.
@@ -266,7 +266,7 @@ class Rule:
             self.any_tracked = any(self.tracked)
 
     def _derivable(self, watched: Watched, left: list[int]) -> Watched:
-        """Returns the watched inputs for which the rule can be derived.
+        """Returns those of the watched inputs with respect to which JAX can differentiate the operation.
 
         Bisects the inputs. `left` holds the number of remaining attempts.
         """
@@ -286,7 +286,7 @@ class Rule:
         return True
 
     def backward(self, present: tuple[bool, ...]) -> Backward:
-        """Returns the backward program for the case that these results have a cotangent."""
+        """Returns the backward program for the case that exactly the results marked in `present` have a cotangent."""
         found = self._backward.get(present)
         if found is None:
             with _deriving():
@@ -294,7 +294,7 @@ class Rule:
         return found
 
     def residuals(self, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-        """Returns the residuals, given the inputs and the results of `forward`."""
+        """Returns the residuals of one application, given its inputs and the results of `forward`."""
         sources = (inputs, results)
         return [where if kind == Residual.CONSTANT else sources[kind][where] for kind, where in self.plan]
 
@@ -320,7 +320,7 @@ class Rule:
         self.passes = len(watched) == 1 and self.tracked == [True] and self.backward((True,)).passes
 
     def _plan_residuals(self, program: JaxprProgram) -> None:
-        """Plans the source of each residual, and removes from the program those residuals that need no computation."""
+        """Decides where each residual is taken from, and removes those from the program that need no computation."""
         kept = list(range(self.num_results))
         seen = {id(program.jaxpr.outvars[i]): i for i in reversed(kept)}
         self.plan: list[tuple[int, Any]] = []
@@ -388,7 +388,7 @@ class Rule:
 
 
 class Backward:
-    """The backward program for one choice of results that have a cotangent.
+    """The backward program of a VJP rule, for one choice of results that have a cotangent.
 
     Attributes:
         operation: Maps the residuals and those cotangents to the cotangents of the inputs at `reached`.
@@ -414,7 +414,7 @@ def linearize(function: Flat, args: Sequence[Any], watched: Sequence[int]) -> tu
 def linearize_with(
     function: Flat, args: Sequence[Any], watched: Sequence[int], beside: Callable[[], list[Any]]
 ) -> tuple[list[Any], Any, list[Any]]:
-    """Linearizes as `linearize` does. Also returns the result of `beside()`, called after `function`, as constants."""
+    """Like `linearize`; also returns what `beside()`, called after `function`, returns, without its derivative."""
 
     def of_watched(*chosen: Any) -> tuple[list[Any], list[Any]]:
         full = list(args)

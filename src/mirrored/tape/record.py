@@ -34,7 +34,7 @@ new_key: Callable[[], Key] = _keys.__next__
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """Values on which an operation depends, but with respect to which it has no derivative.
+    """Values with respect to which an operation has no derivative although it depends on them, and the reason.
 
     A backward pass through the operation raises an error if one of its sources contributes to such a value.
 
@@ -55,11 +55,11 @@ class Loss:
     )
 
     def error(self) -> TapeError:
-        """Returns the error that the backward pass raises."""
+        """Returns the error for a gradient that is requested with respect to such a value."""
         error = TapeError(
             "GradientTape.gradient",
             found=f"the backward pass goes through {self.name!r}, which JAX cannot differentiate: {self.failure}",
-            rule="a target may depend on a source only through operations that have a derivative",
+            rule="a target can depend on a source only through operations that have a derivative",
             remedy=self.remedy,
         )
         error.__cause__ = self.failure if isinstance(self.failure, Exception) else None
@@ -79,7 +79,7 @@ def closed_over(keys: Sequence[Key], name: str) -> Loss:
 
 
 class Record:
-    """A recorded operation, and its pullback.
+    """One operation on a tape, with its pullback.
 
     Attributes:
         in_keys: The keys of the watched inputs.
@@ -102,7 +102,7 @@ class Record:
         self.inputs: Sequence[Any] | None = None
 
     def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
-        """Computes the cotangents of the watched inputs.
+        """Computes the cotangents of the watched inputs from those of the results.
 
         Args:
             cotangents: One cotangent per result, or None.
@@ -114,19 +114,19 @@ class Record:
         raise NotImplementedError
 
     def pull_recorded(self, cotangents: list[Any], run: Runner) -> Pulled:
-        """Computes the same cotangents as ordinary operations on the inputs.
+        """Computes the same cotangents by operations on the recorded inputs, instead of from residuals.
 
         The tape records these operations, so that the gradient can be differentiated again.
         """
         return self.pull(cotangents, run)
 
     def reached(self, present: tuple[bool, ...]) -> Iterable[int]:
-        """Returns the positions in `in_keys` on which the results marked in `present` depend."""
+        """Returns which watched inputs the results marked in `present` depend on, as positions in `in_keys`."""
         return range(len(self.in_keys))
 
 
 class RuleRecord(Record):
-    """A record with the cached rule of an operation and the residuals of one application."""
+    """The tape record of one application of an operation: the operation's cached VJP rule, and this one's residuals."""
 
     __slots__ = ("operation", "residuals", "rule")
 
@@ -170,7 +170,7 @@ class RuleRecord(Record):
 
 
 class PartialRuleRecord(RuleRecord):
-    """A record whose rule has a pullback to only some of the watched inputs."""
+    """A `RuleRecord` of an operation that has no derivative with respect to some of its watched inputs."""
 
     __slots__ = ("loss",)
 
@@ -188,7 +188,7 @@ class PartialRuleRecord(RuleRecord):
 
 
 class PullbackRecord(Record):
-    """A record that calls the pullback of `jax.vjp` directly."""
+    """The tape record of an operation that was linearized at once: it calls the pullback of `jax.vjp`."""
 
     __slots__ = ("loss", "function", "out_avals", "pullback")
 
@@ -216,7 +216,7 @@ class PullbackRecord(Record):
 
 
 class AliasRecord(Record):
-    """A record that passes the cotangent through unchanged, such as the read of a variable or `x + 1.0`."""
+    """The tape record of an operation whose derivative is the identity, such as a variable read or `x + 1.0`."""
 
     __slots__ = ()
 
@@ -225,7 +225,7 @@ class AliasRecord(Record):
 
 
 class LossyRecord(Record):
-    """A record that passes cotangents through unchanged, and depends on other values without a derivative."""
+    """The tape record of values that are passed through, and that depend on others without a derivative."""
 
     __slots__ = ("loss",)
 
@@ -238,7 +238,7 @@ class LossyRecord(Record):
 
 
 class FailedRecord(Record):
-    """A record of an operation without a pullback.
+    """The tape record of an operation that has no derivative at all.
 
     The backward pass raises an error only if a requested gradient depends on the operation.
     """
@@ -272,7 +272,7 @@ def _pull_from_inputs(record: Record, function: Flat, cotangents: list[Any]) -> 
 
 
 def completed(cotangents: Sequence[Any], like: Sequence[Any]) -> list[Any]:
-    """Returns `cotangents` with zeros instead of None. `like` gives the shapes and dtypes of the results."""
+    """Returns `cotangents` with zeros in place of None; the zeros have the shapes and dtypes of `like`."""
     return [
         no_cotangent(result) if cotangent is None else cotangent
         for cotangent, result in zip(cotangents, like, strict=True)
@@ -280,7 +280,7 @@ def completed(cotangents: Sequence[Any], like: Sequence[Any]) -> list[Any]:
 
 
 def no_cotangent(value: jax.Array | ShapedArray) -> Any:
-    """Returns a zero cotangent for a result like `value`, which is an array or an abstract value."""
+    """Returns the zero cotangent of a result with the shape and dtype of `value`."""
     return jnp.zeros(value.shape, value.dtype) if is_inexact(value) else zero_tangent(value)
 
 
@@ -288,7 +288,7 @@ def no_cotangent(value: jax.Array | ShapedArray) -> Any:
 
 
 class Recorder:
-    """The records and watched values of a tape since it was created or reset.
+    """What a tape has recorded since it was created or reset: its records, tracked values and watched variables.
 
     Attributes:
         records: The records of operations, in order.
@@ -321,14 +321,14 @@ class Recorder:
         self.reads.clear()
 
     def key_of(self, value: object, owner: TapeTrace) -> Key | None:
-        """Returns the key of an array, or None if it is not tracked."""
+        """Returns the key under which the tape tracks an array, or None if the tape does not track it."""
         if type(value) is Box and value.owner is owner:
             return value.key
         entry = self.known.get(id(value))
         return None if entry is None else entry[0]
 
     def watch(self, value: jax.Array, owner: TapeTrace) -> None:
-        """Tracks an object of the user from now on."""
+        """Tracks an array of the user from now on."""
         if self.key_of(value, owner) is not None:
             return
         key = new_key()
@@ -354,7 +354,7 @@ class Recorder:
         return entry[0]
 
     def read(self, variable: ReadableVariable, value: jax.Array, owner: TapeTrace) -> Any:
-        """Records a read of `variable`. Returns the value for the reader."""
+        """Records a read of `variable`, and returns its value as an object that the tape tracks."""
         if not is_inexact(aval_of(value)):
             return value
         known = self.reads.get(id(value))
@@ -374,7 +374,7 @@ class Recorder:
         return value
 
     def untracked(self, value: jax.Array, owner: TapeTrace) -> Any:
-        """Returns the same value as an object that this tape does not track.
+        """Returns `value`, or the same value as a new object if this tape tracks `value`.
 
         An assigned value may be tracked as the result of an operation. Reading the variable gives an independent value.
         """

@@ -1,4 +1,4 @@
-"""`Recording`, the block of a tape: which operations, arrays and variables it records."""
+"""`Recording`, the part of a tape that records: which operations, arrays and variables its block records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger("mirrored.tape")
 
 
 class Recording:
-    """The part of `GradientTape` that records: its block, and what it watches.
+    """The base class of `GradientTape` that implements its `with` block and what the tape watches.
 
     Args:
         persistent: Whether gradients can be computed several times.
@@ -56,7 +56,7 @@ class Recording:
             raise ArgumentError(
                 "GradientTape.__enter__",
                 found="Tape is still recording, This can happen if you try to re-enter an already-active tape.",
-                rule="a tape is used by one `with` block at a time; it can be entered again after that block has ended",
+                rule="only one `with` block at a time can use a tape; it can be entered again after that block",
                 remedy="use a second GradientTape for the inner block",
             )
         self._entered = True
@@ -72,8 +72,9 @@ class Recording:
             self._stop()
 
     def _start(self) -> None:
-        # JAX includes `jit_key` in the keys of its tracing caches, so a helper traced outside the tape is not reused
-        # in it. All outermost eager tapes share the token TAPE, so a new tape does not cause retraces.
+        # JAX includes the current token of `_jax.caches` in the keys of its tracing caches, so a helper that was traced
+        # outside the tape is not reused in it. All outermost eager tapes share the token TAPE, so a new tape does not
+        # cause retraces.
         self._trace.enter(current_trace(), caches.current(), self._recorder)
         put_trace(self._trace)
         if self._trace.eager and self._trace.outer_token is None:
@@ -94,7 +95,7 @@ class Recording:
 
     @contextmanager
     def stop_recording(self) -> Iterator[None]:
-        """Pauses recording for the block. No gradient flows through what is computed in it.
+        """Pauses recording for a block: no gradient flows through what the block computes.
 
         Raises:
             TapeError: The tape is not recording.
@@ -117,7 +118,7 @@ class Recording:
             raise TapeError(
                 "GradientTape.stop_recording",
                 found="Trying to stop recording a tape which is not recording.",
-                rule="stop_recording pauses a tape inside its block",
+                rule="stop_recording can be called only inside the tape's block, while it records",
                 remedy="remove the call: outside its block, a tape does not record",
             )
         self._stop()
@@ -139,7 +140,7 @@ class Recording:
             raise ArgumentError(
                 "GradientTape.reset",
                 found="Tape is not recording.",
-                rule="reset is called inside the tape's block",
+                rule="reset can be called only inside the tape's block",
                 remedy="create a new tape, or call reset() before the block ends",
             )
         self._recorder = self._trace.recorder = Recorder(self._persistent, self._recorder.watch_accessed_variables)
@@ -168,7 +169,7 @@ class Recording:
                 raise ArgumentError(
                     "GradientTape.watch",
                     found=f"Passed in object {leaf!r} of type {type(leaf).__name__!r}",
-                    rule="a tape watches jax.Array objects and variables",
+                    rule="a tape can watch only jax.Array objects and variables",
                     remedy="convert it with jnp.asarray first, and compute with that array",
                 )
             self._watch(leaf)
@@ -192,7 +193,7 @@ class Recording:
     # Callbacks of variable reads and writes (see mirrored.runtime.ambient)
 
     def on_read(self, variable: ReadableVariable, value: jax.Array) -> Any:
-        """Returns the value for the reader of a variable. A variable calls this method when it is read in the block.
+        """Returns what the reader of `variable` receives for `value`. The variable calls this method at a read.
 
         JAX may keep the jaxpr of a nested function that is traced under an eager tape, and reuse it in later calls. The
         read then returns a `ReadTracer`, which each call resolves to the current value of the variable.

@@ -51,11 +51,11 @@ _quick_rules = QuickRules()
 
 
 class TapeTrace(Trace):  # type: ignore[misc]
-    """The trace of one tape. It is kept when the tape is entered again.
+    """The JAX trace of one tape, which records the primitives on tracked values. Each entry of the tape reuses it.
 
     Attributes:
         parent: The trace that was current when the tape was entered.
-        outer_token: The token of `jit_key` at that time.
+        outer_token: The token of `_jax.caches` that was current then.
         recorder: The recorder, or None while the tape is not recording. Primitives then pass through to the parent.
         touched: While a function with a custom derivative rule runs, the keys of the tracked values that it uses.
             Nothing is recorded during this time. None at all other times.
@@ -89,7 +89,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         self._forget_stale()
 
     def captured(self, functions: list[Any]) -> None:
-        """Notes functions that JAX is tracing and that close over a box.
+        """Notes functions that JAX is tracing and that close over a box, i.e. an array that this tape tracks.
 
         JAX caches their traces with the box as a constant. `_forget_stale` evicts these traces before the next
         primitive runs, so that no later call reuses the box.
@@ -109,7 +109,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             return self.parent.stage_value(_owned(value))
 
     def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any], /) -> Any:
-        """Runs `primitive`. Records it if an operand is watched."""
+        """Runs `primitive`, and records it if this tape tracks an operand."""
         if self._stale:
             self._forget_stale()
         if self.touched is not None and primitive is stop_gradient_p:
@@ -138,7 +138,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return results if primitive.multiple_results else results[0]
 
     def _stop_gradient(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> Any:
-        """Runs `stop_gradient` without noting its operands as used."""
+        """Runs `stop_gradient` while uses are noted (see `touched`), without noting its operands as used."""
         touched, self.touched = self.touched, {}
         try:
             values, _, _ = self.sort(args)
@@ -211,14 +211,14 @@ class TapeTrace(Trace):  # type: ignore[misc]
     # Recording
 
     def apply(self, operation: Operation, args: Sequence[Any]) -> list[Any]:
-        """Runs `operation` on values of this tape. Records it if an operand is watched."""
+        """Runs `operation`, and records it if this tape tracks an operand."""
         values, keys, watched = self.sort(args)
         if not watched:
             return run_under(self.parent, operation, values)
         return self.perform(operation, values, keys, watched)
 
     def perform(self, operation: Operation, values: list[Any], keys: list[Key], watched: tuple[int, ...]) -> list[Any]:
-        """Runs the forward program of the operation's rule and records the operation."""
+        """Runs and records an operation on tracked operands, by the forward program of its VJP rule."""
         previous, token = swap_trace(self.parent), None
         if self.eager:
             token = caches.swap(None)
@@ -240,7 +240,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return self.add(record, results[: rule.num_results], rule.tracked, values)
 
     def add(self, record: Record, results: list[Any], tracked: Sequence[bool], inputs: Sequence[Any] = ()) -> list[Any]:
-        """Adds a record. Returns the results for the user: tracked ones as boxes or tracked objects."""
+        """Adds a record to the tape. Returns its results; those marked in `tracked` as objects that it tracks."""
         recorder = self.recorder
         if recorder is None:
             return results
@@ -257,7 +257,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return results
 
     def operate(self, name: str, left: Box, right: Operand) -> Any:
-        """Applies a binary operator to a box of this tape and another operand.
+        """Applies a binary operator to an array that this tape tracks (a box) and another operand.
 
         Args:
             name: The operator, a key of `catalogue.OPERATORS`.
@@ -279,13 +279,13 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return self._perform_quickly(operation, (left.payload, right), (left.key,), _FIRST)
 
     def operate_alone(self, operation: Operation, box: Box) -> Any:
-        """Applies an operation with one result to one box of this tape."""
+        """Applies an operation with one result to one array that this tape tracks (a box)."""
         if not self.eager or self.recorder is None or self.touched is not None:
             return self.apply(operation, (box,))[0]
         return self._perform_quickly(operation, (box.payload,), (box.key,), _FIRST)
 
     def negated(self, box: Box) -> Any:
-        """Negates a box of this tape."""
+        """Negates an array that this tape tracks (a box)."""
         return self.operate_alone(catalogue.NEGATIVE, box)
 
     def _perform_quickly(
@@ -332,7 +332,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return inputs
 
     def copied(self, value: jax.Array) -> Any:
-        """Returns the same value of the parent as another object."""
+        """Returns a value of the parent trace as a new object, which this tape does not track yet."""
         if type(value) is Box:
             return Box(value.owner, value.payload, value.key)
         return run_under(self.parent, catalogue.COPY, [value])[0]
@@ -386,7 +386,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     @contextmanager
     def under_parent(self) -> Iterator[None]:
-        """Runs the block under the parent trace. Under an eager parent, also resets the `jit_key` token of the tape."""
+        """Runs the block under the parent trace; if that is eager, without the tape's token of `_jax.caches`."""
         previous = swap_trace(self.parent)
         token = caches.swap(None) if self.eager else None
         try:
@@ -407,7 +407,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     @contextmanager
     def touching(self) -> Iterator[dict[Key, None]]:
-        """Makes this trace current for the block, without recording. Yields the keys of the tracked values it uses."""
+        """Makes this trace current without recording; yields the keys of the tracked values that the block uses."""
         before = self.touched
         touched: dict[Key, None] = {}
         self.touched = touched
@@ -439,7 +439,7 @@ def _source_sharding(value: jax.Array, source: jax.sharding.Sharding | None) -> 
 
 
 def run_under(trace: Trace, operation: Operation, values: Sequence[Any]) -> list[Any]:
-    """Runs `operation` under `trace`.
+    """Runs `operation` on `values` under `trace`.
 
     An eager trace runs it compiled, a tape records it, and any other trace inlines it into its program.
     """

@@ -29,7 +29,7 @@ _SPELLING: Final = 'a device is named like "GPU:0", "/gpu:0" or "/job:worker/rep
 
 @dataclasses.dataclass(frozen=True)
 class DeviceName:
-    """A device name in TensorFlow's scheme.
+    """A parsed device name, as TensorFlow writes it: ``"/job:worker/task:0/device:GPU:1"`` or ``"GPU:1"``.
 
     Attributes:
         kind: ``"CPU"``, ``"GPU"`` or ``"TPU"``.
@@ -47,7 +47,7 @@ class DeviceName:
 
 
 def resolve_device(device: Any, *, called: str) -> jax.Device:
-    """Resolves a user's argument to a `jax.Device`.
+    """Returns the `jax.Device` that a user's argument means: a device name or a `jax.Device`.
 
     Args:
         device: A name as TensorFlow writes it, a named tuple with such a `name`, or the device itself.
@@ -63,8 +63,8 @@ def resolve_device(device: Any, *, called: str) -> jax.Device:
     if not isinstance(device, str):
         raise DeviceError(
             called,
-            found=f"{device!r} ({type(device).__name__}) in the device list",
-            rule="a device is a string or a jax.Device",
+            found=f"the device list contains {device!r} ({type(device).__name__})",
+            rule="a device must be a string or a jax.Device",
             remedy='write "GPU:0", or take devices from jax.devices()',
         )
     name = parse_name(device, called=called)
@@ -101,7 +101,7 @@ def parse_name(text: str, *, called: str) -> DeviceName:
 
 
 def name_device(device: jax.Device) -> DeviceName:
-    """Returns the name of a device. It contains the task only for a device of another process."""
+    """Returns the name of a device, with its task only if the device belongs to another process."""
     kind = kind_of(device)
     index = devices_of_kind(kind, task=device.process_index).index(device)
     return DeviceName(kind, index, None if device.process_index == jax.process_index() else device.process_index)
@@ -160,7 +160,7 @@ def check_distinct(devices: Sequence[jax.Device], written: Sequence[object], *, 
             raise DeviceError(
                 called,
                 found=f"{name_device(device)} is named twice: {seen[device]!r} and {spelling!r}",
-                rule="the list contains every device at most once",
+                rule="the list can contain every device only once",
                 remedy=f"for several replicas on one device use num_replicas: "
                 f'MirroredStrategy(["{name_device(device)}"], num_replicas={len(devices)})',
             )
@@ -179,7 +179,7 @@ def check_one_kind(devices: Sequence[jax.Device], *, called: str) -> None:
         raise DeviceError(
             called,
             found=" and ".join(f"{len(members)} {kind} ({_names(members)})" for kind, members in present.items()),
-            rule="all devices of a strategy are of one kind",
+            rule="all devices of a strategy must be of one kind",
             remedy=f"name only the {max(present, key=lambda kind: len(present[kind]))} devices",
         )
 
@@ -271,7 +271,7 @@ class DeviceAssignment:
         return self.devices[replica // self.local]
 
     def name_of(self, replica: int) -> str:
-        """Returns the name of a replica's device, as TensorFlow writes it.
+        """Returns the full name of a replica's device, as TensorFlow writes it.
 
         Args:
             replica: 0 to R - 1.
@@ -295,7 +295,7 @@ def make_device_assignment(
     *,
     called: str = "MirroredStrategy",
 ) -> DeviceAssignment:
-    """Assigns replicas to devices.
+    """Returns the assignment of replicas to devices, after checking both arguments.
 
     Args:
         devices: Device names as TensorFlow writes them, or `jax.Device` objects. None or empty: all accelerators of
@@ -316,15 +316,15 @@ def make_device_assignment(
     if isinstance(devices, (str, jax.Device)):
         raise DeviceError(
             called,
-            found=f"the single device {devices!r}",
-            rule="devices is a list of devices",
+            found=f"devices is the single device {devices!r}",
+            rule="devices must be a list of devices",
             remedy=f"write [{devices!r}]" if isinstance(devices, str) else "put it into a list",
         )
     if devices is not None and not isinstance(devices, Sequence | np.ndarray):
         raise DeviceError(
             called,
             found=f"devices={devices!r} ({type(devices).__name__})",
-            rule="devices is a list of device names or jax.Device objects",
+            rule="devices must be a list of device names or jax.Device objects",
             remedy='write ["GPU:0", "GPU:1"], or omit it to use all devices',
         )
     written = list(devices) if devices is not None and len(devices) else default_devices()
@@ -341,7 +341,7 @@ def _check_count(num_replicas: int, num_devices: int, *, called: str) -> None:
         raise DeviceError(
             called,
             found=f"num_replicas={num_replicas!r} ({type(num_replicas).__name__})",
-            rule="num_replicas is an int, 1 or more, and a multiple of the number of devices",
+            rule="num_replicas must be an int, 1 or more, and a multiple of the number of devices",
             remedy=f"pass num_replicas={num_devices} for one replica per device, or omit it",
         )
     if num_replicas % num_devices:
@@ -350,7 +350,7 @@ def _check_count(num_replicas: int, num_devices: int, *, called: str) -> None:
         raise DeviceError(
             called,
             found=f"num_replicas={num_replicas} on {num_devices} devices",
-            rule=f"every device holds the same number of replicas: {num_replicas} fit on "
+            rule=f"every device must hold the same number of replicas: {num_replicas} fit on "
             f"{_listed(_divisors(num_replicas))} device{'s' * (num_replicas > 1)}",
             remedy=f"pass num_replicas={_listed(nearest)}, or a number of devices that divides num_replicas",
         )

@@ -30,7 +30,7 @@ _TRAINERS: Final = ("chief", "master", "worker")
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """Evidence in the environment that there are several processes.
+    """What shows, in the environment variables, that this process is one of several.
 
     Attributes:
         source: The launcher or environment variable.
@@ -82,7 +82,7 @@ def _evidence(launcher: str, environment: Mapping[str, str], size: str, rank: st
 
 
 def _slurm(environment: Mapping[str, str]) -> Evidence | None:
-    """Detects a step of `srun`. A shell of `salloc` or `sbatch` also has a number of tasks, but is not such a step."""
+    """Detects that `srun` started this process. A shell of `salloc` or `sbatch` has a number of tasks, but no step."""
     if "SLURM_STEP_NODELIST" not in environment or "SLURM_PROCID" not in environment:
         return None
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
@@ -90,7 +90,7 @@ def _slurm(environment: Mapping[str, str]) -> Evidence | None:
 
 
 def _kubernetes(environment: Mapping[str, str]) -> Evidence | None:
-    """Detects an indexed job. Pod 0 can learn of other pods only from `settings.NODES`."""
+    """Detects a pod of an indexed Kubernetes job. Pod 0 can learn of other pods only from `settings.NODES`."""
     index = _number(environment, "JOB_COMPLETION_INDEX")
     if "KUBERNETES_SERVICE_HOST" not in environment or (index < 1 and (settings.NODES.read(environment) or 1) == 1):
         return None

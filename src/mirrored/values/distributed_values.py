@@ -54,7 +54,7 @@ def outline_of(value: object) -> str:
 
 
 def distributed_repr(name: str, components: Sequence[Any]) -> str:
-    """Returns ``Name:{``, one line per component, ``}``, as TensorFlow prints distributed values."""
+    """Returns the repr of a distributed value as TensorFlow prints it: ``Name:{``, one line per component, ``}``."""
     lines = ",\n".join(f"  {i}: {component!r}" for i, component in enumerate(components))
     return f"{name}:{{\n{lines}\n}}"
 
@@ -64,7 +64,7 @@ def _refuse(operation: str) -> Callable[..., NoReturn]:
         raise ValuesError(
             f"{type(self).__name__}.{operation}",
             found=f"a value with {len(self)} components was used as if it were one array",
-            rule="a per-replica value is several arrays and does not support array operations",
+            rule="a per-replica value is several arrays, so array operations cannot be applied to it",
             remedy="reduce it (strategy.reduce(ReduceOp.SUM, value, axis=None)), take its components "
             "(strategy.experimental_local_results(value) or value.values), or compute inside strategy.run",
         )
@@ -73,7 +73,7 @@ def _refuse(operation: str) -> Callable[..., NoReturn]:
 
 
 class _NotAnArray(DistributedValues):
-    """Raises an error with an explanation for every operation that only an array supports."""
+    """Base of values that are not arrays: every operation that only an array supports raises an explained error."""
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
@@ -99,7 +99,7 @@ class _NotAnArray(DistributedValues):
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise ValuesError(
             f"pickle of {type(self).__name__}",
-            found=f"a value with {len(self)} components on devices of this process",
+            found=f"the value has {len(self)} components on devices of this process",
             rule="devices have no meaning in another process, so such a value cannot be pickled",
             remedy="send its components, [np.asarray(part) for part in value.values], or the result of "
             "strategy.reduce or strategy.gather",
@@ -123,7 +123,7 @@ class _Provenance:
 
 
 class Makers(_Provenance):
-    """The functions passed to `run` that a per-replica value was computed by."""
+    """The functions, passed to `run`, that have computed a per-replica value."""
 
     __slots__ = ("functions",)
 
@@ -214,7 +214,7 @@ class PerReplica(_NotAnArray):
         return self._components
 
     def first(self) -> Any:
-        """Returns a component or the stacked array, to find the dtype; None if there are no components."""
+        """Returns one component or the stacked array, for its dtype; None if there are no components."""
         return self._stacked if self._stacked is not None else next(iter(self.values), None)
 
     def __len__(self) -> int:
@@ -268,7 +268,7 @@ def _shape_of(component: object) -> tuple[int, ...] | None:
 
 
 class LocalPerReplica(PerReplica):
-    """A per-replica value inside a compiled run: the components of one device, which represent those of every device.
+    """A per-replica value inside a compiled run: one device's traced components; every device runs the same program.
 
     Args:
         local: The components of this device's replicas.

@@ -34,7 +34,7 @@ class SparseRows:
         self.dense_shape = _static_shape(dense_shape)
 
     def to_dense(self) -> jax.Array:
-        """Returns the dense array.
+        """Returns the larger array: the rows, added at their indices to zeros.
 
         Raises:
             ValueError: `dense_shape` is unknown.
@@ -63,7 +63,7 @@ def without_wrapping(indices: jax.Array, size: int) -> jax.Array:
 
 
 def _static_shape(shape: object) -> Any:
-    """Returns a known shape as a tuple. It is then part of the pytree structure, and so equal on all replicas."""
+    """Returns a known shape as a tuple, which can be part of the pytree structure; other values unchanged."""
     if shape is None or isinstance(shape, tuple):
         return shape
     try:

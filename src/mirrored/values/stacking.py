@@ -51,8 +51,8 @@ def unequal(found: str) -> ValuesError:
 def _recorded() -> ValuesError:
     return ValuesError(
         "PerReplica.stacked",
-        found="in eager code, a tape outside run records components of replicas on several workers",
-        rule="a tape records only the operations of its own worker",
+        found="a tape opened outside run would have to record components of replicas of other workers",
+        rule="a tape can record only the operations of its own worker",
         remedy="open the tape inside the function passed to run, or compile the whole step with mirrored.function",
     )
 
@@ -86,7 +86,7 @@ def _stacked_over_devices(components: Sequence[Any], device_assignment: DeviceAs
 
 
 def _are_on_host(components: Sequence[Any]) -> bool:
-    """Returns whether NumPy can stack them unchanged: JAX arrays of one dtype, not weakly typed, in host memory."""
+    """Returns whether NumPy can stack the components unchanged: JAX arrays of one dtype in host memory."""
     return (
         all(type(component) is Array and not component.weak_type for component in components)
         and len({component.dtype for component in components}) == 1
@@ -95,7 +95,7 @@ def _are_on_host(components: Sequence[Any]) -> bool:
 
 
 def _one_array(per_device: Sequence[jax.Array], device_assignment: DeviceAssignment) -> jax.Array:
-    """Returns an array that is sharded along its leading dimension, from its shard on each device."""
+    """Returns the array, sharded along its leading dimension, that has these shards on the devices."""
     rows = len(device_assignment.devices) * per_device[0].shape[0]
     return jax.make_array_from_single_device_arrays(
         (rows, *per_device[0].shape[1:]), device_assignment.sharded, list(per_device)

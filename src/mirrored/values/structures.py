@@ -1,4 +1,4 @@
-"""Flattens structures, selects a replica's part of them, and regroups the results of replicas."""
+"""Structures (pytrees) with distributed values as leaves: flattening, one replica's view, the replicas' results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_leaf(value: object) -> bool:
 
 
 def flatten(structure: PyTree, *, also: type | tuple[type, ...] = ()) -> tuple[list[Any], Any]:
-    """Returns leaves and structure. Leaves include None, per-replica values, variables and objects of types `also`."""
+    """Returns the leaves (also None, distributed values, variables, objects of types `also`) and the structure."""
     stops = is_leaf if also == () else lambda value: is_leaf(value) or isinstance(value, also)
     leaves, treedef = jax.tree_util.tree_flatten(structure, is_leaf=stops)
     return leaves, treedef
@@ -36,7 +36,7 @@ def map_leaves(function: Callable[[Any], Any], structure: PyTree) -> Any:
 
 
 def select(structure: PyTree, replica: int) -> Any:
-    """Returns what `replica` receives of a cross-replica structure: its components of per-replica values."""
+    """Returns a structure as `replica` receives it: with its own component in place of each per-replica value."""
 
     def pick(leaf: Leaf) -> Any:
         if isinstance(leaf, PerReplica):
@@ -49,7 +49,7 @@ def select(structure: PyTree, replica: int) -> Any:
 
 
 def transpose(results: Sequence[Any], called: str) -> tuple[list[tuple[Any, ...]], Any]:
-    """Converts one structure per replica to one tuple of leaves per position, and the structure.
+    """Converts one structure per replica to the structure and, per leaf position, a tuple of the replicas' leaves.
 
     Raises:
         StructureError: Two replicas returned different structures.
@@ -61,7 +61,7 @@ def transpose(results: Sequence[Any], called: str) -> tuple[list[tuple[Any, ...]
             raise StructureError(
                 called,
                 found=f"replica 0 returned {first} and replica {replica} returned {treedef}",
-                rule="every replica returns the same structure (leaves can differ, also in shape)",
+                rule="every replica must return the same structure (leaves can differ, also in shape)",
                 remedy="return the same keys and lengths on every replica, with None for a missing value",
             )
     return list(zip(*(leaves for leaves, _ in flat), strict=True)), first
@@ -79,7 +79,7 @@ def regroup(
     *,
     is_shared: Callable[[Sequence[Any]], bool] = identical,
 ) -> Any:
-    """Combines one result per replica to one structure: groups the leaves at each position.
+    """Combines one structure per replica to one structure: `group` combines the leaves at each position.
 
     A leaf that all replicas share (a variable, None, a closed-over array) is returned unchanged. `group` combines all
     others.

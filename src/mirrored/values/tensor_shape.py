@@ -124,7 +124,7 @@ class TensorShape(tuple[Any, ...]):
         return TensorShape([a if a == b else None for a, b in zip(own, theirs, strict=True)])
 
     def with_rank_at_least(self, rank: int) -> TensorShape:
-        """Returns this shape, after checking its rank.
+        """Returns this shape, after checking that its rank is at least `rank` or unknown.
 
         Raises:
             ValueError: The shape has fewer than `rank` dimensions.

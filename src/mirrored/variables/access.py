@@ -40,7 +40,7 @@ _COMBINE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """A call of `assign`, `assign_add` or `assign_sub`.
+    """One call of `assign`, `assign_add` or `assign_sub` of a variable, without the value.
 
     Attributes:
         variable: The variable that is assigned.
@@ -62,14 +62,14 @@ class Assignment:
         return self.method == "assign"
 
     def old(self) -> Any:
-        """Returns the stored value to combine with; None for `assign`.
+        """Returns the stored value to which `assign_add` adds; None for `assign`, which needs no old value.
 
-        `assign` does not read the old value, so it also works on a variable whose value is lost.
+        So `assign` also works on a variable whose value is lost.
         """
         return None if self.replaces else self.variable.stored()
 
     def combined(self, old: Operand, value: object) -> Any:
-        """Returns the new value (or component), after checking that `value` fits the variable.
+        """Returns the new value (or component) from the old one and `value`, after checking that `value` fits.
 
         Raises:
             VariableError: The shape of `value` differs from the variable's, or its dtype would lose information.
@@ -79,8 +79,8 @@ class Assignment:
         if shape != variable.component_shape:
             raise VariableError(
                 self.called,
-                found=f"a value of shape {shape} for variable {variable.name!r} of shape {variable.shape}",
-                rule="an assigned value has the variable's shape",
+                found=f"the value has shape {shape}, variable {variable.name!r} has shape {variable.shape}",
+                rule="an assigned value must have the variable's shape",
                 remedy="reshape or broadcast it: jnp.broadcast_to(value, variable.shape)",
             )
         if self.replaces and isinstance(value, jax.Array) and value.dtype == variable.dtype:
@@ -107,9 +107,9 @@ def store_of(variable: Variable, here: Ambient) -> VariableStore | None:
 
 
 def eager_replica(variable: Variable) -> int | None:
-    """Returns the local replica index if `variable` is sync-on-read and this is an eager run, else None.
+    """Returns this replica's local index if `variable` is sync-on-read and the caller is in an eager run, else None.
 
-    There an assignment returns the component object, as in TensorFlow, and not an array.
+    In that case an assignment returns the component object, as in TensorFlow, and not an array.
     """
     here = ambient()
     eager_run = here.replica is not None and here.store is not None and not here.store.captures
@@ -123,7 +123,7 @@ def check_strategy(variable: Variable, here: Ambient, called: str) -> None:
     raise ContextError(
         called,
         found=f"variable {variable.name!r} belongs to {variable.strategy!r}, but {here.strategies[-1]!r} is current",
-        rule="a run or scope uses only plain variables and variables of its own strategy",
+        rule="a run or scope can use only variables of its own strategy, and those created outside of any scope",
         remedy="create the variable in the scope of the strategy that uses it",
     )
 
@@ -166,12 +166,12 @@ def _transform() -> str:
 
 
 def read(variable: Variable) -> Any:
-    """Returns the value in the current context."""
+    """Returns the value of a variable in the current context."""
     return _read(variable, ambient())
 
 
 def read_all(variables: Sequence[Variable]) -> list[Any]:
-    """Returns the values in the current context, without notifying read listeners."""
+    """Returns the values of variables in the current context, without notifying read listeners."""
     here = ambient()
     return [_read(variable, here) for variable in variables]
 
@@ -198,7 +198,7 @@ def _read_in_replica(variable: Variable, store: VariableStore | None, here: Ambi
 
 
 def component(variable: Variable, replica: int) -> Any:
-    """Returns one replica's component, without aggregation."""
+    """Returns one replica's component of a variable, without aggregation."""
     here = ambient()
     store = store_of(variable, here)
     check_readable(variable, store, here)
@@ -219,7 +219,7 @@ def check_assignable(variable: Variable, called: str) -> None:
 
 
 def write(assignment: Assignment, value: object) -> Any:
-    """Assigns according to the rules, and returns the new value in the current context."""
+    """Assigns `value` by the rules of the variable (see `rules`); returns the new value in the current context."""
     return _write(assignment, value, ambient(), recording_parent(current_trace()))
 
 
@@ -270,14 +270,14 @@ def _write_whole(assignment: Assignment, value: object, store: VariableStore | N
 
 
 def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
-    """Aggregates a per-replica value for a mirrored variable."""
+    """Returns the one value to assign to a mirrored variable: the aggregate of a per-replica value."""
     variable = assignment.variable
     aggregation = variable.aggregation
     if aggregation is VariableAggregation.NONE:
         raise VariableError(
             assignment.called,
-            found=f"a per-replica value for mirrored variable {variable.name!r} with aggregation NONE",
-            rule="a mirrored variable is equal on all replicas, so values that differ must be aggregated",
+            found=f"a per-replica value was assigned to mirrored variable {variable.name!r} with aggregation NONE",
+            rule="a mirrored variable must be equal on all replicas, so values that differ must be aggregated",
             remedy="create it with aggregation=VariableAggregation.MEAN (or SUM, ...), or reduce the value first",
         )
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
@@ -295,7 +295,7 @@ def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
 
 
 def write_component(assignment: Assignment, replica: int, value: object) -> Any:
-    """Assigns one component.
+    """Assigns one replica's component of a sync-on-read variable, outside `run`.
 
     Raises:
         VariableError: The variable is mirrored.
@@ -309,8 +309,8 @@ def write_component(assignment: Assignment, replica: int, value: object) -> Any:
     if here.runner is not None:
         raise ContextError(
             assignment.called,
-            found=f"an assignment to replica {replica}'s component inside run",
-            rule="inside run each replica assigns its own component, through the variable",
+            found=f"replica {replica}'s component was assigned inside run",
+            rule="inside run each replica can assign only its own component, through the variable",
             remedy=f"write {variable.name}.assign(value) in the replica function",
         )
     if store is None:
@@ -340,8 +340,8 @@ def _check_has_components(assignment: Assignment) -> None:
         return
     raise VariableError(
         assignment.called,
-        found=f"an assignment to one copy of mirrored variable {assignment.variable.name!r}",
-        rule="the copies of a mirrored variable are equal at all times, so no single copy can be assigned",
+        found=f"one copy of mirrored variable {assignment.variable.name!r} was assigned",
+        rule="the copies of a mirrored variable must be equal at all times, so no single copy can be assigned",
         remedy="assign the variable itself, or create it with synchronization=VariableSynchronization.ON_READ",
     )
 
@@ -355,7 +355,7 @@ def _write_in_replica(assignment: Assignment, value: object, store: VariableStor
         raise VariableError(
             assignment.called,
             found=f"a per-replica value was assigned to {variable.name!r} inside a replica",
-            rule="inside run each replica assigns its own component",
+            rule="inside run each replica can assign only its own component",
             remedy="pass the per-replica value to run(fn, args=(value,)) and assign the component it receives",
         )
     if store is None:
@@ -383,7 +383,7 @@ def _without_components(assignment: Assignment) -> ContextError:
 
 
 def _write_alone(assignment: Assignment, value: object) -> Any:
-    """Assigns to storage, from the only replica."""
+    """Assigns from the only replica, to storage: no other replica has to take part."""
     variable = assignment.variable
     with turn(), lock:
         old = assignment.old()
@@ -394,7 +394,7 @@ def _write_alone(assignment: Assignment, value: object) -> Any:
 
 
 def _write_shared(assignment: Assignment, value: object, runner: ReplicaRunner, index: int) -> Any:
-    """Assigns a plain variable from one replica of an eager run. The new value is computed on the replica's device."""
+    """Assigns a variable without strategy from one replica of an eager run, on whose device it is computed."""
     with lock:
         new = assignment.combined(runner.component(assignment.old(), index), value)
         assignment.variable.store(uncommitted(new))
@@ -414,7 +414,7 @@ def _merge(assignment: Assignment, value: Any, store: VariableStore, runner: Rep
 
 
 def _merged(assignment: Assignment, payloads: Sequence[Any], runner: ReplicaRunner) -> Any:
-    """Aggregates the values that the replicas assign."""
+    """Returns the aggregate of the values that the replicas assign, one per local replica."""
     aggregation, first = assignment.variable.aggregation, payloads[0]
     is_number = not hasattr(first, "dtype") and not isinstance(first, (list, tuple))
     if is_number and all(payload == first for payload in payloads):
@@ -431,7 +431,7 @@ def _one_number(assignment: Assignment, number: Number) -> Any:
         return number
     raise VariableError(
         assignment.called,
-        found=f"the Python number {number!r} for variable {variable.name!r} "
+        found=f"the replicas assign the Python number {number!r} to variable {variable.name!r} "
         f"with aggregation {aggregation_name(variable.aggregation)}",
         rule="a Python number is one value and not one per replica, so it cannot be reduced over replicas",
         remedy=f"assign jnp.asarray({number!r}), which is one value per replica, or use aggregation=MEAN, which "

@@ -32,7 +32,7 @@ class VariableComponent(ArrayOperators):
 
     @property
     def container(self) -> Variable:
-        """The variable that this is a copy of."""
+        """The variable of which this object is one replica's copy."""
         return self._variable
 
     @property
@@ -118,7 +118,7 @@ class VariableComponent(ArrayOperators):
         return f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype} device={self.device} {self._shown()}>"
 
     def _shown(self) -> str:
-        """Returns the value, for `repr`. It is unknown while tracing, and in a run on every replica but this one."""
+        """Returns the value for `repr`; a placeholder while tracing, and in a run on every replica but this one."""
         variable, here = self._variable, ambient()
         if variable.is_lost:
             return "(lost)"

@@ -84,7 +84,7 @@ def deep_copy(variable: Variable, memo: dict[int, Any]) -> Any:
 
 
 def reduced(variable: Variable) -> Any:
-    """Returns the `__reduce_ex__` tuple of a plain variable.
+    """Returns what `__reduce_ex__` returns, for a variable without strategy; others cannot be pickled.
 
     Raises:
         ArgumentTypeError: The variable belongs to a strategy, or holds typed random keys.
@@ -93,7 +93,7 @@ def reduced(variable: Variable) -> Any:
     if variable.device_assignment is not None:
         raise ArgumentTypeError(
             "pickle of a Variable",
-            found=f"variable {variable.name!r} of {variable.strategy!r}",
+            found=f"variable {variable.name!r} belongs to {variable.strategy!r}",
             rule="devices have no meaning in another process, so variables of a strategy cannot be pickled",
             remedy="save the state with mirrored.checkpoint.Checkpoint, or send values: variable.numpy(), "
             "mirrored.unmirror(model)",
@@ -102,7 +102,7 @@ def reduced(variable: Variable) -> Any:
     if not isinstance(variable.dtype, np.dtype):
         raise ArgumentTypeError(
             "pickle of a Variable",
-            found=f"variable {variable.name!r} with the dtype {variable.dtype}",
+            found=f"variable {variable.name!r} has the dtype {variable.dtype}",
             rule="pickle stores the value as a NumPy array, and NumPy does not have this dtype",
             remedy="send jax.random.key_data(variable.read_value()), or save it with mirrored.checkpoint.Checkpoint",
         )
@@ -124,7 +124,7 @@ def _stored(variable: Any, called: str) -> Any:
     if ambient().store is not None or not is_eval(recording_parent(current_trace())):
         raise ContextError(
             f"{called} of a Variable",
-            found=f"variable {variable.name!r} inside a run, a compiled function or a JAX transform",
+            found=f"variable {variable.name!r} was copied inside a run, a compiled function or a JAX transform",
             rule="a copy takes the stored value, and assignments in such code are not stored yet",
             remedy="copy it outside; inside, read_value() returns the current value",
         )

@@ -69,9 +69,10 @@ def _nested(creator: Callable[..., Any], make: Creator) -> Creator:
 
 
 def _shared(runner: ReplicaRunner, replica: int, name: str | None, make: Callable[[], Any]) -> Any:
-    """Returns the variable that all replicas share, identified by the line of user code and the number of executions.
+    """Returns the variable that all replicas share, which `make` creates on replica 0.
 
-    The n-th execution of a line on one replica creates the same variable as the n-th execution on every other replica.
+    The n-th execution of a line of user code on one replica creates the same variable as the n-th execution of that
+    line on every other replica.
     """
     line = user_line()
     count = runner.creations[replica, line] = runner.creations.get((replica, line), 0) + 1
@@ -83,7 +84,7 @@ def _shared(runner: ReplicaRunner, replica: int, name: str | None, make: Callabl
         raise MergeError(
             "Variable",
             found=f"replica {replica} creates variable {name!r} at {line}, and replica 0 does not",
-            rule="all replicas of a run create the same variables",
+            rule="all replicas of a run must create the same variables",
             remedy="create it on every replica, at the same line, or outside run",
         )
     made = runner.created[line, count]
@@ -96,8 +97,8 @@ def _check_names(first: str, name: str | None) -> None:
         return
     raise MergeError(
         "Variable",
-        found=f"replicas create one variable under the names {first!r}, {name!r}",
-        rule="all replicas of a run give a variable the same name (a final number may differ)",
+        found=f"the replicas create one variable under the names {first!r} and {name!r}",
+        rule="all replicas of a run must give a variable the same name (a final number may differ)",
         remedy="give it the same name on every replica",
     )
 
@@ -175,7 +176,7 @@ def evaluate_initial(initial_value: Operand, dtype: DTypeLike | None, name: str 
 
 
 def _stored_value(source: Any) -> Any:
-    """Returns the stored value of a captured variable (its first replica's component)."""
+    """Returns the stored value (the first replica's component) of the variable that a capture tracer stands for."""
     variable = getattr(source, "variable", source)
     return variable.stored_component(0)
 
@@ -184,7 +185,7 @@ def _stored_value(source: Any) -> Any:
 
 
 def broadcast_initial(value: Any, name: str | None, device_assignment: DeviceAssignment) -> jax.Array:
-    """Returns worker 0's initial value.
+    """Returns the initial value that worker 0 has passed, for a new variable in a job of several workers.
 
     Context: a host all-gather, so all workers call it in the same order; also while tracing. It exchanges digests
     first: values that are equal on all workers (usually because they come from the same seed) are not sent.
@@ -207,7 +208,7 @@ def broadcast_initial(value: Any, name: str | None, device_assignment: DeviceAss
 
 
 def from_first(array: np.ndarray[Any, Any], device_assignment: DeviceAssignment) -> np.ndarray[Any, Any]:
-    """Broadcasts the first worker's array. Every worker passes an array of the same shape and dtype."""
+    """Returns the array of worker 0. Every worker calls it with an array of the same shape and dtype."""
     data = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
     # The bytes are padded to a power of two: one program is compiled per size, and so there are few.
     size = 1 << max(10, (max(data.size, 1) - 1).bit_length())
@@ -232,7 +233,7 @@ def _check_outlines(outlines: list[str], name: str | None) -> None:
         "Variable",
         found=f"variable {name!r} is "
         + ", ".join(f"{outline} on worker {worker}" for worker, outline in enumerate(outlines)),
-        rule="all workers create the same variables, in the same order",
+        rule="all workers must create the same variables, in the same order",
         remedy="build the model from the same settings on all workers",
     )
 
@@ -253,57 +254,58 @@ class _RestoreWatch:
 
 
 def set_watch(made: Callable[[Any], Settle] | None) -> None:
-    """Registers `made`, which is called with every new variable. None unregisters it.
+    """Registers a function that is called with every new variable, which a checkpoint may have to restore.
 
     Args:
-        made: Returns the callback to call with the variable before its value is first used, or None.
+        made: Returns the callback to call with the variable before its value is first used, or None. If `made` itself
+            is None, no function is registered any more.
     """
     _RestoreWatch.made = made
 
 
 class Awaiting:
-    """Mixin of variables: a stored value with an optional callback that provides it before its first use."""
+    """Mixin of variables whose value a checkpoint may still supply: by a callback before the value is first used."""
 
     # The pending callback, set by a checkpoint that was restored earlier. Nearly always None.
     _withheld: Settle | None = None
     _array: Any
 
     def initial(self) -> Any:
-        """Returns the whole stored value as it is. Does not communicate and does not call the callback."""
+        """Returns the whole stored value as it is now, without the callback of a pending restore."""
         return self._array
 
     def await_value(self) -> None:
-        """Registers the restore callback if a checkpoint expects this variable."""
+        """Registers the callback by which a checkpoint supplies the value, if a restored checkpoint may contain it."""
         ask = None if _RestoreWatch.made is None else _RestoreWatch.made(self)
         if ask is not None:
             self.withhold(ask)
 
     def withhold(self, ask: Settle) -> None:
-        """Registers `ask`, which is called with the variable before the next use of its value."""
+        """Registers a callback that supplies the value: it is called with this variable before the next use."""
         key = id(self)
         self._withheld = ask
         withheld[key] = weakref.ref(self, lambda _: withheld.pop(key, None))
 
     def is_withheld_from(self, ask: Settle) -> bool:
-        """Returns whether a callback other than `ask` is pending."""
+        """Returns whether another callback than `ask` is to supply the value."""
         return self._withheld is not None and self._withheld is not ask
 
     def settle(self) -> None:
-        """Calls the pending callback, if there is one, and removes it."""
+        """Calls the callback that supplies the value, if there is one, and removes it."""
         ask = self._withheld
         self.release()
         if ask is not None:
             ask(self)
 
     def release(self) -> None:
-        """Removes the pending callback: the stored value is used as it is."""
+        """Removes the callback that supplies the value: the stored value is used as it is."""
         if self._withheld is not None:
             self._withheld = None
             withheld.pop(id(self), None)
 
 
 def settle_all(variables: Iterable[Any]) -> None:
-    """Calls the pending callbacks of the given variables."""
+    """Calls the callbacks that supply the values of the given variables, where there are any."""
     for variable in variables:
         if id(variable) in withheld:
             variable.settle()

@@ -82,7 +82,7 @@ def as_synchronization(value: object, name: str | None) -> VariableSynchronizati
     raise ArgumentError(
         "Variable",
         found=f"synchronization={value!r} for variable {name!r}",
-        rule="a variable of a strategy is synchronized ON_WRITE (AUTO) or ON_READ",
+        rule="synchronization must be ON_WRITE (AUTO) or ON_READ",
         remedy="omit synchronization, or pass VariableSynchronization.ON_READ",
     )
 
@@ -105,7 +105,7 @@ def as_aggregation(value: object, name: str | None) -> Any:
     raise ArgumentError(
         "Variable",
         found=f"aggregation={value!r} for variable {name!r}",
-        rule="an aggregation is NONE, SUM, MEAN, ONLY_FIRST_REPLICA, a ReduceOp, or a callable over stacked values",
+        rule="aggregation must be NONE, SUM, MEAN, ONLY_FIRST_REPLICA, a ReduceOp, or a callable over stacked values",
         remedy="pass a VariableAggregation, for example VariableAggregation.MEAN",
     )
 
@@ -154,7 +154,7 @@ _ON_HOST: Final = (np.ndarray, np.generic, int, list, tuple)
 
 
 def check_kind(value: object, wanted: DTypeLike, called: str, name: str | None) -> None:
-    """Refuses a value that would lose its fraction, its imaginary part or its magnitude in a cast to dtype `wanted`.
+    """Refuses a value whose cast to dtype `wanted` would lose its fraction, imaginary part or magnitude.
 
     Python numbers, also in lists, follow the rule of arrays of their kind. Integers on the host (NumPy arrays, Python
     numbers) must be in the range of an integer dtype.
@@ -195,7 +195,7 @@ def _check_range(value: object, wanted: DTypeLike, called: str, name: str | None
 
 
 def _outside(value: object, low: int, high: int) -> int | None:
-    """Returns an integer of a host value that is less than `low` or greater than `high`, or None."""
+    """Returns an integer in a host value that is less than `low` or greater than `high`; None if there is none."""
     if isinstance(value, list | tuple):
         return next((found for one in value if (found := _outside(one, low, high)) is not None), None)
     if isinstance(value, int):

@@ -105,8 +105,8 @@ class Scattering:
         kind = "sync-on-read" if self.per_replica else "mirrored"
         raise NotSupportedError(
             f"{self.name}.{method}",
-            found=f"a {kind} variable with aggregation {self.aggregation}",
-            rule="scatter updates need a mirrored variable; scatter_update, scatter_max and scatter_min also need "
-            "aggregation NONE or ONLY_FIRST_REPLICA",
+            found=f"{self.name!r} is a {kind} variable with aggregation {self.aggregation}",
+            rule="scatter updates can be applied only to mirrored variables; scatter_update, scatter_max and "
+            "scatter_min only with aggregation NONE or ONLY_FIRST_REPLICA",
             remedy="compute the whole new value (variable.read_value().at[indices].max(values)) and assign it",
         )

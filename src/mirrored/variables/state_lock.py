@@ -4,8 +4,9 @@ A donating step passes the buffers of its variables to XLA, which deletes them w
 results are stored, the variables hold deleted buffers. Three kinds of code must never see this state:
 
 - *Exception handlers* in the thread that runs the step (after Ctrl-C, a signal handler that raises, or an exception
-  that another thread injects). Python raises such exceptions between bytecodes, so `store_all` stores all values in
-  one C call.
+  that another thread injects). Python raises such exceptions between bytecodes. A donating step is therefore one chain
+  of C iterators, which dispatches the program and stores the results (`compilation.dispatch.DonatingSteps`). All other
+  code stores values by `store_all`, also in one C call.
 - *Other threads*. A writer holds `lock`. A reader takes no lock. It first registers: it marks the variable as shared
   if it hands out the value, or adds the variable to `state.reading` if it copies the value to the host. It then
   checks that no step is in progress and that none has ended in the meantime (`state.version`). A step first announces
@@ -46,15 +47,19 @@ _NO_TURN: Final = nullcontext()
 
 
 class StepInProgress(Protocol):
-    """A step that has been announced and whose results are not stored yet."""
+    """A donating step that is registered in `state.step` and whose results are not stored in the variables yet."""
 
     def finish(self) -> None:
-        """Stores the results, or finds that the step has not begun. Called with `lock` held, at the next access."""
+        """Ends the step, at the next access to a variable. Called with `lock` held.
+
+        Stores the results if there are any. Without results, variables whose buffers were deleted are lost
+        (`VariableLike.lose`), and all others keep their values.
+        """
         ...
 
 
 class _StateVersion:
-    """The state of all variables of this process.
+    """What the threads of this process know of each other's accesses to variables.
 
     Attributes:
         step: The step in progress, whose variables must not be read; None between steps.
@@ -76,7 +81,7 @@ state: Final = _StateVersion()
 
 
 class _LockThread(threading.local):
-    """Thread-local state.
+    """What one thread knows of its own assignments, and whether it needs the lock `running`.
 
     Attributes:
         kept_back: The variables and new values that `together` stores at its end.
@@ -109,12 +114,12 @@ def turn() -> AbstractContextManager[Any]:
 
 
 def excuse() -> None:
-    """Exempts this replica thread from `turn`: the thread that started the replicas holds the lock for it."""
+    """Exempts this replica thread from `turn`, because the thread that started the replicas holds the lock for it."""
     thread.excused = True
 
 
 def without_turns(trace: Callable[[], T]) -> T:
-    """Returns the result of `trace`, which traces a function. Exempts this thread from `turn` meanwhile."""
+    """Calls `trace`, which traces a function, with this thread exempted from `turn`, and returns the result."""
     before = thread.excused
     try:
         thread.excused = True
@@ -132,7 +137,7 @@ def settle() -> None:
 
 
 def refuse_callbacks(called: str) -> None:
-    """Refuses an operation that waits for the running program, in a callback of that program: it would deadlock.
+    """Refuses an operation that would wait for the running program if it is called in a callback of that program.
 
     Raises:
         ContextError: This thread runs a callback: Python did not start it, or it is the thread that waits for the
@@ -151,7 +156,7 @@ def refuse_callbacks(called: str) -> None:
 
 
 def storing(variables: Sequence[Any], values: Iterable[Any]) -> Iterable[Any]:
-    """Returns an iterator that stores `values` as it is consumed."""
+    """Returns an iterator that stores one value in one variable at each step."""
     return map(object.__setattr__, variables, repeat("_array"), values)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
-    """Returns a concrete value in the form in which a variable stores it, also while a function is traced.
+    """Returns a concrete value as a variable stores it: on all devices, and stacked if per replica. Works in traces.
 
     Args:
         value: ``[...]``.
@@ -51,14 +51,14 @@ def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
 
 
 def _own(value: object) -> Any:
-    """Returns a value of this process on the host. PRNG keys stay as they are: NumPy cannot hold them."""
+    """Returns a value as a NumPy array; PRNG keys stay as they are, because NumPy cannot hold them."""
     return value if is_key(value) else np.asarray(value)
 
 
 def _over(
     device_assignment: DeviceAssignment, shape: tuple[int, ...], sharding: jax.sharding.Sharding, part: Operand
 ) -> jax.Array:
-    """Returns a global array with `part` on each device of this process. Other processes call it for their devices."""
+    """Returns the global array that has `part` on each device of this process; every process calls it for its own."""
     # `jax.device_put` to devices of several processes compares the values, with one collective per array.
     parts = [jax.device_put(part, device) for device in device_assignment.addressable_devices]
     return jax.make_array_from_single_device_arrays(shape, sharding, parts)
@@ -86,19 +86,19 @@ def aligned(value: Operand, device_assignment: DeviceAssignment | None) -> Any:
 
 
 def near(value: Any, other: Any) -> Any:
-    """Returns a concrete value on the single device of `other`, or unchanged if `other` is None."""
+    """Moves a concrete value to the single device of `other`, to combine both; unchanged if `other` is None."""
     if other is None or not _is_committed(value) or value.sharding.device_set == other.sharding.device_set:
         return value
     return jax.device_put(value, other.device)
 
 
 def own(value: object) -> Any:
-    """Returns a copy in a new, unshared buffer, which a compiled step may donate."""
+    """Returns a copy of a value in a new buffer that nothing else uses, so that a compiled step may donate it."""
     return value if isinstance(value, Tracer) else jnp.array(value, copy=True)
 
 
 def uncommitted(value: object) -> Any:
-    """Returns the value, copied through the host and not committed to a device, so that every replica can use it."""
+    """Returns a copy of a value that is not committed to a device, so that replicas on all devices can use it."""
     return jnp.asarray(np.array(value))
 
 
@@ -126,10 +126,10 @@ class VariableStorage(Awaiting):
     dtype: Any
 
     def hold(self, array: jax.Array) -> None:
-        """Sets the first stored value."""
+        """Sets the value with which the variable is created."""
         # A step replaces `_array` from C and cannot reset other attributes at the same time. So facts about a value
         # (`_lost`, `_components`) are stored with the array that they describe, and are valid only while `_array` is
-        # that array.
+        # that array. `_shared` may stay set for a new array, which costs at most one unnecessary copy.
         self._array: Any = array
         self._lost: tuple[Any, str] | None = None
         self._components: tuple[Any, tuple[Any, ...]] | None = None
@@ -162,7 +162,7 @@ class VariableStorage(Awaiting):
         return self._array
 
     def taken(self) -> Any:
-        """Replaces the whole stored value by an unshared copy and returns it. Called by steps, under the state lock."""
+        """Replaces the whole stored value by a copy that no other code holds, and returns it. Needs the state lock."""
         self._check_kept()
         self._array = copied = jnp.array(self._array, copy=True)
         self._components, self._shared = None, False

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) -> Any:
-    """Aggregates a sync-on-read variable's components to one value. Cross-replica context.
+    """Returns the value of a sync-on-read variable in cross-replica context: the aggregate of its components.
 
     Raises:
         VariableError: The variable has aggregation NONE.
@@ -38,7 +38,7 @@ def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) ->
     if aggregation is VariableAggregation.NONE:
         raise VariableError(
             f"reading {variable.name}",
-            found=f"sync-on-read variable {variable.name!r} with aggregation NONE, in cross-replica context",
+            found=f"sync-on-read variable {variable.name!r} with aggregation NONE was read in cross-replica context",
             rule="outside run a sync-on-read variable is read as one value, so its components must be aggregated",
             remedy="set aggregation=VariableAggregation.SUM (or MEAN, ...), or read the components, variable.values",
         )
@@ -58,7 +58,7 @@ def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) ->
 
 
 def write_components(assignment: Assignment, value: Operand, store: VariableStore | None, here: Ambient) -> None:
-    """Assigns all components: from a per-replica value component by component, or from one value (see `rules`)."""
+    """Assigns all components of a variable, from a per-replica value or from one value (see the module `rules`)."""
     _check_determines_all(assignment, value)
     variable = assignment.variable
     if here.runner is not None and store is not None:
@@ -82,7 +82,7 @@ def write_components(assignment: Assignment, value: Operand, store: VariableStor
 
 
 def _checked(assignment: Assignment, value: object) -> Any:
-    """Returns one value for all components: checked equal on all workers, and on the host of this one."""
+    """Returns the one value to assign to all components, after checking that it is equal on all workers."""
     if isinstance(value, PerReplica) or not assignment.variable.device_assignment.spans_processes:
         return value
     check_same_everywhere(assignment, value)
@@ -119,16 +119,16 @@ def _check_determines_all(assignment: Assignment, value: object) -> None:
         return
     raise VariableError(
         assignment.called,
-        found=f"sync-on-read variable {assignment.variable.name!r} with aggregation {aggregation_name(aggregation)}, "
-        "in cross-replica context",
-        rule="an assignment there must determine every replica's component: SUM divides an assigned value among the "
-        "replicas and does not support assign_add or assign_sub; NONE defines no rule",
+        found=f"one value was passed for all components of sync-on-read variable {assignment.variable.name!r} with "
+        f"aggregation {aggregation_name(aggregation)}, in cross-replica context",
+        rule="outside run, one value can be assigned only if the aggregation determines every component: SUM divides "
+        "the value among the replicas, but cannot do so for assign_add and assign_sub; NONE defines nothing",
         remedy="assign inside run, or assign a per-replica value",
     )
 
 
 def _stage_locals(assignment: Assignment, value: object, store: VariableStore, runner: ReplicaRunner) -> None:
-    """Stages the components of the local replicas, in a merge."""
+    """Assigns the components of the local replicas in the store of the run, in a merge."""
     variable = assignment.variable
     for k in range(runner.num_local):
         if isinstance(value, PerReplica):
@@ -150,7 +150,7 @@ def _replica_index(runner: ReplicaRunner, local: int) -> Any:
 
 
 def _share(assignment: Assignment, value: object, replica: int | jax.Array) -> Any:
-    """The part of a value assigned in cross-replica context that one replica's component gets."""
+    """Returns what one replica's component becomes when `value` is assigned in cross-replica context."""
     variable = assignment.variable
     if variable.share_of is not None and assignment.replaces:
         return variable.share_of(value, replica)

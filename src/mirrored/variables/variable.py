@@ -113,8 +113,8 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         if shape is not None and tuple(shape) != value.shape:
             raise ArgumentError(
                 "Variable",
-                found=f"shape={tuple(shape)} for an initial value of shape {value.shape} (variable {name!r})",
-                rule="the initial value has the variable's shape",
+                found=f"shape={tuple(shape)} was passed for an initial value of shape {value.shape} ({name!r})",
+                rule="the initial value must have the variable's shape",
                 remedy="omit shape, or pass an initial value of that shape",
             )
         check_aggregation(self._aggregation, value.shape, value.dtype, name, self.num_replicas)
@@ -260,7 +260,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return announce_read(self, new) if replica is None else VariableComponent(self, replica)
 
     def update_component(self, replica: int, method: str, value: object, read_value: bool) -> Any:
-        """Assigns one component of a sync-on-read variable. Called by `VariableComponent`."""
+        """Calls `assign` or another `method` for one component. Called by `VariableComponent`."""
         announce_write()
         called = f"{VariableComponent(self, replica).name}.{method}"
         assignment = access.Assignment(self, method, user_line(), called)
@@ -276,7 +276,7 @@ class Variable(VariableStorage, ArrayOperators, Scattering, metaclass=VariableMe
         return access.read(self)
 
     def check_assignable(self, called: str) -> None:
-        """Refuses an assignment under a bare JAX transform."""
+        """Raises an error under a JAX transform, where an assignment would happen only during tracing."""
         access.check_assignable(self, called)
 
     # Python protocols
