@@ -11,12 +11,12 @@ from mirrored.tf._ops.generator import set_seed
 
 
 def as_bytes(bytes_or_text: str | bytes | bytearray, encoding: str = "utf-8") -> bytes:
-    """Converts text to bytes."""
+    """Encodes a str as bytes; returns bytes as they are."""
     return bytes_or_text.encode(encoding) if isinstance(bytes_or_text, str) else bytes(bytes_or_text)
 
 
 def as_text(bytes_or_text: str | bytes | bytearray, encoding: str = "utf-8") -> str:
-    """Converts bytes to text."""
+    """Decodes bytes to a str; returns a str as it is."""
     return bytes_or_text if isinstance(bytes_or_text, str) else bytes(bytes_or_text).decode(encoding)
 
 
@@ -39,13 +39,13 @@ def disable_v2() -> None:
 
 
 def set_verbosity(level: int | str) -> None:
-    """Sets the level of mirrored's logger."""
+    """Sets the level of the logger "mirrored", by number or by a name such as ``"INFO"``."""
     names = {"DEBUG": 10, "INFO": 20, "WARN": 30, "ERROR": 40, "FATAL": 50}
     logging.getLogger("mirrored").setLevel(names.get(level, level) if isinstance(level, str) else int(level))
 
 
 class ConfigProto:
-    """The session configuration: stored as given, since there are no sessions.
+    """The configuration of a session, which is stored and has no effect: there are no sessions.
 
     Args:
         **options: Any options; each becomes an attribute.

@@ -118,7 +118,7 @@ def assert_near(
 
 @op("debugging.Assert Assert")
 def assert_(condition: Operand, data: Iterable[Operand], summarize: object = None, name: str | None = None) -> None:
-    """Raises InvalidArgumentError with `data` unless the condition holds for all elements."""
+    """Raises an InvalidArgumentError that shows `data`, unless all elements of the condition are True."""
     del summarize, name
     _require("tf.debugging.Assert", jnp.all(as_tensor(condition)), None, "the condition holds", list(data))
 
@@ -134,7 +134,7 @@ def check_numerics(tensor: Operand, message: str, name: str | None = None) -> ja
 
 @op("debugging.assert_all_finite")
 def assert_all_finite(x: Operand, message: str, name: str | None = None) -> jax.Array:
-    """Checks a tensor like `check_numerics`."""
+    """Returns the tensor if all elements are finite, like `check_numerics`."""
     return check_numerics(x, message, name)
 
 
@@ -184,7 +184,7 @@ def assert_scalar(tensor: Operand, message: str | None = None, name: str | None 
 
 @op("debugging.assert_same_float_dtype")
 def assert_same_float_dtype(tensors: Iterable[Operand] | None = None, dtype: DTypeLike | None = None) -> Any:
-    """Returns the common dtype of all tensors; raises ValueError if they differ or it is not a floating dtype."""
+    """Returns the common floating dtype of all tensors; raises ValueError if dtypes differ or one is not floating."""
     found = {as_dtype(as_tensor(one).dtype) for one in tensors or ()} | (
         {as_dtype(dtype)} if dtype is not None else set()
     )
@@ -225,7 +225,7 @@ def assert_shapes(
     message: str | None = None,
     name: str | None = None,
 ) -> None:
-    """Raises ValueError unless shapes match: pairs (tensor, dimensions), in which equal letters are equal sizes."""
+    """Raises ValueError unless each tensor has the given dimensions, in which equal letters stand for equal sizes."""
     del data, summarize, name
     pairs = shapes.items() if isinstance(shapes, dict) else shapes
     known: dict[str, int] = {}
@@ -258,5 +258,5 @@ def _static(name: str, holds: bool, message: str | None, rule: str, value: jax.A
 
 @op("debugging.is_numeric_tensor")
 def is_numeric_tensor(tensor: Operand) -> bool:
-    """Returns whether the value is a tensor of numbers."""
+    """Returns whether the argument is a tensor of numbers, not of booleans."""
     return is_tensor(tensor) and as_tensor(tensor).dtype.kind != "b"

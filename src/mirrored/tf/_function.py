@@ -57,7 +57,7 @@ def _autograph() -> Any:
 
 
 def convert(python_function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function whose control flow over tensors can be traced.
+    """Wraps a function so that AutoGraph converts its control flow over tensors when it is called.
 
     Args:
         python_function: A function, bound method or other callable. Callables that are not user Python code are called
@@ -96,7 +96,7 @@ def _explaining(python_function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def do_not_convert(func: Callable[..., Any] | None = None) -> Any:
-    """Excludes a function from conversion when converted code calls it; a decorator.
+    """Decorates a function that AutoGraph does not convert when converted code calls it.
 
     TensorFlow: `tf.autograph.experimental.do_not_convert`.
     """
@@ -107,7 +107,7 @@ def do_not_convert(func: Callable[..., Any] | None = None) -> Any:
 
 
 def to_graph(entity: Callable[..., Any], recursive: bool = True, experimental_optional_features: object = None) -> Any:
-    """Returns the converted form of a function, to be called while tracing.
+    """Returns the form of a function that AutoGraph has converted, to be called while tracing.
 
     Raises:
         MissingNameError: The package that converts functions is not installed.
@@ -129,11 +129,11 @@ def set_loop_options(
     maximum_iterations: object = None,
     shape_invariants: object = None,
 ) -> None:
-    """Does nothing: accepted for compatibility."""
+    """Does nothing: JAX's loops have no such options."""
 
 
 def set_verbosity(level: int, alsologtostdout: bool = False) -> None:
-    """Does nothing: accepted for compatibility."""
+    """Does nothing: AutoGraph logs to the logger "mirrored"."""
 
 
 NAMES: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Builds the error for a name that the facade lacks: the reason and the closest alternative."""
+"""Builds the error for a name that `mirrored.tf` lacks, with the reason and the closest alternative."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPARSE: Final = ("gradients and tensors are dense", "use dense tensors, tf.gath
 _STRINGS: Final = ("tensors hold numbers only", "keep text in Python or NumPy and map it to integers before training")
 _GRAPHS: Final = ("there are no graphs and sessions", "call Python functions, compiled by tf.function")
 
-# Names that TensorFlow has and this facade omits on purpose: (reason, alternative).
+# Names of TensorFlow that `mirrored.tf` omits on purpose: (reason, alternative).
 KNOWN: Final[dict[str, tuple[str, str]]] = {
     "distribute.TPUStrategy": _TPU,
     "distribute.experimental.TPUStrategy": _TPU,
@@ -75,7 +75,7 @@ KNOWN: Final[dict[str, tuple[str, str]]] = {
 
 
 def missing(path: str, names: Iterable[str]) -> MissingNameError:
-    """Returns the error for ``tf.<path>``.
+    """Returns the error for ``tf.<path>``, a name that `mirrored.tf` lacks.
 
     Args:
         path: The name below `tf`.

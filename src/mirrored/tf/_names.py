@@ -1,4 +1,4 @@
-"""Maps every public name of the facade to its implementation."""
+"""Maps every public name of `mirrored.tf` to its implementation."""
 
 from __future__ import annotations
 

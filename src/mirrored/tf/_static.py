@@ -23,7 +23,7 @@ from mirrored.tf._shapes import TensorShape
 
 
 class StaticTensor(np.ndarray[Any, np.dtype[Any]]):
-    """A host array of integers that behaves like a tensor; the result of `tf.shape`.
+    """A NumPy array of integers that `tf.shape` returns, and that operations accept as a tensor.
 
     Context: any, also inside `tf.function`, where it is valid as a shape, an axis or a Python index.
     """
@@ -48,7 +48,7 @@ def static_tensor(value: ArrayLike) -> StaticTensor:
 
 
 def static_int(value: object, *, called: str, argument: str) -> int:
-    """Converts an int, a host array or a concrete tensor to a Python int.
+    """Converts an int, NumPy scalar or tensor to a Python int; a traced tensor must depend on constants alone.
 
     Raises:
         InvalidArgumentError: The value is traced, so that it has no value yet, or is not an integer.
@@ -67,7 +67,7 @@ def static_int(value: object, *, called: str, argument: str) -> int:
 
 
 def known(value: object) -> Any:
-    """Returns a traced value that was computed from constants as a concrete one; anything else unchanged.
+    """Evaluates a traced value that depends on constants alone; returns any other value unchanged.
 
     Raises:
         NotConstant: The value is traced and not known yet.

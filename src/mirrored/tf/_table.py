@@ -47,7 +47,7 @@ _DEPRECATED: Final = {
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """One operation of the facade.
+    """An operation of `mirrored.tf`, which may have several public names.
 
     Attributes:
         name: Its first public name below ``tf``, for example ``"math.reduce_sum"``.
@@ -90,7 +90,7 @@ class _Parameter:
 
 
 def rows(table: Mapping[str, tuple[str, Callable[..., Any]]], *, elementwise: bool = False) -> None:
-    """Registers rows: ``{"math.add add": ("x y", jnp.add)}``.
+    """Registers operations that are JAX functions: ``{"math.add add": ("x y", jnp.add)}``.
 
     Args:
         table: Names, parameters and functions.
@@ -164,7 +164,7 @@ def bind(called: str, parameters: tuple[_Parameter, ...], args: tuple[Any, ...],
 
 
 def unexpected(called: str, name: str, known: list[str]) -> TypeError:
-    """Returns the error for an argument that an operation does not have."""
+    """Returns the error for a keyword argument that is repeated, or that the operation does not have."""
     if name in known:
         return TypeError(f"{called}() got multiple values for argument '{name}'")
     hint = f": use TensorFlow 2's `{_DEPRECATED[name]}` instead" if name in _DEPRECATED else ""
@@ -212,7 +212,7 @@ def _described(value: object) -> str:
 
 
 def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keeps shape arithmetic on the host while tracing: ``tf.reduce_prod(tf.shape(x)[1:])`` stays a known value."""
+    """Makes an operation on shapes, such as ``tf.reduce_prod(tf.shape(x)[1:])``, known while tracing."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -229,7 +229,7 @@ def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tensors(*values: Operand) -> list[jax.Array]:
-    """Converts values to tensors; Python numbers take the dtype of the tensors next to them."""
+    """Converts values to tensors; Python numbers take the common dtype of the tensors among them."""
     found = operands(values)
     arrays = [one for one in found if isinstance(one, jax.Array)]
     common = jnp.result_type(*found) if arrays else None

@@ -49,7 +49,7 @@ def as_tensor(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
 
 
 def from_host(array: np.ndarray[Any, Any]) -> jax.Array:
-    """Creates a concrete array on the default device, also while tracing (`jnp.asarray` gives a traced literal)."""
+    """Creates a tensor from a NumPy array; its value is known also while tracing, unlike that of `jnp.asarray`."""
     if is_eager():
         return as_array(array)
     with jax.ensure_compile_time_eval():
@@ -104,7 +104,7 @@ def _is_number(value: object) -> TypeGuard[bool | int | float | complex]:
 
 
 def operands(values: Sequence[Any]) -> list[Any]:
-    """Returns the operands of one operation as tensors; Python numbers stay, to take the tensors' dtype."""
+    """Converts operands to tensors; Python numbers stay if there are tensors, whose dtype they then take."""
     numbers = [_is_number(one) for one in values]
     if all(numbers) or not any(numbers):
         return [as_tensor(one) for one in values]
@@ -112,14 +112,14 @@ def operands(values: Sequence[Any]) -> list[Any]:
 
 
 def is_host(value: object) -> bool:
-    """Returns whether a value, or each list member, is known on the host: a static tensor, number, name or dtype."""
+    """Returns whether a value, or each item of a list, is a number, string, dtype, or the result of `tf.shape`."""
     if isinstance(value, (list, tuple)):
         return all(is_host(one) for one in value)
     return value is None or isinstance(value, (StaticTensor, np.integer, str, DType)) or _is_number(value)
 
 
 def has_static(value: object) -> bool:
-    """Returns whether a value is a static tensor or a list that contains one."""
+    """Returns whether a value is a tensor whose value is known while tracing, or a list that contains one."""
     if isinstance(value, (list, tuple)):
         return any(has_static(one) for one in value)
     return isinstance(value, StaticTensor)
@@ -128,7 +128,7 @@ def has_static(value: object) -> bool:
 def constant(
     value: Operand, dtype: DTypeLike | None = None, shape: StaticInts | None = None, name: str | None = None
 ) -> jax.Array:
-    """Creates a constant tensor.
+    """Creates a tensor from a number, list or NumPy array.
 
     Context: any; the result is concrete also while tracing.
 
@@ -199,7 +199,7 @@ def convert_to_tensor(
 
 
 def is_tensor(x: object) -> bool:
-    """Returns whether a value is a tensor: a JAX array, a static shape, or a variable."""
+    """Returns whether a value is a tensor: a JAX array, the result of `tf.shape`, or a variable."""
     return isinstance(x, (jax.Array, StaticTensor)) or hasattr(type(x), "__jax_array__")
 
 

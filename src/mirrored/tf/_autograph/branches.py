@@ -38,7 +38,7 @@ def if_stmt(
     symbol_names: Sequence[str],
     nouts: int,
 ) -> None:
-    """Executes an `if` statement.
+    """Executes an `if` statement: in Python if the condition is known, else inside the compiled program.
 
     Args:
         cond: The condition.

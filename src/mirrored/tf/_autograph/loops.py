@@ -40,7 +40,7 @@ def while_stmt(
     symbol_names: Sequence[str],
     opts: dict[str, Any],
 ) -> None:
-    """Executes a `while` statement: in Python while the condition is known, then inside the compiled program.
+    """Executes a `while` statement: in Python as long as the condition is known, then inside the compiled program.
 
     Args:
         test: The condition.
@@ -70,7 +70,7 @@ def for_stmt(
     symbol_names: Sequence[str],
     opts: dict[str, Any],
 ) -> None:
-    """Executes a `for` statement: inside the program over a tensor or a traced range, else in Python.
+    """Executes a `for` statement: over a tensor or traced range inside the compiled program, over the rest in Python.
 
     Args:
         iter_: The iterable.

@@ -42,7 +42,7 @@ _OPERATORS: Final[Mapping[str, Any]] = {
 
 
 def transpile(function: types.FunctionType) -> Any:
-    """Returns the converted form of a function; the function itself if conversion fails (no source, for example)."""
+    """Returns the converted form of a function; the function itself if conversion fails, for example without source."""
     try:
         factory = _factory(function)
     except Exception as error:  # the parser and the passes raise many kinds of errors

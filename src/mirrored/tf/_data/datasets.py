@@ -26,11 +26,11 @@ def _stays(leaf: Leaf) -> bool:
 
 
 class EndOfSequenceError(OutOfRangeError, EndOfDataError):
-    """`OutOfRangeError` raised at the end of a dataset."""
+    """A dataset has no further element: TensorFlow's `OutOfRangeError` and mirrored's `EndOfDataError`."""
 
 
 class Dataset(dataset.Dataset):
-    """`tf.data.Dataset`: yields tensors; `as_numpy_iterator` yields NumPy arrays. See `mirrored.data.Dataset`."""
+    """`tf.data.Dataset`: a `mirrored.data.Dataset` that yields tensors; `as_numpy_iterator` yields NumPy arrays."""
 
     hand_out: ClassVar[Callable[[Any], Any]] = staticmethod(_tensors)
     number_out: ClassVar[Callable[[int], Any]] = staticmethod(jnp.asarray)

@@ -52,7 +52,7 @@ _PACKAGE: Final = "tensorflow"
 
 @functools.cache
 def message(name: str) -> Any:
-    """Returns the class of a message: ``message("Example")``.
+    """Returns the protocol buffer class of this name, such as ``"Example"``.
 
     Raises:
         MissingExtraError: protobuf is not installed.
@@ -62,7 +62,7 @@ def message(name: str) -> Any:
 
 
 def parsed(name: str, text: bytes) -> Any:
-    """Parses a message from its bytes.
+    """Parses the bytes of a protocol buffer message of this name.
 
     Raises:
         ValueError: The bytes are not such a message.

@@ -1,4 +1,4 @@
-"""`tf.io.parse_example` and similar: convert bytes of data files to arrays, on the host."""
+"""`tf.io.parse_example` and similar functions, which convert the bytes of data files to arrays on the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TYPED: Final = {"float32": "float_val", "float64": "double_val", "int32": "int_
 
 
 class FixedLenFeature(NamedTuple):
-    """A feature with the same number of values in every example.
+    """A feature of `tf.train.Example` that has the same number of values in every example.
 
     Attributes:
         shape: The shape of its values.
@@ -34,7 +34,7 @@ class FixedLenFeature(NamedTuple):
 
 
 class FixedLenSequenceFeature(NamedTuple):
-    """A feature with any number of rows of one shape per example; a batch is padded to the longest.
+    """A feature that has a varying number of rows of one shape; `parse_example` pads them to the longest example.
 
     Attributes:
         shape: The shape of a row.
@@ -228,7 +228,7 @@ def serialize_tensor(tensor: Operand | Texts, name: str | None = None) -> Any:
 
 
 def parse_tensor(serialized: Texts, out_type: DTypeLike, name: str | None = None) -> Any:
-    """Parses a tensor that `serialize_tensor` serialized, as a NumPy array.
+    """Parses the bytes that `serialize_tensor` returned to a NumPy array.
 
     Raises:
         InvalidArgumentError: The bytes are not a tensor, or the tensor has another dtype.

@@ -18,7 +18,7 @@ _CALLED = "tf.contrib.distribute.MirroredStrategy"
 
 
 class MirroredStrategy(_MirroredStrategy):
-    """TensorFlow 1's contrib strategy: one replica per device, with the arguments and iterators of that time.
+    """The strategy of `tf.contrib`: one replica per device, with TensorFlow 1's constructor arguments and iterators.
 
     Args:
         devices: Device names. Pass either these or a number of GPUs.
@@ -79,7 +79,7 @@ class MirroredStrategy(_MirroredStrategy):
         shuffle: int | None = 1024,
         session: object = None,
     ) -> InputIterator:
-        """Makes an iterator over the rows of arrays, with a per-replica batch of `batch_size`.
+        """Returns an iterator over the rows of arrays, from which each replica gets `batch_size` rows per step.
 
         Context: cross-replica.
 

@@ -1,4 +1,4 @@
-"""`tf.distribute` and the rest of the core API under TensorFlow's names."""
+"""TensorFlow's names for mirrored's strategies, variables and tapes: `tf.distribute`, `tf.Variable` and others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mirrored.variables import Variable, VariableAggregation, VariableSynchroniz
 
 
 class CommunicationImplementation(enum.Enum):
-    """The collective communication library. XLA chooses: NCCL on GPUs, its own implementation or Gloo on CPUs."""
+    """Names of communication libraries, which have no effect: XLA uses NCCL on GPUs, Gloo or its own on CPUs."""
 
     AUTO = "AUTO"
     RING = "RING"
@@ -43,11 +43,11 @@ class CommunicationImplementation(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class CommunicationOptions:
-    """Options of a cross-device reduction.
+    """Options of a cross-device reduction, which are checked and have no effect: XLA chooses.
 
     Args:
-        bytes_per_pack: Approximate size of a gradient bucket in bytes; 0 leaves bucketing to XLA.
-        timeout_seconds: Accepted and ignored: XLA has its own timeout.
+        bytes_per_pack: Accepted and ignored; not negative.
+        timeout_seconds: Accepted and ignored.
         implementation: A `CommunicationImplementation`, or its name in any case.
 
     Raises:
@@ -76,7 +76,7 @@ def collective_hints(bytes_per_pack: int = 0, timeout_seconds: float | None = No
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """Options of `Strategy.run`, accepted for compatibility: shapes may differ between replicas."""
+    """Options of `Strategy.run`, accepted and ignored: shapes may always differ between replicas."""
 
     experimental_enable_dynamic_batch_size: bool = True
     experimental_bucketizing_dynamic_shape: bool = False

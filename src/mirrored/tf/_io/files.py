@@ -59,7 +59,7 @@ def _text(value: Texts) -> bytes:
 
 
 class TFRecordOptions:
-    """Options for writing a TFRecord file.
+    """Options for writing a TFRecord file, of which `compression_type` has an effect.
 
     Args:
         compression_type: "", "GZIP" or "ZLIB".
@@ -209,7 +209,7 @@ def decode_jpeg(
     *,
     dtype: DTypeLike = _dtypes.uint8,
 ) -> Any:
-    """Decodes a JPEG or MPO or PNG or BMP or GIF file to ``[height, width, channels]``: see `decode_image`.
+    """Decodes a JPEG, MPO, PNG, BMP or GIF file to ``[height, width, channels]``: see `decode_image`.
 
     `ratio` and the settings of TensorFlow's decoder have no effect.
     """
@@ -218,7 +218,7 @@ def decode_jpeg(
 
 
 def decode_png(contents: Texts, channels: int = 0, dtype: DTypeLike = _dtypes.uint8, name: str | None = None) -> Any:
-    """Decodes a PNG or JPEG or MPO or BMP or GIF file to ``[height, width, channels]``: see `decode_image`."""
+    """Decodes a PNG, JPEG, MPO, BMP or GIF file to ``[height, width, channels]``: see `decode_image`."""
     del name
     return _decoded("tf.io.decode_png", ("PNG", "JPEG", "MPO", "BMP", "GIF"), contents, channels, dtype)
 
@@ -288,7 +288,7 @@ def encode_jpeg(
     xmp_metadata: str = "",
     name: str | None = None,
 ) -> Any:
-    """Encodes pixels ``uint8[height, width, channels]`` as a JPEG file; of the settings, `quality` has an effect."""
+    """Encodes pixels ``uint8[height, width, channels]`` as a JPEG file; only the setting `quality` has an effect."""
     del format, progressive, optimize_size, chroma_downsampling, density_unit, x_density, y_density, xmp_metadata, name
     return _encoded(image, "JPEG", "tf.io.encode_jpeg", quality=quality)
 

@@ -153,7 +153,7 @@ def convolution(
 
 @op("nn.atrous_conv2d")
 def atrous_conv2d(value: Operand, filters: Operand, rate: int, padding: _Padding, name: str | None = None) -> jax.Array:
-    """Computes a convolution with `rate - 1` holes between filter taps (dilated convolution)."""
+    """Computes a dilated 2-D convolution, whose filter elements are `rate` pixels apart."""
     del name
     return _convolve("tf.nn.atrous_conv2d", 2, value, filters, 1, padding, None, rate)
 

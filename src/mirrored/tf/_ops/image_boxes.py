@@ -138,7 +138,7 @@ def non_max_suppression_overlaps(
     score_threshold: Operand = -np.inf,
     name: str | None = None,
 ) -> jax.Array:
-    """Selects boxes like `non_max_suppression`, for a matrix [boxes, boxes] of overlaps of any kind."""
+    """Selects boxes like `non_max_suppression`, from a matrix [boxes, boxes] of overlaps of any kind."""
     del name
     limit = static_int(max_output_size, called="tf.image.non_max_suppression_overlaps", argument="max_output_size")
     chosen, _, count = _suppressed(as_tensor(overlaps), as_tensor(scores), limit, overlap_threshold, score_threshold)
@@ -186,7 +186,7 @@ def non_max_suppression_with_scores(
     soft_nms_sigma: float = 0.0,
     name: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Selects boxes like `non_max_suppression`, with scores; a sigma lowers overlapping boxes' scores instead.
+    """Selects boxes and scores like `non_max_suppression`; a sigma lowers the scores of overlapping boxes instead.
 
     Source: N. Bodla and others, Soft-NMS: improving object detection with one line of code, ICCV 2017.
     """

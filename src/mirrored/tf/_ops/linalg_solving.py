@@ -80,7 +80,7 @@ def tridiagonal_solve(
     partial_pivoting: bool = True,
     perturb_singular: bool = False,
 ) -> jax.Array:
-    """Solves tridiagonal systems.
+    """Solves systems whose matrix is tridiagonal.
 
     Args:
         diagonals: "compact": [..., 3, n]: the superdiagonal (last entry ignored), the main diagonal, the subdiagonal
@@ -188,7 +188,7 @@ def eigh_tridiagonal(
 def banded_triangular_solve(
     bands: Operand, rhs: Operand, lower: bool = True, adjoint: bool = False, name: str | None = None
 ) -> jax.Array:
-    """Solves triangular systems with few diagonals.
+    """Solves systems whose matrix is triangular and has few diagonals.
 
     Args:
         bands: [..., k, n]. For a lower triangle, the main diagonal comes first, followed by the subdiagonals, whose

@@ -32,7 +32,7 @@ _COMPARISON: Final = re.compile(r"Symbolic dimension comparison '(.+?)' (>=|<=) 
 
 @dataclasses.dataclass(frozen=True)
 class Open:
-    """An array with an unknown size or rank.
+    """The description of an array argument whose sizes or number of dimensions may be unknown.
 
     Attributes:
         shape: The shape, with None for an unknown size; None if the number of dimensions is unknown.
@@ -45,7 +45,7 @@ class Open:
 
 @dataclasses.dataclass(frozen=True)
 class Traced(Generic[T]):
-    """The result of tracing a function.
+    """A function that was traced with symbolic sizes, and the conditions on these sizes.
 
     Attributes:
         program: The program that `trace` returned.
@@ -59,7 +59,7 @@ class Traced(Generic[T]):
 
 
 def opened(value: PyTree) -> Any:
-    """Replaces each spec (an object with `shape` and `dtype`) in a structure of specs and values by an `Open`."""
+    """Replaces each object with `shape` and `dtype` in a structure by an `Open`, an array of unknown sizes."""
     return jax.tree.map(_opened, value, is_leaf=_is_spec)
 
 
@@ -76,7 +76,7 @@ def _opened(leaf: Leaf) -> Any:
 
 
 def traced_for(inputs: PyTree, seen: Sequence[Any], trace: Callable[[Any], T]) -> list[Traced[T]]:
-    """Traces a function for arguments that are partly unknown.
+    """Traces a function for array arguments with unknown sizes or an unknown number of dimensions.
 
     Args:
         inputs: The arguments, with `Open` for arrays.

@@ -19,7 +19,7 @@ from mirrored.tf._tensors import as_tensor
 
 
 class Candidates(NamedTuple):
-    """The result of a candidate sampler.
+    """The classes that a candidate sampler has drawn, and the expected counts of classes.
 
     Attributes:
         sampled_candidates: i32[num_sampled]: the sampled classes.
@@ -119,7 +119,7 @@ def uniform_candidate_sampler(
     seed: int | None = None,
     name: str | None = None,
 ) -> Candidates:
-    """Samples classes uniformly; arguments as for `log_uniform_candidate_sampler`."""
+    """Samples classes uniformly; the arguments are those of `log_uniform_candidate_sampler`."""
     del name, num_true
     called = "tf.random.uniform_candidate_sampler"
     size = static_int(range_max, called=called, argument="range_max")
@@ -263,7 +263,7 @@ def nce_loss(
     remove_accidental_hits: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the noise-contrastive estimation loss: f32[batch]. Arguments as for `sampled_softmax_loss`.
+    """Computes the noise-contrastive estimation loss: f32[batch]; the arguments are those of `sampled_softmax_loss`.
 
     Source: M. Gutmann, A. Hyvärinen, Noise-contrastive estimation, AISTATS 2010.
     """
@@ -354,7 +354,7 @@ def _beyond(length: Operand, size: int) -> jax.Array:
 def sufficient_statistics(
     x: Operand, axes: StaticInts | None, shift: Operand | None = None, keepdims: bool = False, name: str | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """Returns count, sum and sum of squares (both minus the shift) and the shift, for `normalize_moments`."""
+    """Returns the count, sum and sum of squares of ``x - shift``, and the shift, for `normalize_moments`."""
     del name
     value = as_tensor(x)
     axis = static_axis(axes, called="tf.nn.sufficient_statistics", argument="axes")
@@ -370,7 +370,7 @@ def sufficient_statistics(
 def normalize_moments(
     counts: Operand, mean_ss: Operand, variance_ss: Operand, shift: Operand | None, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes mean and variance from the results of `sufficient_statistics`, or from their sums."""
+    """Computes mean and variance from results of `sufficient_statistics`, which may be sums over several calls."""
     del name
     count, sums, squares = tensors(counts, mean_ss, variance_ss)
     moved = sums / count

@@ -210,7 +210,7 @@ def frame(
     axis: SupportsIndex = -1,
     name: str | None = None,
 ) -> jax.Array:
-    """Splits an axis into overlapping frames, as a new axis before it."""
+    """Splits an axis into overlapping frames: [..., samples] to [..., frames, frame_length]."""
     del name
     value = as_tensor(signal)
     where = static_int(axis, called="tf.signal.frame", argument="axis") % value.ndim
@@ -229,7 +229,7 @@ def frame(
 
 @op("signal.overlap_and_add")
 def overlap_and_add(signal: Operand, frame_step: SupportsIndex, name: str | None = None) -> jax.Array:
-    """Adds overlapping frames: [..., frames, length] to [..., samples]."""
+    """Adds frames that begin `frame_step` samples apart: [..., frames, length] to [..., samples]."""
     del name
     value = as_tensor(signal)
     frames, length = value.shape[-2:]

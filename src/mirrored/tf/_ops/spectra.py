@@ -85,7 +85,7 @@ def vorbis_window(window_length: SupportsIndex, dtype: DTypeLike = "float32", na
 def inverse_stft_window_fn(
     frame_step: SupportsIndex, forward_window_fn: Window = hann_window, name: str | None = None
 ) -> Window:
-    """Returns the window with which `inverse_stft` inverts an `stft` of the given window."""
+    """Returns the window with which `inverse_stft` inverts an `stft` that used `forward_window_fn`."""
     del name
     step = static_int(frame_step, called="tf.signal.inverse_stft_window_fn", argument="frame_step")
 

@@ -27,7 +27,7 @@ class _Options:
 
 @jax.tree_util.register_pytree_node_class
 class TensorArray:
-    """An array of rows. `write` returns a new array; the old one is unchanged.
+    """An immutable array of rows, of which `write` and similar methods return a changed copy.
 
     Context: any. Rows at indices that are known while tracing are stored separately, and may differ in shape. From the
     first row at a traced index on, all rows are stored in one tensor.
@@ -67,12 +67,12 @@ class TensorArray:
     # Pytree methods: the rows are children, so that loops carry them.
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """Flattens into the rows and the static data."""
+        """Returns the rows, as the children of this pytree node, and its static data."""
         return (tuple(self._rows.values()), self._buffer), (self._options, tuple(self._rows))
 
     @classmethod
     def tree_unflatten(cls, kept: tuple[Any, tuple[int, ...]], children: tuple[Sequence[Leaf], Leaf]) -> TensorArray:
-        """Unflattens from rows and static data."""
+        """Creates an array from what `tree_flatten` returned."""
         options, places = kept
         return cls._made(options, dict(zip(places, children[0], strict=True)), children[1])
 
@@ -117,7 +117,7 @@ class TensorArray:
     # Writing
 
     def write(self, index: Operand, value: Operand, name: str | None = None) -> TensorArray:
-        """Returns an array with `value` as row `index`.
+        """Returns a copy of the array in which row `index` is `value`.
 
         Raises:
             InvalidArgumentError: The row has another dtype, or, with traced indices, another shape than the other rows.
@@ -238,27 +238,27 @@ class TensorArray:
     # Reading and writing many rows
 
     def unstack(self, value: Operand, name: str | None = None) -> TensorArray:
-        """Returns an array with the rows of `value`."""
+        """Returns an array whose rows are those of `value` alone."""
         rows = self._row(value)
         options = dataclasses.replace(self._options, size=rows.shape[0])
         return self._made(options, {}, rows)
 
     def scatter(self, indices: Operand, value: Operand, name: str | None = None) -> TensorArray:
-        """Returns an array with the rows of `value` at these indices."""
+        """Returns a copy of the array in which row ``indices[i]`` is ``value[i]``."""
         rows, array = self._row(value), self
         for number in range(rows.shape[0]):
             array = array.write(as_tensor(indices)[number], rows[number])
         return array
 
     def split(self, value: Operand, lengths: Operand, name: str | None = None) -> TensorArray:
-        """Returns an array whose rows are parts of `value` with these lengths."""
+        """Returns a copy of the array in which row i is the i-th part of `value`, of length ``lengths[i]``."""
         array, start, whole = self, 0, self._row(value)
         for number, length in enumerate(jnp.asarray(lengths).tolist()):
             array, start = array.write(number, whole[start : start + length]), start + length
         return array
 
     def identity(self) -> TensorArray:
-        """Itself."""
+        """Returns the array itself."""
         return self
 
     def close(self, name: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Finds the functions of an object that `tf.saved_model.save` saves, and their signatures."""
+"""Finds which functions of an object `tf.saved_model.save` saves, and for which arguments."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Signature:
     is_declared: bool = True
 
     def with_named_outputs(self) -> Signature:
-        """Returns the signature as an entry of ``signatures``, whose results are a dict."""
+        """Returns the signature with a function that returns a dict, as the entries of ``signatures`` do."""
         return dataclasses.replace(self, function=_named_outputs(self.function))
 
 
@@ -56,7 +56,7 @@ def _named_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def functions_of(obj: object) -> dict[str, Function]:
-    """Returns the compiled functions among an object's methods and attributes; for a Keras model, its inference."""
+    """Returns the compiled functions among an object's methods and attributes; for a Keras model, its forward pass."""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(obj, keras.Model):
         return _keras_functions(keras, obj)

@@ -128,12 +128,12 @@ class LoadedFunction:
 
     @property
     def structured_input_signature(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and keyword arguments of the first signature."""
+        """The positional and keyword arguments of the first signature, with a `tf.TensorSpec` for each array."""
         return tuple(self._loaded[0].inputs), {}
 
     @property
     def structured_outputs(self) -> Any:
-        """The result of the first signature."""
+        """The result of the first signature, with a `tf.TensorSpec` for each array."""
         return self._loaded[0].output
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -244,7 +244,7 @@ class LoadedModel(Module):
             setattr(self, name, one)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the saved `__call__`.
+        """Calls the `__call__` of the object that was saved.
 
         Raises:
             ArgumentError: The saved object had no `__call__`.
