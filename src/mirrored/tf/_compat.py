@@ -32,9 +32,9 @@ def disable_v2() -> None:
     """
     raise UnimplementedError.of(
         "tf.compat.v1",
-        found="a switch to TensorFlow 1 behavior",
-        rule="mirrored.tf runs eagerly or compiled by tf.function; there are no graphs and sessions",
-        remedy="remove the call, and call functions where the program ran a session",
+        found="the program switches to TensorFlow 1 behavior",
+        rule="code can only run eagerly or be compiled by tf.function: there are no graphs and sessions",
+        remedy="remove this call, and call functions where the program runs a session",
     )
 
 

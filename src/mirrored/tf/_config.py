@@ -139,7 +139,7 @@ def _hide_gpus(kept: list[PhysicalDevice]) -> None:
         raise ContextError(
             "tf.config.set_visible_devices",
             found="JAX has already started",
-            rule="Visible devices cannot be modified after being initialized",
+            rule="visible devices cannot be modified after JAX has initialized them",
             remedy="call it right after the imports, or start the program with CUDA_VISIBLE_DEVICES",
         ) from error
 
@@ -166,8 +166,8 @@ def set_logical_device_configuration(
         if count > 1:
             raise DeviceError(
                 "tf.config.set_logical_device_configuration",
-                found=f"{count} logical devices for {device.name}",
-                rule="JAX does not split an accelerator",
+                found=f"{count} logical devices were requested for {device.name}",
+                rule="only a CPU can be split into logical devices",
                 remedy=f"place several replicas on it: MirroredStrategy(['{kind}:0'], num_replicas={count})",
             )
     else:

@@ -117,8 +117,8 @@ def to_graph(entity: Callable[..., Any], recursive: bool = True, experimental_op
         raise MissingNameError(
             "tf.autograph.to_graph",
             found="the package that converts functions is not installed",
-            rule="AutoGraph is an optional part of mirrored",
-            remedy="pip install 'mirrored[autograph]'",
+            rule="to_graph requires AutoGraph, which is an optional part of mirrored",
+            remedy="run pip install 'mirrored[autograph]'",
         )
     return convert(entity)
 

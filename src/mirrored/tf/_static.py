@@ -60,8 +60,8 @@ def static_int(value: object, *, called: str, argument: str) -> int:
     except TypeError:
         raise InvalidArgumentError.of(
             called,
-            found=f"{argument}={value!r}",
-            rule=f"`{argument}` is an integer",
+            found=f"`{argument}` is {value!r}",
+            rule=f"`{argument}` must be an integer",
             remedy="pass an int or an integer tensor",
         ) from None
 
@@ -107,6 +107,6 @@ def _traced(called: str, argument: str) -> InvalidArgumentError:
     return InvalidArgumentError.of(
         called,
         found=f"`{argument}` depends on a traced value",
-        rule="shapes and axes in compiled code are known while tracing",
-        remedy="compute it from x.shape or tf.shape(x), or pass it as a Python number",
+        rule="shapes and axes in compiled code must be known while tracing",
+        remedy="compute the value from x.shape or tf.shape(x), or pass it as a Python number",
     )

@@ -197,9 +197,9 @@ def _replacement(called: str, values: Iterable[Any], error: BaseException | None
         return None
     return InvalidArgumentError.of(
         called,
-        found=f"{', '.join(_described(one) for one in values)}: {error}",
-        rule="the operands' shapes and dtypes are compatible",
-        remedy="print the shapes of the operands; tf.reshape, tf.transpose and tf.cast change them",
+        found=f"the operands {', '.join(_described(one) for one in values)} do not fit: {error}",
+        rule="the shapes, dtypes and axes of an operation must be compatible",
+        remedy="change a shape with tf.reshape or tf.transpose, or a dtype with tf.cast",
     )
 
 

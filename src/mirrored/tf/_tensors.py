@@ -152,9 +152,9 @@ def constant(
     if tensor.size != 1 and tensor.size != int(np.prod(wanted)):
         raise InvalidArgumentError.of(
             "tf.constant",
-            found=f"{tensor.size} values for the shape {wanted}",
-            rule="a constant has as many values as its shape, or a single value",
-            remedy="omit `shape`, or pass all values",
+            found=f"{tensor.size} values were passed for the shape {wanted}",
+            rule="a constant must have as many values as its shape has elements, or a single value",
+            remedy="omit `shape`, or pass as many values as it has elements",
         )
     return jnp.broadcast_to(tensor.reshape(()), wanted) if tensor.size == 1 else tensor.reshape(wanted)
 
@@ -192,7 +192,7 @@ def convert_to_tensor(
         raise InvalidArgumentError.of(
             "tf.convert_to_tensor",
             found=f"Tensor conversion requested dtype {as_dtype(dtype).name} for Tensor with dtype {tensor.dtype}",
-            rule="a conversion does not change a tensor's dtype",
+            rule="a conversion cannot change the dtype of a tensor",
             remedy="use tf.cast(value, dtype)",
         )
     return tensor
@@ -216,9 +216,9 @@ def _tracer_numpy(self: Any) -> Any:
         raise TracedValueError(
             "numpy()",
             found=f"the value of type {self.aval.str_short()} is traced: it has no elements yet",
-            rule="numpy() is only available when code runs eagerly",
-            remedy="call it on the result outside tf.function, print with tf.print, or switch compilation off with "
-            "tf.config.run_functions_eagerly(True)",
+            rule="numpy() can only be called when code runs eagerly",
+            remedy="call numpy() on the result outside tf.function, print with tf.print, or switch compilation off "
+            "with tf.config.run_functions_eagerly(True)",
         ) from None
 
 

@@ -46,9 +46,9 @@ class FunctionScope:
         if self.function_name in self.falls_through and truth(did_return) is None:
             raise InvalidArgumentError.of(
                 self.function_name,
-                found="a `return` that depends on a tensor, and a path that ends without a `return`",
-                rule="if the path is chosen at run time, every path returns a value of the same type",
-                remedy="also return a value at the end of the function",
+                found="a tensor decides between a `return` and a path that ends without a `return`",
+                rule="if the path is chosen at run time, every path must return a value of the same type",
+                remedy="return a value at the end of the function, too",
             )
         return value
 

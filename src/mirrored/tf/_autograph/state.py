@@ -118,7 +118,7 @@ def unlike(statement: str, name: str, found: str) -> InvalidArgumentError:
     return InvalidArgumentError.of(
         statement,
         found=f"{shown} {found}",
-        rule="if the path is chosen at run time, a name has the same structure, shape and dtype on every path",
-        remedy="assign it a value of that shape and dtype before (tf.zeros, tf.cast) or on every path, "
-        "or decide with a Python value",
+        rule="if the path is chosen at run time, a variable must have one structure, shape and dtype on all paths",
+        remedy="assign a value of that shape and dtype before the statement (tf.zeros, tf.cast) or on every path, "
+        "or use a condition that is a Python value",
     )

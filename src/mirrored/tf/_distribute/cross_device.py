@@ -63,9 +63,9 @@ class Direct(core.CrossDeviceOps):
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                 raise ArgumentError(
                     "CrossDeviceOps.batch_reduce",
-                    found=f"{pair!r}",
-                    rule="Each element of `value_destination_pairs` should be a tuple.",
-                    remedy="give pairs: [(value, destinations), ...]",
+                    found=f"{pair!r} is not a pair",
+                    rule="each element of `value_destination_pairs` must be a tuple of a value and its destinations",
+                    remedy="pass [(value, destinations), ...]",
                 )
         return [self.reduce(reduce_op, value, place, options) for value, place in value_destination_pairs]
 
@@ -95,9 +95,9 @@ def _check_op(op: object) -> None:
     if not isinstance(op, ReduceOp):
         raise ArgumentError(
             "CrossDeviceOps.reduce",
-            found=f"reduce_op={op!r}",
-            rule="`reduce_op` is a ReduceOp",
-            remedy="write tf.distribute.ReduceOp.SUM or tf.distribute.ReduceOp.MEAN",
+            found=f"`reduce_op` is {op!r}",
+            rule="`reduce_op` must be a ReduceOp",
+            remedy="pass tf.distribute.ReduceOp.SUM or tf.distribute.ReduceOp.MEAN",
         )
 
 
@@ -105,9 +105,9 @@ def _check_destinations(destinations: object) -> None:
     if not isinstance(destinations, (str, DistributedValues)):
         raise ArgumentError(
             "CrossDeviceOps.reduce",
-            found=f"destinations={destinations!r}",
-            rule="destinations is a DistributedValues object, a tf.Variable or a device string",
-            remedy="pass the value itself to keep the result on its devices",
+            found=f"`destinations` is {destinations!r}",
+            rule="`destinations` must be a DistributedValues object, a tf.Variable or a device string",
+            remedy="pass the value itself, to keep the result on the devices of the value",
         )
 
 

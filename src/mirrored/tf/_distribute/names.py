@@ -62,9 +62,9 @@ class CommunicationOptions:
         if self.bytes_per_pack < 0:
             raise ArgumentError(
                 "CommunicationOptions",
-                found=f"Argument `bytes_per_pack` must be >=0, Received {self.bytes_per_pack}.",
-                rule="a size is not negative",
-                remedy="omit it",
+                found=f"`bytes_per_pack` is {self.bytes_per_pack}",
+                rule="`bytes_per_pack` must be >=0",
+                remedy="omit the argument, which has no effect",
             )
         object.__setattr__(self, "implementation", CommunicationImplementation(self.implementation))
 

@@ -226,7 +226,12 @@ def decode_png(contents: Texts, channels: int = 0, dtype: DTypeLike = _dtypes.ui
 def _decoded(called: str, formats: tuple[str, ...], contents: Texts, channels: int, dtype: DTypeLike) -> Any:
     image = _opened(contents, called)
     if image.format not in formats:
-        raise _no_picture(called, f"a {image.format} image")
+        raise InvalidArgumentError.of(
+            called,
+            found=f"`contents` is a {image.format} image",
+            rule=f"`contents` must be in the format {' or '.join(formats)}",
+            remedy="use tf.io.decode_image, which accepts JPEG, PNG, BMP and GIF files",
+        )
     return _in_dtype(_pixels(image, channels), dtype)
 
 
@@ -236,17 +241,13 @@ def _opened(contents: Texts, called: str) -> Any:
         image = images.open(io.BytesIO(_text(contents)))
         image.load()
     except (OSError, SyntaxError, ValueError) as error:
-        raise _no_picture(called, f"bytes that cannot be read: {error}") from error
+        raise InvalidArgumentError.of(
+            called,
+            found=f"`contents` cannot be read as an image: {error}",
+            rule="`contents` must be a complete JPEG, PNG, BMP or GIF file",
+            remedy="pass the result of tf.io.read_file for such a file, unchanged",
+        ) from error
     return image
-
-
-def _no_picture(called: str, found: str) -> InvalidArgumentError:
-    return InvalidArgumentError.of(
-        called,
-        found=found,
-        rule="contents is a complete JPEG, PNG, BMP or GIF file",
-        remedy="read the file with tf.io.read_file; tf.io.decode_image accepts all four formats",
-    )
 
 
 def _pixels(image: Any, channels: int | None) -> np.ndarray[Any, Any]:
@@ -299,9 +300,9 @@ def _encoded(image: Operand, kind: str, called: str, **settings: int) -> Any:
     if pixels.ndim != 3 or pixels.shape[-1] not in _LAYOUTS or pixels.dtype != np.uint8:
         raise InvalidArgumentError.of(
             called,
-            found=f"an image {pixels.dtype}{list(pixels.shape)}",
-            rule="an image is uint8[height, width, channels] with 1, 3 or 4 channels",
-            remedy="use tf.image.convert_image_dtype(image, tf.uint8), one image at a time",
+            found=f"the image is {pixels.dtype}{list(pixels.shape)}",
+            rule="an image must be uint8[height, width, channels] with 1, 3 or 4 channels",
+            remedy="convert floats with tf.image.convert_image_dtype(image, tf.uint8), and encode one image at a time",
         )
     file = io.BytesIO()
     images.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(file, kind, **settings)

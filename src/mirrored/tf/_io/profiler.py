@@ -84,7 +84,7 @@ def _explained(method: str) -> Iterator[None]:
         raise ContextError(
             f"tf.profiler.experimental.{method}",
             found=str(error),
-            rule="only one trace is active at a time",
+            rule="only one trace can be active at a time, and only an active trace can be stopped",
             remedy="alternate start and stop, or use `with tf.profiler.experimental.Profile(directory):`",
         ) from error
 

@@ -192,8 +192,8 @@ def _target(kind: str, data: object, step: SupportsIndex | None) -> tuple[Any, i
     if at is None:
         raise ArgumentError(
             f"tf.summary.{kind}",
-            found="no step",
-            rule="every value belongs to a step",
+            found="no step was passed, and there is no default step",
+            rule="every value must belong to a step",
             remedy="pass step=..., or call tf.summary.experimental.set_step(step) first",
         )
     return writer.events, int(np.asarray(at))
@@ -203,8 +203,8 @@ def _traced(kind: str) -> ContextError:
     return ContextError(
         f"tf.summary.{kind}",
         found="it was called inside a compiled function",
-        rule="a compiled program runs no Python: its values are known after it has run",
-        remedy="return the value from the function and write it outside",
+        rule="only eager code can write summaries: a traced value is known only after the program has run",
+        remedy="return the value from the function, and write the summary outside",
     )
 
 

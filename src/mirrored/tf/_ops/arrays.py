@@ -108,7 +108,7 @@ def _host(value: Operand) -> Any:
     except jax.errors.TracerArrayConversionError:
         raise InvalidArgumentError.of(
             "tf.range",
-            found="a bound that is being traced",
+            found="a bound is a traced value",
             rule="the length of a range is a shape, which must be known while tracing",
             remedy="compute the bound from x.shape or tf.shape(x), or use tf.while_loop",
         ) from None
@@ -184,8 +184,8 @@ def ensure_shape(x: Operand, shape: ShapeLike | None, name: str | None = None) -
     if not TensorShape(value.shape).is_compatible_with(shape):
         raise InvalidArgumentError.of(
             "tf.ensure_shape",
-            found=f"a tensor of shape {value.shape}",
-            rule=f"its shape is compatible with {TensorShape(shape)}",
+            found=f"the tensor has the shape {value.shape}",
+            rule=f"the shape must be compatible with {TensorShape(shape)}",
             remedy="reshape the tensor, or pass None for dimensions that may vary",
         )
     return value
@@ -265,8 +265,8 @@ def unstack(
     if num is not None and tensor.shape[where] != num:
         raise InvalidArgumentError.of(
             "tf.unstack",
-            found=f"num={num} for a tensor of shape {tensor.shape} along axis {where}",
-            rule="`num` is the size of the axis",
+            found=f"num={num} was passed for axis {where} of a tensor of shape {tensor.shape}",
+            rule="`num` must be the size of the axis",
             remedy="omit `num`",
         )
     return [jax.lax.index_in_dim(tensor, i, where, keepdims=False) for i in range(tensor.shape[where])]
@@ -294,15 +294,17 @@ def _split_sizes(tensor: jax.Array, wanted: Any, where: int) -> list[int]:
     if np.ndim(wanted) == 0:
         parts = static_int(wanted, called="tf.split", argument="num_or_size_splits")
         sizes = [length // parts] * parts
+        rule, remedy = "the number of parts must divide the size of the axis", "pass a list of sizes instead"
     else:
         sizes = list(static_ints(wanted, called="tf.split", argument="num_or_size_splits"))
         sizes = [length - (sum(sizes) + 1) if one == -1 else one for one in sizes]
+        rule, remedy = "the sizes must add up to the size of the axis", "pass -1 for one size, to let it take the rest"
     if sum(sizes) != length:
         raise InvalidArgumentError.of(
             "tf.split",
-            found=f"{wanted} for the size {length} of axis {where}",
-            rule="the sizes add up to the axis size; a number of parts divides it",
-            remedy="give sizes that add up to the axis size; -1 stands for the rest",
+            found=f"num_or_size_splits={wanted} was passed for axis {where}, whose size is {length}",
+            rule=rule,
+            remedy=remedy,
         )
     return sizes
 

@@ -98,9 +98,9 @@ def _check_alike(called: str, first: Sequence[Any], other: Sequence[Any]) -> Non
         if (one.shape, one.dtype) != (two.shape, two.dtype):
             raise InvalidArgumentError.of(
                 called,
-                found=f"branches that return {one.str_short()} and {two.str_short()}",
-                rule="if the branch is chosen at run time, all branches return the same structure, shapes and dtypes",
-                remedy="cast and reshape the branches' results, or decide with a Python value",
+                found=f"one branch returns {one.str_short()}, another {two.str_short()}",
+                rule="if the branch is chosen at run time, branches must return the same structure, shapes and dtypes",
+                remedy="cast and reshape the results of the branches, or choose with a Python value",
             )
 
 
@@ -148,8 +148,8 @@ def case(
     if exclusive and sum(known_bool(test) or False for test, _ in pairs) > 1:
         raise InvalidArgumentError.of(
             "tf.case",
-            found="more than one condition holds",
-            rule="with exclusive=True at most one condition holds",
+            found="more than one condition is true",
+            rule="with exclusive=True at most one condition can be true",
             remedy="make the conditions disjoint, or omit `exclusive`",
         )
     chosen = pairs[-1][1] if default is None else default
@@ -220,12 +220,16 @@ def _traced_loop(test: Callable[..., Any], body: Callable[..., Any], loop_vars: 
     except (LoopMismatch, ValueError) as error:
         if isinstance(error, (MirroredError, jax.errors.JAXTypeError)):
             raise
-        found = f"{error.before} became {error.after}" if isinstance(error, LoopMismatch) else str(error)
+        found = (
+            f"a loop variable changed from {error.before} to {error.after}"
+            if isinstance(error, LoopMismatch)
+            else str(error)
+        )
         raise InvalidArgumentError.of(
             "tf.while_loop",
             found=found.partition("\n")[0],
-            rule="while traced, the body keeps the structure, shapes and dtypes of the loop variables",
-            remedy="give the loop variables the shape and dtype that the body returns (tf.cast), or run eagerly",
+            rule="in traced code, the body must keep the structure, shapes and dtypes of the loop variables",
+            remedy="start with loop variables of the shape and dtype that the body returns (tf.cast), or run eagerly",
         ) from error
     return _refilled(loop_vars, flat)
 

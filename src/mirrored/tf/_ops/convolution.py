@@ -37,9 +37,9 @@ def _per_dimension(value: StaticInts | None, rank: int, layout: str, *, called: 
     if len(numbers) != rank:
         raise InvalidArgumentError.of(
             called,
-            found=f"{argument}={value!r}",
-            rule=f"`{argument}` is one number, {rank} numbers, or {rank + 2} (one per dimension of the input)",
-            remedy=f"give {rank} numbers, one per spatial dimension",
+            found=f"`{argument}` is {value!r}",
+            rule=f"`{argument}` must be one number, {rank} numbers, or {rank + 2} (one per dimension of the input)",
+            remedy=f"pass {rank} numbers, one per spatial dimension",
         )
     return numbers
 

@@ -248,9 +248,9 @@ def crop_to_bounding_box(
     if min(top, left) < 0 or top + height > value.shape[-3] or left + width > value.shape[-2]:
         raise InvalidArgumentError.of(
             called,
-            found=f"rows {top}:{top + height} and columns {left}:{left + width} of an image of shape {value.shape}",
-            rule="the box lies within the image",
-            remedy="use tf.image.resize_with_crop_or_pad to exceed the image",
+            found=f"the box is [{top}:{top + height}, {left}:{left + width}], the image has the shape {value.shape}",
+            rule="the box must lie within the image",
+            remedy="pass a smaller box; tf.image.resize_with_crop_or_pad returns images of any size",
         )
     return value[..., top : top + height, left : left + width, :]
 

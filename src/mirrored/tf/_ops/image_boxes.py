@@ -50,8 +50,8 @@ def crop_and_resize(
     if method not in ("bilinear", "nearest"):
         raise InvalidArgumentError.of(
             "tf.image.crop_and_resize",
-            found=f"method={method!r}",
-            rule='crops are resized by "bilinear" or "nearest"',
+            found=f"`method` is {method!r}",
+            rule='`method` must be "bilinear" or "nearest"',
             remedy="pass one of them",
         )
     value, corners = as_tensor(image).astype(jnp.float32), as_tensor(boxes).astype(jnp.float32)
@@ -252,9 +252,9 @@ def _known(count: jax.Array, name: str) -> int:
     if isinstance(count, Tracer):
         raise InvalidArgumentError.of(
             f"tf.image.{name}",
-            found="a call inside a compiled function, where the number of selected boxes is unknown",
-            rule="shapes in compiled code are known while tracing",
-            remedy="tf.image.non_max_suppression_padded(..., pad_to_max_output_size=True) returns indices and a count",
+            found="it was called inside a compiled function, where the number of selected boxes is unknown",
+            rule="shapes in compiled code must be known while tracing",
+            remedy="use tf.image.non_max_suppression_padded(..., pad_to_max_output_size=True)",
         )
     return int(count)
 

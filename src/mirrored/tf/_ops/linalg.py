@@ -71,7 +71,7 @@ def matmul(
     left, right = tensors(a, b)
     with reported("tf.matmul", [left, right]):
         if min(left.ndim, right.ndim) < 2:
-            raise ValueError("both sides have at least two dimensions (tf.linalg.matvec multiplies by a vector)")
+            raise ValueError("both sides must have at least two dimensions (tf.linalg.matvec multiplies by a vector)")
         left = _swap(left) if transpose_a else _adjoint(left) if adjoint_a else left
         right = _swap(right) if transpose_b else _adjoint(right) if adjoint_b else right
         product = jnp.matmul(left, right)

@@ -35,8 +35,8 @@ def sparse_softmax_cross_entropy_with_logits(labels: Operand, logits: Operand, n
     if true.shape != scores.shape[:-1]:
         raise InvalidArgumentError.of(
             "tf.nn.sparse_softmax_cross_entropy_with_logits",
-            found=f"labels of shape {true.shape} and logits of shape {scores.shape}",
-            rule="the labels have the shape of the logits without the last axis",
+            found=f"the labels have the shape {true.shape}, the logits {scores.shape}",
+            rule="labels must have the shape of the logits without the last axis",
             remedy="squeeze the labels, or use softmax_cross_entropy_with_logits for one-hot labels",
         )
     own = jnp.take_along_axis(jax.nn.log_softmax(scores), true[..., None], axis=-1, mode="fill", fill_value=np.nan)

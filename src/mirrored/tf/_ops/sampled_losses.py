@@ -51,8 +51,8 @@ def _drawn(
     if unique and count > len(logits):
         raise InvalidArgumentError.of(
             called,
-            found=f"num_sampled={count} of {len(logits)} classes",
-            rule="with unique=True at most all classes can be sampled",
+            found=f"num_sampled={count} was passed for {len(logits)} classes",
+            rule="with unique=True, num_sampled must be at most the number of classes",
             remedy="sample fewer classes, or pass unique=False",
         )
     log_p = jnp.asarray(logits, jnp.float32)
@@ -166,12 +166,19 @@ def fixed_unigram_candidate_sampler(
     called = "tf.random.fixed_unigram_candidate_sampler"
     size = static_int(range_max, called=called, argument="range_max")
     counts = list(unigrams) or _counts(vocab_file)
-    if len(counts) + num_reserved_ids != size or (num_shards, shard) != (1, 0):
+    if (num_shards, shard) != (1, 0):
         raise InvalidArgumentError.of(
             called,
-            found=f"{len(counts)} counts, {num_reserved_ids} reserved, {size} classes, {num_shards} shards",
-            rule="each class that is not reserved has one count, and there is one shard",
-            remedy="pass unigrams (or vocab_file) for range_max - num_reserved_ids classes",
+            found=f"num_shards={num_shards} and shard={shard} were passed",
+            rule="num_shards must be 1, and shard must be 0",
+            remedy="omit both arguments",
+        )
+    if len(counts) + num_reserved_ids != size:
+        raise InvalidArgumentError.of(
+            called,
+            found=f"there are {len(counts)} counts for {size} classes, of which {num_reserved_ids} are reserved",
+            rule="each class that is not reserved must have one count",
+            remedy="pass unigrams (or a vocab_file) for range_max - num_reserved_ids classes",
         )
     weights = np.asarray([0.0] * num_reserved_ids + counts, np.float64) ** distortion
     weights[:num_reserved_ids] = 0

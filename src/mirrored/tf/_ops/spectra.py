@@ -158,8 +158,8 @@ def mdct(
     if length % 4:
         raise InvalidArgumentError.of(
             "tf.signal.mdct",
-            found=f"frame_length={length}",
-            rule="frame_length is a multiple of 4: a frame is split into four equal parts",
+            found=f"frame_length={length} was passed",
+            rule="frame_length must be a multiple of 4: a frame is split into four equal parts",
             remedy="pass a multiple of 4",
         )
     frames = frame(signals, length, length // 2, pad_end=pad_end)

@@ -140,30 +140,39 @@ class TensorArray:
             return row
         raise InvalidArgumentError.of(
             "TensorArray.write",
-            found=f"a row of {row.dtype} in a TensorArray of {self._options.dtype}",
-            rule="all rows have the dtype of the array",
-            remedy=f"tf.cast(value, tf.{self._options.dtype})",
+            found=f"the row has dtype {row.dtype}, the TensorArray {self._options.dtype}",
+            rule="a row must have the dtype of the array",
+            remedy=f"write tf.cast(value, tf.{self._options.dtype})",
         )
 
     def _check_place(self, place: int) -> None:
         if 0 <= place and (place < self._options.size or self._options.dynamic_size):
             return
+        larger = "create the array with a larger size, or with dynamic_size=True"
         raise OutOfRangeError.of(
-            "TensorArray",
-            found=f"row {place} of a TensorArray of size {self._options.size}",
-            rule="row indices are 0 to size - 1",
-            remedy="make it larger, or pass dynamic_size=True",
+            "TensorArray.write",
+            found=f"row {place} was written in a TensorArray of size {self._options.size}",
+            rule="row indices must be 0 or more" + ("" if self._options.dynamic_size else ", and less than the size"),
+            remedy="pass an index that counts from 0" if place < 0 else larger,
         )
 
     def _written(self, index: Operand, row: jax.Array) -> TensorArray:
         """Returns an array with a row at an index that is known only at run time."""
         stored = self._stored(row.shape)
-        if stored._buffer.shape[1:] != row.shape or not self._options.size:
+        if not self._options.size:
             raise InvalidArgumentError.of(
                 "TensorArray.write",
-                found=f"a row of shape {row.shape} at a traced index, in {stored._buffer.shape}",
-                rule="while tracing, rows at traced indices have one shape, and their number is known",
-                remedy="pass `size` (tf.shape(x)[0]), and rows of one shape",
+                found="a row was written at a traced index in a TensorArray of size 0",
+                rule="the number of rows must be known before a row is written at a traced index",
+                remedy="pass `size` to tf.TensorArray, such as tf.shape(x)[0]",
+            )
+        if stored._buffer.shape[1:] != row.shape:
+            raise InvalidArgumentError.of(
+                "TensorArray.write",
+                found=f"a row of shape {row.shape} was written at a traced index, among rows of shape "
+                f"{stored._buffer.shape[1:]}",
+                rule="if a row is written at a traced index, all rows must have one shape",
+                remedy="write rows of one shape",
             )
         return self._made(self._options, {}, stored._buffer.at[as_tensor(index)].set(row))
 
@@ -196,9 +205,9 @@ class TensorArray:
         if not 0 <= place < self._options.size:
             raise OutOfRangeError.of(
                 "TensorArray.read",
-                found=f"row {place} of a TensorArray of size {self._options.size}",
-                rule="row indices are 0 to size - 1",
-                remedy="write it first",
+                found=f"row {place} was read from a TensorArray of size {self._options.size}",
+                rule="row indices must be 0 or more, and less than the size",
+                remedy="pass the index of an existing row, or create the array with a larger size",
             )
         if self._buffer is not None:
             return self._buffer[place]  # type: ignore[no-any-return]
@@ -210,9 +219,9 @@ class TensorArray:
             return shape
         raise InvalidArgumentError.of(
             "TensorArray",
-            found="a row that was never written and has no known shape",
-            rule="the first written row or `element_shape` determines the shape of the rows",
-            remedy="write the rows, or pass `element_shape`",
+            found="no row was ever written, so that the shape of the rows is unknown",
+            rule="a written row or `element_shape` must determine the shape of the rows",
+            remedy="write a row first, or pass `element_shape`",
         )
 
     def stack(self, name: str | None = None) -> jax.Array:

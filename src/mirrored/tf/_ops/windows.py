@@ -76,7 +76,10 @@ def max_pool_with_argmax(
     called = "tf.nn.max_pool_with_argmax"
     if data_format != "NHWC":
         raise InvalidArgumentError.of(
-            called, found=f"data_format={data_format!r}", rule="channels come last", remedy="tf.transpose the images"
+            called,
+            found=f"data_format={data_format!r} was passed",
+            rule='data_format must be "NHWC": channels come last',
+            remedy="transpose the images to NHWC, and pass data_format='NHWC'",
         )
     value = as_tensor(input)
     batch, height, width, channels = value.shape
@@ -124,7 +127,10 @@ def dilation2d(
     called = "tf.nn.dilation2d"
     if data_format != "NHWC":
         raise InvalidArgumentError.of(
-            called, found=f"data_format={data_format!r}", rule="channels come last", remedy="tf.transpose the images"
+            called,
+            found=f"data_format={data_format!r} was passed",
+            rule='data_format must be "NHWC": channels come last',
+            remedy="transpose the images to NHWC, and pass data_format='NHWC'",
         )
     value, kernel = tensors(input, filters)
     steps, holes = _pair(strides, called, "strides"), _pair(dilations, called, "dilations")

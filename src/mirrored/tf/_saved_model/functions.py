@@ -98,8 +98,8 @@ def signatures_of(name: str, function: object) -> list[Signature]:
         raise ArgumentError(
             SAVED,
             found=f"the signature {name!r} is {function!r}"[:200],
-            rule="signatures are tf.functions",
-            remedy="decorate it with @tf.function(input_signature=[...])",
+            rule="signatures must be tf.functions",
+            remedy="decorate the function with @tf.function(input_signature=[...])",
         )
     python, names = function.traced_function, _argument_names(function.python_function)
     seen = [opened(_positional(names, *traced)) for traced in function.traced_inputs()]
@@ -126,9 +126,9 @@ def _positional(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any])
     if list(given) != names[: len(given)] and set(given) != set(names[: len(given)]):
         raise ArgumentError(
             SAVED,
-            found=f"a call with the keyword arguments {', '.join(kwargs)}, and defaults before them",
-            rule="saved functions are called by position",
-            remedy="call the function once with all arguments up to the last one that is passed",
+            found=f"{', '.join(kwargs)} was passed by keyword while an earlier argument was left at its default",
+            rule="saved functions can only be called by position, without gaps",
+            remedy="call the function before saving with that earlier argument, too",
         )
     return tuple(given[name] for name in names[: len(given)]) if kwargs else args
 

@@ -104,7 +104,7 @@ def save(
         raise ArgumentError(
             SAVED,
             found=f"{type(obj).__name__} has no tf.function with a signature",
-            rule="save exports functions for known shapes and dtypes",
+            rule="save can only export functions for known shapes and dtypes",
             remedy="give a tf.function an input_signature=[tf.TensorSpec(...)], or call it once before saving",
         )
     _write(Path(os.fspath(export_dir)), obj, functions, entries)
@@ -160,7 +160,7 @@ def _check_replaceable(folder: Path, not_ours: set[str]) -> None:
         raise ArgumentError(
             SAVED,
             found=f"{folder} {f'has {taken[0]}, and is not a saved program' if taken else 'is a file'}",
-            rule="a saved program replaces only another saved program",
+            rule="a saved program can replace only another saved program",
             remedy="pass another path, or move the existing files",
         )
 
@@ -228,8 +228,8 @@ def _exported(pure: Pure, inputs: PyTree) -> bytes:
         raise MissingExtraError(
             SAVED,
             found=f"the package flatbuffers cannot be imported: {error}",
-            rule='this needs the extra "export": jax.export writes programs with flatbuffers',
-            remedy="pip install 'mirrored[export]'",
+            rule='the extra "export" must be installed: jax.export writes programs with flatbuffers',
+            remedy="run pip install 'mirrored[export]'",
         ) from error
 
 
@@ -248,7 +248,7 @@ def _to_json(value: PyTree) -> Any:
         return {"static": value}
     raise ArgumentError(
         SAVED,
-        found=f"a {type(value).__name__} among a function's arguments or results",
-        rule="arguments and results are arrays, None, numbers and strings, in lists, tuples and dicts with string keys",
-        remedy="convert other objects to these types first",
+        found=f"the arguments or results of a function contain a {type(value).__name__}",
+        rule="they can only be arrays, None, numbers and strings, in lists, tuples and dicts with string keys",
+        remedy="convert the object to these types",
     )
