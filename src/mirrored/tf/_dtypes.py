@@ -202,7 +202,7 @@ def as_dtype(type_value: DTypeLike | None) -> DType:
         type_value: A `DType`, a name, a NumPy or JAX dtype, or a Python type (``float`` is float32, ``int`` int32).
 
     Raises:
-        TypeError: The facade has no such type.
+        TypeError: `mirrored.tf` has no such type.
     """
     if isinstance(type_value, DType):
         return type_value

@@ -53,7 +53,7 @@ def _autograph() -> Any:
     """Returns the module that converts functions; None if its package is not installed."""
     if importlib.util.find_spec("malt") is None:
         return None
-    return importlib.import_module("mirrored.tf._autograph.transpiler")  # imports malt, an optional extra
+    return importlib.import_module("mirrored.tf._autograph.transpiler")  # needs malt, an optional package
 
 
 def convert(python_function: Callable[..., Any]) -> Callable[..., Any]:

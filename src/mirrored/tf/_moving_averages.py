@@ -75,7 +75,7 @@ class ExponentialMovingAverage:
     def _started(self, variable: Variable) -> tuple[Variable, Variable, Variable | None]:
         name = f"{variable.name.partition(':')[0]}/{self._name}"
         start = jnp.zeros(variable.shape, variable.dtype) if self._zero_debias else variable.read_value()
-        # Sync-on-read variables and tensors computed from them vary over replicas: the mean is used.
+        # A sync-on-read variable varies over replicas: the average moves towards its mean over replicas.
         mean = VariableAggregation.MEAN
         average = Variable(start, trainable=False, name=name, aggregation=mean)
         weight = Variable(0.0, trainable=False, name=f"{name}/weight", aggregation=mean) if self._zero_debias else None

@@ -60,7 +60,7 @@ def _found(device_name: str | jax.Device | LogicalDevice) -> jax.Device | None:
 
 @contextlib.contextmanager
 def init_scope() -> Iterator[None]:
-    """Runs the block eagerly, also while `tf.function` traces; it reads and assigns variables' current values."""
+    """Runs the block eagerly, also while `tf.function` traces; the block reads and assigns current variable values."""
     store = ambient().store
     outside = {"store": None} if store is not None and store.captures else {}
     with eager(), within(**outside):

@@ -1,8 +1,8 @@
 """Static tensors: integers that are known while tracing, such as shapes, sizes and ranks.
 
 In TensorFlow, ``tf.shape(x)`` is a tensor like any other. In JAX, a shape is static to the trace: under `jit`, an array
-derived from operations is traced and cannot become a shape. So `tf.shape`, `tf.size` and `tf.rank` return host arrays
-that stay on the host through indexing and arithmetic.
+derived from operations is traced and cannot become a shape. So `tf.shape`, `tf.size` and `tf.rank` return NumPy
+arrays, which stay NumPy arrays through indexing and arithmetic.
 """
 
 from __future__ import annotations

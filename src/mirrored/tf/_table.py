@@ -124,7 +124,7 @@ def _row(called: str, parameters: tuple[_Parameter, ...], target: Callable[..., 
         positional += [operands(list(values[index])) for index in lists]
         try:
             return target(*positional, **keywords)
-        except (TypeError, ValueError) as error:  # inlines `reported`: a context costs 1 us per call
+        except (TypeError, ValueError) as error:  # inlines `reported`, because a context manager costs 1 us per call
             replaced = _replacement(called, positional, error)
             if replaced is None:
                 raise
@@ -192,7 +192,7 @@ class reported:
 
 
 def _replacement(called: str, values: Iterable[Any], error: BaseException | None) -> InvalidArgumentError | None:
-    """Returns the error to raise in place of a JAX error; None for errors that are clear as they are."""
+    """Returns the error to raise in place of a JAX error about shapes or dtypes; None for any other error."""
     if not isinstance(error, (TypeError, ValueError)) or isinstance(error, (MirroredError, jax.errors.JAXTypeError)):
         return None
     return InvalidArgumentError.of(
@@ -212,7 +212,7 @@ def _described(value: object) -> str:
 
 
 def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes an operation on shapes, such as ``tf.reduce_prod(tf.shape(x)[1:])``, known while tracing."""
+    """Makes the result of an operation on shapes known while tracing: ``tf.reduce_prod(tf.shape(x)[1:])``."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -220,7 +220,7 @@ def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         if not is_host(args):
             return function(*args, **kwargs)
-        # All operands are host values: evaluate now, because a traced result could not become a shape.
+        # All operands are known while tracing. Evaluates now, because a traced result could not become a shape.
         with jax.ensure_compile_time_eval():
             result = function(*args, **kwargs)
         return jax.tree.map(lambda one: static_tensor(one) if one.dtype.kind in "iub" else one, result)

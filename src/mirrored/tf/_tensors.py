@@ -40,7 +40,7 @@ def as_tensor(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
     if isinstance(value, jax.Array):
         return value
     if dtype is None and type(value) in _PYTHON_SCALARS and is_eager():
-        return jnp.array(value, _PYTHON_SCALARS[type(value)])  # half the time of going through NumPy
+        return jnp.array(value, _PYTHON_SCALARS[type(value)])  # takes half the time of the path through NumPy
     if hasattr(type(value), "__jax_array__"):
         return value.__jax_array__()  # type: ignore[no-any-return]
     if isinstance(value, (list, tuple)) and _has_tensors(value):
@@ -130,7 +130,7 @@ def constant(
 ) -> jax.Array:
     """Creates a tensor from a number, list or NumPy array.
 
-    Context: any; the result is concrete also while tracing.
+    Context: any; the value of the result is known also while tracing.
 
     Args:
         value: A number, list or NumPy array.
@@ -160,7 +160,7 @@ def constant(
 
 
 def _in_replica(tensor: jax.Array) -> jax.Array:
-    """Makes the tensor local to this replica: `run` would return an array that all replicas share unchanged."""
+    """Returns a copy in compiled replica code: `run` returns an array that all replicas share as one plain value."""
     if isinstance(tensor, Tracer) or ambient().replica is None or is_eager():
         return tensor
     return jnp.copy(tensor)
@@ -209,7 +209,7 @@ def _array_numpy(self: jax.Array) -> Any:
 
 
 def _tracer_numpy(self: Any) -> Any:
-    """Returns the value of a concrete traced array; raises an error if it has no value yet."""
+    """Returns the value of a tracer that has one; raises an error for a tracer without a value."""
     try:
         return np.array(np.asarray(self))[()]
     except jax.errors.TracerArrayConversionError:
@@ -228,7 +228,7 @@ def _get_shape(self: jax.Array) -> TensorShape:
 
 
 def _set_shape(self: jax.Array, shape: ShapeLike | None) -> None:
-    """Checks the shape: it is always known here, so that setting it only compares.
+    """Checks that the shape is compatible with the given one: an array's shape is always known.
 
     Raises:
         ValueError: The shape differs.

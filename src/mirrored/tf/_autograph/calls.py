@@ -38,7 +38,7 @@ _converted: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictiona
 
 
 class _Transpiling:
-    """Holds the converter. The transpiler registers it here, because its own code calls `converted_call`."""
+    """Holds the transpiler's function, which is registered here because the transpiler imports this module."""
 
     transpile: Callable[[Any], Any]
 

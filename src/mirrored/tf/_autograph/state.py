@@ -99,7 +99,7 @@ _inferring = _Inferring()
 
 @contextmanager
 def inferring() -> Iterator[None]:
-    """Marks a trace of a loop body that only infers types: an `if` may set a variable in one branch only."""
+    """Marks a trace of a loop body that only infers types, in which an `if` may set a variable in one branch alone."""
     _inferring.depth += 1
     try:
         yield

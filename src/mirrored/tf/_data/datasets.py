@@ -17,7 +17,7 @@ from mirrored.tf._errors import OutOfRangeError
 
 
 def _tensors(element: PyTree) -> Any:
-    """Converts arrays to tensors; bytes, object arrays and nested datasets stay unchanged."""
+    """Converts arrays to tensors; bytes and object arrays stay on the host, and nested datasets stay unchanged."""
     return jax.tree.map(lambda leaf: on_host(leaf) if _stays(leaf) else jnp.asarray(owned(leaf)), element)
 
 

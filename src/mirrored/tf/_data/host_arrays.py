@@ -16,7 +16,7 @@ Texts: TypeAlias = str | bytes | Sequence[str | bytes] | np.ndarray[Any, Any]
 class HostArray(np.ndarray):  # type: ignore[type-arg]
     """A NumPy array with a tensor's `numpy()` method, for 64-bit integers and strings, which stay on the host.
 
-    TensorFlow: A tensor. Operations of the facade accept it; Python and NumPy provide string operations.
+    TensorFlow: A tensor. Operations of `mirrored.tf` accept it; for strings, use the operations of Python and NumPy.
     """
 
     def numpy(self) -> Any:

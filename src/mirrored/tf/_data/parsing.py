@@ -259,7 +259,7 @@ def parse_tensor(serialized: Texts, out_type: DTypeLike, name: str | None = None
     if not values and count:
         values = [b"" if wanted is _dtypes.string else 0]
     array = np.empty(count, wanted.dtype)
-    # TensorFlow omits repetitions of the last value.
+    # TensorFlow writes repetitions of the last value only once.
     array[:] = (values + values[-1:] * count)[:count]
     return on_host(array.reshape(shape))
 

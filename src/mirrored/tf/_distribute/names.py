@@ -119,5 +119,5 @@ NAMES: dict[str, Any] = {
     **_cross_device.NAMES,
 }
 _NEWER = ("distribute.MirroredStrategy", "distribute.OneDeviceStrategy")
-# compat.v1 has the same names, except for the strategies, which it defines itself.
+# compat.v1 has the same names; `_distribute.v1` defines its two strategies.
 NAMES.update({f"compat.v1.{n}": v for n, v in NAMES.items() if n.startswith("distribute.") and n not in _NEWER})

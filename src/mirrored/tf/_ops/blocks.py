@@ -1,7 +1,8 @@
 """Blocks: branches and loop bodies that are traced once each, for `lax.cond`, `lax.scan` and `lax.while_loop`.
 
-A block may read and assign variables. A variable that it reads becomes an entry value, and one that it assigns becomes
-an extra result. A branch that is not taken thus assigns nothing, and an iteration sees the previous one's assignments.
+A block may read and assign variables. Each variable that a block reads becomes an extra input of the block, and each
+variable that it assigns an extra result. A branch that is not taken thus assigns nothing, and an iteration of a loop
+reads what the previous iteration assigned.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
 from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.variable_store import Bookkeeping, Held, VariableLike, VariableStore
 
-Key = tuple[int, int | None]  # a variable's id, and the local replica of the component (None: the whole value)
+# A variable's id, and the local replica that reads or assigns its component; None for a variable as a whole.
+Key = tuple[int, int | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Block:
 
 def _entered(constant: object, entries: Mapping[Key, Any]) -> Any:
     source = constant.source if isinstance(constant, CaptureTracer) else None
-    # Keeps an entry of an enclosing block: it is a constant to that block.
+    # An entry of an enclosing block is not in `entries`, and stays: that block will replace it.
     return entries.get(source.key, constant) if isinstance(source, _Entry) else constant
 
 

@@ -26,11 +26,11 @@ from mirrored.variables.variable import Variable
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
 
-_DEFAULT_GRAPH_SEED = 87654321  # TensorFlow's default graph seed, for operation seeds without a global one
+_DEFAULT_GRAPH_SEED = 87654321  # TensorFlow's default: the global seed, if only an operation has a seed
 
 
 def _initial_state(seed: int) -> np.ndarray[Any, Any]:
-    # NumPy integers wrap here on purpose: a seed is any Python int
+    # A seed is any Python int; all but its lowest 64 bits are dropped on purpose.
     return np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF, 0], np.uint32)
 
 
@@ -48,10 +48,10 @@ def key_from_seed(seed: Operand) -> jax.Array:
 
 
 def _advance(state: Variable) -> jax.Array:
-    """Draws once: returns a fresh key, different for every draw and replica."""
+    """Draws once: increments the counter, and returns a key that differs for every draw and replica."""
     here = ambient()
     if here.store is not None and here.store.captures and is_eval(current_trace()):
-        with entered(here.fork(store=None)):  # an initial value, computed eagerly while a function is traced
+        with entered(here.fork(store=None)):  # eager code while a function is traced: an initial value
             return _advance(state)
     value = state.read_value()
     state.assign(value + jnp.asarray([0, 0, 1], jnp.uint32), read_value=False)

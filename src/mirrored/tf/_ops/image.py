@@ -248,7 +248,7 @@ def crop_to_bounding_box(
     if min(top, left) < 0 or top + height > value.shape[-3] or left + width > value.shape[-2]:
         raise InvalidArgumentError.of(
             called,
-            found=f"the box is [{top}:{top + height}, {left}:{left + width}], the image has the shape {value.shape}",
+            found=f"the box is [{top}:{top + height}, {left}:{left + width}]; the image has the shape {value.shape}",
             rule="the box must lie within the image",
             remedy="pass a smaller box; tf.image.resize_with_crop_or_pad returns images of any size",
         )
@@ -330,7 +330,7 @@ def psnr(a: Operand, b: Operand, max_val: SupportsFloat, name: str | None = None
 
 @op("image.image_gradients")
 def image_gradients(image: Operand) -> tuple[jax.Array, jax.Array]:
-    """Returns the difference of each pixel to the next row and to the next column, zero for the last ones."""
+    """Returns each pixel's difference to the next row and to the next column; 0 in the last row and column."""
     value = as_tensor(image)
     down = jnp.pad(jnp.diff(value, axis=1), [(0, 0), (0, 1), (0, 0), (0, 0)])
     across = jnp.pad(jnp.diff(value, axis=2), [(0, 0), (0, 0), (0, 1), (0, 0)])
@@ -416,6 +416,6 @@ def extract_patches(
     patches = jax.lax.conv_general_dilated_patches(
         value, window, steps, padding, rhs_dilation=holes, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
-    channels = value.shape[-1]  # within a patch, JAX orders channels first, TensorFlow last
+    channels = value.shape[-1]  # within a patch, channels come first in JAX and last in TensorFlow
     split = patches.reshape(*patches.shape[:-1], channels, window[0] * window[1])
     return jnp.swapaxes(split, -1, -2).reshape(patches.shape)

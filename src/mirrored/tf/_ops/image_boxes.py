@@ -186,7 +186,7 @@ def non_max_suppression_with_scores(
     soft_nms_sigma: float = 0.0,
     name: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Selects boxes and scores like `non_max_suppression`; a sigma lowers the scores of overlapping boxes instead.
+    """Selects boxes and scores like `non_max_suppression`; `soft_nms_sigma` lowers overlapping boxes' scores instead.
 
     Source: N. Bodla and others, Soft-NMS: improving object detection with one line of code, ICCV 2017.
     """

@@ -247,7 +247,7 @@ def saturate_cast(value: Operand, dtype: DTypeLike, name: str | None = None) -> 
     low, high = max(float(source.min), float(wanted.min)), min(float(source.max), float(wanted.max))
     if source.is_integer:
         return jnp.clip(tensor, int(low), int(high)).astype(array_dtype(wanted))
-    if wanted.is_integer:  # the largest float below the limit: no float32 equals int32's maximum
+    if wanted.is_integer:  # the next smaller float, because no float32 equals int32's maximum
         high = float(np.nextafter(np.asarray(high, tensor.dtype), np.asarray(0, tensor.dtype)))
     return jnp.where(
         tensor > high,

@@ -80,20 +80,20 @@ def shuffle(key: jax.Array, value: Operand) -> jax.Array:
 def gamma(
     key: jax.Array, shape: StaticInts, alpha: Operand, beta: Operand | None = None, dtype: DTypeLike = "float32"
 ) -> jax.Array:
-    """Samples from a Gamma distribution; `shape`, the result's shape, includes that of the parameters."""
+    """Samples from a Gamma distribution; `shape` is that of the result, and includes that of the parameters."""
     wanted = array_dtype(dtype)
     drawn = jax.random.gamma(key, as_tensor(alpha).astype(wanted), _shape(shape, "gamma"), wanted)
     return drawn if beta is None else drawn / as_tensor(beta).astype(wanted)
 
 
 def poisson(key: jax.Array, shape: StaticInts, lam: Operand, dtype: DTypeLike = "float32") -> jax.Array:
-    """Samples from a Poisson distribution; `shape`, the result's shape, includes that of the parameter."""
+    """Samples from a Poisson distribution; `shape` is that of the result, and includes that of the parameter."""
     return jax.random.poisson(key, as_tensor(lam), _shape(shape, "poisson")).astype(array_dtype(dtype))
 
 
 def binomial(
     key: jax.Array, shape: StaticInts, counts: Operand, probs: Operand, dtype: DTypeLike = "int32"
 ) -> jax.Array:
-    """Samples from a binomial distribution; `shape`, the result's shape, includes that of the parameters."""
+    """Samples from a binomial distribution; `shape` is that of the result, and includes that of the parameters."""
     trials, chance = as_tensor(counts).astype(jnp.float32), as_tensor(probs).astype(jnp.float32)
     return jax.random.binomial(key, trials, chance, shape=_shape(shape, "binomial")).astype(array_dtype(dtype))

@@ -64,7 +64,7 @@ class TensorArray:
         self._rows: dict[int, Any] = {}
         self._buffer: Any = None
 
-    # Pytree methods: the rows are children, so that loops carry them.
+    # Methods of pytree nodes. The rows are children, so that loops carry them.
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
         """Returns the rows, as the children of this pytree node, and its static data."""

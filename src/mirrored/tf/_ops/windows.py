@@ -29,7 +29,7 @@ def _pair(value: StaticInts, called: str, argument: str) -> tuple[int, int]:
 def _slices(
     padded: jax.Array, window: tuple[int, int], steps: tuple[int, int], holes: tuple[int, int], size: tuple[int, ...]
 ) -> Iterator[tuple[int, int, jax.Array]]:
-    """Yields, for each position in the window: its row and column, and the elements of all windows there."""
+    """Yields the row and column of each position in a window, with the elements of all windows at that position."""
     for row, column in itertools.product(range(window[0]), range(window[1])):
         top, left = row * holes[0], column * holes[1]
         bottom, right = top + (size[0] - 1) * steps[0] + 1, left + (size[1] - 1) * steps[1] + 1
@@ -152,7 +152,10 @@ def erosion2d(
     dilations: StaticInts,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the grayscale erosion: the smallest difference of pixel and filter in each window."""
+    """Computes the grayscale erosion: the smallest difference of pixel and filter in each window.
+
+    Arguments and errors are those of `dilation2d`.
+    """
     del name
     images, kernel = tensors(value, filters)
     return -dilation2d(-images, kernel[::-1, ::-1], strides, padding, data_format, dilations)

@@ -121,7 +121,7 @@ def _concrete(concrete: ConcreteFunction) -> Signature:
 
 
 def _positional(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Converts keyword arguments to positional ones; an argument after an omitted default stays as written."""
+    """Converts keyword arguments to positional ones; raises an error if an earlier argument is omitted."""
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if list(given) != names[: len(given)] and set(given) != set(names[: len(given)]):
         raise ArgumentError(

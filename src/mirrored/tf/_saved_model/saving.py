@@ -66,11 +66,12 @@ def save(
 
     Args:
         obj: A `tf.Module`, or any object whose methods and attributes are `tf.function`s with an ``input_signature``,
-            or that have been called before; or a Keras model. Variables, modules, lists and dicts among its attributes
-            are those of the loaded object, too.
+            or that have been called before; or a Keras model. The loaded object has the variables, modules, lists and
+            dicts among the attributes of `obj`, too.
         export_dir: The folder. An existing saved program is replaced; other files stay, as with TensorFlow.
-        signatures: A function, a concrete function, or several by name: entries of `signatures` of what is loaded,
-            whose results are dicts. By default the only function of the object that has an ``input_signature``.
+        signatures: A function, a concrete function, or several by name. They become entries of `signatures` of the
+            loaded object, and return dicts. By default the only function of the object, if it has an
+            ``input_signature``.
         options: Accepted for compatibility and ignored.
 
     Raises:
@@ -111,7 +112,7 @@ def save(
 
 
 def _entries(functions: Mapping[str, list[Signature]], signatures: Signatures | None) -> dict[str, list[Signature]]:
-    """Returns the requested signatures; by default, as in TensorFlow, the only function with an explicit signature."""
+    """Returns the requested signatures; by default, as in TensorFlow, those that an object's only function declares."""
     named = signatures if isinstance(signatures, Mapping) else {} if signatures is None else {DEFAULT: signatures}
     entries = {name: signatures_of(name, one) for name, one in named.items()}
     if signatures is None and len(functions) == 1:
@@ -166,10 +167,10 @@ def _check_replaceable(folder: Path, not_ours: set[str]) -> None:
 
 
 def _put_in_place(unfinished: Path, directory: Path) -> None:
-    """Moves a complete program to its path and keeps other files there: model folders hold more than programs.
+    """Moves a complete program to its path, where files that do not belong to a program stay.
 
-    The file that identifies a program is removed first and written last, so that a kill leaves no program rather than
-    a mixed one.
+    The file that identifies a program is removed first and moved last. A process that is killed in between leaves no
+    program, instead of a mixture of two.
     """
     if not directory.exists():
         unfinished.rename(directory)
@@ -234,7 +235,7 @@ def _exported(pure: Pure, inputs: PyTree) -> bytes:
 
 
 def _to_json(value: PyTree) -> Any:
-    """Encodes a structure as JSON that loading can read; arrays become descriptions."""
+    """Encodes a structure as JSON for `load`; an array becomes its shape and dtype."""
     if isinstance(value, jax.ShapeDtypeStruct):
         shape = [size if isinstance(size, int) else None for size in value.shape]
         return {"array": {"shape": shape, "dtype": str(value.dtype)}}
