@@ -108,7 +108,9 @@ def test_ctc_has_gradients():
 
 def test_counts_that_do_not_fit_and_shards():
     sampler = tf.nn.fixed_unigram_candidate_sampler
-    with pytest.raises(tf.errors.InvalidArgumentError, match="there are 2 counts for 4 classes, of which 1 are reserved"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="there are 2 counts for 4 classes, of which 1 are reserved"
+    ):
         sampler([[1]], 1, 1, True, 4, num_reserved_ids=1, unigrams=[1.0, 2.0])
     with pytest.raises(tf.errors.InvalidArgumentError, match="num_shards must be 1"):
         sampler([[1]], 1, 1, True, 2, num_shards=2, unigrams=[1.0, 2.0])

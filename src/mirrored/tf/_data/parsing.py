@@ -163,12 +163,12 @@ def _value(found: Mapping[str, Any], key: str, feature: FixedLenFeature | FixedL
     if isinstance(feature, FixedLenSequenceFeature):
         row = int(np.prod(shape, dtype=np.int64))
         if row == 0 or len(values) % row:
-            found = f"has {len(values)} values, not a multiple of the shape {list(shape)}"
-            raise _wrong(key, found, "pass the shape of one row")
+            fault = f"has {len(values)} values, not a multiple of the shape {list(shape)}"
+            raise _wrong(key, fault, "pass the shape of one row")
         return array.reshape(-1, *shape)
     if len(values) != int(np.prod(shape, dtype=np.int64)):
-        found = f"has {len(values)} values, not those of the shape {list(shape)}"
-        raise _wrong(key, found, "pass the shape that was written, or a FixedLenSequenceFeature if the number varies")
+        fault = f"has {len(values)} values, not those of the shape {list(shape)}"
+        raise _wrong(key, fault, "pass the shape that was written, or a FixedLenSequenceFeature if the number varies")
     return array.reshape(shape)[()]
 
 
@@ -181,8 +181,8 @@ def _absent(
         raise _wrong(key, "is missing, and has no default_value", "pass a default_value, or a FixedLenSequenceFeature")
     default = as_bytes_array(feature.default_value) if dtype is _dtypes.string else np.asarray(feature.default_value)
     if default.size != int(np.prod(shape, dtype=np.int64)):
-        found = f"is missing, and has a default_value of shape {list(default.shape)}, not {list(shape)}"
-        raise _wrong(key, found, "pass a default_value of the shape of the feature")
+        fault = f"is missing, and has a default_value of shape {list(default.shape)}, not {list(shape)}"
+        raise _wrong(key, fault, "pass a default_value of the shape of the feature")
     return default.astype(dtype.dtype).reshape(shape)[()]
 
 
