@@ -43,3 +43,11 @@ def test_the_page_of_errors_has_a_row_for_each_class() -> None:
     assert set(rows) == {cls.__name__ for cls in defined}
     for cls in defined:
         assert rows[cls.__name__] in {base.__name__ for base in cls.__mro__}
+
+
+def test_the_page_of_errors_has_a_row_for_each_category_of_warnings() -> None:
+    defined = {
+        name for name, one in vars(mirrored.errors).items() if isinstance(one, type) and issubclass(one, Warning)
+    }
+    section = ERRORS.read_text().partition("## Warnings")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == {*defined, "LossReductionWarning"}

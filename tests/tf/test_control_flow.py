@@ -76,7 +76,7 @@ def test_a_traced_loop_keeps_shapes() -> None:
     def grow(x: Any) -> Any:
         return tf.while_loop(lambda a: tf.reduce_sum(a) < 5, lambda a: [tf.concat([a, a], 0)], [x])
 
-    with pytest.raises(tf.errors.InvalidArgumentError, match="keeps the structure, shapes and dtypes"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must keep the structure, shapes and dtypes"):
         grow(tf.ones([1]))
 
 
@@ -113,7 +113,7 @@ def test_traced_branches_agree() -> None:
     def run(x: Any) -> Any:
         return tf.cond(x > 0, lambda: tf.zeros([2]), lambda: tf.zeros([3]))
 
-    with pytest.raises(tf.errors.InvalidArgumentError, match="all branches return the same"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="branches must return the same"):
         run(tf.constant(1.0))
 
 

@@ -85,9 +85,9 @@ def test_cross_device_operations_called_directly(name: str) -> None:
     assert ops.broadcast(tf.constant(1.0), value).values == (1, 1)
     assert ops.reduce(total, tf.constant(2.0), "CPU:0") == 2
     assert strategy.reduce("SUM", value, axis=None) == 3
-    with pytest.raises(ValueError, match="`reduce_op` is a ReduceOp"):
+    with pytest.raises(ValueError, match="`reduce_op` must be a ReduceOp"):
         ops.reduce("SUM", value, "CPU:0")
-    with pytest.raises(ValueError, match="destinations is"):
+    with pytest.raises(ValueError, match="`destinations` must be"):
         ops.reduce(total, value, None)
-    with pytest.raises(ValueError, match="should be a tuple"):
+    with pytest.raises(ValueError, match="must be a tuple"):
         ops.batch_reduce(total, [value])

@@ -91,10 +91,10 @@ def test_values_have_numpy_and_mix_with_tensors() -> None:
         ("B", {"s": F([], tf.string)}, "the feature 's' is missing"),
         ("A", {"x": F([3], tf.float32)}, r"has 2 values, not those of the shape \[3\]"),
         ("A", {"x": F([2], tf.int64)}, "is a float_list, not a int64_list"),
-        ("A", {"x": F([2], tf.int32)}, "features are float32, int64 or string"),
+        ("A", {"x": F([2], tf.int32)}, "features can only be float32, int64 or string"),
         ("A", {"q": F([2], tf.float32, default_value=1.0)}, "has a default_value of shape"),
         ("C", {"x": S([3], tf.float32, allow_missing=True)}, "not a multiple of the shape"),
-        ("no example", {"x": F([], tf.float32)}, "bytes that are not an example"),
+        ("no example", {"x": F([], tf.float32)}, "the bytes are not a tf.train.Example"),
     ],
 )
 def test_examples_that_do_not_fit(name: str, features: dict[str, Any], message: str) -> None:
@@ -163,7 +163,7 @@ def test_tensors_as_bytes(dtype: Any) -> None:
 def test_tensors_of_texts_and_wrong_bytes() -> None:
     texts = tf.io.parse_tensor(tf.io.serialize_tensor(np.array([b"a", b"bc"], object)), tf.string)
     assert texts.tolist() == [b"a", b"bc"]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="a tensor of .*int64.*, not of .*int32"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the tensor has dtype .*int64.*, not .*int32"):
         tf.io.parse_tensor(tf.io.serialize_tensor(np.arange(3)), tf.int32)
     # As TensorFlow writes a constant of one repeated value: dtype float, shape [3], float_val [2].
     repeated = b"\x08\x01\x12\x04\x12\x02\x08\x03*\x04" + struct.pack("<f", 2.0)
@@ -176,9 +176,11 @@ def test_raw_numbers() -> None:
     assert tf.io.decode_raw(b"\x00\x01", tf.int16, little_endian=False).tolist() == [1]
     with pytest.raises(tf.errors.InvalidArgumentError, match="a multiple of 2"):
         tf.io.decode_raw(b"\x01\x00\x02", tf.int16)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must have the same length"):
+        tf.io.decode_raw([b"\x01\x00", b"\x02\x00\x03\x00"], tf.int16)
 
 
 def test_a_tensor_is_parsed_of_one_text() -> None:
     text = tf.io.serialize_tensor(np.arange(3))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"tf.io.parse_tensor: serialized of shape \[2\]"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"tf.io.parse_tensor: `serialized` has the shape \[2\]"):
         tf.io.parse_tensor([text, text], tf.int64)

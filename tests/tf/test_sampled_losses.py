@@ -58,7 +58,9 @@ def test_counts_are_read_from_a_file(tmp_path):
 
 
 def test_more_classes_than_there_are():
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"num_sampled=9 of 4 classes\n.*\n.*unique=False"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"num_sampled=9 was passed for 4 classes\n.*\n.*unique=False"
+    ):
         tf.random.log_uniform_candidate_sampler([[1]], 1, 9, True, 4)
 
 
@@ -102,3 +104,13 @@ def test_ctc_has_gradients():
     expected = jax.grad(lambda x: tf.nn.ctc_loss(np.array([[1, 2]]), x, np.array([2]), np.array([6]))[0])(logits)
     np.testing.assert_allclose(tape.gradient(loss, logits), expected, rtol=1e-5, atol=1e-6)
     assert np.abs(expected).max() > 0.01
+
+
+def test_counts_that_do_not_fit_and_shards():
+    sampler = tf.nn.fixed_unigram_candidate_sampler
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="there are 2 counts for 4 classes, of which 1 are reserved"
+    ):
+        sampler([[1]], 1, 1, True, 4, num_reserved_ids=1, unigrams=[1.0, 2.0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="num_shards must be 1"):
+        sampler([[1]], 1, 1, True, 2, num_shards=2, unigrams=[1.0, 2.0])

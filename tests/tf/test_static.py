@@ -62,5 +62,5 @@ def test_a_traced_shape_is_refused() -> None:
 def test_an_axis_is_an_integer() -> None:
     assert tf.reduce_sum(X, axis=tf.constant(1)).shape == (2, 4)
     assert tf.reduce_sum(X, axis=tf.constant([0, 1])).shape == (4,)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="`axis` is an integer"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`axis` must be an integer"):
         tf.expand_dims(X, "first")

@@ -72,7 +72,7 @@ def test_nothing_is_written_without_a_writer(tmp_path):
 def test_step(tmp_path):
     writer = tf.summary.create_file_writer(tmp_path)
     with writer.as_default():
-        with pytest.raises(ArgumentError, match="no step"):
+        with pytest.raises(ArgumentError, match="no step was passed"):
             tf.summary.scalar("loss", 1.0)
         tf.summary.experimental.set_step(5)
         assert tf.summary.experimental.get_step() == 5
@@ -116,7 +116,7 @@ def test_profile(tmp_path):
 def test_profiles_do_not_overlap(tmp_path):
     tf.profiler.experimental.start(tmp_path, options=tf.profiler.experimental.ProfilerOptions(host_tracer_level=3))
     try:
-        with pytest.raises(ContextError, match="only one trace is active at a time"):
+        with pytest.raises(ContextError, match="only one trace can be active at a time"):
             tf.profiler.experimental.start(tmp_path)
     finally:
         tf.profiler.experimental.stop()

@@ -48,7 +48,7 @@ def test_a_float_is_no_integer_constant() -> None:
 
 
 def test_a_constant_has_as_many_values_as_its_shape() -> None:
-    with pytest.raises(tf.errors.InvalidArgumentError, match="3 values for the shape"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="3 values were passed for the shape"):
         tf.constant([1, 2, 3], shape=[2, 2])
 
 

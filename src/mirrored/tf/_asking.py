@@ -1,4 +1,4 @@
-"""Top-level queries: static values, symbolic tensors, tracing state, type specs, logger and traceback filtering."""
+"""`tf.get_static_value`, `tf.inside_function` and other queries about values, tracing, logging and tracebacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mirrored.tf._tensors import as_tensor
 
 
 def get_static_value(tensor: object, partial: bool = False) -> Any:
-    """Returns the value as a NumPy array if it is known, also while tracing; None otherwise.
+    """Returns a tensor's value as a NumPy array; None for a traced tensor whose value is known only at run time.
 
     TensorFlow: `tf.get_static_value`.
     """
@@ -63,7 +63,7 @@ def timestamp(name: str | None = None) -> float:
 
 
 def enable_traceback_filtering() -> None:
-    """Hides JAX's own frames in tracebacks; the default."""
+    """Hides JAX's own frames in tracebacks, which is the default."""
     jax.config.update("jax_traceback_filtering", "auto")
 
 
@@ -78,7 +78,7 @@ def is_traceback_filtering_enabled() -> bool:
 
 
 def assert_proper_iterable(values: object) -> None:
-    """Checks that the value is an iterable of values, not a tensor, array or string.
+    """Raises TypeError unless the argument is an iterable of values: tensors, arrays and strings are not.
 
     Raises:
         TypeError: It is a tensor, array or string, or is not iterable.
@@ -88,7 +88,7 @@ def assert_proper_iterable(values: object) -> None:
 
 
 class Algorithm(enum.Enum):
-    """Names of random number generators; every one of them selects threefry."""
+    """Names of random number algorithms, accepted for compatibility: JAX's threefry is always used."""
 
     PHILOX = 1
     THREEFRY = 2
@@ -96,12 +96,12 @@ class Algorithm(enum.Enum):
 
 
 def _no() -> bool:
-    """Returns False: not available in this facade."""
+    """Returns False, for what is not available here."""
     return False
 
 
 def _yes() -> bool:
-    """Always."""
+    """Returns True, for what is always available here."""
     return True
 
 

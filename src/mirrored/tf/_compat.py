@@ -11,12 +11,12 @@ from mirrored.tf._ops.generator import set_seed
 
 
 def as_bytes(bytes_or_text: str | bytes | bytearray, encoding: str = "utf-8") -> bytes:
-    """Converts text to bytes."""
+    """Encodes a str as bytes; returns bytes as they are."""
     return bytes_or_text.encode(encoding) if isinstance(bytes_or_text, str) else bytes(bytes_or_text)
 
 
 def as_text(bytes_or_text: str | bytes | bytearray, encoding: str = "utf-8") -> str:
-    """Converts bytes to text."""
+    """Decodes bytes to a str; returns a str as it is."""
     return bytes_or_text if isinstance(bytes_or_text, str) else bytes(bytes_or_text).decode(encoding)
 
 
@@ -32,20 +32,20 @@ def disable_v2() -> None:
     """
     raise UnimplementedError.of(
         "tf.compat.v1",
-        found="a switch to TensorFlow 1 behavior",
-        rule="mirrored.tf runs eagerly or compiled by tf.function; there are no graphs and sessions",
-        remedy="remove the call, and call functions where the program ran a session",
+        found="the program switches to TensorFlow 1 behavior",
+        rule="code can only run eagerly or be compiled by tf.function: there are no graphs and sessions",
+        remedy="remove this call, and call functions where the program runs a session",
     )
 
 
 def set_verbosity(level: int | str) -> None:
-    """Sets the level of mirrored's logger."""
+    """Sets the level of the logger "mirrored", by number or by a name such as ``"INFO"``."""
     names = {"DEBUG": 10, "INFO": 20, "WARN": 30, "ERROR": 40, "FATAL": 50}
     logging.getLogger("mirrored").setLevel(names.get(level, level) if isinstance(level, str) else int(level))
 
 
 class ConfigProto:
-    """The session configuration: stored as given, since there are no sessions.
+    """The configuration of a session, which is stored and has no effect: there are no sessions.
 
     Args:
         **options: Any options; each becomes an attribute.

@@ -18,14 +18,14 @@ _KINDS = ("CPU", "GPU", "TPU")
 
 
 class PhysicalDevice(NamedTuple):
-    """A device of the machine."""
+    """A processor of the machine: its CPU, or one of its accelerators."""
 
     name: str
     device_type: str
 
 
 class LogicalDevice(NamedTuple):
-    """A device that can hold tensors."""
+    """A device on which tensors can be placed: an accelerator, the CPU, or one of the CPU's virtual devices."""
 
     name: str
     device_type: str
@@ -33,7 +33,7 @@ class LogicalDevice(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LogicalDeviceConfiguration:
-    """The configuration of one logical device of a physical device.
+    """The settings of one logical device, which are accepted and ignored.
 
     Attributes:
         memory_limit: Memory limit of a GPU in megabytes; accepted and not enforced.
@@ -78,7 +78,7 @@ def _has_accelerator_plugin() -> bool:
 
 
 def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice]:
-    """Returns the physical devices of the machine: one CPU, and its accelerators.
+    """Returns the processors of the machine: one CPU, and all accelerators.
 
     Context: any, also before JAX has started. On a machine without accelerators this does not start JAX.
 
@@ -94,7 +94,7 @@ def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice
 
 
 def get_visible_devices(device_type: str | None = None) -> list[PhysicalDevice]:
-    """Returns the physical devices that are visible."""
+    """Returns the physical devices that `set_visible_devices` has not hidden."""
     found = []
     for one in list_physical_devices():
         visible = _state.visible.get(one.device_type)
@@ -106,12 +106,12 @@ def get_visible_devices(device_type: str | None = None) -> list[PhysicalDevice]:
 def set_visible_devices(
     devices: PhysicalDevice | list[PhysicalDevice] | tuple[PhysicalDevice, ...], device_type: str | None = None
 ) -> None:
-    """Hides all other accelerators of the same type from this process.
+    """Hides all devices except the given ones from this process; with `device_type`, only those of that type.
 
     Context: before JAX has started.
 
     Raises:
-        ValueError: The machine does not have a device.
+        ValueError: The machine lacks one of the devices.
         ContextError: JAX has started with other devices.
     """
     chosen = (
@@ -139,7 +139,7 @@ def _hide_gpus(kept: list[PhysicalDevice]) -> None:
         raise ContextError(
             "tf.config.set_visible_devices",
             found="JAX has already started",
-            rule="Visible devices cannot be modified after being initialized",
+            rule="visible devices cannot be modified after JAX has initialized them",
             remedy="call it right after the imports, or start the program with CUDA_VISIBLE_DEVICES",
         ) from error
 
@@ -166,8 +166,8 @@ def set_logical_device_configuration(
         if count > 1:
             raise DeviceError(
                 "tf.config.set_logical_device_configuration",
-                found=f"{count} logical devices for {device.name}",
-                rule="JAX does not split an accelerator",
+                found=f"{count} logical devices were requested for {device.name}",
+                rule="only a CPU can be split into logical devices",
                 remedy=f"place several replicas on it: MirroredStrategy(['{kind}:0'], num_replicas={count})",
             )
     else:
@@ -176,12 +176,12 @@ def set_logical_device_configuration(
 
 
 def get_logical_device_configuration(device: PhysicalDevice) -> list[LogicalDeviceConfiguration] | None:
-    """Returns the logical device configuration of a device, or None."""
+    """Returns the configurations that `set_logical_device_configuration` stored for a device, or None."""
     return _state.logical.get(device)
 
 
 def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
-    """Returns the devices that can hold tensors. Starts JAX."""
+    """Returns all devices on which tensors can be placed; initializes JAX."""
     found = []
     for kind in _KINDS:
         if device_type in (None, kind):
@@ -200,12 +200,12 @@ def set_memory_growth(device: PhysicalDevice, enable: bool) -> None:
 
 
 def get_memory_growth(device: PhysicalDevice) -> bool | None:
-    """Returns the memory growth setting of a device."""
+    """Returns what `set_memory_growth` was called with for a device, or None."""
     return _state.growth.get(device)
 
 
 def get_memory_info(device: str) -> dict[str, int]:
-    """Returns current and peak memory in bytes: ``{"current": ..., "peak": ...}``.
+    """Returns the current and peak memory use of a device in bytes: ``{"current": ..., "peak": ...}``.
 
     Raises:
         ValueError: The device (a CPU) has no memory statistics.
@@ -217,7 +217,7 @@ def get_memory_info(device: str) -> dict[str, int]:
 
 
 def get_device_details(device: PhysicalDevice) -> dict[str, Any]:
-    """Returns the model name of an accelerator."""
+    """Returns an accelerator's model name, ``{"device_name": ...}``; an empty dict for the CPU."""
     if device.device_type == "CPU":
         return {}
     index = int(device.name.rpartition(":")[2])
@@ -230,37 +230,37 @@ def set_soft_device_placement(enabled: bool) -> None:
 
 
 def get_soft_device_placement() -> bool:
-    """Returns the soft device placement setting."""
+    """Returns whether `tf.device` ignores a missing device."""
     return _state.soft_placement
 
 
 def set_intra_op_parallelism_threads(num_threads: int) -> None:
-    """Stores the setting; it has no effect, because XLA chooses its threads."""
+    """Stores the number of threads, which has no effect: XLA chooses its own."""
     _state.intra_op_threads = int(num_threads)
 
 
 def get_intra_op_parallelism_threads() -> int:
-    """Returns the stored setting."""
+    """Returns the number that `set_intra_op_parallelism_threads` has stored, by default 0."""
     return _state.intra_op_threads
 
 
 def set_inter_op_parallelism_threads(num_threads: int) -> None:
-    """Stores the setting; it has no effect, because XLA chooses its threads."""
+    """Stores the number of threads, which has no effect: XLA chooses its own."""
     _state.inter_op_threads = int(num_threads)
 
 
 def get_inter_op_parallelism_threads() -> int:
-    """Returns the stored setting."""
+    """Returns the number that `set_inter_op_parallelism_threads` has stored, by default 0."""
     return _state.inter_op_threads
 
 
 def set_jit(enabled: object) -> None:
-    """Does nothing: XLA compiles all compiled code."""
+    """Does nothing: `tf.function` always compiles with XLA."""
     del enabled
 
 
 def get_optimizer_jit() -> str:
-    """Returns the JIT setting, which is always on."""
+    """Returns ``"autoclustering"``: compilation with XLA is always on."""
     return "autoclustering"
 
 
@@ -273,7 +273,7 @@ _OPTIMIZER_OPTIONS: Final = (
 
 
 def set_experimental_options(options: Mapping[str, Any]) -> None:
-    """Merges options into the stored ones; they have no effect, because XLA optimizes compiled code.
+    """Stores options of TensorFlow's graph optimizer, which have no effect: XLA optimizes compiled code.
 
     Raises:
         ValueError: TensorFlow has no option of this name.
@@ -287,12 +287,12 @@ def set_experimental_options(options: Mapping[str, Any]) -> None:
 
 
 def get_experimental_options() -> dict[str, Any]:
-    """Returns the stored options."""
+    """Returns the options that `set_experimental_options` has stored."""
     return dict(_state.optimizer_options)
 
 
 def enable_op_determinism() -> None:
-    """Requests deterministic GPU kernels from XLA; CPU and TPU kernels are deterministic. Call before JAX starts."""
+    """Makes XLA use deterministic GPU kernels (those of CPUs and TPUs always are); call it before JAX starts."""
     flag = "--xla_gpu_deterministic_ops=true"
     present = os.environ.get("XLA_FLAGS", "")
     if flag not in present and list_physical_devices("GPU"):
@@ -311,12 +311,12 @@ def gpu_device_name() -> str:
 
 
 def set_log_device_placement(enabled: bool) -> None:
-    """Stores the setting; nothing is logged, because an array knows its devices (``x.devices()``)."""
+    """Stores the setting, which has no effect: ``x.devices()`` returns the devices of an array."""
     _state.log_placement = bool(enabled)
 
 
 def get_log_device_placement() -> bool:
-    """Returns the stored setting."""
+    """Returns the setting that `set_log_device_placement` has stored, by default False."""
     return _state.log_placement
 
 

@@ -18,7 +18,6 @@ import numpy as np
 from mirrored._typing import Array, DTypeLike, HostArray, Operand
 from mirrored.tf._dtypes import as_dtype
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._shapes import TensorShape
 from mirrored.tf._table import op, tensors
 from mirrored.tf._tensors import as_tensor, is_tensor
 
@@ -34,9 +33,9 @@ def _require(called: str, holds: jax.Array, message: str | None, rule: str, valu
     if failed:
         raise InvalidArgumentError.of(
             called,
-            found=(f"{message} " if message else "") + ", ".join(_short(one) for one in values),
+            found=(f"{message}: " if message else "") + f"the check failed for {', '.join(map(_short, values))}",
             rule=rule,
-            remedy="check the values shown above",
+            remedy="correct the code that computes these values, or the assertion",
         )
 
 
@@ -50,17 +49,18 @@ def _log_failure(called: str, message: str | None, rule: str, holds: Array | Hos
 
 
 _COMPARISONS: dict[str, tuple[Callable[[Any, Any], jax.Array], str]] = {
-    "equal": (jnp.equal, "x == y everywhere"),
-    "none_equal": (jnp.not_equal, "x != y everywhere"),
-    "less": (jnp.less, "x < y everywhere"),
-    "less_equal": (jnp.less_equal, "x <= y everywhere"),
-    "greater": (jnp.greater, "x > y everywhere"),
-    "greater_equal": (jnp.greater_equal, "x >= y everywhere"),
+    "equal": (jnp.equal, "x == y"),
+    "none_equal": (jnp.not_equal, "x != y"),
+    "less": (jnp.less, "x < y"),
+    "less_equal": (jnp.less_equal, "x <= y"),
+    "greater": (jnp.greater, "x > y"),
+    "greater_equal": (jnp.greater_equal, "x >= y"),
 }
 
 
-def _comparison(name: str, compare: Callable[[Any, Any], jax.Array], rule: str) -> Callable[..., None]:
+def _comparison(name: str, compare: Callable[[Any, Any], jax.Array], relation: str) -> Callable[..., None]:
     called = f"tf.debugging.assert_{name}"
+    rule = f"{relation} must hold for all elements"
 
     def check(
         x: Operand, y: Operand, message: str | None = None, summarize: object = None, name: str | None = None
@@ -70,20 +70,20 @@ def _comparison(name: str, compare: Callable[[Any, Any], jax.Array], rule: str) 
         _require(called, jnp.all(compare(left, right)), message, rule, [left, right])
 
     check.__name__ = check.__qualname__ = f"assert_{name}"
-    check.__doc__ = f"Raises InvalidArgumentError unless {rule}."
+    check.__doc__ = f"Raises InvalidArgumentError unless ``{relation}`` for all elements."
     return check
 
 
-for _name, (_compare, _rule) in _COMPARISONS.items():
+for _name, (_compare, _relation) in _COMPARISONS.items():
     _places = f"debugging.assert_{_name}" + (f" assert_{_name}" if _name in ("equal", "less", "greater") else "")
-    op(_places)(_comparison(_name, _compare, _rule))
+    op(_places)(_comparison(_name, _compare, _relation))
 
 
 def _sign(name: str, test: Callable[[jax.Array], jax.Array]) -> Callable[..., None]:
     def check(x: Operand, message: str | None = None, summarize: object = None, name: str | None = None) -> None:
         del summarize, name
         value = as_tensor(x)
-        _require(f"tf.debugging.assert_{kind}", jnp.all(test(value)), message, f"x is {kind} everywhere", [value])
+        _require(f"tf.debugging.assert_{kind}", jnp.all(test(value)), message, f"every element must be {kind}", [value])
 
     kind = name.replace("_", "-")
     check.__name__ = check.__qualname__ = f"assert_{name}"
@@ -112,15 +112,15 @@ def assert_near(
     left, right = tensors(x, y)
     small = 10 * float(jnp.finfo(left.dtype).eps) if left.dtype.kind == "f" else 0.0  # type: ignore[no-untyped-call]
     bound = (small if atol is None else atol) + (small if rtol is None else rtol) * jnp.abs(right)
-    rule = "x and y are equal within the tolerance"
+    rule = "x and y must be equal within the tolerance"
     _require("tf.debugging.assert_near", jnp.all(jnp.abs(left - right) <= bound), message, rule, [left, right])
 
 
 @op("debugging.Assert Assert")
 def assert_(condition: Operand, data: Iterable[Operand], summarize: object = None, name: str | None = None) -> None:
-    """Raises InvalidArgumentError with `data` unless the condition holds for all elements."""
+    """Raises an InvalidArgumentError that shows `data`, unless all elements of the condition are True."""
     del summarize, name
-    _require("tf.debugging.Assert", jnp.all(as_tensor(condition)), None, "the condition holds", list(data))
+    _require("tf.debugging.Assert", jnp.all(as_tensor(condition)), None, "the condition must be True", list(data))
 
 
 @op("debugging.check_numerics")
@@ -128,13 +128,15 @@ def check_numerics(tensor: Operand, message: str, name: str | None = None) -> ja
     """Returns the tensor if it has no NaN and no infinity; raises InvalidArgumentError otherwise."""
     del name
     value = as_tensor(tensor)
-    _require("tf.debugging.check_numerics", jnp.all(jnp.isfinite(value)), message, "no NaN and no Inf", [value])
+    _require(
+        "tf.debugging.check_numerics", jnp.all(jnp.isfinite(value)), message, "every element must be finite", [value]
+    )
     return value
 
 
 @op("debugging.assert_all_finite")
 def assert_all_finite(x: Operand, message: str, name: str | None = None) -> jax.Array:
-    """Checks a tensor like `check_numerics`."""
+    """Returns the tensor if all elements are finite, like `check_numerics`."""
     return check_numerics(x, message, name)
 
 
@@ -155,14 +157,20 @@ def disable_check_numerics() -> None:
 def assert_rank(x: Operand, rank: int, message: str | None = None, name: str | None = None) -> None:
     """Raises ValueError unless the tensor has this rank."""
     del name
-    _static("assert_rank", as_tensor(x).ndim == int(rank), message, f"rank {rank}", as_tensor(x))
+    _static("assert_rank", as_tensor(x).ndim == int(rank), message, f"the rank must be {rank}", as_tensor(x))
 
 
 @op("debugging.assert_rank_at_least")
 def assert_rank_at_least(x: Operand, rank: int, message: str | None = None, name: str | None = None) -> None:
     """Raises ValueError unless the tensor has at least this rank."""
     del name
-    _static("assert_rank_at_least", as_tensor(x).ndim >= int(rank), message, f"rank {rank} or more", as_tensor(x))
+    _static(
+        "assert_rank_at_least",
+        as_tensor(x).ndim >= int(rank),
+        message,
+        f"the rank must be at least {rank}",
+        as_tensor(x),
+    )
 
 
 @op("debugging.assert_rank_in")
@@ -171,29 +179,30 @@ def assert_rank_in(
 ) -> None:
     """Raises ValueError unless the tensor has one of these ranks."""
     del name
-    _static("assert_rank_in", as_tensor(x).ndim in [int(r) for r in ranks], message, f"a rank of {ranks}", as_tensor(x))
+    allowed = [int(one) for one in ranks]
+    _static("assert_rank_in", as_tensor(x).ndim in allowed, message, f"the rank must be in {allowed}", as_tensor(x))
 
 
 @op("debugging.assert_scalar")
 def assert_scalar(tensor: Operand, message: str | None = None, name: str | None = None) -> jax.Array:
     """Returns the tensor if it is a scalar; raises ValueError otherwise."""
     del name
-    _static("assert_scalar", as_tensor(tensor).ndim == 0, message, "rank 0", as_tensor(tensor))
+    _static("assert_scalar", as_tensor(tensor).ndim == 0, message, "the rank must be 0", as_tensor(tensor))
     return as_tensor(tensor)
 
 
 @op("debugging.assert_same_float_dtype")
 def assert_same_float_dtype(tensors: Iterable[Operand] | None = None, dtype: DTypeLike | None = None) -> Any:
-    """Returns the common dtype of all tensors; raises ValueError if they differ or it is not a floating dtype."""
+    """Returns the common floating dtype of all tensors; raises ValueError if dtypes differ or one is not floating."""
     found = {as_dtype(as_tensor(one).dtype) for one in tensors or ()} | (
         {as_dtype(dtype)} if dtype is not None else set()
     )
     if len(found) > 1 or not all(one.is_floating for one in found):
         raise InvalidArgumentError.of(
             "tf.debugging.assert_same_float_dtype",
-            found=f"dtypes {sorted(one.name for one in found)}",
-            rule="all tensors have one floating dtype",
-            remedy="tf.cast them",
+            found=f"the dtypes are {sorted(one.name for one in found)}",
+            rule="all tensors must have one floating dtype",
+            remedy="convert the tensors with tf.cast",
         )
     return found.pop() if found else as_dtype("float32")
 
@@ -225,19 +234,18 @@ def assert_shapes(
     message: str | None = None,
     name: str | None = None,
 ) -> None:
-    """Raises ValueError unless shapes match: pairs (tensor, dimensions), in which equal letters are equal sizes."""
+    """Raises ValueError unless each tensor has the given dimensions, in which equal letters stand for equal sizes."""
     del data, summarize, name
     pairs = shapes.items() if isinstance(shapes, dict) else shapes
     known: dict[str, int] = {}
     for value, wanted in pairs:
         shape = as_tensor(value).shape
         dimensions = [wanted] if isinstance(wanted, (int, str)) else list(wanted)
-        _static("assert_shapes", len(dimensions) == len(shape), message, f"rank {len(dimensions)}", as_tensor(value))
+        rule = f"the shape must match {tuple(dimensions)}, with one size for each letter"
+        _static("assert_shapes", len(dimensions) == len(shape), message, rule, as_tensor(value))
         for size, dimension in zip(shape, dimensions, strict=True):
             fits = dimension in (None, ".") or _dimension_fits(size, dimension, known)
-            _static(
-                "assert_shapes", fits, message, f"shape {TensorShape(shape)} as {tuple(dimensions)}", as_tensor(value)
-            )
+            _static("assert_shapes", fits, message, rule, as_tensor(value))
 
 
 def _dimension_fits(size: int, dimension: int | str, known: dict[str, int]) -> bool:
@@ -250,7 +258,7 @@ def _static(name: str, holds: bool, message: str | None, rule: str, value: jax.A
     if not holds:
         raise InvalidArgumentError.of(
             f"tf.debugging.{name}",
-            found=f"{message + ': ' if message else ''}a tensor of shape {tuple(value.shape)}",
+            found=f"{message + ': ' if message else ''}the tensor has the shape {tuple(value.shape)}",
             rule=rule,
             remedy="reshape the tensor, or correct the assertion",
         )
@@ -258,5 +266,5 @@ def _static(name: str, holds: bool, message: str | None, rule: str, value: jax.A
 
 @op("debugging.is_numeric_tensor")
 def is_numeric_tensor(tensor: Operand) -> bool:
-    """Returns whether the value is a tensor of numbers."""
+    """Returns whether the argument is a tensor of numbers, not of booleans."""
     return is_tensor(tensor) and as_tensor(tensor).dtype.kind != "b"

@@ -22,7 +22,7 @@ _JAX_NAMES: Final = {"bool": "bool_"}
 
 
 class DType:
-    """A data type of the facade, such as ``tf.float32``. ``tf.string`` is for strings, which stay on the host.
+    """A data type such as ``tf.float32``, which JAX accepts as a dtype; ``tf.string`` is for strings, on the host.
 
     Context: any.
 
@@ -51,7 +51,7 @@ class DType:
 
     @property
     def as_numpy_dtype(self) -> type[Any]:
-        """The NumPy scalar type."""
+        """The corresponding NumPy scalar type."""
         return self.dtype.type
 
     @property
@@ -66,32 +66,32 @@ class DType:
 
     @property
     def real_dtype(self) -> DType:
-        """The type of the real part."""
+        """The type of the real part of a complex type; the type itself for others."""
         return {"complex64": float32, "complex128": float64}.get(self._name, self)
 
     @property
     def is_floating(self) -> bool:
-        """Whether it is a floating type, not complex."""
+        """Whether the type is floating; complex types are not."""
         return bool(jnp.issubdtype(self.dtype, jnp.floating))
 
     @property
     def is_complex(self) -> bool:
-        """Whether it is complex."""
+        """Whether the type is complex."""
         return self.dtype.kind == "c"
 
     @property
     def is_integer(self) -> bool:
-        """Whether it is an integer type."""
+        """Whether the type is an integer type."""
         return self.dtype.kind in "iu"
 
     @property
     def is_unsigned(self) -> bool:
-        """Whether it is an unsigned integer type."""
+        """Whether the type is an unsigned integer type."""
         return self.dtype.kind == "u"
 
     @property
     def is_bool(self) -> bool:
-        """Whether it is the boolean type."""
+        """Whether the type is the boolean type."""
         return self.dtype.kind == "b"
 
     @property
@@ -101,7 +101,7 @@ class DType:
 
     @property
     def size(self) -> int:
-        """Bytes per element."""
+        """The size of an element in bytes."""
         return int(self.dtype.itemsize)
 
     @property
@@ -116,7 +116,7 @@ class DType:
 
     @property
     def limits(self) -> tuple[Any, Any]:
-        """(0, largest value), TensorFlow's limits for image types."""
+        """The range of pixel values: (0, largest value) for integers, (0, 1) for floats."""
         return (0, self.max) if self.is_integer else (0, 1)
 
     def is_compatible_with(self, other: DTypeLike) -> bool:
@@ -202,7 +202,7 @@ def as_dtype(type_value: DTypeLike | None) -> DType:
         type_value: A `DType`, a name, a NumPy or JAX dtype, or a Python type (``float`` is float32, ``int`` int32).
 
     Raises:
-        TypeError: The facade has no such type.
+        TypeError: `mirrored.tf` has no such type.
     """
     if isinstance(type_value, DType):
         return type_value
@@ -232,7 +232,7 @@ def _name_of(type_value: DTypeLike) -> str:
 
 
 def array_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """Returns the dtype of arrays requested with `dtype`: without JAX's x64 mode, 64-bit types become 32-bit ones.
+    """Returns the NumPy dtype that arrays of this type have: without JAX's x64 mode, 32 bits in place of 64.
 
     Raises:
         TypeError: It is the string type, which device arrays do not have.

@@ -43,7 +43,7 @@ class OpError(MirroredError):
 
     @classmethod
     def of(cls, called: str, *, found: str, rule: str, remedy: str) -> Self:
-        """Makes an error with the parts of every mirrored error: found, rule and remedy."""
+        """Returns an error with the parts of a `MirroredError`: what was called and found, the rule and the remedy."""
         error = cls(None, None, f"{called}: {found}\n  rule:   {rule}\n  remedy: {remedy}")
         error.called, error.found, error.rule, error.remedy = called, found, rule, remedy
         return error
@@ -116,7 +116,7 @@ class AbortedError(OpError):
 
 
 class OutOfRangeError(OpError, IndexError):
-    """An iteration went past its end."""
+    """An iteration or an index went past the end."""
 
     code = 11
 
@@ -156,4 +156,4 @@ class TracedValueError(ContextError, NotImplementedError, AttributeError):
 
 
 class MissingNameError(MirroredError, AttributeError):
-    """A TensorFlow name that this facade does not have."""
+    """A name of TensorFlow that `mirrored.tf` does not have."""

@@ -54,11 +54,11 @@ def _autograph() -> Any:
     """Returns the module that converts functions; None if its package is not installed."""
     if importlib.util.find_spec("malt") is None:
         return None
-    return importlib.import_module("mirrored.tf._autograph.transpiler")  # imports malt, an optional extra
+    return importlib.import_module("mirrored.tf._autograph.transpiler")  # needs malt, an optional package
 
 
 def convert(python_function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function whose control flow over tensors can be traced.
+    """Wraps a function so that AutoGraph converts its control flow over tensors when it is called.
 
     Args:
         python_function: A function, bound method or other callable. Callables that are not user Python code are called
@@ -97,7 +97,7 @@ def _explaining(python_function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def do_not_convert(func: Callable[..., Any] | None = None) -> Any:
-    """Excludes a function from conversion when converted code calls it; a decorator.
+    """Decorates a function that AutoGraph does not convert when converted code calls it.
 
     TensorFlow: `tf.autograph.experimental.do_not_convert`.
     """
@@ -108,7 +108,7 @@ def do_not_convert(func: Callable[..., Any] | None = None) -> Any:
 
 
 def to_graph(entity: Callable[..., Any], recursive: bool = True, experimental_optional_features: object = None) -> Any:
-    """Returns the converted form of a function, to be called while tracing.
+    """Returns the form of a function that AutoGraph has converted, to be called while tracing.
 
     Raises:
         MissingNameError: The package that converts functions is not installed.
@@ -118,14 +118,14 @@ def to_graph(entity: Callable[..., Any], recursive: bool = True, experimental_op
         raise MissingNameError(
             "tf.autograph.to_graph",
             found="the package that converts functions is not installed",
-            rule="AutoGraph is an optional part of mirrored",
-            remedy="pip install 'mirrored[autograph]'",
+            rule="to_graph requires AutoGraph, which is an optional part of mirrored",
+            remedy="run pip install 'mirrored[autograph]'",
         )
     return convert(entity)
 
 
 def set_verbosity(level: int, alsologtostdout: bool = False) -> None:
-    """Does nothing: accepted for compatibility."""
+    """Does nothing: AutoGraph logs to the logger "mirrored"."""
 
 
 NAMES: dict[str, Any] = {

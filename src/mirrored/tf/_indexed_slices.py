@@ -11,7 +11,7 @@ from mirrored.values.sparse_rows import SparseRows, as_pytree
 
 @as_pytree
 class IndexedSlices(SparseRows):
-    """Rows of a larger array, and their indices. Rows with the same index accumulate.
+    """Rows of a larger dense array and their indices; rows with the same index are added.
 
     Context: any. Operations that expect an array convert it to a dense one; `dense_shape` must be known for that.
     `reduce` and `all_reduce` concatenate the rows of the replicas and return `IndexedSlices`.
@@ -39,7 +39,7 @@ class IndexedSlices(SparseRows):
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """The shape of the dense array. Its first dimension is None if `dense_shape` is unknown."""
+        """The shape of the dense array; the first dimension is None if `dense_shape` is unknown."""
         return (None, *self.values.shape[1:]) if self.dense_shape is None else tuple(self.dense_shape)
 
     def __jax_array__(self) -> jax.Array:

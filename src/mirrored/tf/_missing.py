@@ -1,4 +1,4 @@
-"""Builds the error for a name that the facade lacks: the reason and the closest alternative."""
+"""Builds the error for a name that `mirrored.tf` lacks, with the reason and the closest alternative."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ _PARAMETER_SERVER: Final = (
     "training is synchronous and every replica holds a copy of the variables",
     "use tf.distribute.MultiWorkerMirroredStrategy for several machines",
 )
-_TPU: Final = ("JAX drives TPUs like any other device", "use tf.distribute.MirroredStrategy, which takes all TPU cores")
+_TPU: Final = ("JAX uses TPUs like any other device", "use tf.distribute.MirroredStrategy, which uses all TPU cores")
 _RAGGED: Final = (
     "JAX arrays are rectangular",
     "pad with tf.pad and mask, or use tf.math.segment_* over flat values",
 )
 _SPARSE: Final = ("gradients and tensors are dense", "use dense tensors, tf.gather and tf.math.segment_*")
-_STRINGS: Final = ("tensors hold numbers only", "keep text in Python or NumPy and map it to integers before training")
+_STRINGS: Final = (
+    "tensors contain numbers only",
+    "keep strings in Python or NumPy and map them to integers before training",
+)
 _GRAPHS: Final = ("there are no graphs and sessions", "call Python functions, compiled by tf.function")
 
-# Names that TensorFlow has and this facade omits on purpose: (reason, alternative).
+# Names of TensorFlow that `mirrored.tf` omits on purpose: (reason, alternative).
 KNOWN: Final[dict[str, tuple[str, str]]] = {
     "distribute.TPUStrategy": _TPU,
     "distribute.experimental.TPUStrategy": _TPU,
@@ -38,7 +41,7 @@ KNOWN: Final[dict[str, tuple[str, str]]] = {
     "distribute.experimental.rpc": _PARAMETER_SERVER,
     "distribute.Server": _PARAMETER_SERVER,
     "distribute.experimental.PreemptionCheckpointHandler": (
-        "mirrored.checkpoint does the checkpointing",
+        "mirrored.checkpoint implements checkpointing",
         "save every few steps with mirrored.checkpoint",
     ),
     "ragged": _RAGGED,
@@ -53,7 +56,7 @@ KNOWN: Final[dict[str, tuple[str, str]]] = {
     "io.VarLenFeature": (_SPARSE[0], "use tf.io.FixedLenSequenceFeature(shape, dtype, allow_missing=True), which pads"),
     "io.SparseFeature": _SPARSE,
     "io.RaggedFeature": _RAGGED,
-    "lookup": ("devices hold no tables of strings", "use a Python dict or numpy.searchsorted on the host"),
+    "lookup": ("devices cannot store tables of strings", "use a Python dict or numpy.searchsorted on the host"),
     "raw_ops": ("operations are JAX primitives", "use the public function (tf.math.*, tf.nn.*) or jax.lax"),
     "Graph": _GRAPHS,
     "Operation": _GRAPHS,
@@ -75,7 +78,7 @@ KNOWN: Final[dict[str, tuple[str, str]]] = {
 
 
 def missing(path: str, names: Iterable[str]) -> MissingNameError:
-    """Returns the error for ``tf.<path>``.
+    """Returns the error for ``tf.<path>``, a name that `mirrored.tf` lacks.
 
     Args:
         path: The name below `tf`.
@@ -90,7 +93,9 @@ def missing(path: str, names: Iterable[str]) -> MissingNameError:
         f"tf.{path}",
         found="mirrored.tf has no such name",
         rule="mirrored.tf covers what training loops with tf.distribute and GradientTape use, not all of TensorFlow",
-        remedy=f"the closest name is tf.{near}" if near else "use jax.numpy, jax.nn or jax.lax: tensors are jax.Arrays",
+        remedy=f"check the spelling: the closest name is tf.{near}"
+        if near
+        else "use jax.numpy, jax.nn or jax.lax: tensors are jax.Arrays",
     )
 
 

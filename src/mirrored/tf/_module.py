@@ -51,7 +51,7 @@ class name_scope:
 
     @property
     def name(self) -> str:
-        """The name as passed."""
+        """The name that was passed to the constructor."""
         return self._name
 
     def __enter__(self) -> str:
@@ -124,12 +124,12 @@ class Module:
 
     @property
     def name(self) -> str:
-        """The name of the module."""
+        """The name that was passed to the constructor, by default the class name in snake case."""
         return self._name
 
     @property
     def name_scope(self) -> name_scope:
-        """The scope that prefixes the names of its variables."""
+        """The name scope that `with_name_scope` opens around methods of this module."""
         return self._name_scope
 
     @property
@@ -149,7 +149,7 @@ class Module:
 
     @property
     def submodules(self) -> tuple[Module, ...]:
-        """All modules nested in this one."""
+        """All modules in the attributes of this one, at any depth."""
         return tuple(self._flatten(predicate=_is_module))
 
     def _flatten(

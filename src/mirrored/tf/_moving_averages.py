@@ -1,4 +1,4 @@
-"""`tf.train.ExponentialMovingAverage`."""
+"""`tf.train.ExponentialMovingAverage`: moving averages of variables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ExponentialMovingAverage:
         num_updates: A number, or a variable with the step count: limits the decay to
             ``(1 + num_updates) / (10 + num_updates)``, so that early averages move faster.
         zero_debias: Starts averages at zero and corrects the bias: the first average is the value itself.
-        name: Prefix of the names of the averages' variables.
+        name: The last part of the names of the averages: ``w/ExponentialMovingAverage``.
 
     Example:
         >>> import mirrored.tf as tf
@@ -48,7 +48,7 @@ class ExponentialMovingAverage:
 
     @property
     def name(self) -> str:
-        """The name of the object."""
+        """The last part of the names of the averages."""
         return self._name
 
     def apply(self, var_list: Sequence[Variable] | None = None) -> None:
@@ -75,7 +75,7 @@ class ExponentialMovingAverage:
     def _started(self, variable: Variable) -> tuple[Variable, Variable, Variable | None]:
         name = f"{variable.name.partition(':')[0]}/{self._name}"
         start = jnp.zeros(variable.shape, variable.dtype) if self._zero_debias else variable.read_value()
-        # Sync-on-read variables and tensors computed from them vary over replicas: the mean is used.
+        # A sync-on-read variable varies over replicas: the average moves towards its mean over replicas.
         mean = VariableAggregation.MEAN
         average = Variable(start, trainable=False, name=name, aggregation=mean)
         weight = Variable(0.0, trainable=False, name=f"{name}/weight", aggregation=mean) if self._zero_debias else None
@@ -89,7 +89,7 @@ class ExponentialMovingAverage:
         return jnp.minimum(self._decay, (1 + steps) / (10 + steps))
 
     def average(self, var: Variable) -> Any:
-        """Returns a variable's average: a variable, or the corrected value with `zero_debias`; None before `apply`."""
+        """Returns the average of a variable, as a variable or (with `zero_debias`) a tensor; None before `apply`."""
         kept = self._averages.get(id(var))
         if kept is None:
             return None

@@ -1,4 +1,4 @@
-"""Maps every public name of the facade to its implementation."""
+"""Maps every public name of `mirrored.tf` to its implementation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from mirrored.tf._scopes import device, init_scope
 from mirrored.tf._shapes import TensorShape, TensorSpec
 from mirrored.tf._table import OPS
 
-VERSION: Final = "2.21.0"  # the TensorFlow release whose behaviour this facade follows
+VERSION: Final = "2.21.0"  # the TensorFlow release whose behaviour `mirrored.tf` follows
 
 # Imported for their side effect: each module registers its operations in the table.
 _TABLES: Final = (
@@ -183,7 +183,7 @@ def _message(name: str) -> Callable[[], Any]:
     return lambda: importlib.import_module("mirrored.tf._data.messages").message(name)
 
 
-# Imported on first access: parts that need more than the core or are slow to import.
+# Imported at the first access: modules that need optional packages or are slow to import.
 LAZY: Final[dict[str, Callable[[], Any]]] = {
     "distribute.MultiWorkerMirroredStrategy": _from("mirrored.cluster", "MultiWorkerMirroredStrategy"),
     "distribute.experimental.MultiWorkerMirroredStrategy": _from("mirrored.cluster", "MultiWorkerMirroredStrategy"),

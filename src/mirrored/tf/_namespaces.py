@@ -1,4 +1,4 @@
-"""The namespaces below `tf`: modules built from the tables of names."""
+"""Builds the modules below `tf`, such as `tf.math`, from the tables of names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT: Final = "mirrored.tf"
 
 
 class Namespace(types.ModuleType):
-    """A module of the facade, such as `tf.math`: built from the tables; errors suggest names that it lacks."""
+    """A module such as `tf.math`, whose error for a name that it lacks suggests the closest one."""
 
     def __init__(self, path: str, find: Callable[[str], Any]) -> None:
         super().__init__(f"{ROOT}.{path}", f"TensorFlow's `tf.{path}` on JAX.")
@@ -32,7 +32,7 @@ class Namespace(types.ModuleType):
 
 
 def finder(names: Mapping[str, Any], lazy: Mapping[str, Callable[[], Any]]) -> Callable[[str], Any]:
-    """Returns a function that resolves names no module has yet: loads lazy names, and raises for missing ones."""
+    """Returns a function that loads a lazy name at its first access, and raises an error for a missing name."""
 
     def find(path: str) -> Any:
         if path in lazy:

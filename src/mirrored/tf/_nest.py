@@ -32,21 +32,21 @@ def _keys(mapping: Mapping[Any, Any]) -> list[Any]:
 
 
 def children(structure: PyTree) -> list[tuple[Any, Any]]:
-    """Returns the (key, part) pairs of one level, in order."""
+    """Returns each direct child of a structure with its key, in order."""
     if isinstance(structure, Mapping):
         return [(key, structure[key]) for key in _keys(structure)]
     return list(enumerate(structure.values if isinstance(structure, PerReplica) else structure))
 
 
 def flatten(structure: PyTree, expand_composites: bool = False) -> list[Any]:
-    """Returns all leaves in order; for a leaf, a list of the leaf."""
+    """Returns the leaves of a structure in order; a value that is not a structure is its own only leaf."""
     return [leaf for _, leaf in with_paths(structure, composites=expand_composites)]
 
 
 def with_paths(
     structure: PyTree, path: tuple[Any, ...] = (), *, composites: bool = False
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Returns pairs of (path of keys, leaf)."""
+    """Yields each leaf of a structure with its path, a tuple of keys."""
     if not _has_parts(structure, composites):
         yield path, structure
         return
@@ -55,7 +55,7 @@ def with_paths(
 
 
 def pack_sequence_as(structure: PyTree, flat_sequence: Sequence[Any], expand_composites: bool = False) -> Any:
-    """Unflattens leaves into the given structure.
+    """Returns the given structure with other leaves, in order.
 
     Raises:
         ValueError: The number of leaves differs.
@@ -78,7 +78,7 @@ def _refilled(structure: PyTree, leaves: Iterator[Any], composites: bool) -> Any
 
 
 def remade(structure: PyTree, parts: Sequence[Any]) -> Any:
-    """Rebuilds one level of a structure with other parts and the same type."""
+    """Returns a structure of the same type and keys with other direct children."""
     if isinstance(structure, Mapping):
         by_key = dict(zip(_keys(structure), parts, strict=True))
         in_order = {key: by_key[key] for key in structure}
@@ -95,7 +95,7 @@ def remade(structure: PyTree, parts: Sequence[Any]) -> Any:
 
 
 def map_structure(func: Callable[..., Any], *structure: PyTree, **kwargs: Any) -> Any:
-    """Applies a function to the corresponding leaves of structures.
+    """Applies a function to corresponding leaves of structures, and returns the results in the same structure.
 
     Raises:
         ValueError, TypeError: The structures differ.
@@ -119,7 +119,7 @@ def map_structure(func: Callable[..., Any], *structure: PyTree, **kwargs: Any) -
 def assert_same_structure(
     nest1: PyTree, nest2: PyTree, check_types: bool = True, expand_composites: bool = False
 ) -> None:
-    """Checks that two structures are the same.
+    """Checks that two structures have the same nesting, keys and types, whatever their leaves.
 
     Raises:
         ValueError: The number or the names of parts differ.

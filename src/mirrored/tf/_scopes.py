@@ -21,7 +21,7 @@ _warned: set[str] = set()
 
 @contextlib.contextmanager
 def device(device_name: str | jax.Device | LogicalDevice | None) -> Iterator[None]:
-    """Creates tensors, and runs operations on uncommitted tensors, on one device.
+    """Makes a device the default for new tensors, and for operations on tensors that are not committed to one.
 
     Context: eager code. The arguments or the strategy determine the placement of compiled code as a whole.
 
@@ -60,7 +60,7 @@ def _found(device_name: str | jax.Device | LogicalDevice) -> jax.Device | None:
 
 @contextlib.contextmanager
 def init_scope() -> Iterator[None]:
-    """Runs the block eagerly, also while `tf.function` traces: reads and assigns the current values of variables."""
+    """Runs the block eagerly, also while `tf.function` traces; the block reads and assigns current variable values."""
     store = ambient().store
     outside = {"store": None} if store is not None and store.captures else {}
     with eager(), within(**outside):

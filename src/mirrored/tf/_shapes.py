@@ -12,7 +12,7 @@ from mirrored.values.tensor_shape import TensorShape as TensorShape
 
 
 class Described(Protocol):
-    """A tensor, variable or spec: what has a shape and a dtype."""
+    """An object with a shape and a dtype, such as a tensor, variable or spec."""
 
     @property
     def shape(self) -> Any: ...
@@ -52,11 +52,11 @@ class TensorSpec:
         return cls(spec.shape, spec.dtype, name or getattr(spec, "name", None))
 
     def is_compatible_with(self, tensor: Described) -> bool:
-        """Returns whether a tensor or spec is compatible."""
+        """Returns whether a tensor or spec has this dtype, and a shape that matches this one."""
         return self.shape.is_compatible_with(tensor.shape) and self.dtype == tensor.dtype
 
     def most_specific_compatible_shape(self, other: TensorSpec) -> TensorShape:
-        """Returns the most specific shape that is compatible with both."""
+        """Returns the most specific shape that is compatible with both specs."""
         if self.shape.rank is None or self.shape.rank != other.shape.rank:
             return TensorShape(None)
         return TensorShape([a if a == b else None for a, b in zip(self.shape, other.shape, strict=True)])

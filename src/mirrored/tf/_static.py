@@ -1,8 +1,8 @@
 """Static tensors: integers that are known while tracing, such as shapes, sizes and ranks.
 
 In TensorFlow, ``tf.shape(x)`` is a tensor like any other. In JAX, a shape is static to the trace: under `jit`, an array
-derived from operations is traced and cannot become a shape. So `tf.shape`, `tf.size` and `tf.rank` return host arrays
-that stay on the host through indexing and arithmetic.
+derived from operations is traced and cannot become a shape. So `tf.shape`, `tf.size` and `tf.rank` return NumPy
+arrays, which stay NumPy arrays through indexing and arithmetic.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mirrored.tf._shapes import TensorShape
 
 
 class StaticTensor(np.ndarray[Any, np.dtype[Any]]):
-    """A host array of integers that behaves like a tensor; the result of `tf.shape`.
+    """A NumPy array of integers that `tf.shape` returns, and that operations accept as a tensor.
 
     Context: any, also inside `tf.function`, where it is valid as a shape, an axis or a Python index.
     """
@@ -48,7 +48,7 @@ def static_tensor(value: ArrayLike) -> StaticTensor:
 
 
 def static_int(value: object, *, called: str, argument: str) -> int:
-    """Converts an int, a host array or a concrete tensor to a Python int.
+    """Converts an int, NumPy scalar or tensor to a Python int; a traced tensor must depend on constants alone.
 
     Raises:
         InvalidArgumentError: The value is traced, so that it has no value yet, or is not an integer.
@@ -60,14 +60,14 @@ def static_int(value: object, *, called: str, argument: str) -> int:
     except TypeError:
         raise InvalidArgumentError.of(
             called,
-            found=f"{argument}={value!r}",
-            rule=f"`{argument}` is an integer",
+            found=f"`{argument}` is {value!r}",
+            rule=f"`{argument}` must be an integer",
             remedy="pass an int or an integer tensor",
         ) from None
 
 
 def known(value: object) -> Any:
-    """Returns a traced value that was computed from constants as a concrete one; anything else unchanged.
+    """Evaluates a traced value that depends on constants alone; returns any other value unchanged.
 
     Raises:
         NotConstant: The value is traced and not known yet.
@@ -107,6 +107,6 @@ def _traced(called: str, argument: str) -> InvalidArgumentError:
     return InvalidArgumentError.of(
         called,
         found=f"`{argument}` depends on a traced value",
-        rule="shapes and axes in compiled code are known while tracing",
-        remedy="compute it from x.shape or tf.shape(x), or pass it as a Python number",
+        rule="shapes and axes in compiled code must be known while tracing",
+        remedy="compute the value from x.shape or tf.shape(x), or pass it as a Python number",
     )

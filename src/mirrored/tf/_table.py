@@ -47,7 +47,7 @@ _DEPRECATED: Final = {
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """One operation of the facade.
+    """An operation of `mirrored.tf`, which may have several public names.
 
     Attributes:
         name: Its first public name below ``tf``, for example ``"math.reduce_sum"``.
@@ -90,7 +90,7 @@ class _Parameter:
 
 
 def rows(table: Mapping[str, tuple[str, Callable[..., Any]]], *, elementwise: bool = False) -> None:
-    """Registers rows: ``{"math.add add": ("x y", jnp.add)}``.
+    """Registers operations that are JAX functions: ``{"math.add add": ("x y", jnp.add)}``.
 
     Args:
         table: Names, parameters and functions.
@@ -124,7 +124,7 @@ def _row(called: str, parameters: tuple[_Parameter, ...], target: Callable[..., 
         positional += [operands(list(values[index])) for index in lists]
         try:
             return target(*positional, **keywords)
-        except (TypeError, ValueError) as error:  # inlines `reported`: a context costs 1 us per call
+        except (TypeError, ValueError) as error:  # inlines `reported`, because a context manager costs 1 us per call
             replaced = _replacement(called, positional, error)
             if replaced is None:
                 raise
@@ -164,7 +164,7 @@ def bind(called: str, parameters: tuple[_Parameter, ...], args: tuple[Any, ...],
 
 
 def unexpected(called: str, name: str, known: list[str]) -> TypeError:
-    """Returns the error for an argument that an operation does not have."""
+    """Returns the error for a keyword argument that is repeated, or that the operation does not have."""
     if name in known:
         return TypeError(f"{called}() got multiple values for argument '{name}'")
     hint = f": use TensorFlow 2's `{_DEPRECATED[name]}` instead" if name in _DEPRECATED else ""
@@ -192,14 +192,14 @@ class reported:
 
 
 def _replacement(called: str, values: Iterable[Any], error: BaseException | None) -> InvalidArgumentError | None:
-    """Returns the error to raise in place of a JAX error; None for errors that are clear as they are."""
+    """Returns the error to raise in place of a JAX error about shapes or dtypes; None for any other error."""
     if not isinstance(error, (TypeError, ValueError)) or isinstance(error, (MirroredError, jax.errors.JAXTypeError)):
         return None
     return InvalidArgumentError.of(
         called,
-        found=f"{', '.join(_described(one) for one in values)}: {error}",
-        rule="the operands' shapes and dtypes are compatible",
-        remedy="print the shapes of the operands; tf.reshape, tf.transpose and tf.cast change them",
+        found=f"the operands {', '.join(_described(one) for one in values)} do not fit: {error}",
+        rule="the shapes, dtypes and axes of an operation must be compatible",
+        remedy="change a shape with tf.reshape or tf.transpose, or a dtype with tf.cast",
     )
 
 
@@ -212,7 +212,7 @@ def _described(value: object) -> str:
 
 
 def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keeps shape arithmetic on the host while tracing: ``tf.reduce_prod(tf.shape(x)[1:])`` stays a known value."""
+    """Makes the result of an operation on shapes known while tracing: ``tf.reduce_prod(tf.shape(x)[1:])``."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -220,7 +220,7 @@ def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         if not is_host(args):
             return function(*args, **kwargs)
-        # All operands are host values: evaluate now, because a traced result could not become a shape.
+        # All operands are known while tracing. Evaluates now, because a traced result could not become a shape.
         with jax.ensure_compile_time_eval():
             result = function(*args, **kwargs)
         return jax.tree.map(lambda one: static_tensor(one) if one.dtype.kind in "iub" else one, result)
@@ -229,7 +229,7 @@ def hosted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tensors(*values: Operand) -> list[jax.Array]:
-    """Converts values to tensors; Python numbers take the dtype of the tensors next to them."""
+    """Converts values to tensors; Python numbers take the common dtype of the tensors among them."""
     found = operands(values)
     arrays = [one for one in found if isinstance(one, jax.Array)]
     common = jnp.result_type(*found) if arrays else None

@@ -40,7 +40,7 @@ def as_tensor(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
     if isinstance(value, jax.Array):
         return value
     if dtype is None and type(value) in _PYTHON_SCALARS and is_eager():
-        return jnp.array(value, _PYTHON_SCALARS[type(value)])  # half the time of going through NumPy
+        return jnp.array(value, _PYTHON_SCALARS[type(value)])  # takes half the time of the path through NumPy
     if hasattr(type(value), "__jax_array__"):
         return value.__jax_array__()  # type: ignore[no-any-return]
     if isinstance(value, (list, tuple)) and _has_tensors(value):
@@ -49,7 +49,7 @@ def as_tensor(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
 
 
 def from_host(array: np.ndarray[Any, Any]) -> jax.Array:
-    """Creates a concrete array on the default device, also while tracing (`jnp.asarray` gives a traced literal)."""
+    """Creates a tensor from a NumPy array; its value is known also while tracing, unlike that of `jnp.asarray`."""
     if is_eager():
         return as_array(array)
     with jax.ensure_compile_time_eval():
@@ -104,7 +104,7 @@ def _is_number(value: object) -> TypeGuard[bool | int | float | complex]:
 
 
 def operands(values: Sequence[Any]) -> list[Any]:
-    """Returns the operands of one operation as tensors; Python numbers stay, to take the tensors' dtype."""
+    """Converts operands to tensors; Python numbers stay if there are tensors, whose dtype they then take."""
     numbers = [_is_number(one) for one in values]
     if all(numbers) or not any(numbers):
         return [as_tensor(one) for one in values]
@@ -112,14 +112,14 @@ def operands(values: Sequence[Any]) -> list[Any]:
 
 
 def is_host(value: object) -> bool:
-    """Returns whether a value, or each list member, is known on the host: a static tensor, number, name or dtype."""
+    """Returns whether a value, or each item of a list, is a number, string, dtype, or the result of `tf.shape`."""
     if isinstance(value, (list, tuple)):
         return all(is_host(one) for one in value)
     return value is None or isinstance(value, (StaticTensor, np.integer, str, DType)) or _is_number(value)
 
 
 def has_static(value: object) -> bool:
-    """Returns whether a value is a static tensor or a list that contains one."""
+    """Returns whether a value is a tensor whose value is known while tracing, or a list that contains one."""
     if isinstance(value, (list, tuple)):
         return any(has_static(one) for one in value)
     return isinstance(value, StaticTensor)
@@ -128,9 +128,9 @@ def has_static(value: object) -> bool:
 def constant(
     value: Operand, dtype: DTypeLike | None = None, shape: StaticInts | None = None, name: str | None = None
 ) -> jax.Array:
-    """Creates a constant tensor.
+    """Creates a tensor from a number, list or NumPy array.
 
-    Context: any; the result is concrete also while tracing.
+    Context: any; the value of the result is known also while tracing.
 
     Args:
         value: A number, list or NumPy array.
@@ -152,15 +152,15 @@ def constant(
     if tensor.size != 1 and tensor.size != int(np.prod(wanted)):
         raise InvalidArgumentError.of(
             "tf.constant",
-            found=f"{tensor.size} values for the shape {wanted}",
-            rule="a constant has as many values as its shape, or a single value",
-            remedy="omit `shape`, or pass all values",
+            found=f"{tensor.size} values were passed for the shape {wanted}",
+            rule="a constant must have as many values as its shape has elements, or a single value",
+            remedy="omit `shape`, or pass as many values as it has elements",
         )
     return jnp.broadcast_to(tensor.reshape(()), wanted) if tensor.size == 1 else tensor.reshape(wanted)
 
 
 def _in_replica(tensor: jax.Array) -> jax.Array:
-    """Makes the tensor local to this replica: `run` would return an array that all replicas share unchanged."""
+    """Returns a copy in compiled replica code: `run` returns an array that all replicas share as one plain value."""
     if isinstance(tensor, Tracer) or ambient().replica is None or is_eager():
         return tensor
     return jnp.copy(tensor)
@@ -192,14 +192,14 @@ def convert_to_tensor(
         raise InvalidArgumentError.of(
             "tf.convert_to_tensor",
             found=f"Tensor conversion requested dtype {as_dtype(dtype).name} for Tensor with dtype {tensor.dtype}",
-            rule="a conversion does not change a tensor's dtype",
+            rule="a conversion cannot change the dtype of a tensor",
             remedy="use tf.cast(value, dtype)",
         )
     return tensor
 
 
 def is_tensor(x: object) -> bool:
-    """Returns whether a value is a tensor: a JAX array, a static shape, or a variable."""
+    """Returns whether a value is a tensor: a JAX array, the result of `tf.shape`, or a variable."""
     return isinstance(x, (jax.Array, StaticTensor)) or hasattr(type(x), "__jax_array__")
 
 
@@ -209,16 +209,16 @@ def _array_numpy(self: jax.Array) -> Any:
 
 
 def _tracer_numpy(self: Any) -> Any:
-    """Returns the value of a concrete traced array; raises an error if it has no value yet."""
+    """Returns the value of a tracer that has one; raises an error for a tracer without a value."""
     try:
         return np.array(np.asarray(self))[()]
     except jax.errors.TracerArrayConversionError:
         raise TracedValueError(
             "numpy()",
             found=f"the value of type {self.aval.str_short()} is traced: it has no elements yet",
-            rule="numpy() is only available when code runs eagerly",
-            remedy="call it on the result outside tf.function, print with tf.print, or switch compilation off with "
-            "tf.config.run_functions_eagerly(True)",
+            rule="numpy() can only be called when code runs eagerly",
+            remedy="call numpy() on the result outside tf.function, print with tf.print, or switch compilation off "
+            "with tf.config.run_functions_eagerly(True)",
         ) from None
 
 
@@ -228,7 +228,7 @@ def _get_shape(self: jax.Array) -> TensorShape:
 
 
 def _set_shape(self: jax.Array, shape: ShapeLike | None) -> None:
-    """Checks the shape: it is always known here, so that setting it only compares.
+    """Checks that the shape is compatible with the given one: an array's shape is always known.
 
     Raises:
         ValueError: The shape differs.

@@ -1,4 +1,4 @@
-"""`tf.test.TestCase`."""
+"""`tf.test.TestCase`: assertions on tensors for `unittest`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TestCase(unittest.TestCase):
     def assertNotAllClose(
         self, a: PyTree, b: PyTree, rtol: float = 1e-6, atol: float = 1e-6, msg: str | None = None
     ) -> None:
-        """Asserts that some element differs."""
+        """Asserts that shapes, structures or some elements differ."""
         try:
             self.assertAllClose(a, b, rtol, atol)
         except AssertionError:

@@ -71,7 +71,7 @@ class Checkpoint(checkpoints.Checkpoint):
     def restore(
         self, save_path: PathLike | None, options: CheckpointOptions | None = None
     ) -> checkpoints.RestoreStatus:
-        """Restores values into the objects of the same name.
+        """Restores the values of a checkpoint into the variables and other state of the same names.
 
         Raises:
             NotFoundError: There is no such checkpoint.
@@ -80,7 +80,7 @@ class Checkpoint(checkpoints.Checkpoint):
         return _found(lambda: super(Checkpoint, self).restore(save_path))
 
     def read(self, save_path: PathLike, options: CheckpointOptions | None = None) -> checkpoints.RestoreStatus:
-        """Restores like `restore`.
+        """Restores like `restore`, from a path that `write` returned.
 
         Raises:
             NotFoundError: There is no such checkpoint.
@@ -260,7 +260,7 @@ def list_variables(ckpt_dir_or_file: PathLike) -> list[tuple[str, list[int]]]:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointState:
-    """The state of the checkpoints in a folder.
+    """The paths of the checkpoints in a folder.
 
     Attributes:
         model_checkpoint_path: Path of the newest checkpoint.
@@ -272,7 +272,7 @@ class CheckpointState:
 
 
 def get_checkpoint_state(checkpoint_dir: PathLike, latest_filename: str | None = None) -> CheckpointState | None:
-    """Returns the state of the checkpoints in a folder; None if the folder has no checkpoints."""
+    """Returns the paths of the checkpoints in a folder; None if the folder has no checkpoints."""
     del latest_filename
     found = checkpoints.checkpoints_in(checkpoint_dir)
     return CheckpointState(found[-1], found) if found else None

@@ -38,7 +38,7 @@ def if_stmt(
     symbol_names: Sequence[str],
     nouts: int,
 ) -> None:
-    """Executes an `if` statement.
+    """Executes an `if` statement: in Python if the condition is known, else inside the compiled program.
 
     Args:
         cond: The condition.
@@ -88,7 +88,7 @@ def _keeping(branch: Callable[[], Any], found: list[Any]) -> Callable[[], list[j
 def _traced(
     branch: Callable[[], None], before: tuple[Any, ...], get_state: GetState, set_state: SetState, nouts: int
 ) -> tuple[Block, tuple[Any, ...]]:
-    """Traces a branch into a block, and returns the values of the names at its end."""
+    """Traces a branch, and returns it with the values that the Python variables have at its end."""
     values: tuple[Any, ...] = ()
 
     def run() -> list[jax.Array]:
@@ -111,7 +111,7 @@ def _joined(
     values: Sequence[tuple[Any, ...]],
     names: Sequence[str],
 ) -> list[Any]:
-    """Returns the value of each name after a branch that is chosen at run time."""
+    """Returns the value of each Python variable after a branch that is chosen at run time."""
     pairs = [_defined(statement, name, *pair) for name, *pair in zip(names, *values, strict=False)]
     pieces = [_Joint(statement, name, *pair) for name, pair in zip(names, pairs, strict=False)]
 
@@ -127,7 +127,7 @@ def _joined(
 
 
 def _defined(statement: str, name: str, first: PyTree, second: PyTree) -> tuple[Any, Any]:
-    """Returns a name's values in both branches; zeros fill in a missing one where no later code reads it."""
+    """Returns the values of a variable in both branches; a missing one becomes zeros if no later code reads it."""
     missing = [is_undefined(first), is_undefined(second)]
     if not any(missing) or all(missing):
         return first, second
@@ -137,7 +137,7 @@ def _defined(statement: str, name: str, first: PyTree, second: PyTree) -> tuple[
 
 
 class _Joint:
-    """Joins the values that two branches give one name."""
+    """Joins the values that two branches assign to one Python variable."""
 
     def __init__(self, statement: str, name: str, first: PyTree, second: PyTree) -> None:
         self._statement, self._name = statement, name
@@ -170,7 +170,7 @@ class _Joint:
         return [jnp.asarray(own[i], dtype) for i, dtype in enumerate(self._dtypes) if dtype is not None]
 
     def result(self, outs: Iterator[jax.Array]) -> Any:
-        """Returns the value of the name after the branch."""
+        """Returns the value of the variable after the branch."""
         leaves = [
             leaf if dtype is None else next(outs)
             for leaf, dtype in zip(self._parts[0].leaves, self._dtypes, strict=True)

@@ -1,4 +1,4 @@
-"""Calls in converted code: user functions are converted when called; other functions are called unchanged."""
+"""Calls in code that AutoGraph has converted: user functions are converted when called, library functions are not."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _converted: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictiona
 
 
 class _Transpiling:
-    """Holds the converter. The transpiler registers it here, because its own code calls `converted_call`."""
+    """Holds the transpiler's function, which is registered here because the transpiler imports this module."""
 
     transpile: Callable[[Any], Any]
 
 
 def transpile_with(transpile: Callable[[Any], Any]) -> None:
-    """Registers the function that converts functions."""
+    """Registers the transpiler's function, which returns the converted form of a user function."""
     _Transpiling.transpile = staticmethod(transpile)
 
 
 def do_not_convert(function: Callable[..., Any] | None = None) -> Any:
-    """Marks a function to be left unconverted (`tf.autograph.experimental.do_not_convert`)."""
+    """Marks a function that AutoGraph does not convert (`tf.autograph.experimental.do_not_convert`)."""
     if function is None:
         return do_not_convert
     _NOT_CONVERTED.add(getattr(function, "__func__", function))
@@ -70,7 +70,7 @@ def is_convertible(function: object) -> bool:
 
 
 def converted(function: object) -> Any:
-    """Returns the converted form of a user function or bound method; anything else unchanged."""
+    """Returns the converted form of a user function or bound method; returns anything else unchanged."""
     if isinstance(function, types.MethodType):
         inner = converted(function.__func__)
         return function if inner is function.__func__ else types.MethodType(inner, function.__self__)
@@ -91,7 +91,7 @@ def converted_call(
     caller_fn_scope: FunctionScope | None = None,
     options: object = None,
 ) -> Any:
-    """Calls a function from converted code.
+    """Calls a function on behalf of converted code, and converts it first if it is user code.
 
     Args:
         function: The callee.
@@ -122,7 +122,7 @@ def converted_call(
 
 
 def _library_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls a function that is not converted; functions passed to mirrored's own functions are converted."""
+    """Calls a function that is not converted; if it is one of mirrored's, converts the functions that it is passed."""
     module = getattr(function, "__module__", None) or type(function).__module__
     if module.partition(".")[0] == "mirrored":
         args = tuple(map(converted, args))
@@ -146,7 +146,7 @@ def _range(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 def _python_range(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scope: FunctionScope | None
 ) -> Any:
-    """Evaluates `range`: traced bounds give a traced range."""
+    """Evaluates `range`; with a traced bound, returns a `TracedRange`."""
     del function, kwargs, scope
     if any(isinstance(one, jax.Array) for one in args):
         return _range(OPS["range"].function, args, {})

@@ -30,7 +30,7 @@ from mirrored.tf._ops.loops import Loop, LoopMismatch
 from mirrored.tf._static import static_int
 from mirrored.tf._tensors import as_tensor
 
-_MOST_LOOKS = 6  # traces of a loop body, until its variables' types are stable
+_MOST_LOOKS = 6  # most traces of one loop body; each retries with the types that the last one inferred
 
 
 def while_stmt(
@@ -41,7 +41,7 @@ def while_stmt(
     symbol_names: Sequence[str],
     opts: dict[str, Any],
 ) -> None:
-    """Executes a `while` statement: in Python while the condition is known, then inside the compiled program.
+    """Executes a `while` statement: in Python as long as the condition is known, then inside the compiled program.
 
     Args:
         test: The condition.
@@ -79,7 +79,7 @@ def for_stmt(
     symbol_names: Sequence[str],
     opts: dict[str, Any],
 ) -> None:
-    """Executes a `for` statement: inside the program over a tensor or a traced range, else in Python.
+    """Executes a `for` statement: over a tensor or traced range inside the compiled program, over the rest in Python.
 
     Args:
         iter_: The iterable.
@@ -135,7 +135,7 @@ def _over_python(
 
 
 def _nothing() -> None:
-    """Does nothing: the `else` of an iteration after a break."""
+    """Does nothing: what an iteration does after a `break` has been executed."""
 
 
 def _over_rows(
@@ -183,7 +183,7 @@ def _over_range(
 
 
 class _Names:
-    """The variables that a loop carries from one iteration to the next."""
+    """The Python variables that a loop carries from one iteration to the next."""
 
     def __init__(self, statement: str, get_state: GetState, set_state: SetState, names: Sequence[str]) -> None:
         self._statement = statement
@@ -197,7 +197,7 @@ class _Names:
         rows: jax.Array | None = None,
         limit: int | None = None,
     ) -> None:
-        """Traces the loop, runs it inside the program, and assigns the results to the names."""
+        """Traces the loop, runs it inside the program, and assigns the results to the Python variables."""
         before = self.get()
         start = before
         try:
@@ -223,7 +223,7 @@ class _Names:
 
 
 class _Attempt:
-    """One trace of a loop body, for given initial values of the names."""
+    """One trace of a loop body, for given initial values of the variables that the loop carries."""
 
     def __init__(self, names: _Names, start: tuple[Any, ...]) -> None:
         self._names = names
@@ -251,10 +251,10 @@ class _Attempt:
             return Loop.traced(start, step, None if test is None else holds, row)
 
     def _results(self) -> list[Any]:
-        """Returns the tensors after an iteration, in the order of those before it."""
+        """Returns the tensors after an iteration, in the order of the tensors before the iteration."""
         after = Parts.of(self._after)
         if after.treedef != self.parts.treedef:
-            return self.parts.tensors  # unused: `settled` compares the values themselves
+            return self.parts.tensors  # ignored: `settled` compares the structures, and retries or raises
         return [as_tensor(after.leaves[i]) for i in self.parts.places]
 
     def settled(self) -> tuple[Any, ...] | None:
@@ -297,6 +297,6 @@ class _Attempt:
 
 
 def _grown(before: PyTree, after: PyTree) -> Any:
-    """Returns a value that is allocated inside the loop (a `tf.TensorArray`) with empty storage; None for others."""
+    """Returns a `tf.TensorArray`, which allocates its rows inside the loop, with empty rows; None for other values."""
     grow = getattr(type(before), "__grown__", None)
     return None if grow is None or type(after) is not type(before) else grow(before, after)

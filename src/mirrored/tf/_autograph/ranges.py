@@ -35,12 +35,12 @@ class TracedRange:
 
     @property
     def count(self) -> jax.Array:
-        """Returns the number of values."""
+        """The number of values in the range."""
         span = (self._limit - self._start) / self._delta
         return jnp.maximum(jnp.ceil(span), 0).astype(jnp.int32)
 
     def at(self, place: Operand) -> jax.Array:
-        """Returns the value at an index."""
+        """Returns the value at an index of the range."""
         return self._start + jnp.asarray(place).astype(self._start.dtype) * self._delta
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The scope of a converted function and its return value."""
+"""The context manager around the body of a function that AutoGraph has converted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mirrored.tf._errors import InvalidArgumentError
 
 
 class FunctionScope:
-    """Context that surrounds the body of a converted function.
+    """A context manager around the body of a converted function, which determines what the function returns.
 
     Args:
         function_name: The name of the function.
@@ -36,7 +36,7 @@ class FunctionScope:
         pass
 
     def ret(self, value: object, did_return: object) -> Any:
-        """Returns the function's return value.
+        """Returns the converted function's result: None if no `return` was executed.
 
         Raises:
             InvalidArgumentError: Whether the function returns a value is known only at run time.
@@ -46,14 +46,14 @@ class FunctionScope:
         if self.function_name in self.falls_through and truth(did_return) is None:
             raise InvalidArgumentError.of(
                 self.function_name,
-                found="a `return` that depends on a tensor, and a path that ends without a `return`",
-                rule="if the path is chosen at run time, every path returns a value of the same type",
-                remedy="also return a value at the end of the function",
+                found="a tensor decides between a `return` and a path that ends without a `return`",
+                rule="if the path is chosen at run time, every path must return a value of the same type",
+                remedy="return a value at the end of the function, too",
             )
         return value
 
 
 def with_function_scope(thunk: Callable[[FunctionScope], Any], scope_name: str, options: object) -> Any:
-    """Calls the body of a converted lambda."""
+    """Calls the body of a converted lambda inside a `FunctionScope`."""
     with FunctionScope("lambda", scope_name, options) as scope:
         return thunk(scope)

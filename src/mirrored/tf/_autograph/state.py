@@ -25,7 +25,7 @@ SetState = Callable[[tuple[Any, ...]], None]
 
 
 def is_undefined(value: object) -> bool:
-    """Returns whether a name has no value yet."""
+    """Returns whether a value is AutoGraph's marker for a Python variable that has no value yet."""
     return isinstance(value, (Undefined, UndefinedReturnValue))
 
 
@@ -35,7 +35,7 @@ def is_number(leaf: object) -> bool:
 
 
 def is_tensor(leaf: object) -> bool:
-    """Returns whether a compiled program can carry a leaf."""
+    """Returns whether a leaf is a tensor, array or number, so that a compiled program can compute it."""
     if isinstance(leaf, (np.ndarray, np.generic)) and not isinstance(leaf, StaticTensor):
         return leaf.dtype.kind in "biufcV"
     return isinstance(leaf, (jax.Array, StaticTensor)) or is_number(leaf)
@@ -43,7 +43,7 @@ def is_tensor(leaf: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A flattened value.
+    """A pytree, flattened into leaves and structure.
 
     Attributes:
         leaves: Its tensors and all other values that are not containers.
@@ -55,21 +55,21 @@ class Parts:
 
     @classmethod
     def of(cls, value: PyTree) -> Parts:
-        """Flattens a value."""
+        """Flattens a pytree."""
         return cls(*jax.tree.flatten(value))
 
     @property
     def places(self) -> list[int]:
-        """The indices of the leaves that are tensors."""
+        """The indices of the leaves that are tensors, arrays or numbers."""
         return [i for i, leaf in enumerate(self.leaves) if is_tensor(leaf)]
 
     @property
     def tensors(self) -> list[jax.Array]:
-        """The leaves that are tensors, converted to tensors."""
+        """The leaves that are tensors, arrays or numbers, converted to tensors."""
         return [as_tensor(self.leaves[i]) for i in self.places]
 
     def filled(self, tensors: Sequence[Any]) -> Any:
-        """Unflattens the value with other tensors."""
+        """Returns the pytree with other tensors in the places of its own."""
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
@@ -77,13 +77,13 @@ class Parts:
 
 
 def zeros_like(value: PyTree) -> Any:
-    """Returns a value of the same structure with zeros for tensors; other leaves stay unchanged."""
+    """Returns the pytree with zeros in place of its tensors; other leaves stay unchanged."""
     parts = Parts.of(value)
     return parts.filled([jnp.zeros(one.shape, one.dtype) for one in parts.tensors])
 
 
 def is_same(first: object, second: object) -> bool:
-    """Returns whether two leaves are the same to a program: the same object, or equal plain values."""
+    """Returns whether two leaves are the same object, or equal numbers, strings or None."""
     if first is second:
         return True
     plain = (bool, int, float, complex, str, bytes, type(None))
@@ -99,7 +99,7 @@ _inferring = _Inferring()
 
 @contextmanager
 def inferring() -> Iterator[None]:
-    """Context of the first trace of a loop body: names without a value take zeros like the other branch's value."""
+    """Marks a trace of a loop body that only infers types, in which an `if` may set a variable in one branch alone."""
     _inferring.depth += 1
     try:
         yield
@@ -108,17 +108,17 @@ def inferring() -> Iterator[None]:
 
 
 def is_inferring() -> bool:
-    """Returns whether this is the first trace of a loop body."""
+    """Returns whether a loop body is traced only to infer types (see `inferring`)."""
     return _inferring.depth > 0
 
 
 def unlike(statement: str, name: str, found: str) -> InvalidArgumentError:
-    """Returns the error for a name whose values do not fit one program."""
+    """Returns the error for a variable whose values on several paths have different types."""
     shown = "the returned value" if name == RETURN_VALUE else f"`{name}`"
     return InvalidArgumentError.of(
         statement,
         found=f"{shown} {found}",
-        rule="if the path is chosen at run time, a name has the same structure, shape and dtype on every path",
-        remedy="assign it a value of that shape and dtype before (tf.zeros, tf.cast) or on every path, "
-        "or decide with a Python value",
+        rule="if the path is chosen at run time, a variable must have one structure, shape and dtype on all paths",
+        remedy="assign a value of that shape and dtype before the statement (tf.zeros, tf.cast) or on every path, "
+        "or use a condition that is a Python value",
     )

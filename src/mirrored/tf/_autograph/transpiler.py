@@ -43,7 +43,7 @@ _OPERATORS: Final[Mapping[str, Any]] = {
 
 
 def transpile(function: types.FunctionType) -> Any:
-    """Returns the converted form of a function; the function itself if conversion fails (no source, for example)."""
+    """Returns the converted form of a function; the function itself if conversion fails, for example without source."""
     try:
         factory = _factory(function)
     except Exception as error:  # the parser and the passes raise many kinds of errors
@@ -53,7 +53,7 @@ def transpile(function: types.FunctionType) -> Any:
 
 
 class _Factory:
-    """Creates functions from one converted code object, for any closure and defaults.
+    """Creates functions that share one converted code object, each with its own closure and defaults.
 
     Args:
         make: A function from the operators to the converted function, with the closure of the original.
@@ -74,9 +74,9 @@ class _Factory:
         made = types.FunctionType(code, function.__globals__, self._make.__name__, (), closure)(self._operators)
         made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
         old = function.__code__
-        made.__code__ = made.__code__.replace(co_name=old.co_name, co_qualname=old.co_qualname)  # for tracebacks
+        made.__code__ = made.__code__.replace(co_name=old.co_name, co_qualname=old.co_qualname)  # shown in tracebacks
         functools.update_wrapper(made, function)
-        del made.__wrapped__  # AutoGraph would call it in place of this one
+        del made.__wrapped__  # AutoGraph would call `__wrapped__`, the original, in place of the converted function
         return made
 
 
@@ -84,7 +84,8 @@ _factories: Final[dict[tuple[types.CodeType, str], _Factory]] = {}
 
 
 def _factory(function: types.FunctionType) -> _Factory:
-    key = (function.__code__, function.__code__.co_filename)  # equal code of two files has other line numbers
+    # The file is part of the key: code objects of two files may be equal, but their tracebacks differ.
+    key = (function.__code__, function.__code__.co_filename)
     if key not in _factories:
         _factories[key] = _converted_code(function)
     return _factories[key]

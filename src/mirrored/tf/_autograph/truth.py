@@ -1,4 +1,4 @@
-"""Truth of conditions: which ones are known while tracing, and logical operators on those that are not."""
+"""The truth of conditions while tracing, and `and`, `or`, `not` on conditions that are known only at run time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mirrored.tf._tensors import as_tensor
 
 
 def truth(value: object) -> bool | None:
-    """Returns the truth of a condition; None if it is known only at run time."""
+    """Returns a condition as a bool; None if it is known only at run time."""
     if hasattr(type(value), "__jax_array__"):
         value = as_tensor(value)
     return known_bool(value) if isinstance(value, jax.Array) and isinstance(value, Tracer) else bool(value)
@@ -26,13 +26,13 @@ def is_unknown(value: object) -> bool:
 
 
 def not_(value: object) -> Any:
-    """Evaluates `not value`."""
+    """Evaluates `not value`, also for a traced tensor."""
     known = truth(value)
     return jnp.logical_not(as_tensor(value)) if known is None else not value
 
 
 def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-    """Evaluates `first() and second()`."""
+    """Evaluates `first() and second()`, also for traced tensors."""
     value = first()
     known = truth(value)
     if known is None:
@@ -41,7 +41,7 @@ def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
 
 
 def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-    """Evaluates `first() or second()`."""
+    """Evaluates `first() or second()`, also for traced tensors."""
     value = first()
     known = truth(value)
     if known is None:

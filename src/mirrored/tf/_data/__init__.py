@@ -1,1 +1,1 @@
-"""`tf.data`: datasets of tensors, host values in pipelines, and the parsing of data files."""
+"""`tf.data`: datasets of tensors, strings and arrays that stay on the host, and the parsing of data files."""

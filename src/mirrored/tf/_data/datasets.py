@@ -17,7 +17,7 @@ from mirrored.tf._errors import OutOfRangeError
 
 
 def _tensors(element: PyTree) -> Any:
-    """Converts arrays to tensors; bytes, object arrays and nested datasets stay unchanged."""
+    """Converts arrays to tensors; bytes and object arrays stay on the host, and nested datasets stay unchanged."""
     return jax.tree.map(lambda leaf: on_host(leaf) if _stays(leaf) else jnp.asarray(owned(leaf)), element)
 
 
@@ -26,11 +26,11 @@ def _stays(leaf: Leaf) -> bool:
 
 
 class EndOfSequenceError(OutOfRangeError, EndOfDataError):
-    """`OutOfRangeError` raised at the end of a dataset."""
+    """A dataset has no further element: TensorFlow's `OutOfRangeError` and mirrored's `EndOfDataError`."""
 
 
 class Dataset(dataset.Dataset):
-    """`tf.data.Dataset`: yields tensors; `as_numpy_iterator` yields NumPy arrays. See `mirrored.data.Dataset`."""
+    """`tf.data.Dataset`: a `mirrored.data.Dataset` that yields tensors; `as_numpy_iterator` yields NumPy arrays."""
 
     hand_out: ClassVar[Callable[[Any], Any]] = staticmethod(_tensors)
     number_out: ClassVar[Callable[[int], Any]] = staticmethod(jnp.asarray)

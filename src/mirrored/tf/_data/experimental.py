@@ -16,7 +16,7 @@ Transformation: TypeAlias = Callable[[Dataset], Dataset]
 
 
 def _method(name: str) -> Callable[..., Transformation]:
-    """Returns the method of this name as a function for `apply`."""
+    """Returns a function like those of `tf.data.experimental`, for the `Dataset` method of this name."""
 
     def outer(*args: Any, **kwargs: Any) -> Transformation:
         return lambda dataset: getattr(dataset, name)(*args, **kwargs)
@@ -29,17 +29,17 @@ def _method(name: str) -> Callable[..., Transformation]:
 def choose_from_datasets(
     datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = False
 ) -> Dataset:
-    """Chooses elements like `Dataset.choose_from_datasets`, but continues after a dataset ends."""
+    """Chooses elements like `Dataset.choose_from_datasets`, but continues with the others after one dataset ends."""
     return Dataset.choose_from_datasets(datasets, choice_dataset, stop_on_empty_dataset)
 
 
 def cardinality(dataset: Dataset) -> Any:
-    """Returns `Dataset.cardinality`."""
+    """Returns the number of elements of a dataset (`Dataset.cardinality`)."""
     return dataset.cardinality()
 
 
 def get_single_element(dataset: Dataset) -> Any:
-    """Returns `Dataset.get_single_element`."""
+    """Returns the only element of a dataset (`Dataset.get_single_element`)."""
     return dataset.get_single_element()
 
 
@@ -74,19 +74,19 @@ def parallel_interleave(
 
 
 def prefetch_to_device(device: object, buffer_size: int | None = None) -> Transformation:
-    """Returns a transformation for `Dataset.apply` that prefetches. Elements are placed on devices when used."""
+    """Returns a transformation for `Dataset.apply` that prefetches on the host; elements move to devices when used."""
     del device
     return lambda dataset: dataset.prefetch(data.AUTOTUNE if buffer_size is None else buffer_size)
 
 
 def copy_to_device(target_device: object, source_device: object = None) -> Transformation:
-    """Returns a transformation for `Dataset.apply` that has no effect: elements are placed on devices when used."""
+    """Returns a transformation for `Dataset.apply` that has no effect: elements move to devices when used."""
     del target_device, source_device
     return lambda dataset: dataset
 
 
 class Reducer(NamedTuple):
-    """The functions that reduce a group.
+    """The functions by which `group_by_reducer` reduces the elements of one key.
 
     Attributes:
         init_func: Maps a key to the initial state.
@@ -100,7 +100,7 @@ class Reducer(NamedTuple):
 
 
 def group_by_reducer(key_func: Callable[..., Any], reducer: Reducer) -> Transformation:
-    """Returns a transformation for `Dataset.apply` that reduces each group of equal keys to one element, by key.
+    """Returns a transformation for `Dataset.apply` that reduces the elements of each key to one, in the order of keys.
 
     Args:
         key_func: Maps an element to an integer.

@@ -14,9 +14,9 @@ Texts: TypeAlias = str | bytes | Sequence[str | bytes] | np.ndarray[Any, Any]
 
 
 class HostArray(np.ndarray):  # type: ignore[type-arg]
-    """A NumPy array with `numpy()`: integers keep their 64 bits, bytes stay bytes.
+    """A NumPy array with a tensor's `numpy()` method, for 64-bit integers and strings, which stay on the host.
 
-    TensorFlow: A tensor. Operations of the facade accept it; Python and NumPy provide string operations.
+    TensorFlow: A tensor. Operations of `mirrored.tf` accept it; for strings, use the operations of Python and NumPy.
     """
 
     def numpy(self) -> Any:
@@ -25,7 +25,7 @@ class HostArray(np.ndarray):  # type: ignore[type-arg]
 
 
 class HostText(bytes):
-    """One string as UTF-8 bytes, with `numpy()`.
+    """The bytes of one string, with a tensor's `numpy()` method.
 
     TensorFlow: A scalar of `tf.string`.
     """
@@ -41,7 +41,7 @@ class HostText(bytes):
 
 
 def on_host(value: object) -> Any:
-    """Wraps bytes and NumPy arrays so that they have `numpy()`; returns anything else unchanged."""
+    """Wraps bytes and NumPy arrays so that they have a `numpy()` method; returns anything else unchanged."""
     if isinstance(value, bytes):
         return HostText(value)
     if isinstance(value, np.generic):
@@ -50,7 +50,7 @@ def on_host(value: object) -> Any:
 
 
 def as_bytes_array(value: Texts) -> np.ndarray[Any, Any]:
-    """Converts one or more strings to an object array of bytes."""
+    """Converts one or more strings to a NumPy object array of bytes."""
     if isinstance(value, str | bytes):
         array = np.empty((), object)
         array[()] = value.encode() if isinstance(value, str) else bytes(value)

@@ -14,7 +14,7 @@ from mirrored.extras import load
 _OPTIONAL, _REPEATED = 1, 3
 _DOUBLE, _FLOAT, _INT64, _INT32, _BOOL, _STRING, _MESSAGE, _BYTES = 1, 2, 3, 5, 8, 9, 11, 12
 
-# message -> (field, number, label, type, message type). A repeated number field is packed.
+# message -> (field, number, label, type, message type). Repeated fields of numbers are packed.
 _FIELDS: Final[dict[str, tuple[tuple[str, int, int, int, str], ...]]] = {
     "BytesList": (("value", 1, _REPEATED, _BYTES, ""),),
     "FloatList": (("value", 1, _REPEATED, _FLOAT, ""),),
@@ -52,7 +52,7 @@ _PACKAGE: Final = "tensorflow"
 
 @functools.cache
 def message(name: str) -> Any:
-    """Returns the class of a message: ``message("Example")``.
+    """Returns the protocol buffer class of this name, such as ``"Example"``.
 
     Raises:
         MissingExtraError: protobuf is not installed.
@@ -62,7 +62,7 @@ def message(name: str) -> Any:
 
 
 def parsed(name: str, text: bytes) -> Any:
-    """Parses a message from its bytes.
+    """Parses the bytes of a protocol buffer message of this name.
 
     Raises:
         ValueError: The bytes are not such a message.

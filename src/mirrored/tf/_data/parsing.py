@@ -1,4 +1,4 @@
-"""`tf.io.parse_example` and similar: convert bytes of data files to arrays, on the host."""
+"""`tf.io.parse_example` and similar functions, which convert the bytes of data files to arrays on the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TYPED: Final = {"float32": "float_val", "float64": "double_val", "int32": "int_
 
 
 class FixedLenFeature(NamedTuple):
-    """A feature with the same number of values in every example.
+    """A feature of `tf.train.Example` that has the same number of values in every example.
 
     Attributes:
         shape: The shape of its values.
@@ -34,7 +34,7 @@ class FixedLenFeature(NamedTuple):
 
 
 class FixedLenSequenceFeature(NamedTuple):
-    """A feature with any number of rows of one shape per example; a batch is padded to the longest.
+    """A feature that has a varying number of rows of one shape; `parse_example` pads them to the longest example.
 
     Attributes:
         shape: The shape of a row.
@@ -109,9 +109,9 @@ def _scalar(serialized: Texts, called: str) -> bytes:
     if texts.ndim != 0:
         raise InvalidArgumentError.of(
             called,
-            found=f"serialized of shape {list(texts.shape)}",
-            rule="serialized is a single string",
-            remedy="use tf.io.parse_example for a batch of examples, or pass one at a time",
+            found=f"`serialized` has the shape {list(texts.shape)}",
+            rule="`serialized` must be a single string",
+            remedy="pass one string at a time, or use tf.io.parse_example for a batch of examples",
         )
     return bytes(texts[()])
 
@@ -129,9 +129,9 @@ def _checked(features: Mapping[str, Any]) -> Mapping[str, Any]:
         if _dtypes.as_dtype(feature.dtype).name not in _LISTS:
             raise InvalidArgumentError.of(
                 "tf.io.parse_example",
-                found=f"the feature {key!r} with dtype {feature.dtype}",
-                rule="features are float32, int64 or string",
-                remedy="parse it as one of these, then tf.cast",
+                found=f"the feature {key!r} is requested with dtype {feature.dtype}",
+                rule="features can only be float32, int64 or string",
+                remedy="parse the feature as one of these, and convert it with tf.cast",
             )
     return features
 
@@ -142,9 +142,9 @@ def _features_of(text: bytes, called: str) -> Any:
     except ValueError as error:
         raise InvalidArgumentError.of(
             called,
-            found=f"bytes that are not an example: {text[:40]!r} ({error})",
-            rule="serialized is the result of tf.train.Example.SerializeToString()",
-            remedy="check the written data, and the compression_type of the dataset",
+            found=f"the bytes are not a tf.train.Example: {text[:40]!r} ({error})",
+            rule="`serialized` must be the result of tf.train.Example.SerializeToString()",
+            remedy="check what was written, and the compression_type of the dataset",
         ) from error
     return example.features.feature
 
@@ -156,17 +156,19 @@ def _value(found: Mapping[str, Any], key: str, feature: FixedLenFeature | FixedL
     if kind is None:
         return _absent(key, feature, shape, dtype)
     if kind != _LISTS[dtype.name]:
-        raise _wrong(key, f"is a {kind}, not a {_LISTS[dtype.name]}")
+        raise _wrong(key, f"is a {kind}, not a {_LISTS[dtype.name]}", f"request the dtype that a {kind} contains")
     values = getattr(found[key], kind).value
     array = np.empty(len(values), dtype.dtype)
     array[:] = values
     if isinstance(feature, FixedLenSequenceFeature):
         row = int(np.prod(shape, dtype=np.int64))
         if row == 0 or len(values) % row:
-            raise _wrong(key, f"has {len(values)} values, not a multiple of the shape {list(shape)}")
+            fault = f"has {len(values)} values, not a multiple of the shape {list(shape)}"
+            raise _wrong(key, fault, "pass the shape of one row")
         return array.reshape(-1, *shape)
     if len(values) != int(np.prod(shape, dtype=np.int64)):
-        raise _wrong(key, f"has {len(values)} values, not those of the shape {list(shape)}")
+        fault = f"has {len(values)} values, not those of the shape {list(shape)}"
+        raise _wrong(key, fault, "pass the shape that was written, or a FixedLenSequenceFeature if the number varies")
     return array.reshape(shape)[()]
 
 
@@ -176,19 +178,20 @@ def _absent(
     if isinstance(feature, FixedLenSequenceFeature):
         return np.empty((0, *shape), dtype.dtype)
     if feature.default_value is None:
-        raise _wrong(key, "is missing, and has no default_value")
+        raise _wrong(key, "is missing, and has no default_value", "pass a default_value, or a FixedLenSequenceFeature")
     default = as_bytes_array(feature.default_value) if dtype is _dtypes.string else np.asarray(feature.default_value)
     if default.size != int(np.prod(shape, dtype=np.int64)):
-        raise _wrong(key, f"has a default_value of shape {list(default.shape)}, not {list(shape)}")
+        fault = f"is missing, and has a default_value of shape {list(default.shape)}, not {list(shape)}"
+        raise _wrong(key, fault, "pass a default_value of the shape of the feature")
     return default.astype(dtype.dtype).reshape(shape)[()]
 
 
-def _wrong(key: str, found: str) -> InvalidArgumentError:
+def _wrong(key: str, found: str, remedy: str) -> InvalidArgumentError:
     return InvalidArgumentError.of(
         "tf.io.parse_example",
         found=f"the feature {key!r} {found}",
-        rule="every example has the requested features, with their types and shapes",
-        remedy="request the feature's own type and shape, add a default_value, or use a FixedLenSequenceFeature",
+        rule="every example must have the requested features, with the requested types and shapes",
+        remedy=remedy,
     )
 
 
@@ -228,7 +231,7 @@ def serialize_tensor(tensor: Operand | Texts, name: str | None = None) -> Any:
 
 
 def parse_tensor(serialized: Texts, out_type: DTypeLike, name: str | None = None) -> Any:
-    """Parses a tensor that `serialize_tensor` serialized, as a NumPy array.
+    """Parses the bytes that `serialize_tensor` returned to a NumPy array.
 
     Raises:
         InvalidArgumentError: The bytes are not a tensor, or the tensor has another dtype.
@@ -241,10 +244,13 @@ def parse_tensor(serialized: Texts, out_type: DTypeLike, name: str | None = None
     try:
         proto = parsed("TensorProto", text)
     except ValueError as error:
-        raise _no_tensor(f"bytes that are not a tensor ({error})") from error
+        found = f"the bytes are not a serialized tensor ({error})"
+        raise _no_tensor(found, "pass the unchanged result of tf.io.serialize_tensor") from error
     code = {one.as_datatype_enum: one for one in _dtypes.NAMES.values()}.get(proto.dtype)
     if code != wanted:
-        raise _no_tensor(f"a tensor of {code}, not of {wanted}")
+        raise _no_tensor(
+            f"the tensor has dtype {code}, not {wanted}", "pass the out_type with which the tensor was written"
+        )
     shape = tuple(dim.size for dim in proto.tensor_shape.dim)
     if proto.tensor_content:
         return on_host(np.frombuffer(proto.tensor_content, wanted.dtype).reshape(shape).copy())
@@ -253,17 +259,17 @@ def parse_tensor(serialized: Texts, out_type: DTypeLike, name: str | None = None
     if not values and count:
         values = [b"" if wanted is _dtypes.string else 0]
     array = np.empty(count, wanted.dtype)
-    # TensorFlow omits repetitions of the last value.
+    # TensorFlow writes repetitions of the last value only once.
     array[:] = (values + values[-1:] * count)[:count]
     return on_host(array.reshape(shape))
 
 
-def _no_tensor(found: str) -> InvalidArgumentError:
+def _no_tensor(found: str, remedy: str) -> InvalidArgumentError:
     return InvalidArgumentError.of(
         "tf.io.parse_tensor",
         found=found,
-        rule="serialized is the result of tf.io.serialize_tensor for a tensor of out_type",
-        remedy="pass the out_type with which it was written",
+        rule="`serialized` must be the result of tf.io.serialize_tensor for a tensor of dtype `out_type`",
+        remedy=remedy,
     )
 
 
@@ -279,12 +285,19 @@ def decode_raw(input_bytes: Texts, out_type: DTypeLike, little_endian: bool = Tr
     texts = as_bytes_array(input_bytes)
     dtype = _dtypes.as_dtype(out_type).dtype
     lengths = {len(text) for text in texts.ravel()}
-    if len(lengths) > 1 or any(length % dtype.itemsize for length in lengths):
+    if len(lengths) > 1:
         raise InvalidArgumentError.of(
             "tf.io.decode_raw",
-            found=f"texts of {sorted(lengths)} bytes",
-            rule=f"all strings have the same length, a multiple of {dtype.itemsize}, the size of {dtype}",
-            remedy="pass the dtype with which they were written",
+            found=f"the strings have {sorted(lengths)} bytes",
+            rule="all strings must have the same length",
+            remedy="decode strings of different lengths one at a time",
+        )
+    if any(length % dtype.itemsize for length in lengths):
+        raise InvalidArgumentError.of(
+            "tf.io.decode_raw",
+            found=f"a string has {max(lengths)} bytes",
+            rule=f"the number of bytes must be a multiple of {dtype.itemsize}, the size of {dtype}",
+            remedy="pass the dtype with which the bytes were written",
         )
     data = np.frombuffer(b"".join(texts.ravel()), dtype.newbyteorder("<" if little_endian else ">"))
     return on_host(data.astype(dtype).reshape(*texts.shape, -1))

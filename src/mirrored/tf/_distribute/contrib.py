@@ -18,7 +18,7 @@ _CALLED = "tf.contrib.distribute.MirroredStrategy"
 
 
 class MirroredStrategy(_MirroredStrategy):
-    """TensorFlow 1's contrib strategy: one replica per device, with the arguments and iterators of that time.
+    """The strategy of `tf.contrib`: one replica per device, with TensorFlow 1's constructor arguments and iterators.
 
     Args:
         devices: Device names. Pass either these or a number of GPUs.
@@ -79,7 +79,7 @@ class MirroredStrategy(_MirroredStrategy):
         shuffle: int | None = 1024,
         session: object = None,
     ) -> InputIterator:
-        """Makes an iterator over the rows of arrays, with a per-replica batch of `batch_size`.
+        """Returns an iterator over the rows of arrays, from which each replica gets `batch_size` rows per step.
 
         Context: cross-replica.
 
@@ -110,9 +110,9 @@ def _refuse_both(first: str, one: object, second: str, other: object) -> None:
         return
     raise ArgumentError(
         _CALLED,
-        found=f"{first}={one!r} and {second}={other!r}",
-        rule="the two arguments exclude each other",
-        remedy="pass only one of them",
+        found=f"{first}={one!r} and {second}={other!r} were passed",
+        rule="only one of these two arguments can be passed",
+        remedy="omit one of them",
     )
 
 
@@ -120,8 +120,8 @@ def _gpus(count: int) -> list[str]:
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise ArgumentError(
             _CALLED,
-            found=f"num_gpus={count!r}",
-            rule="num_gpus is a number of GPUs, 0 or more",
-            remedy="num_gpus=2 for GPU:0 and GPU:1; 0 for the CPU",
+            found=f"num_gpus={count!r} was passed",
+            rule="num_gpus must be a number of GPUs, 0 or more",
+            remedy="pass 2 for GPU:0 and GPU:1, or 0 for the CPU",
         )
     return [f"GPU:{i}" for i in range(count)] or ["CPU:0"]

@@ -1,7 +1,6 @@
-"""`tf.distribute`'s cross-device operations: the core's algorithms, with methods for direct calls.
+"""`tf.distribute`'s cross-device operations: those of `mirrored.collectives`, with TensorFlow's methods.
 
-TensorFlow's `reduce` and that of `mirrored.collectives.CrossDeviceOps` share a name; the latter is called with a
-`Group`.
+TensorFlow's `reduce` takes a per-replica value; strategies call `reduce_arrays` of `mirrored.collectives` instead.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ Destinations: TypeAlias = DistributedValues | Variable | str
 
 
 class Direct(core.CrossDeviceOps):
-    """TensorFlow's methods of cross-device operations for direct calls, in addition to their use by a strategy."""
+    """A cross-device operation that a program can call directly, by TensorFlow's methods, and not only a strategy."""
 
     def reduce(
         self, reduce_op: ReduceOp, per_replica_value: PyTree, destinations: Destinations, options: object = None
     ) -> Any:
-        """Reduces a per-replica value.
+        """Sums or averages the components of a per-replica value.
 
         Context: cross-replica.
 
@@ -55,7 +54,7 @@ class Direct(core.CrossDeviceOps):
     def batch_reduce(
         self, reduce_op: ReduceOp, value_destination_pairs: Sequence[Any], options: object = None
     ) -> list[Any]:
-        """Reduces several values like `reduce`.
+        """Reduces the value of each pair (value, destinations) like `reduce`.
 
         Raises:
             ArgumentError: `reduce_op` is not a `ReduceOp`, or an element is not a pair of a value and its destinations.
@@ -64,9 +63,9 @@ class Direct(core.CrossDeviceOps):
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                 raise ArgumentError(
                     "CrossDeviceOps.batch_reduce",
-                    found=f"{pair!r}",
-                    rule="Each element of `value_destination_pairs` should be a tuple.",
-                    remedy="give pairs: [(value, destinations), ...]",
+                    found=f"{pair!r} is not a pair",
+                    rule="each element of `value_destination_pairs` must be a tuple of a value and its destinations",
+                    remedy="pass [(value, destinations), ...]",
                 )
         return [self.reduce(reduce_op, value, place, options) for value, place in value_destination_pairs]
 
@@ -96,9 +95,9 @@ def _check_op(op: object) -> None:
     if not isinstance(op, ReduceOp):
         raise ArgumentError(
             "CrossDeviceOps.reduce",
-            found=f"reduce_op={op!r}",
-            rule="`reduce_op` is a ReduceOp",
-            remedy="write tf.distribute.ReduceOp.SUM or tf.distribute.ReduceOp.MEAN",
+            found=f"`reduce_op` is {op!r}",
+            rule="`reduce_op` must be a ReduceOp",
+            remedy="pass tf.distribute.ReduceOp.SUM or tf.distribute.ReduceOp.MEAN",
         )
 
 
@@ -106,25 +105,25 @@ def _check_destinations(destinations: object) -> None:
     if not isinstance(destinations, (str, DistributedValues)):
         raise ArgumentError(
             "CrossDeviceOps.reduce",
-            found=f"destinations={destinations!r}",
-            rule="destinations is a DistributedValues object, a tf.Variable or a device string",
-            remedy="pass the value itself to keep the result on its devices",
+            found=f"`destinations` is {destinations!r}",
+            rule="`destinations` must be a DistributedValues object, a tf.Variable or a device string",
+            remedy="pass the value itself, to keep the result on the devices of the value",
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class NcclAllReduce(Direct, core.NcclAllReduce):
-    """`mirrored.collectives.NcclAllReduce` with methods for direct calls."""
+    """`mirrored.collectives.NcclAllReduce`, which a program can also call directly."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HierarchicalCopyAllReduce(Direct, core.HierarchicalCopyAllReduce):
-    """`mirrored.collectives.HierarchicalCopyAllReduce` with methods for direct calls."""
+    """`mirrored.collectives.HierarchicalCopyAllReduce`, which a program can also call directly."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReductionToOneDevice(Direct, core.ReductionToOneDevice):
-    """`mirrored.collectives.ReductionToOneDevice` with methods for direct calls."""
+    """`mirrored.collectives.ReductionToOneDevice`, which a program can also call directly."""
 
 
 NAMES: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""`tf.distribute` and the rest of the core API under TensorFlow's names."""
+"""TensorFlow's names for mirrored's strategies, variables and tapes: `tf.distribute`, `tf.Variable` and others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mirrored.variables import Variable, VariableAggregation, VariableSynchroniz
 
 
 class CommunicationImplementation(enum.Enum):
-    """The collective communication library. XLA chooses: NCCL on GPUs, its own implementation or Gloo on CPUs."""
+    """Names of communication libraries, which have no effect: XLA uses NCCL on GPUs, Gloo or its own on CPUs."""
 
     AUTO = "AUTO"
     RING = "RING"
@@ -43,11 +43,11 @@ class CommunicationImplementation(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class CommunicationOptions:
-    """Options of a cross-device reduction.
+    """Options of a cross-device reduction, which are checked and have no effect: XLA chooses.
 
     Args:
-        bytes_per_pack: Approximate size of a gradient bucket in bytes; 0 leaves bucketing to XLA.
-        timeout_seconds: Accepted and ignored: XLA has its own timeout.
+        bytes_per_pack: Accepted and ignored; not negative.
+        timeout_seconds: Accepted and ignored.
         implementation: A `CommunicationImplementation`, or its name in any case.
 
     Raises:
@@ -62,9 +62,9 @@ class CommunicationOptions:
         if self.bytes_per_pack < 0:
             raise ArgumentError(
                 "CommunicationOptions",
-                found=f"Argument `bytes_per_pack` must be >=0, Received {self.bytes_per_pack}.",
-                rule="a size is not negative",
-                remedy="omit it",
+                found=f"`bytes_per_pack` is {self.bytes_per_pack}",
+                rule="`bytes_per_pack` must be >=0",
+                remedy="omit the argument, which has no effect",
             )
         object.__setattr__(self, "implementation", CommunicationImplementation(self.implementation))
 
@@ -76,7 +76,7 @@ def collective_hints(bytes_per_pack: int = 0, timeout_seconds: float | None = No
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """Options of `Strategy.run`, accepted for compatibility: shapes may differ between replicas."""
+    """Options of `Strategy.run`, accepted and ignored: shapes may always differ between replicas."""
 
     experimental_enable_dynamic_batch_size: bool = True
     experimental_bucketizing_dynamic_shape: bool = False
@@ -119,5 +119,5 @@ NAMES: dict[str, Any] = {
     **_cross_device.NAMES,
 }
 _NEWER = ("distribute.MirroredStrategy", "distribute.OneDeviceStrategy")
-# compat.v1 has the same names, except for the strategies, which it defines itself.
+# compat.v1 has the same names; `_distribute.v1` defines its two strategies.
 NAMES.update({f"compat.v1.{n}": v for n, v in NAMES.items() if n.startswith("distribute.") and n not in _NEWER})

@@ -12,7 +12,7 @@ from mirrored.tf._data.datasets import Dataset
 
 
 class _Version1:
-    """The methods that version 1 of a strategy has in addition to the current ones."""
+    """The methods that a strategy of TensorFlow 1 has in addition to those of TensorFlow 2."""
 
     def reduce(self: Any, reduce_op: ReduceOp | str, value: PyTree, axis: int | None = None) -> Any:
         """Reduces a per-replica value; `axis` is optional."""
@@ -29,7 +29,7 @@ class _Version1:
 
 
 class MirroredStrategy(_Version1, _MirroredStrategy):
-    """`mirrored.MirroredStrategy` with the methods of version 1.
+    """`mirrored.MirroredStrategy` with the additional methods of TensorFlow 1.
 
     Example:
         >>> import mirrored.tf as tf
@@ -43,7 +43,7 @@ class MirroredStrategy(_Version1, _MirroredStrategy):
 
 
 class OneDeviceStrategy(_Version1, _OneDeviceStrategy):
-    """`mirrored.OneDeviceStrategy` with the methods of version 1.
+    """`mirrored.OneDeviceStrategy` with the additional methods of TensorFlow 1.
 
     TensorFlow: `tf.compat.v1.distribute.OneDeviceStrategy`, without sessions.
     """

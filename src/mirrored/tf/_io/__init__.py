@@ -1,1 +1,1 @@
-"""Files, summaries, printed output and profiles."""
+"""`tf.io`, `tf.summary`, `tf.print` and `tf.profiler`."""

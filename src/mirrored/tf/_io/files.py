@@ -59,7 +59,7 @@ def _text(value: Texts) -> bytes:
 
 
 class TFRecordOptions:
-    """Options for writing a TFRecord file.
+    """Options for writing a TFRecord file, of which `compression_type` has an effect.
 
     Args:
         compression_type: "", "GZIP" or "ZLIB".
@@ -209,7 +209,7 @@ def decode_jpeg(
     *,
     dtype: DTypeLike = _dtypes.uint8,
 ) -> Any:
-    """Decodes a JPEG or MPO or PNG or BMP or GIF file to ``[height, width, channels]``: see `decode_image`.
+    """Decodes a JPEG, MPO, PNG, BMP or GIF file to ``[height, width, channels]``: see `decode_image`.
 
     Args:
         contents: The file.
@@ -232,7 +232,7 @@ def decode_jpeg(
 
 
 def decode_png(contents: Texts, channels: int = 0, dtype: DTypeLike = _dtypes.uint8, name: str | None = None) -> Any:
-    """Decodes a PNG or JPEG or MPO or BMP or GIF file to ``[height, width, channels]``: see `decode_image`."""
+    """Decodes a PNG, JPEG, MPO, BMP or GIF file to ``[height, width, channels]``: see `decode_image`."""
     del name
     return _decoded("tf.io.decode_png", ("PNG", "JPEG", "MPO", "BMP", "GIF"), contents, channels, dtype)
 
@@ -242,7 +242,12 @@ def _decoded(
 ) -> Any:
     image = _opened(contents, called, ratio)
     if image.format not in formats:
-        raise _no_picture(called, f"a {image.format} image")
+        raise InvalidArgumentError.of(
+            called,
+            found=f"`contents` is a {image.format} image",
+            rule=f"`contents` must be in the format {' or '.join(formats)}",
+            remedy="use tf.io.decode_image, which accepts JPEG, PNG, BMP and GIF files",
+        )
     return _in_dtype(_pixels(image, channels), dtype)
 
 
@@ -256,7 +261,12 @@ def _opened(contents: Texts, called: str, ratio: int = 1) -> Any:
     except InvalidArgumentError:  # also a ValueError
         raise
     except (OSError, SyntaxError, ValueError) as error:
-        raise _no_picture(called, f"bytes that cannot be read: {error}") from error
+        raise InvalidArgumentError.of(
+            called,
+            found=f"`contents` cannot be read as an image: {error}",
+            rule="`contents` must be a complete JPEG, PNG, BMP or GIF file",
+            remedy="pass the result of tf.io.read_file for such a file, unchanged",
+        ) from error
     return image
 
 
@@ -270,15 +280,6 @@ def _make_smaller(image: Any, ratio: int, called: str) -> None:
             remedy="omit ratio, and use tf.image.resize",
         )
     image.draft(None, (image.size[0] // ratio, image.size[1] // ratio))
-
-
-def _no_picture(called: str, found: str) -> InvalidArgumentError:
-    return InvalidArgumentError.of(
-        called,
-        found=found,
-        rule="contents is a complete JPEG, PNG, BMP or GIF file",
-        remedy="read the file with tf.io.read_file; tf.io.decode_image accepts all four formats",
-    )
 
 
 def _pixels(image: Any, channels: int | None) -> np.ndarray[Any, Any]:
@@ -370,9 +371,9 @@ def _encoded(image: Operand, kind: str, called: str, **settings: int) -> Any:
     if pixels.ndim != 3 or pixels.shape[-1] not in _LAYOUTS or pixels.dtype != np.uint8:
         raise InvalidArgumentError.of(
             called,
-            found=f"an image {pixels.dtype}{list(pixels.shape)}",
-            rule="an image is uint8[height, width, channels] with 1, 3 or 4 channels",
-            remedy="use tf.image.convert_image_dtype(image, tf.uint8), one image at a time",
+            found=f"the image is {pixels.dtype}{list(pixels.shape)}",
+            rule="an image must be uint8[height, width, channels] with 1, 3 or 4 channels",
+            remedy="convert floats with tf.image.convert_image_dtype(image, tf.uint8), and encode one image at a time",
         )
     file = io.BytesIO()
     images.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(file, kind, **settings)

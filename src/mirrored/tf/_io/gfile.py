@@ -15,7 +15,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 
 def open_file(name: PathLike, mode: str = "r") -> IO[Any]:
-    """Opens a file like `open`.
+    """Opens a file like Python's `open`.
 
     Raises:
         NotFoundError: The file does not exist.
@@ -37,17 +37,17 @@ def isdir(path: PathLike) -> bool:
 
 
 def makedirs(path: PathLike) -> None:
-    """Creates a folder and its parents; succeeds if it exists."""
+    """Creates a folder and its parents; does nothing if the folder exists."""
     Path(path).mkdir(parents=True, exist_ok=True)
 
 
 def mkdir(path: PathLike) -> None:
-    """Creates a folder."""
+    """Creates a folder, whose parent must exist."""
     Path(path).mkdir()
 
 
 def listdir(path: PathLike) -> list[str]:
-    """Lists the names in a folder."""
+    """Returns the names of the files and folders in a folder."""
     return os.listdir(path)
 
 
@@ -93,7 +93,7 @@ def rmtree(path: PathLike) -> None:
 
 
 def stat(path: PathLike) -> os.stat_result:
-    """Returns file statistics: size and times."""
+    """Returns the size, times and other statistics of a file."""
     return Path(path).stat()
 
 

@@ -15,7 +15,7 @@ from mirrored.errors import ContextError
 
 @dataclasses.dataclass(frozen=True)
 class ProfilerOptions:
-    """Accepted for compatibility and ignored: JAX has its own defaults."""
+    """Options of a trace, accepted for compatibility and ignored: JAX has its own defaults."""
 
     host_tracer_level: int = 2
     python_tracer_level: int = 0
@@ -24,7 +24,7 @@ class ProfilerOptions:
 
 
 def start(logdir: str | os.PathLike[str], options: ProfilerOptions | None = None) -> None:
-    """Starts a trace.
+    """Starts to record a trace, which `stop` writes to the folder `logdir`.
 
     Raises:
         ContextError: A trace is already active.
@@ -35,7 +35,7 @@ def start(logdir: str | os.PathLike[str], options: ProfilerOptions | None = None
 
 
 def stop(save: bool = True) -> None:
-    """Stops the trace and writes it.
+    """Stops the trace and writes it to the folder that was passed to `start`.
 
     Raises:
         ContextError: No trace is active.
@@ -46,7 +46,7 @@ def stop(save: bool = True) -> None:
 
 
 class Profile:
-    """Traces a block: ``with Profile(directory): ...``.
+    """Records a trace of a block and writes it to a folder: ``with Profile(directory): ...``.
 
     Args:
         logdir: The folder.
@@ -64,7 +64,7 @@ class Profile:
 
 
 def trace(name: str, step_num: SupportsIndex | None = None, **metadata: Any) -> Any:
-    """Names a block in the trace; `step_num` marks it as one training step."""
+    """Gives a block of code a name in the trace; `step_num` marks the block as one training step."""
     metadata.pop("_r", None)  # TensorFlow's marker of a root event, which JAX sets itself
     if step_num is not None:
         return jax.profiler.StepTraceAnnotation(name, step_num=int(step_num), **metadata)
@@ -84,7 +84,7 @@ def _explained(method: str) -> Iterator[None]:
         raise ContextError(
             f"tf.profiler.experimental.{method}",
             found=str(error),
-            rule="only one trace is active at a time",
+            rule="only one trace can be active at a time, and only an active trace can be stopped",
             remedy="alternate start and stop, or use `with tf.profiler.experimental.Profile(directory):`",
         ) from error
 

@@ -38,7 +38,7 @@ carry(_carried)
 
 
 class SummaryWriter:
-    """Writes event files to a folder. `create_file_writer` creates it.
+    """Writes TensorBoard's event files to a folder; `create_file_writer` creates it.
 
     TensorFlow: `tf.summary.SummaryWriter`.
     """
@@ -50,7 +50,7 @@ class SummaryWriter:
 
     @contextlib.contextmanager
     def as_default(self, step: SupportsIndex | None = None) -> Iterator[Self]:
-        """Makes this the default writer in the block, and `step` its step."""
+        """Makes this the default writer in the block, and `step` the default step."""
         before, before_step = _defaults.writers, _defaults.step
         _defaults.writers = (*before, self)
         if step is not None:
@@ -61,7 +61,7 @@ class SummaryWriter:
             _defaults.writers, _defaults.step = before, before_step
 
     def set_as_default(self, step: SupportsIndex | None = None) -> None:
-        """Makes this the default writer from now on."""
+        """Makes this the default writer of the thread, and `step` the default step."""
         _defaults.writers = (self,)
         if step is not None:
             _defaults.step = step
@@ -112,12 +112,12 @@ def _no_writer() -> Iterator[None]:
 
 
 def create_noop_writer() -> Any:
-    """Creates a writer that discards its values; use it in a `with` statement."""
+    """Returns a context manager in whose block no values are written."""
     return _no_writer()
 
 
 def scalar(name: str, data: Operand, step: SupportsIndex | None = None, description: str | None = None) -> bool:
-    """Writes a scalar.
+    """Writes a scalar with the default writer, if there is one.
 
     Context: eager; in replica context only replica 0 writes.
 
@@ -144,7 +144,7 @@ def scalar(name: str, data: Operand, step: SupportsIndex | None = None, descript
 def image(
     name: str, data: Operand, step: SupportsIndex | None = None, max_outputs: int = 3, description: str | None = None
 ) -> bool:
-    """Writes images ``[images, height, width, channels]``: floats from 0 to 1, or ``u8``. See `scalar`."""
+    """Writes images ``[images, height, width, channels]``, floats from 0 to 1 or ``u8``, otherwise like `scalar`."""
     del description
     events, at = _target("image", data, step)
     if events is not None:
@@ -158,7 +158,7 @@ def image(
 def histogram(
     name: str, data: Operand, step: SupportsIndex | None = None, buckets: int = 30, description: str | None = None
 ) -> bool:
-    """Writes a histogram of the elements of an array. See `scalar`."""
+    """Writes a histogram of the elements of an array, otherwise like `scalar`."""
     del description
     events, at = _target("histogram", data, step)
     if events is not None and np.size(data):
@@ -167,7 +167,7 @@ def histogram(
 
 
 def text(name: str, data: object, step: SupportsIndex | None = None, description: str | None = None) -> bool:
-    """Writes a text. See `scalar`."""
+    """Writes a text, otherwise like `scalar`."""
     del description
     events, at = _target("text", 0, step)
     if events is not None:
@@ -192,8 +192,8 @@ def _target(kind: str, data: object, step: SupportsIndex | None) -> tuple[Any, i
     if at is None:
         raise ArgumentError(
             f"tf.summary.{kind}",
-            found="no step",
-            rule="every value belongs to a step",
+            found="no step was passed, and there is no default step",
+            rule="every value must belong to a step",
             remedy="pass step=..., or call tf.summary.experimental.set_step(step) first",
         )
     return writer.events, int(np.asarray(at))
@@ -203,20 +203,20 @@ def _traced(kind: str) -> ContextError:
     return ContextError(
         f"tf.summary.{kind}",
         found="it was called inside a compiled function",
-        rule="a compiled program runs no Python: its values are known after it has run",
-        remedy="return the value from the function and write it outside",
+        rule="only eager code can write summaries: a traced value is known only after the program has run",
+        remedy="return the value from the function, and write the summary outside",
     )
 
 
 def should_record_summaries() -> bool:
-    """Returns whether values are written: there is a writer, and `record_if` allows it."""
+    """Returns whether values are written: a default writer is set, and `record_if` permits writing."""
     record = _defaults.record
     return bool(_defaults.writers) and bool(record() if callable(record) else record)
 
 
 @contextlib.contextmanager
 def record_if(condition: Operand | Callable[[], Operand]) -> Iterator[None]:
-    """Writes values in the block only if `condition` (or its result, if callable) is true."""
+    """Makes the block write values only if `condition`, or the result of calling it, is true."""
     before, _defaults.record = _defaults.record, condition
     try:
         yield
@@ -225,17 +225,17 @@ def record_if(condition: Operand | Callable[[], Operand]) -> Iterator[None]:
 
 
 def get_step() -> Any:
-    """Returns the default step."""
+    """Returns the step of values that are written without one; None if none is set."""
     return _defaults.step
 
 
 def set_step(step: SupportsIndex | None) -> None:
-    """Sets the default step."""
+    """Sets the step of values that are written without one."""
     _defaults.step = step
 
 
 def flush(writer: SummaryWriter | None = None) -> None:
-    """Flushes pending values to disk."""
+    """Flushes the pending values of a writer, or of the default writer, to disk."""
     target = writer if writer is not None else (_defaults.writers[-1] if _defaults.writers else None)
     if target is not None:
         target.flush()

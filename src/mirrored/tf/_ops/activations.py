@@ -54,7 +54,7 @@ def silu(features: Operand, beta: Operand = 1.0) -> jax.Array:
 
 @op("nn.bias_add")
 def bias_add(value: Operand, bias: Operand, data_format: str | None = None, name: str | None = None) -> jax.Array:
-    """Adds a bias per channel: the last axis, or the second with ``data_format="NC..."``."""
+    """Adds one bias per channel; channels are the last axis, or the second with ``data_format="NC..."``."""
     del name
     tensor, one = tensors(value, bias)
     with reported("tf.nn.bias_add", [tensor, one]):
@@ -65,7 +65,7 @@ def bias_add(value: Operand, bias: Operand, data_format: str | None = None, name
 
 @op("nn.l2_loss")
 def l2_loss(t: Operand, name: str | None = None) -> jax.Array:
-    """Computes half the sum of squares."""
+    """Computes half the sum of the squares of all elements."""
     del name
     value = as_tensor(t)
     return jnp.sum(jnp.square(value)) / 2
@@ -118,7 +118,7 @@ def batch_normalization(
     variance_epsilon: Operand,
     name: str | None = None,
 ) -> jax.Array:
-    """Normalizes: ``scale * (x - mean) / sqrt(variance + epsilon) + offset``."""
+    """Normalizes with a given mean and variance: ``scale * (x - mean) / sqrt(variance + epsilon) + offset``."""
     del name
     value = as_tensor(x)
     factor = jax.lax.rsqrt(as_tensor(variance) + variance_epsilon)
@@ -137,7 +137,7 @@ def local_response_normalization(
     beta: float = 0.5,
     name: str | None = None,
 ) -> jax.Array:
-    """Divides by ``(bias + alpha * sum of squares over neighboring channels) ** beta``."""
+    """Divides each element by ``(bias + alpha * sum of squares over neighboring channels) ** beta``."""
     del name
     value = as_tensor(input)
     padded = jnp.pad(jnp.square(value), [(0, 0)] * (value.ndim - 1) + [(depth_radius, depth_radius)])
@@ -148,7 +148,7 @@ def local_response_normalization(
 
 @op("nn.embedding_lookup")
 def embedding_lookup(params: Operand, ids: Operand, max_norm: Operand = None, name: str | None = None) -> jax.Array:
-    """Looks up the rows of a table for `ids`, clipped to the norm `max_norm` if given."""
+    """Looks up the rows of a table for `ids`, and scales them down to the norm `max_norm` if it is given."""
     del name
     rows_ = gather(params, ids)
     if max_norm is None:
@@ -159,7 +159,7 @@ def embedding_lookup(params: Operand, ids: Operand, max_norm: Operand = None, na
 
 @op("nn.space_to_depth")
 def space_to_depth(input: Operand, block_size: int, data_format: str = "NHWC", name: str | None = None) -> jax.Array:
-    """Rearranges blocks of spatial data into depth."""
+    """Moves the pixels of each ``block_size x block_size`` block into the channels of one pixel."""
     del name
     value = _channels_last(input, data_format)
     n, h, w, c = value.shape
@@ -170,7 +170,7 @@ def space_to_depth(input: Operand, block_size: int, data_format: str = "NHWC", n
 
 @op("nn.depth_to_space")
 def depth_to_space(input: Operand, block_size: int, data_format: str = "NHWC", name: str | None = None) -> jax.Array:
-    """Rearranges data from depth into blocks of spatial data: the inverse of `space_to_depth`."""
+    """Moves the channels of each pixel into a ``block_size x block_size`` block: the inverse of `space_to_depth`."""
     del name
     value = _channels_last(input, data_format)
     n, h, w, c = value.shape

@@ -108,7 +108,7 @@ def _host(value: Operand) -> Any:
     except jax.errors.TracerArrayConversionError:
         raise InvalidArgumentError.of(
             "tf.range",
-            found="a bound that is being traced",
+            found="a bound is a traced value",
             rule="the length of a range is a shape, which must be known while tracing",
             remedy="compute the bound from x.shape or tf.shape(x), or use tf.while_loop",
         ) from None
@@ -127,28 +127,28 @@ def linspace(start: Operand, stop: Operand, num: SupportsIndex, name: str | None
 
 @op("shape")
 def shape(input: Operand, out_type: DTypeLike = "int32", name: str | None = None) -> StaticTensor:
-    """Returns the shape as a static tensor (see `mirrored.tf._static`)."""
+    """Returns the shape as an integer tensor that is known while tracing."""
     del name
     return static_tensor(np.asarray(_shape_of(input), array_dtype(out_type)))
 
 
 @op("shape_n")
 def shape_n(input: Iterable[Operand], out_type: DTypeLike = "int32", name: str | None = None) -> list[StaticTensor]:
-    """Returns the shapes of several tensors."""
+    """Returns the shape of each tensor as an integer tensor that is known while tracing."""
     del name
     return [shape(one, out_type) for one in input]
 
 
 @op("size")
 def size(input: Operand, out_type: DTypeLike = "int32", name: str | None = None) -> StaticTensor:
-    """Returns the number of elements as a static tensor."""
+    """Returns the number of elements as an integer tensor that is known while tracing."""
     del name
     return static_tensor(np.asarray(int(np.prod(_shape_of(input), dtype=np.int64)), array_dtype(out_type)))
 
 
 @op("rank")
 def rank(input: Operand, name: str | None = None) -> StaticTensor:
-    """Returns the number of dimensions as a static tensor."""
+    """Returns the number of dimensions as an integer tensor that is known while tracing."""
     del name
     return static_tensor(np.asarray(len(_shape_of(input)), np.int32))
 
@@ -184,8 +184,8 @@ def ensure_shape(x: Operand, shape: ShapeLike | None, name: str | None = None) -
     if not TensorShape(value.shape).is_compatible_with(shape):
         raise InvalidArgumentError.of(
             "tf.ensure_shape",
-            found=f"a tensor of shape {value.shape}",
-            rule=f"its shape is compatible with {TensorShape(shape)}",
+            found=f"the tensor has the shape {value.shape}",
+            rule=f"the shape must be compatible with {TensorShape(shape)}",
             remedy="reshape the tensor, or pass None for dimensions that may vary",
         )
     return value
@@ -194,7 +194,7 @@ def ensure_shape(x: Operand, shape: ShapeLike | None, name: str | None = None) -
 @op("reshape manip.reshape")
 @hosted
 def reshape(tensor: Operand, shape: StaticInts, name: str | None = None) -> jax.Array:
-    """Reshapes a tensor; one dimension may be -1."""
+    """Reshapes a tensor; one dimension may be -1, and is then computed from the others."""
     del name
     value = as_tensor(tensor)
     with reported("tf.reshape", [value]):
@@ -216,7 +216,7 @@ def transpose(
 @op("squeeze")
 @hosted
 def squeeze(input: Operand, axis: StaticInts | None = None, name: str | None = None) -> jax.Array:
-    """Removes dimensions of size 1: those in `axis`, or all."""
+    """Removes dimensions of size 1: the ones in `axis`, or by default all of them."""
     del name
     value, where = as_tensor(input), static_axis(axis, called="tf.squeeze")
     with reported("tf.squeeze", [value]):
@@ -265,8 +265,8 @@ def unstack(
     if num is not None and tensor.shape[where] != num:
         raise InvalidArgumentError.of(
             "tf.unstack",
-            found=f"num={num} for a tensor of shape {tensor.shape} along axis {where}",
-            rule="`num` is the size of the axis",
+            found=f"num={num} was passed for axis {where} of a tensor of shape {tensor.shape}",
+            rule="`num` must be the size of the axis",
             remedy="omit `num`",
         )
     return [jax.lax.index_in_dim(tensor, i, where, keepdims=False) for i in range(tensor.shape[where])]
@@ -294,15 +294,17 @@ def _split_sizes(tensor: jax.Array, wanted: Any, where: int) -> list[int]:
     if np.ndim(wanted) == 0:
         parts = static_int(wanted, called="tf.split", argument="num_or_size_splits")
         sizes = [length // parts] * parts
+        rule, remedy = "the number of parts must divide the size of the axis", "pass a list of sizes instead"
     else:
         sizes = list(static_ints(wanted, called="tf.split", argument="num_or_size_splits"))
         sizes = [length - (sum(sizes) + 1) if one == -1 else one for one in sizes]
+        rule, remedy = "the sizes must add up to the size of the axis", "pass -1 for one size, to let it take the rest"
     if sum(sizes) != length:
         raise InvalidArgumentError.of(
             "tf.split",
-            found=f"{wanted} for the size {length} of axis {where}",
-            rule="the sizes add up to the axis size; a number of parts divides it",
-            remedy="give sizes that add up to the axis size; -1 stands for the rest",
+            found=f"num_or_size_splits={wanted} was passed for axis {where}, whose size is {length}",
+            rule=rule,
+            remedy=remedy,
         )
     return sizes
 
@@ -319,7 +321,7 @@ def tile(input: Operand, multiples: StaticInts, name: str | None = None) -> jax.
 def repeat(
     input: Operand, repeats: StaticInts, axis: SupportsIndex | None = None, name: str | None = None
 ) -> jax.Array:
-    """Repeats every element, or every slice along `axis`."""
+    """Repeats every element, or with `axis` every slice along it, `repeats` times."""
     del name
     counts = static_ints(repeats, called="tf.repeat", argument="repeats")
     how_often: Any = counts[0] if len(counts) == 1 else np.asarray(counts)
@@ -356,14 +358,14 @@ def pad(
 @op("reverse")
 @hosted
 def reverse(tensor: Operand, axis: StaticInts, name: str | None = None) -> jax.Array:
-    """Reverses dimensions of a tensor."""
+    """Reverses the order of the elements along the given axes."""
     del name
     return jnp.flip(as_tensor(tensor), static_axis(axis, called="tf.reverse"))
 
 
 @op("roll")
 def roll(input: Operand, shift: Operand, axis: StaticInts, name: str | None = None) -> jax.Array:
-    """Rolls the elements of a tensor along axes."""
+    """Shifts the elements along axes; elements that leave at one end enter at the other."""
     del name
     by = shift if isinstance(shift, (int, tuple)) else tuple(shift) if isinstance(shift, list) else as_tensor(shift)
     return jnp.roll(as_tensor(input), by, static_axis(axis, called="tf.roll"))
@@ -394,14 +396,14 @@ def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShap
 
 @op("broadcast_dynamic_shape")
 def broadcast_dynamic_shape(shape_x: StaticInts, shape_y: StaticInts) -> StaticTensor:
-    """Computes the shape that two shapes broadcast to, as a static tensor."""
+    """Computes the shape that two shapes broadcast to, as an integer tensor that is known while tracing."""
     sides = [static_ints(one, called="tf.broadcast_dynamic_shape", argument="shape") for one in (shape_x, shape_y)]
     return static_tensor(np.broadcast_shapes(*sides))
 
 
 @op("no_op")
 def no_op(name: str | None = None) -> None:
-    """Nothing."""
+    """Does nothing."""
     del name
 
 

@@ -1,7 +1,8 @@
-"""Blocks: branches and loop bodies, each traced once and bound as `lax.cond`, `lax.scan` or `lax.while_loop`.
+"""Blocks: branches and loop bodies that are traced once each, for `lax.cond`, `lax.scan` and `lax.while_loop`.
 
-A block may read and assign variables. A variable that it reads becomes an entry value, and one that it assigns becomes
-an extra result. A branch that is not taken thus assigns nothing, and an iteration sees the previous one's assignments.
+A block may read and assign variables. Each variable that a block reads becomes an extra input of the block, and each
+variable that it assigns an extra result. A branch that is not taken thus assigns nothing, and an iteration of a loop
+reads what the previous iteration assigned.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
 from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.variable_store import Bookkeeping, Held, VariableLike, VariableStore
 
-Key = tuple[int, int | None]  # a variable's id, and the local replica of the component (None: the whole value)
+# A variable's id, and the local replica that reads or assigns its component; None for a variable as a whole.
+Key = tuple[int, int | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +36,10 @@ class _Entry(Bookkeeping):
 
 
 class BlockStore(VariableStore):
-    """The variable store of a block, layered over the store of the code around it.
+    """The variable store while a block (a branch or loop body) is traced: stages what the block assigns.
 
     Args:
-        outer: The variable store of the surrounding code.
+        outer: The variable store of the code around the block.
 
     Attributes:
         staged: The values that the block has assigned.
@@ -102,14 +104,14 @@ class BlockStore(VariableStore):
         return restore
 
     def outer_value(self, key: Key, variable: VariableLike) -> Any:
-        """Returns the value of a variable outside the block."""
+        """Returns the value that a variable has in the code around the block."""
         replica = key[1]
         if replica is not None:
             return self.outer.local(variable, replica)
         return announce_read(variable, self.outer.whole(variable))
 
     def commit(self, key: Key, value: jax.Array) -> None:
-        """Assigns a result of the block to the variable outside the block."""
+        """Assigns the value that the block computed for a variable, in the code around the block."""
         variable, where = self.staged[key].variable, self._where[key]
         if key[1] is None:
             self.outer.set_whole(variable, value, where)
@@ -119,11 +121,11 @@ class BlockStore(VariableStore):
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A traced block.
+    """A branch or loop body that has been traced.
 
     Attributes:
         staged: Its program.
-        frame: Its variable store; None outside functions.
+        store: Its variable store; None outside functions.
         count: Its number of results, excluding assigned variables.
     """
 
@@ -138,7 +140,7 @@ class Block:
 
     @property
     def assigned(self) -> list[Key]:
-        """The variables that the block assigns."""
+        """The keys of the variables that the block assigns."""
         return [] if self.store is None else list(self.store.staged)
 
     def __call__(self, inputs: Sequence[Any], entries: Mapping[Key, Any]) -> tuple[list[Any], dict[Key, Any]]:
@@ -149,12 +151,12 @@ class Block:
 
 def _entered(constant: object, entries: Mapping[Key, Any]) -> Any:
     source = constant.source if isinstance(constant, CaptureTracer) else None
-    # Keeps an entry of an enclosing block: it is a constant to that block.
+    # An entry of an enclosing block is not in `entries`, and stays: that block will replace it.
     return entries.get(source.key, constant) if isinstance(source, _Entry) else constant
 
 
 def trace_block(function: Callable[..., Sequence[Any]], inputs: Sequence[Any] = ()) -> Block:
-    """Traces a block once.
+    """Traces a branch or loop body once, and records which variables it reads and assigns.
 
     Args:
         function: Maps arrays to arrays.
@@ -182,7 +184,7 @@ def trace_block(function: Callable[..., Sequence[Any]], inputs: Sequence[Any] = 
 
 
 def outer_values(blocks: Iterable[Block]) -> dict[Key, Any]:
-    """Returns the values, outside the blocks, of all variables that the blocks read or assign."""
+    """Returns the value, in the code around the blocks, of each variable that a block reads or assigns."""
     found: dict[Key, Any] = {}
     for block in blocks:
         if block.store is None:
@@ -196,7 +198,7 @@ def outer_values(blocks: Iterable[Block]) -> dict[Key, Any]:
 
 
 def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) -> None:
-    """Assigns the blocks' results to the variables outside the blocks."""
+    """Assigns the values that the blocks computed for variables, in the code around the blocks."""
     for key, value in zip(keys, values, strict=True):
         block = next(one for one in blocks if key in one.assigned)
         assert block.store is not None
@@ -204,14 +206,14 @@ def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) 
 
 
 def assigned_by(blocks: Sequence[Block]) -> list[Key]:
-    """Returns the variables that any of the blocks assigns."""
+    """Returns the keys of the variables that any of the blocks assigns."""
     return list(dict.fromkeys(key for block in blocks for key in block.assigned))
 
 
 def choose(
     index: jax.Array, blocks: Sequence[Block], outputs: Callable[[int, list[Any]], list[Any]] | None = None
 ) -> list[Any]:
-    """Returns the results of one block, chosen at run time, and commits its assignments.
+    """Runs the block whose index is computed at run time, assigns its variables, and returns its results.
 
     Args:
         index: Index of the block (int32 scalar).

@@ -1,4 +1,4 @@
-"""`tf.cond`, `tf.while_loop`, `tf.case`, `tf.map_fn`, `tf.scan` and similar.
+"""`tf.cond`, `tf.while_loop`, `tf.case`, `tf.map_fn`, `tf.scan` and similar functions.
 
 Eagerly, these run as Python: branches and iterations execute directly, with prints, variables and any shapes. While
 `tf.function` traces, they become `lax.cond`, `lax.while_loop` and `lax.scan`.
@@ -46,7 +46,7 @@ def _refilled(structure: PyTree, tensors: Sequence[jax.Array]) -> Any:
 
 
 def known_bool(value: Operand) -> bool | None:
-    """Returns the truth of a scalar if it is known, also while tracing; None otherwise."""
+    """Returns a scalar as a bool; None if it is known only at run time."""
     try:
         return bool(as_tensor(value))
     except jax.errors.ConcretizationTypeError:
@@ -98,9 +98,9 @@ def _check_alike(called: str, first: Sequence[Any], other: Sequence[Any]) -> Non
         if (one.shape, one.dtype) != (two.shape, two.dtype):
             raise InvalidArgumentError.of(
                 called,
-                found=f"branches that return {one.str_short()} and {two.str_short()}",
-                rule="if the branch is chosen at run time, all branches return the same structure, shapes and dtypes",
-                remedy="cast and reshape the branches' results, or decide with a Python value",
+                found=f"one branch returns {one.str_short()}, another {two.str_short()}",
+                rule="if the branch is chosen at run time, branches must return the same structure, shapes and dtypes",
+                remedy="cast and reshape the results of the branches, or choose with a Python value",
             )
 
 
@@ -108,7 +108,7 @@ def _check_alike(called: str, first: Sequence[Any], other: Sequence[Any]) -> Non
 def switch_case(
     branch_index: Operand, branch_fns: _Numbered, default: Callable[[], Any] | None = None, name: str | None = None
 ) -> Any:
-    """Returns the result of the branch with this index; of `default` (else the last branch) for other indices."""
+    """Returns the result of the branch with this index; for others that of `default`, by default the last branch."""
     del name
     numbered = _numbered(branch_fns)
     other = default if default is not None else numbered[-1][1]
@@ -138,7 +138,7 @@ def case(
     strict: bool = False,
     name: str = "case",
 ) -> Any:
-    """Returns the result for the first true condition, else of `default` (else of the last function).
+    """Returns the result for the first true condition; if none is true, of `default`, by default the last function.
 
     Raises:
         InvalidArgumentError: With `exclusive`, more than one condition holds (checked for known conditions).
@@ -148,8 +148,8 @@ def case(
     if exclusive and sum(known_bool(test) or False for test, _ in pairs) > 1:
         raise InvalidArgumentError.of(
             "tf.case",
-            found="more than one condition holds",
-            rule="with exclusive=True at most one condition holds",
+            found="more than one condition is true",
+            rule="with exclusive=True at most one condition can be true",
             remedy="make the conditions disjoint, or omit `exclusive`",
         )
     chosen = pairs[-1][1] if default is None else default
@@ -174,7 +174,7 @@ def while_loop(
     maximum_iterations: SupportsIndex | None = None,
     name: str | None = None,
 ) -> Any:
-    """Repeats `body` while the condition `cond` is true; both take the loop variables, `body` returns new ones.
+    """Repeats `body` while `cond` is true; both take the loop variables, and `body` returns their new values.
 
     Returns:
         The final loop variables, in the structure of `loop_vars`.
@@ -220,12 +220,16 @@ def _traced_loop(test: Callable[..., Any], body: Callable[..., Any], loop_vars: 
     except (LoopMismatch, ValueError) as error:
         if isinstance(error, (MirroredError, jax.errors.JAXTypeError)):
             raise
-        found = f"{error.before} became {error.after}" if isinstance(error, LoopMismatch) else str(error)
+        found = (
+            f"a loop variable changed from {error.before} to {error.after}"
+            if isinstance(error, LoopMismatch)
+            else str(error)
+        )
         raise InvalidArgumentError.of(
             "tf.while_loop",
             found=found.partition("\n")[0],
-            rule="while traced, the body keeps the structure, shapes and dtypes of the loop variables",
-            remedy="give the loop variables the shape and dtype that the body returns (tf.cast), or run eagerly",
+            rule="in traced code, the body must keep the structure, shapes and dtypes of the loop variables",
+            remedy="start with loop variables of the shape and dtype that the body returns (tf.cast), or run eagerly",
         ) from error
     return _refilled(loop_vars, flat)
 
@@ -259,7 +263,7 @@ def map_fn(
     name: str | None = None,
     fn_output_signature: object = None,
 ) -> Any:
-    """Applies `fn` to every row of `elems` (a row of every tensor of a structure) and stacks the results."""
+    """Applies `fn` to every row of `elems`, a tensor or structure of tensors, and stacks the results."""
     del dtype, parallel_iterations, back_prop, swap_memory, infer_shape, name, fn_output_signature
     if executing_eagerly() and _length(elems):
         return _stacked([fn(_row(elems, i)) for i in range(_length(elems))])
@@ -340,7 +344,7 @@ def scan(
     reverse: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Returns all intermediate results of `foldl`, stacked in the order of `elems`, also with `reverse`."""
+    """Folds like `foldl` (with `reverse` like `foldr`), and returns all results, stacked in the order of `elems`."""
     del parallel_iterations, back_prop, swap_memory, infer_shape, name
     order = list(range(_length(elems)))
     order = order[::-1] if reverse else order
@@ -381,7 +385,7 @@ def _traced_scan(
 
 @op("recompute_grad")
 def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Recomputes intermediate values of `f` in the backward pass instead of storing them (`jax.checkpoint`)."""
+    """Returns `f` such that the backward pass recomputes its intermediate values (`jax.checkpoint`)."""
     checkpointed = jax.checkpoint(f)
 
     def run(*args: Any, **kwargs: Any) -> Any:

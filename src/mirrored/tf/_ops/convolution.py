@@ -37,9 +37,9 @@ def _per_dimension(value: StaticInts | None, rank: int, layout: str, *, called: 
     if len(numbers) != rank:
         raise InvalidArgumentError.of(
             called,
-            found=f"{argument}={value!r}",
-            rule=f"`{argument}` is one number, {rank} numbers, or {rank + 2} (one per dimension of the input)",
-            remedy=f"give {rank} numbers, one per spatial dimension",
+            found=f"`{argument}` is {value!r}",
+            rule=f"`{argument}` must be one number, {rank} numbers, or {rank + 2} (one per dimension of the input)",
+            remedy=f"pass {rank} numbers, one per spatial dimension",
         )
     return numbers
 
@@ -153,7 +153,7 @@ def convolution(
 
 @op("nn.atrous_conv2d")
 def atrous_conv2d(value: Operand, filters: Operand, rate: int, padding: _Padding, name: str | None = None) -> jax.Array:
-    """Computes a convolution with `rate - 1` holes between filter taps (dilated convolution)."""
+    """Computes a dilated 2-D convolution, whose filter elements are `rate` pixels apart."""
     del name
     return _convolve("tf.nn.atrous_conv2d", 2, value, filters, 1, padding, None, rate)
 

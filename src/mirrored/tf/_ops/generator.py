@@ -27,21 +27,21 @@ from mirrored.variables.variable import Variable
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
 
-_DEFAULT_GRAPH_SEED = 87654321  # TensorFlow's default graph seed, for operation seeds without a global one
+_DEFAULT_GRAPH_SEED = 87654321  # TensorFlow's default: the global seed, if only an operation has a seed
 
 
 def _initial_state(seed: int) -> np.ndarray[Any, Any]:
-    # NumPy integers wrap here on purpose: a seed is any Python int
+    # A seed is any Python int; all but its lowest 64 bits are dropped on purpose.
     return np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF, 0], np.uint32)
 
 
 def key_of(words: jax.Array) -> jax.Array:
-    """Makes a key from two words."""
+    """Makes a JAX key from two 32-bit words."""
     return jax.random.wrap_key_data(words.astype(jnp.uint32), impl="threefry2x32")  # type: ignore[no-any-return]
 
 
 def key_from_seed(seed: Operand) -> jax.Array:
-    """Makes a key from the two integers that `stateless_*` functions take."""
+    """Makes a JAX key from the two integers that `stateless_*` functions take as their seed."""
     words = as_tensor(seed)
     if words.shape != (2,):
         raise ValueError(f"seed must have shape [2]; got shape {words.shape}")
@@ -49,10 +49,10 @@ def key_from_seed(seed: Operand) -> jax.Array:
 
 
 def _advance(state: Variable) -> jax.Array:
-    """Draws once: returns a fresh key, different for every draw and replica."""
+    """Draws once: increments the counter, and returns a key that differs for every draw and replica."""
     here = ambient()
     if here.store is not None and here.store.captures and is_eval(current_trace()):
-        with entered(here.fork(store=None)):  # an initial value, computed eagerly while a function is traced
+        with entered(here.fork(store=None)):  # eager code while a function is traced: an initial value
             return _advance(state)
     value = state.read_value()
     state.assign(value + jnp.asarray([0, 0, 1], jnp.uint32), read_value=False)
@@ -125,30 +125,30 @@ class Generator:
 
     @classmethod
     def from_non_deterministic_state(cls, alg: object = None) -> Self:
-        """Creates a generator seeded by the operating system."""
+        """Creates a generator with a random seed from the operating system."""
         return cls.from_seed(secrets.randbits(64), alg=alg)
 
     @property
     def state(self) -> Variable:
-        """The state, a variable of ``uint32[3]``."""
+        """The variable with the state, ``uint32[3]``: the two words of the key, and the number of draws."""
         return self._state
 
     @property
     def key(self) -> jax.Array:
-        """The words of the key."""
+        """The two words of the key, ``uint32[2]``."""
         return self._state.read_value()[:2]
 
     @property
     def algorithm(self) -> str:
-        """``"threefry"``."""
+        """The name of the random number algorithm, which is always ``"threefry"``."""
         return "threefry"
 
     def reset(self, state: Operand) -> None:
-        """Resets the generator to another state."""
+        """Sets the state, ``uint32[3]``."""
         self._state.assign(jnp.asarray(state, jnp.uint32), read_value=False)
 
     def reset_from_seed(self, seed: int) -> None:
-        """Resets the generator to a seed."""
+        """Sets the state to that of a new generator with this seed."""
         self.reset(_initial_state(int(seed)))
 
     def skip(self, delta: int) -> jax.Array:
@@ -157,7 +157,7 @@ class Generator:
         return step
 
     def split(self, count: int = 1) -> list[Generator]:
-        """Returns independent generators; uses one draw of this generator."""
+        """Returns `count` independent generators, whose keys depend on one draw of this generator."""
         words = jax.random.key_data(jax.random.split(_advance(self._state), count))
         return [Generator(state=jnp.concatenate([one, jnp.zeros(1, jnp.uint32)])) for one in words]
 
@@ -266,7 +266,7 @@ _replaced: list[Generator] = []
 
 
 def set_seed(seed: int) -> None:
-    """Sets the global random seed.
+    """Sets the global random seed, and restarts the random numbers from it.
 
     TensorFlow: `tf.random.set_seed`: the same calls repeat the same numbers, which differ from TensorFlow's.
     """
@@ -274,7 +274,7 @@ def set_seed(seed: int) -> None:
 
 
 def next_key(seed: int | None = None) -> jax.Array:
-    """Returns a key for one operation without a generator.
+    """Returns the key for one operation that draws from the global generator or stream.
 
     Args:
         seed: The operation's own seed; its numbers depend on it and the global seed, not on the operating system.
@@ -295,7 +295,7 @@ def next_key(seed: int | None = None) -> jax.Array:
 
 
 def get_global_generator() -> Generator:
-    """Returns the global generator: the one that was set, or a new one that stays in use."""
+    """Returns the generator that `set_global_generator` has set, or sets a new one."""
     if not _replaced:
         _replaced.append(
             Generator.from_non_deterministic_state() if _global.seed is None else Generator.from_seed(_global.seed)
@@ -304,5 +304,5 @@ def get_global_generator() -> Generator:
 
 
 def set_global_generator(generator: Generator) -> None:
-    """Sets the generator from which functions without one draw."""
+    """Sets the generator from which `tf.random.normal` and similar functions draw."""
     _replaced[:] = [generator]

@@ -48,7 +48,7 @@ def resize(
     antialias: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Resizes images to (height, width): float32, or the image's own dtype for "nearest"."""
+    """Resizes images to (height, width); returns float32, or for "nearest" the dtype of the images."""
     del name
     value = as_tensor(images)
     if method not in _METHODS:
@@ -223,7 +223,7 @@ def adjust_saturation(image: Operand, saturation_factor: Operand, name: str | No
 
 @op("image.central_crop")
 def central_crop(image: Operand, central_fraction: float) -> jax.Array:
-    """Crops the central fraction of each dimension."""
+    """Crops images to a central fraction of their height and width."""
     if not 0 < central_fraction <= 1:
         raise ValueError("central_fraction must be within (0, 1]")
     value = as_tensor(image)
@@ -248,9 +248,9 @@ def crop_to_bounding_box(
     if min(top, left) < 0 or top + height > value.shape[-3] or left + width > value.shape[-2]:
         raise InvalidArgumentError.of(
             called,
-            found=f"rows {top}:{top + height} and columns {left}:{left + width} of an image of shape {value.shape}",
-            rule="the box lies within the image",
-            remedy="use tf.image.resize_with_crop_or_pad to exceed the image",
+            found=f"the box is [{top}:{top + height}, {left}:{left + width}]; the image has the shape {value.shape}",
+            rule="the box must lie within the image",
+            remedy="pass a smaller box; tf.image.resize_with_crop_or_pad returns images of any size",
         )
     return value[..., top : top + height, left : left + width, :]
 
@@ -263,7 +263,7 @@ def pad_to_bounding_box(
     target_height: SupportsIndex,
     target_width: SupportsIndex,
 ) -> jax.Array:
-    """Pads images with zeros to a size."""
+    """Pads images with zeros to a size, such that they begin at an offset."""
     called = "tf.image.pad_to_bounding_box"
     value = as_tensor(image)
     corner = (offset_height, offset_width, target_height, target_width)
@@ -294,14 +294,14 @@ def resize_with_pad(
     method: str = "bilinear",
     antialias: bool = False,
 ) -> jax.Array:
-    """Resizes images, keeps the aspect ratio, and pads with zeros."""
+    """Resizes images to a size without changing their aspect ratio, and pads the rest with zeros."""
     small = resize(image, (target_height, target_width), method, preserve_aspect_ratio=True, antialias=antialias)
     return resize_with_crop_or_pad(small, target_height, target_width)
 
 
 @op("image.per_image_standardization")
 def per_image_standardization(image: Operand) -> jax.Array:
-    """Scales each image to mean 0 and variance 1; the deviation is at least 1 / sqrt(pixels)."""
+    """Scales each image to mean 0 and variance 1, by a deviation of at least ``1 / sqrt(number of elements)``."""
     value = as_tensor(image).astype(jnp.float32)
     axes = (-3, -2, -1)
     least = 1 / np.sqrt(np.prod(value.shape[-3:]))
@@ -330,7 +330,7 @@ def psnr(a: Operand, b: Operand, max_val: SupportsFloat, name: str | None = None
 
 @op("image.image_gradients")
 def image_gradients(image: Operand) -> tuple[jax.Array, jax.Array]:
-    """Returns the differences to the next row and the next column, zero at the end."""
+    """Returns each pixel's difference to the next row and to the next column; 0 in the last row and column."""
     value = as_tensor(image)
     down = jnp.pad(jnp.diff(value, axis=1), [(0, 0), (0, 1), (0, 0), (0, 0)])
     across = jnp.pad(jnp.diff(value, axis=2), [(0, 0), (0, 0), (0, 1), (0, 0)])
@@ -390,14 +390,14 @@ def _cropped(value: jax.Array, size: StaticInts, key: jax.Array) -> jax.Array:
 
 @op("image.random_crop")
 def random_crop(value: Operand, size: StaticInts, seed: int | None = None, name: str | None = None) -> jax.Array:
-    """Crops a part of the given size (one per dimension) at a random position."""
+    """Crops a tensor to `size`, which has one number per dimension, at a random position."""
     del name
     return _cropped(as_tensor(value), size, next_key(seed))
 
 
 @op("image.stateless_random_crop")
 def stateless_random_crop(value: Operand, size: StaticInts, seed: Operand, name: str | None = None) -> jax.Array:
-    """Crops like `random_crop`, as a function of the seed alone."""
+    """Crops like `random_crop`, at a position that depends on the seed alone."""
     del name
     return _cropped(as_tensor(value), size, key_from_seed(seed))
 
@@ -406,7 +406,7 @@ def stateless_random_crop(value: Operand, size: StaticInts, seed: Operand, name:
 def extract_patches(
     images: Operand, sizes: StaticInts, strides: StaticInts, rates: StaticInts, padding: str, name: str | None = None
 ) -> jax.Array:
-    """Extracts patches as channels: [n, rows, columns, height * width * channels]."""
+    """Extracts the patch at each position as channels: [n, rows, columns, height * width * channels]."""
     del name
     value = as_tensor(images)
     called = "tf.image.extract_patches"
@@ -416,6 +416,6 @@ def extract_patches(
     patches = jax.lax.conv_general_dilated_patches(
         value, window, steps, padding, rhs_dilation=holes, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
-    channels = value.shape[-1]  # within a patch, JAX orders channels first, TensorFlow last
+    channels = value.shape[-1]  # within a patch, channels come first in JAX and last in TensorFlow
     split = patches.reshape(*patches.shape[:-1], channels, window[0] * window[1])
     return jnp.swapaxes(split, -1, -2).reshape(patches.shape)

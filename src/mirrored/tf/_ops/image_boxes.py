@@ -50,8 +50,8 @@ def crop_and_resize(
     if method not in ("bilinear", "nearest"):
         raise InvalidArgumentError.of(
             "tf.image.crop_and_resize",
-            found=f"method={method!r}",
-            rule='crops are resized by "bilinear" or "nearest"',
+            found=f"`method` is {method!r}",
+            rule='`method` must be "bilinear" or "nearest"',
             remedy="pass one of them",
         )
     value, corners = as_tensor(image).astype(jnp.float32), as_tensor(boxes).astype(jnp.float32)
@@ -138,7 +138,7 @@ def non_max_suppression_overlaps(
     score_threshold: Operand = -np.inf,
     name: str | None = None,
 ) -> jax.Array:
-    """Selects boxes like `non_max_suppression`, for a matrix [boxes, boxes] of overlaps of any kind."""
+    """Selects boxes like `non_max_suppression`, from a matrix [boxes, boxes] of overlaps of any kind."""
     del name
     limit = static_int(max_output_size, called="tf.image.non_max_suppression_overlaps", argument="max_output_size")
     chosen, _, count = _suppressed(as_tensor(overlaps), as_tensor(scores), limit, overlap_threshold, score_threshold)
@@ -186,7 +186,7 @@ def non_max_suppression_with_scores(
     soft_nms_sigma: float = 0.0,
     name: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Selects boxes like `non_max_suppression`, with scores; a sigma lowers overlapping boxes' scores instead.
+    """Selects boxes and scores like `non_max_suppression`; `soft_nms_sigma` lowers overlapping boxes' scores instead.
 
     Source: N. Bodla and others, Soft-NMS: improving object detection with one line of code, ICCV 2017.
     """
@@ -252,9 +252,9 @@ def _known(count: jax.Array, name: str) -> int:
     if isinstance(count, Tracer):
         raise InvalidArgumentError.of(
             f"tf.image.{name}",
-            found="a call inside a compiled function, where the number of selected boxes is unknown",
-            rule="shapes in compiled code are known while tracing",
-            remedy="tf.image.non_max_suppression_padded(..., pad_to_max_output_size=True) returns indices and a count",
+            found="it was called inside a compiled function, where the number of selected boxes is unknown",
+            rule="shapes in compiled code must be known while tracing",
+            remedy="use tf.image.non_max_suppression_padded(..., pad_to_max_output_size=True)",
         )
     return int(count)
 

@@ -27,7 +27,7 @@ def gather(
     batch_dims: int = 0,
     name: str | None = None,
 ) -> jax.Array:
-    """Gathers slices of `params` along `axis` (by default the first non-batch one); bad indices give 0, as on GPUs."""
+    """Gathers slices of `params` along `axis`; an index out of range gives zeros, as in TensorFlow on GPUs."""
     del validate_indices, name
     table, where = as_tensor(params), as_tensor(indices)
     batch = batch_dims % max(where.ndim, 1) if batch_dims < 0 else batch_dims
@@ -47,7 +47,7 @@ def gather(
 def gather_nd(
     params: Operand, indices: Operand, batch_dims: int = 0, name: str | None = None, bad_indices_policy: str = ""
 ) -> jax.Array:
-    """Gathers the slices at the index vectors in the last axis of `indices`; bad indices give 0, as on GPUs."""
+    """Gathers slices at the index vectors in the last axis of `indices`; those out of range give zeros."""
     del name, bad_indices_policy
 
     def pick(table: jax.Array, where: jax.Array) -> jax.Array:
@@ -84,7 +84,7 @@ op("tensor_scatter_nd_sub")(_scattered("tf.tensor_scatter_nd_sub", "subtract"))
 
 @op("scatter_nd")
 def scatter_nd(indices: Operand, updates: Operand, shape: StaticInts, name: str | None = None) -> jax.Array:
-    """Scatters `updates` at `indices` into a tensor of zeros; duplicates add up."""
+    """Adds `updates` at `indices`, which may repeat, to a tensor of zeros."""
     del name
     new = as_tensor(updates)
     target = jnp.zeros(static_ints(shape, called="tf.scatter_nd", argument="shape"), new.dtype)
@@ -94,7 +94,7 @@ def scatter_nd(indices: Operand, updates: Operand, shape: StaticInts, name: str 
 
 @op("where")
 def where(condition: Operand, x: Operand = None, y: Operand = None, name: str | None = None) -> jax.Array:
-    """Returns `x` where the condition holds, else `y`; without both (eager only), the indices where it holds."""
+    """Returns `x` where the condition is True, else `y`; without `x` and `y`, the indices of True (eager only)."""
     del name
     test = as_tensor(condition)
     if x is None and y is None:
@@ -110,7 +110,7 @@ def where(condition: Operand, x: Operand = None, y: Operand = None, name: str | 
 def boolean_mask(
     tensor: Operand, mask: Operand, axis: SupportsIndex | None = None, name: str | None = None
 ) -> jax.Array:
-    """Returns the elements where the mask holds; eager only, because their number is a shape."""
+    """Returns the elements where the mask is True; eager only, because the mask's values determine the shape."""
     del name
     value, keep = as_tensor(tensor), np.asarray(as_tensor(mask))
     along = 0 if axis is None else static_int(axis, called="tf.boolean_mask", argument="axis")
@@ -121,7 +121,7 @@ def boolean_mask(
 @op("slice")
 @hosted
 def slice_(input_: Operand, begin: Operand, size: StaticInts, name: str | None = None) -> jax.Array:
-    """Extracts `size[i]` elements (-1: all remaining) from `begin[i]` along dimension i. `begin` may be traced."""
+    """Extracts `size[i]` elements (-1: all remaining) of dimension i from `begin[i]` on; `begin` may be traced."""
     del name
     value = as_tensor(input_)
     sizes = static_ints(size, called="tf.slice", argument="size")
@@ -151,7 +151,7 @@ def strided_slice(
     var: object = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Extracts a strided slice: NumPy's slicing in bit masks."""
+    """Extracts a slice like NumPy; bit masks mark omitted bounds, ellipses, new axes and single indices."""
     del var, name
     first = static_ints(begin, called="tf.strided_slice", argument="begin")
     last = static_ints(end, called="tf.strided_slice", argument="end")
@@ -173,14 +173,14 @@ def strided_slice(
 
 
 class Unique(NamedTuple):
-    """The result of `unique`."""
+    """The values and indices that `unique` returns."""
 
     y: jax.Array
     idx: jax.Array
 
 
 class UniqueWithCounts(NamedTuple):
-    """The result of `unique_with_counts`."""
+    """The values, indices and counts that `unique_with_counts` returns."""
 
     y: jax.Array
     idx: jax.Array
@@ -189,7 +189,7 @@ class UniqueWithCounts(NamedTuple):
 
 @op("unique")
 def unique(x: Operand, out_idx: DTypeLike = "int32", name: str | None = None) -> Unique:
-    """Finds the unique elements in order of first appearance, and each element's index in them; eager only."""
+    """Returns the unique elements in order of appearance, and the index of each element among them; eager only."""
     del name
     y, idx, _ = unique_with_counts(x, out_idx)
     return Unique(y, idx)
@@ -197,7 +197,7 @@ def unique(x: Operand, out_idx: DTypeLike = "int32", name: str | None = None) ->
 
 @op("unique_with_counts")
 def unique_with_counts(x: Operand, out_idx: DTypeLike = "int32", name: str | None = None) -> UniqueWithCounts:
-    """Finds unique elements like `unique`, and counts them; eager only."""
+    """Returns unique elements and indices like `unique`, and how often each element occurs; eager only."""
     del name
     host = np.asarray(as_tensor(x))
     _, first, inverse, counts = np.unique(host, return_index=True, return_inverse=True, return_counts=True)
@@ -215,7 +215,7 @@ def unique_with_counts(x: Operand, out_idx: DTypeLike = "int32", name: str | Non
 def dynamic_partition(
     data: Operand, partitions: Operand, num_partitions: int, name: str | None = None
 ) -> list[jax.Array]:
-    """Partitions the elements into a list of tensors; eager only."""
+    """Splits a tensor into `num_partitions` tensors, by the number of each row in `partitions`; eager only."""
     del name
     value, parts = as_tensor(data), np.asarray(as_tensor(partitions))
     flat = value.reshape((-1,) + value.shape[parts.ndim :])
@@ -224,7 +224,7 @@ def dynamic_partition(
 
 @op("dynamic_stitch")
 def dynamic_stitch(indices: Iterable[Operand], data: Iterable[Operand], name: str | None = None) -> jax.Array:
-    """Merges tensors: ``data[m][i]`` goes to ``indices[m][i]``; later pieces override earlier ones."""
+    """Merges tensors: ``data[m][i]`` becomes row ``indices[m][i]``; later tensors overwrite earlier ones."""
     del name
     places = [np.asarray(as_tensor(one)) for one in indices]
     pieces = [as_tensor(one) for one in data]

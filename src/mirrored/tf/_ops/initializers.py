@@ -74,21 +74,21 @@ class Initializer(abc.ABC):
 
 
 class Zeros(Initializer):
-    """Zeros."""
+    """Initializes with zeros."""
 
     def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
         return jnp.zeros(shape, dtype)
 
 
 class Ones(Initializer):
-    """Ones."""
+    """Initializes with ones."""
 
     def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
         return jnp.ones(shape, dtype)
 
 
 class Constant(Initializer):
-    """Initializes with one value, or with an array of values of the shape."""
+    """Initializes with one value everywhere, or with an array of values."""
 
     def __init__(self, value: Operand = 0) -> None:
         self._value = value
@@ -129,7 +129,7 @@ class RandomUniform(Initializer):
 
 
 class VarianceScaling(Initializer):
-    """Initializes with random values of variance ``scale / n``, where `mode` selects n.
+    """Initializes with random values of variance ``scale / n``; n is the fan that `mode` names, such as ``fan_in``.
 
     Source: X. Glorot and Y. Bengio, "Understanding the difficulty of training deep feedforward neural networks", 2010;
     K. He et al., "Delving deep into rectifiers", 2015.

@@ -87,7 +87,7 @@ def matmul(
     left, right = tensors(a, b)
     with reported("tf.matmul", [left, right]):
         if min(left.ndim, right.ndim) < 2:
-            raise ValueError("both sides have at least two dimensions (tf.linalg.matvec multiplies by a vector)")
+            raise ValueError("both sides must have at least two dimensions (tf.linalg.matvec multiplies by a vector)")
         left = _swap(left) if transpose_a else _adjoint(left) if adjoint_a else left
         right = _swap(right) if transpose_b else _adjoint(right) if adjoint_b else right
         kind = None if output_type is None else array_dtype(output_type)
@@ -147,7 +147,7 @@ def diag(
     padding_value: Operand = 0,
     align: str = "RIGHT_LEFT",
 ) -> jax.Array:
-    """Returns matrices with the last axis as a diagonal (one diagonal, `k` above the main one)."""
+    """Returns matrices with the last axis as their diagonal, `k` places above the main one."""
     del name, align
     values = as_tensor(diagonal)
     side = values.shape[-1] + abs(k)
@@ -161,7 +161,7 @@ def diag(
 def diag_part(
     input: Operand, name: str | None = None, k: int = 0, padding_value: object = 0, align: str = "RIGHT_LEFT"
 ) -> jax.Array:
-    """Returns the diagonal of the last two axes."""
+    """Returns the diagonal of the last two axes, `k` places above the main one."""
     del name, padding_value, align
     return jnp.diagonal(as_tensor(input), offset=k, axis1=-2, axis2=-1)  # type: ignore[no-any-return]
 
@@ -170,7 +170,7 @@ def diag_part(
 def set_diag(
     input: Operand, diagonal: Operand, name: str | None = None, k: int = 0, align: str = "RIGHT_LEFT"
 ) -> jax.Array:
-    """Returns the matrices with their diagonal replaced."""
+    """Returns the matrices with another diagonal, `k` places above the main one."""
     del name, align
     value = as_tensor(input)
     index = np.arange(as_tensor(diagonal).shape[-1])
@@ -187,7 +187,7 @@ def tensor_diag(diagonal: Operand, name: str | None = None) -> jax.Array:
 
 @op("linalg.band_part")
 def band_part(input: Operand, num_lower: Operand, num_upper: Operand, name: str | None = None) -> jax.Array:
-    """Sets everything outside a central band of diagonals to zero (-1 keeps that whole side)."""
+    """Sets all but `num_lower` subdiagonals and `num_upper` superdiagonals to zero; -1 keeps all of them."""
     del name
     value = as_tensor(input)
     row, column = np.indices(value.shape[-2:])
@@ -250,7 +250,7 @@ def pinv(a: Operand, rcond: Operand = None, validate_args: bool = False, name: s
 
 
 class QR(NamedTuple):
-    """The result of `qr`."""
+    """The matrices q and r that `qr` returns."""
 
     q: jax.Array
     r: jax.Array
@@ -265,7 +265,7 @@ def qr(input: Operand, full_matrices: bool = False, name: str | None = None) -> 
 
 @op("linalg.svd")
 def svd(tensor: Operand, full_matrices: bool = False, compute_uv: bool = True, name: str | None = None) -> Any:
-    """Computes singular values s, left vectors u and right vectors v (not their adjoint): ``(s, u, v)``, or s alone."""
+    """Computes the singular value decomposition ``(s, u, v)``, with v rather than its adjoint; or s alone."""
     del name
     value = as_tensor(tensor)
     if not compute_uv:
@@ -348,7 +348,7 @@ def clip_by_norm(t: Operand, clip_norm: Operand, axes: StaticInts | None = None,
 def clip_by_global_norm(
     t_list: Sequence[Operand], clip_norm: Operand, use_norm: Operand = None, name: str | None = None
 ) -> tuple[list[jax.Array | None], jax.Array]:
-    """Scales tensors down together to a maximum global norm; returns them and their original norm."""
+    """Scales tensors by one factor down to a maximum global norm; returns them, and the norm before."""
     del name
     length = global_norm(t_list) if use_norm is None else as_tensor(use_norm)
     bound = as_tensor(clip_norm).astype(length.dtype)  # an array: the quotient by a Python zero raises an exception

@@ -80,7 +80,7 @@ def tridiagonal_solve(
     partial_pivoting: bool = True,
     perturb_singular: bool = False,
 ) -> jax.Array:
-    """Solves tridiagonal systems.
+    """Solves systems whose matrix is tridiagonal.
 
     Args:
         diagonals: "compact": [..., 3, n]: the superdiagonal (last entry ignored), the main diagonal, the subdiagonal
@@ -101,9 +101,9 @@ def tridiagonal_solve(
     if perturb_singular:
         raise InvalidArgumentError.of(
             "tf.linalg.tridiagonal_solve",
-            found="perturb_singular=True",
-            rule="singular systems are not perturbed",
-            remedy="add a small number to the main diagonal",
+            found="perturb_singular=True was passed",
+            rule="`perturb_singular` must be False: mirrored does not perturb singular systems",
+            remedy="omit it, and add a small number to the main diagonal of a singular system",
         )
     above, main, below = _three(diagonals, diagonals_format)
     sides = as_tensor(rhs)
@@ -127,8 +127,8 @@ def _three(diagonals: Operand, form: str) -> tuple[jax.Array, jax.Array, jax.Arr
     else:
         raise InvalidArgumentError.of(
             "tf.linalg.tridiagonal_solve",
-            found=f"diagonals_format={form!r}",
-            rule='diagonals_format is "compact", "sequence" or "matrix"',
+            found=f"`diagonals_format` is {form!r}",
+            rule='`diagonals_format` must be "compact", "sequence" or "matrix"',
             remedy="pass one of them",
         )
     size = main.shape[-1]
@@ -171,8 +171,8 @@ def eigh_tridiagonal(
     if select not in ("a", "i"):
         raise InvalidArgumentError.of(
             "tf.linalg.eigh_tridiagonal",
-            found=f"select={select!r}",
-            rule='select is "a" for all eigenvalues or "i" for those with indices in select_range',
+            found=f"`select` is {select!r}",
+            rule='`select` must be "a" for all eigenvalues or "i" for those with indices in select_range',
             remedy="compute all and filter them: e = tf.linalg.eigh_tridiagonal(a, b); e[(e > low) & (e <= high)]",
         )
     main, above = tensors(alpha, beta)
@@ -188,7 +188,7 @@ def eigh_tridiagonal(
 def banded_triangular_solve(
     bands: Operand, rhs: Operand, lower: bool = True, adjoint: bool = False, name: str | None = None
 ) -> jax.Array:
-    """Solves triangular systems with few diagonals.
+    """Solves systems whose matrix is triangular and has few diagonals.
 
     Args:
         bands: [..., k, n]. For a lower triangle, the main diagonal comes first, followed by the subdiagonals, whose

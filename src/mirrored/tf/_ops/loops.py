@@ -1,4 +1,4 @@
-"""Traced loops: scans, which have gradients, if the number of iterations is known; while loops otherwise."""
+"""Traced loops: a scan, which has gradients, if the number of iterations is known; a while loop otherwise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Body = Callable[..., Sequence[Any]]
 
 @dataclasses.dataclass
 class LoopMismatch(Exception):
-    """The body returned loop variables of another number, shape or dtype than it received.
+    """The body returned a loop variable of another shape or dtype than it received.
 
     Attributes:
         place: Index of the loop variable.
@@ -38,7 +38,7 @@ class LoopMismatch(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A loop whose body and test are traced.
+    """A loop whose body and condition have been traced.
 
     Attributes:
         start: The initial loop variables.
@@ -54,7 +54,7 @@ class Loop:
     def traced(
         cls, start: Sequence[Any], body: Body, test: Test | None, row: jax.ShapeDtypeStruct | None = None
     ) -> Loop:
-        """Traces a loop.
+        """Traces the body and the condition of a loop.
 
         Args:
             start: Arrays.
@@ -75,7 +75,7 @@ class Loop:
         return cls(start, traced, tested)
 
     def run(self, *, count: int | None = None, limit: int | None = None, rows: jax.Array | None = None) -> list[Any]:
-        """Runs the loop, and commits its assignments to variables.
+        """Runs the loop as a scan or while loop, and assigns the variables that its body assigns.
 
         Args:
             count: The number of iterations, if it is known and the test can be skipped.
@@ -111,7 +111,7 @@ class Loop:
         return outs
 
     def known_count(self, limit: int | None) -> int | None:
-        """Returns the number of iterations if it depends on counters only and is not too large; counts on the host."""
+        """Counts the iterations on the host; None if their number depends on traced values or exceeds 10,000."""
         assert self.test is not None
         test, body = self.test.staged.closed, self.body.staged.closed
         moved = dependencies(body)[: len(self.start)]

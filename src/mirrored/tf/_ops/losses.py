@@ -25,7 +25,7 @@ def softmax_cross_entropy_with_logits(
 
 @op("nn.sparse_softmax_cross_entropy_with_logits")
 def sparse_softmax_cross_entropy_with_logits(labels: Operand, logits: Operand, name: str | None = None) -> jax.Array:
-    """Computes sparse softmax cross entropy between class indices and logits. Invalid class indices give NaN.
+    """Computes sparse softmax cross entropy between class indices and logits; invalid class indices give NaN.
 
     Raises:
         InvalidArgumentError: The shapes of labels and logits do not match.
@@ -35,8 +35,8 @@ def sparse_softmax_cross_entropy_with_logits(labels: Operand, logits: Operand, n
     if true.shape != scores.shape[:-1]:
         raise InvalidArgumentError.of(
             "tf.nn.sparse_softmax_cross_entropy_with_logits",
-            found=f"labels of shape {true.shape} and logits of shape {scores.shape}",
-            rule="the labels have the shape of the logits without the last axis",
+            found=f"the labels have the shape {true.shape}, the logits {scores.shape}",
+            rule="labels must have the shape of the logits without the last axis",
             remedy="squeeze the labels, or use softmax_cross_entropy_with_logits for one-hot labels",
         )
     own = jnp.take_along_axis(jax.nn.log_softmax(scores), true[..., None], axis=-1, mode="fill", fill_value=np.nan)
@@ -61,7 +61,7 @@ def sigmoid_cross_entropy_with_logits(
 def weighted_cross_entropy_with_logits(
     labels: Operand, logits: Operand, pos_weight: Operand, name: str | None = None
 ) -> jax.Array:
-    """Computes `sigmoid_cross_entropy_with_logits` with a weight on positives.
+    """Computes `sigmoid_cross_entropy_with_logits` with the weight `pos_weight` for positive labels.
 
     Source: the documentation of `tf.nn.weighted_cross_entropy_with_logits`.
     """
@@ -75,7 +75,7 @@ def weighted_cross_entropy_with_logits(
 def log_poisson_loss(
     targets: Operand, log_input: Operand, compute_full_loss: bool = False, name: str | None = None
 ) -> jax.Array:
-    """Computes ``exp(c) - z * c``; with `compute_full_loss`, adds Stirling's approximation of ``ln z!``."""
+    """Computes ``exp(c) - z * c`` for log inputs c and targets z; optionally adds an approximation of ``ln z!``."""
     del name
     true, scores = tensors(targets, log_input)
     loss = jnp.exp(scores) - scores * true

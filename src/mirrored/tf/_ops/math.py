@@ -1,4 +1,4 @@
-"""`tf.math`: elementwise operations; `_reductions` has the reductions and scans."""
+"""`tf.math`: elementwise operations; the module `reductions` has reductions and cumulative sums."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def reciprocal(x: Operand, name: str | None = None) -> jax.Array:
 
 @op("math.divide_no_nan")
 def divide_no_nan(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
-    """Computes ``x / y``, and 0 where y is 0; gradients are 0 there too."""
+    """Computes ``x / y``, and 0 where y is 0; the gradients there are 0, too."""
     del name
     top, bottom = tensors(x, y)
     zero = bottom == 0
@@ -155,7 +155,7 @@ def reciprocal_no_nan(x: Operand, name: str | None = None) -> jax.Array:
 
 @op("math.xdivy")
 def xdivy(x: Operand, y: Operand, name: str | None = None) -> jax.Array:
-    """Computes ``x / y``, and 0 where x is 0 (even if y is)."""
+    """Computes ``x / y``, and 0 where x is 0, even if y is 0."""
     del name
     top, bottom = tensors(x, y)
     zero = top == 0
@@ -203,7 +203,7 @@ def polygamma(a: Operand, x: Operand, name: str | None = None) -> jax.Array:
 
 @op("math.lbeta")
 def lbeta(x: Operand, name: str | None = None) -> jax.Array:
-    """Computes ``ln |Beta(x)|`` over the last axis."""
+    """Computes ``ln |Beta(x)|``, where the last axis has the arguments of the Beta function."""
     del name
     value = as_tensor(x)
     return jnp.sum(special.gammaln(value), axis=-1) - special.gammaln(jnp.sum(value, axis=-1))
@@ -247,7 +247,7 @@ def saturate_cast(value: Operand, dtype: DTypeLike, name: str | None = None) -> 
     low, high = max(float(source.min), float(wanted.min)), min(float(source.max), float(wanted.max))
     if source.is_integer:
         return jnp.clip(tensor, int(low), int(high)).astype(array_dtype(wanted))
-    if wanted.is_integer:  # the largest float below the limit: no float32 equals int32's maximum
+    if wanted.is_integer:  # the next smaller float, because no float32 equals int32's maximum
         high = float(np.nextafter(np.asarray(high, tensor.dtype), np.asarray(0, tensor.dtype)))
     return jnp.where(
         tensor > high,

@@ -22,7 +22,7 @@ from mirrored._jax.boxes import InconclusiveDimensionOperation
 from mirrored._typing import Leaf, PyTree
 
 T = TypeVar("T")
-_MOST_ADDED: Final = 8  # columns that a program may add to its input before the first weights
+_MOST_ADDED: Final = 8  # how many columns a program may add to its input before it multiplies by weights
 _MOST_CONDITIONS: Final = 8
 _RANKS: Final = range(7)  # up to a batch of videos (5), and one more
 _UNDECIDED: Final = (TypeError, ValueError, NotImplementedError, InconclusiveDimensionOperation)
@@ -32,7 +32,7 @@ _COMPARISON: Final = re.compile(r"Symbolic dimension comparison '(.+?)' (>=|<=) 
 
 @dataclasses.dataclass(frozen=True)
 class Open:
-    """An array with an unknown size or rank.
+    """The description of an array argument whose sizes or number of dimensions may be unknown.
 
     Attributes:
         shape: The shape, with None for an unknown size; None if the number of dimensions is unknown.
@@ -45,7 +45,7 @@ class Open:
 
 @dataclasses.dataclass(frozen=True)
 class Traced(Generic[T]):
-    """The result of tracing a function.
+    """A function that was traced with symbolic sizes, and the conditions on these sizes.
 
     Attributes:
         program: The program that `trace` returned.
@@ -59,7 +59,7 @@ class Traced(Generic[T]):
 
 
 def opened(value: PyTree) -> Any:
-    """Replaces each spec (an object with `shape` and `dtype`) in a structure of specs and values by an `Open`."""
+    """Replaces each object with `shape` and `dtype` in a structure by an `Open`, an array of unknown sizes."""
     return jax.tree.map(_opened, value, is_leaf=_is_spec)
 
 
@@ -76,7 +76,7 @@ def _opened(leaf: Leaf) -> Any:
 
 
 def traced_for(inputs: PyTree, seen: Sequence[Any], trace: Callable[[Any], T]) -> list[Traced[T]]:
-    """Traces a function for arguments that are partly unknown.
+    """Traces a function for array arguments with unknown sizes or an unknown number of dimensions.
 
     Args:
         inputs: The arguments, with `Open` for arrays.
@@ -96,7 +96,7 @@ def traced_for(inputs: PyTree, seen: Sequence[Any], trace: Callable[[Any], T]) -
     for rank in _RANKS:
         try:
             found.append(_settled(_map(functools.partial(_with_rank, rank=rank), inputs), (), trace))
-        except Exception as error:  # user code, which may not support this number of dimensions
+        except Exception as error:  # of user code, which may not support this number of dimensions
             refused = refused or error
     if not found and refused is not None:
         raise refused
@@ -134,7 +134,7 @@ def _on_conditions(inputs: PyTree, trace: Callable[[Any], T]) -> Traced[T]:
 
 
 def _complaint(error: BaseException) -> str:
-    """Returns the message of an error, with the messages of its causes."""
+    """Returns the messages of an error and of its causes, one per line."""
     messages: list[str] = []
     following: BaseException | None = error
     while following is not None and len(messages) < _MOST_CONDITIONS:
@@ -160,7 +160,7 @@ def _written(expression: str) -> str:
 
 
 def _symbolic(inputs: PyTree) -> Iterator[Any]:
-    """Yields the arguments with a symbol per unknown size: all distinct, then one per batch, then one per axis."""
+    """Yields the arguments with symbols for unknown sizes: all distinct, then one for batches, then one per axis."""
     tried: list[list[Any]] = []
     for name in (_by_place, _by_batch, _by_axis):
         places = iter(range(1000))
@@ -223,7 +223,7 @@ def _with_number(one: Open, *, number: int, first: int) -> Open:
 
 
 def _batch_of(inputs: PyTree, seen: PyTree) -> Any:
-    """Returns the arguments of an earlier call, with an open batch size where the batch size is open."""
+    """Returns the arguments of an earlier call, with a symbol for each batch size that is unknown in `inputs`."""
     wanted = iter(_arrays(inputs))
 
     def open_batch(one: Open) -> Open:

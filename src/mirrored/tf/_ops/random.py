@@ -1,4 +1,4 @@
-"""`tf.random`: functions that draw from the global stream, and stateless ones that take a seed."""
+"""`tf.random`: functions that draw from the global stream of random numbers, and stateless ones that take a seed."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def stateless_uniform(
 def stateless_categorical(
     logits: Operand, num_samples: SupportsIndex, seed: Operand, dtype: DTypeLike = "int64", name: str | None = None
 ) -> jax.Array:
-    """Draws class indices, as a function of the seed alone."""
+    """Draws class indices from log-probabilities, as a function of the seed alone."""
     del name
     return samplers.categorical(key_from_seed(seed), logits, num_samples, dtype)
 
@@ -235,7 +235,7 @@ def fold_in(seed: Operand, data: Operand, alg: object = "auto_select", name: str
 
 @op("random.create_rng_state")
 def create_rng_state(seed: int, alg: object = "auto_select") -> jax.Array:
-    """Creates a state for `Generator.from_state`."""
+    """Creates the state of a generator from a seed, for `Generator.from_state`."""
     del alg
     return jnp.asarray([0, int(seed) & 0xFFFFFFFF, 0], jnp.uint32)
 
@@ -284,7 +284,7 @@ def stateless_dropout(
     noise_shape: Iterable[SupportsIndex | None] | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes dropout like `dropout`, as a function of the seed alone."""
+    """Drops elements like `dropout`, as a function of the seed alone."""
     del name, rng_alg
     _checked_rate(rate)
     value = as_tensor(x)

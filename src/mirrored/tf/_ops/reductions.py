@@ -168,7 +168,7 @@ def argsort(
     stable: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Returns the indices that sort a tensor along `axis` (always stable here)."""
+    """Returns the indices that sort a tensor along `axis`; equal elements always keep their order."""
     del name, stable
     where = static_int(axis, called="tf.argsort", argument="axis")
     return jnp.argsort(as_tensor(values), axis=where, descending=_descends(direction)).astype(jnp.int32)
@@ -181,7 +181,7 @@ def _descends(direction: str) -> bool:
 
 
 class TopK(NamedTuple):
-    """The result of `top_k`."""
+    """The values and indices that `top_k` returns."""
 
     values: jax.Array
     indices: jax.Array
@@ -199,7 +199,7 @@ def top_k(
 
 @op("math.in_top_k nn.in_top_k")
 def in_top_k(targets: Operand, predictions: Operand, k: Operand, name: str | None = None) -> jax.Array:
-    """Returns whether each target class is among the top `k` predictions (ties count as within)."""
+    """Returns whether each target class is among the top `k` predictions; a tie counts as among them."""
     del name
     scores, wanted = as_tensor(predictions), as_tensor(targets)
     own = jnp.take_along_axis(scores, wanted[:, None], axis=1)
@@ -244,7 +244,7 @@ def confusion_matrix(
     dtype: DTypeLike = "int32",
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the counts by (label, prediction). Inside `tf.function`, pass `num_classes`."""
+    """Counts the examples of each (label, prediction); inside `tf.function`, pass `num_classes`."""
     del name
     true, guessed = as_tensor(labels).reshape(-1), as_tensor(predictions).reshape(-1)
     size = int(num_classes) if num_classes is not None else int(jnp.maximum(true.max(), guessed.max())) + 1
@@ -266,7 +266,7 @@ def zero_fraction(value: Operand, name: str | None = None) -> jax.Array:
 def histogram_fixed_width(
     values: Operand, value_range: Operand, nbins: Operand = 100, dtype: DTypeLike = "int32", name: str | None = None
 ) -> jax.Array:
-    """Returns the counts in `nbins` equal bins of the range; the first and last bins include values outside."""
+    """Counts the values in `nbins` equal bins of a range; the first and last bins include values outside of it."""
     del name
     bins = histogram_fixed_width_bins(values, value_range, nbins).reshape(-1)
     return jnp.zeros(int(nbins), array_dtype(dtype)).at[bins].add(1)
@@ -276,7 +276,7 @@ def histogram_fixed_width(
 def histogram_fixed_width_bins(
     values: Operand, value_range: Operand, nbins: Operand = 100, dtype: DTypeLike = "int32", name: str | None = None
 ) -> jax.Array:
-    """Returns the bin index of each value."""
+    """Returns the index of the bin in which `histogram_fixed_width` counts each value."""
     del name
     tensor, (low, high) = as_tensor(values), as_tensor(value_range)
     scaled = (tensor - low) / (high - low) * nbins

@@ -19,7 +19,7 @@ from mirrored.tf._tensors import as_tensor
 
 
 class Candidates(NamedTuple):
-    """The result of a candidate sampler.
+    """The classes that a candidate sampler has drawn, and the expected counts of classes.
 
     Attributes:
         sampled_candidates: i32[num_sampled]: the sampled classes.
@@ -51,8 +51,8 @@ def _drawn(
     if unique and count > len(logits):
         raise InvalidArgumentError.of(
             called,
-            found=f"num_sampled={count} of {len(logits)} classes",
-            rule="with unique=True at most all classes can be sampled",
+            found=f"num_sampled={count} was passed for {len(logits)} classes",
+            rule="with unique=True, num_sampled must be at most the number of classes",
             remedy="sample fewer classes, or pass unique=False",
         )
     log_p = jnp.asarray(logits, jnp.float32)
@@ -119,7 +119,7 @@ def uniform_candidate_sampler(
     seed: int | None = None,
     name: str | None = None,
 ) -> Candidates:
-    """Samples classes uniformly; arguments as for `log_uniform_candidate_sampler`."""
+    """Samples classes uniformly; the arguments are those of `log_uniform_candidate_sampler`."""
     del name, num_true
     called = "tf.random.uniform_candidate_sampler"
     size = static_int(range_max, called=called, argument="range_max")
@@ -166,12 +166,19 @@ def fixed_unigram_candidate_sampler(
     called = "tf.random.fixed_unigram_candidate_sampler"
     size = static_int(range_max, called=called, argument="range_max")
     counts = list(unigrams) or _counts(vocab_file)
-    if len(counts) + num_reserved_ids != size or (num_shards, shard) != (1, 0):
+    if (num_shards, shard) != (1, 0):
         raise InvalidArgumentError.of(
             called,
-            found=f"{len(counts)} counts, {num_reserved_ids} reserved, {size} classes, {num_shards} shards",
-            rule="each class that is not reserved has one count, and there is one shard",
-            remedy="pass unigrams (or vocab_file) for range_max - num_reserved_ids classes",
+            found=f"num_shards={num_shards} and shard={shard} were passed",
+            rule="num_shards must be 1, and shard must be 0",
+            remedy="omit both arguments",
+        )
+    if len(counts) + num_reserved_ids != size:
+        raise InvalidArgumentError.of(
+            called,
+            found=f"there are {len(counts)} counts for {size} classes, of which {num_reserved_ids} are reserved",
+            rule="each class that is not reserved must have one count",
+            remedy="pass unigrams (or a vocab_file) for range_max - num_reserved_ids classes",
         )
     weights = np.asarray([0.0] * num_reserved_ids + counts, np.float64) ** distortion
     weights[:num_reserved_ids] = 0
@@ -263,7 +270,7 @@ def nce_loss(
     remove_accidental_hits: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the noise-contrastive estimation loss: f32[batch]. Arguments as for `sampled_softmax_loss`.
+    """Computes the noise-contrastive estimation loss: f32[batch]; the arguments are those of `sampled_softmax_loss`.
 
     Source: M. Gutmann, A. Hyvärinen, Noise-contrastive estimation, AISTATS 2010.
     """
@@ -354,7 +361,7 @@ def _beyond(length: Operand, size: int) -> jax.Array:
 def sufficient_statistics(
     x: Operand, axes: StaticInts | None, shift: Operand | None = None, keepdims: bool = False, name: str | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """Returns count, sum and sum of squares (both minus the shift) and the shift, for `normalize_moments`."""
+    """Returns the count, sum and sum of squares of ``x - shift``, and the shift, for `normalize_moments`."""
     del name
     value = as_tensor(x)
     axis = static_axis(axes, called="tf.nn.sufficient_statistics", argument="axes")
@@ -370,7 +377,7 @@ def sufficient_statistics(
 def normalize_moments(
     counts: Operand, mean_ss: Operand, variance_ss: Operand, shift: Operand | None, name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes mean and variance from the results of `sufficient_statistics`, or from their sums."""
+    """Computes mean and variance from results of `sufficient_statistics`, which may be sums over several calls."""
     del name
     count, sums, squares = tensors(counts, mean_ss, variance_ss)
     moved = sums / count

@@ -1,4 +1,4 @@
-"""Samplers of distributions from a key, shared by `tf.random.*`, `stateless_*` and `Generator`.
+"""Samplers of distributions that take a JAX key, shared by `tf.random.*`, `stateless_*` and `Generator`.
 
 The numbers come from JAX (threefry): the same seed gives another sequence than in TensorFlow.
 """
@@ -65,7 +65,7 @@ def _unsigned(dtype: DTypeLike) -> Any:
 
 
 def categorical(key: jax.Array, logits: Operand, num_samples: SupportsIndex, dtype: DTypeLike = "int64") -> jax.Array:
-    """Samples class indices: [batch, classes] to [batch, num_samples]."""
+    """Samples class indices from log-probabilities: [batch, classes] to [batch, num_samples]."""
     scores = as_tensor(logits)
     (count,) = static_ints(num_samples, called="tf.random.categorical", argument="num_samples")
     drawn = jax.random.categorical(key, scores[:, None, :], axis=-1, shape=(scores.shape[0], count))
@@ -80,20 +80,20 @@ def shuffle(key: jax.Array, value: Operand) -> jax.Array:
 def gamma(
     key: jax.Array, shape: StaticInts, alpha: Operand, beta: Operand | None = None, dtype: DTypeLike = "float32"
 ) -> jax.Array:
-    """Samples from a Gamma distribution, with exactly `shape`."""
+    """Samples from a Gamma distribution; `shape` is that of the result, and includes that of the parameters."""
     wanted = array_dtype(dtype)
     drawn = jax.random.gamma(key, as_tensor(alpha).astype(wanted), _shape(shape, "gamma"), wanted)
     return drawn if beta is None else drawn / as_tensor(beta).astype(wanted)
 
 
 def poisson(key: jax.Array, shape: StaticInts, lam: Operand, dtype: DTypeLike = "float32") -> jax.Array:
-    """Samples from a Poisson distribution, with exactly `shape`."""
+    """Samples from a Poisson distribution; `shape` is that of the result, and includes that of the parameter."""
     return jax.random.poisson(key, as_tensor(lam), _shape(shape, "poisson")).astype(array_dtype(dtype))
 
 
 def binomial(
     key: jax.Array, shape: StaticInts, counts: Operand, probs: Operand, dtype: DTypeLike = "int32"
 ) -> jax.Array:
-    """Samples from a binomial distribution, with exactly `shape`."""
+    """Samples from a binomial distribution; `shape` is that of the result, and includes that of the parameters."""
     trials, chance = as_tensor(counts).astype(jnp.float32), as_tensor(probs).astype(jnp.float32)
     return jax.random.binomial(key, trials, chance, shape=_shape(shape, "binomial")).astype(array_dtype(dtype))

@@ -41,7 +41,7 @@ def one_hot(
 def sequence_mask(
     lengths: Operand, maxlen: SupportsIndex | None = None, dtype: DTypeLike = "bool", name: str | None = None
 ) -> jax.Array:
-    """Returns a mask of the first `lengths` positions of a last axis of size `maxlen` (eagerly: the longest)."""
+    """Returns a mask [..., maxlen] of the first `lengths` positions; in eager code, `maxlen` is optional."""
     del name
     counts = as_tensor(lengths)
     limit = jnp.max(counts) if maxlen is None else maxlen

@@ -144,16 +144,16 @@ def _cosine(
     if axis != -1:
         raise UnimplementedError.of(
             called,
-            found=f"axis={axis}",
-            rule="cosine transforms are computed over the last axis, as in TensorFlow",
+            found=f"axis={axis} was passed",
+            rule="axis must be -1, as in TensorFlow: cosine transforms are computed over the last axis",
             remedy="move the axis to the end with tf.transpose, and back afterwards",
         )
     if value.dtype not in (jnp.float32, jnp.float64):
         raise ArgumentTypeError(
             called,
-            found=f"a tensor of {value.dtype}",
-            rule="cosine transforms require real numbers: float32 or float64",
-            remedy="tf.cast it to float32",
+            found=f"the tensor has dtype {value.dtype}",
+            rule="the tensor must contain real numbers: float32 or float64",
+            remedy="convert it with tf.cast(x, tf.float32)",
         )
     _check_cosine(called, value.shape, kind, length, norm)
     assert transform is not None
@@ -163,15 +163,20 @@ def _cosine(
 
 def _check_cosine(called: str, shape: tuple[int, ...], kind: int, n: int | None, norm: str | None) -> None:
     wrong = (
-        (not shape, "a tensor without axes", "transforms are computed over the last axis", "pass [..., samples]"),
-        (n is not None and n < 1, f"n={n}", "n is a length, 1 or more", "omit n to use all samples"),
-        (kind not in _INVERSES, f"type={kind!r}", "type is 1, 2, 3 or 4", "pass one of them"),
-        (norm not in (None, "ortho"), f"norm={norm!r}", 'norm is None or "ortho"', "pass one of them"),
-        (kind == 1 and norm == "ortho", 'norm="ortho" with type=1', "type 1 has no normalization", "omit norm"),
+        (not shape, "the tensor is a scalar", "the tensor must have an axis of samples", "pass [..., samples]"),
+        (n is not None and n < 1, f"n={n} was passed", "n must be 1 or more", "omit n to use all samples"),
+        (kind not in _INVERSES, f"type={kind!r} was passed", "type must be 1, 2, 3 or 4", "pass one of them"),
+        (norm not in (None, "ortho"), f"norm={norm!r} was passed", 'norm must be None or "ortho"', "pass one of them"),
+        (
+            kind == 1 and norm == "ortho",
+            'norm="ortho" was passed with type=1',
+            "norm must be None with type=1, which has no normalization",
+            "omit norm, or use another type",
+        ),
         (
             kind == 1 and len(shape) > 0 and shape[-1] < 2,
-            f"a tensor of shape {list(shape)} with type=1",
-            "type 1 requires 2 samples or more",
+            f"a tensor of shape {list(shape)} was passed with type=1",
+            "with type=1 there must be 2 samples or more",
             "pass more samples, or use another type",
         ),
     )
@@ -210,7 +215,7 @@ def frame(
     axis: SupportsIndex = -1,
     name: str | None = None,
 ) -> jax.Array:
-    """Splits an axis into overlapping frames, as a new axis before it."""
+    """Splits an axis into overlapping frames: [..., samples] to [..., frames, frame_length]."""
     del name
     value = as_tensor(signal)
     where = static_int(axis, called="tf.signal.frame", argument="axis") % value.ndim
@@ -229,7 +234,7 @@ def frame(
 
 @op("signal.overlap_and_add")
 def overlap_and_add(signal: Operand, frame_step: SupportsIndex, name: str | None = None) -> jax.Array:
-    """Adds overlapping frames: [..., frames, length] to [..., samples]."""
+    """Adds frames that begin `frame_step` samples apart: [..., frames, length] to [..., samples]."""
     del name
     value = as_tensor(signal)
     frames, length = value.shape[-2:]

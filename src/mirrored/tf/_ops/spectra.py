@@ -85,7 +85,7 @@ def vorbis_window(window_length: SupportsIndex, dtype: DTypeLike = "float32", na
 def inverse_stft_window_fn(
     frame_step: SupportsIndex, forward_window_fn: Window = hann_window, name: str | None = None
 ) -> Window:
-    """Returns the window with which `inverse_stft` inverts an `stft` of the given window."""
+    """Returns the window with which `inverse_stft` inverts an `stft` that used `forward_window_fn`."""
     del name
     step = static_int(frame_step, called="tf.signal.inverse_stft_window_fn", argument="frame_step")
 
@@ -158,8 +158,8 @@ def mdct(
     if length % 4:
         raise InvalidArgumentError.of(
             "tf.signal.mdct",
-            found=f"frame_length={length}",
-            rule="frame_length is a multiple of 4: a frame is split into four equal parts",
+            found=f"frame_length={length} was passed",
+            rule="frame_length must be a multiple of 4: a frame is split into four equal parts",
             remedy="pass a multiple of 4",
         )
     frames = frame(signals, length, length // 2, pad_end=pad_end)

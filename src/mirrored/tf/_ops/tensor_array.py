@@ -27,7 +27,7 @@ class _Options:
 
 @jax.tree_util.register_pytree_node_class
 class TensorArray:
-    """An array of rows. `write` returns a new array; the old one is unchanged.
+    """An immutable array of rows, of which `write` and similar methods return a changed copy.
 
     Context: any. Rows at indices that are known while tracing are stored separately, and may differ in shape. From the
     first row at a traced index on, all rows are stored in one tensor.
@@ -64,15 +64,15 @@ class TensorArray:
         self._rows: dict[int, Any] = {}
         self._buffer: Any = None
 
-    # Pytree methods: the rows are children, so that loops carry them.
+    # Methods of pytree nodes. The rows are children, so that loops carry them.
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """Flattens into the rows and the static data."""
+        """Returns the rows, as the children of this pytree node, and its static data."""
         return (tuple(self._rows.values()), self._buffer), (self._options, tuple(self._rows))
 
     @classmethod
     def tree_unflatten(cls, kept: tuple[Any, tuple[int, ...]], children: tuple[Sequence[Leaf], Leaf]) -> TensorArray:
-        """Unflattens from rows and static data."""
+        """Creates an array from what `tree_flatten` returned."""
         options, places = kept
         return cls._made(options, dict(zip(places, children[0], strict=True)), children[1])
 
@@ -117,7 +117,7 @@ class TensorArray:
     # Writing
 
     def write(self, index: Operand, value: Operand, name: str | None = None) -> TensorArray:
-        """Returns an array with `value` as row `index`.
+        """Returns a copy of the array in which row `index` is `value`.
 
         Raises:
             InvalidArgumentError: The row has another dtype, or, with traced indices, another shape than the other rows.
@@ -140,30 +140,39 @@ class TensorArray:
             return row
         raise InvalidArgumentError.of(
             "TensorArray.write",
-            found=f"a row of {row.dtype} in a TensorArray of {self._options.dtype}",
-            rule="all rows have the dtype of the array",
-            remedy=f"tf.cast(value, tf.{self._options.dtype})",
+            found=f"the row has dtype {row.dtype}, the TensorArray {self._options.dtype}",
+            rule="a row must have the dtype of the array",
+            remedy=f"write tf.cast(value, tf.{self._options.dtype})",
         )
 
     def _check_place(self, place: int) -> None:
         if 0 <= place and (place < self._options.size or self._options.dynamic_size):
             return
+        larger = "create the array with a larger size, or with dynamic_size=True"
         raise OutOfRangeError.of(
-            "TensorArray",
-            found=f"row {place} of a TensorArray of size {self._options.size}",
-            rule="row indices are 0 to size - 1",
-            remedy="make it larger, or pass dynamic_size=True",
+            "TensorArray.write",
+            found=f"row {place} was written in a TensorArray of size {self._options.size}",
+            rule="row indices must be 0 or more" + ("" if self._options.dynamic_size else ", and less than the size"),
+            remedy="pass an index that counts from 0" if place < 0 else larger,
         )
 
     def _written(self, index: Operand, row: jax.Array) -> TensorArray:
         """Returns an array with a row at an index that is known only at run time."""
         stored = self._stored(row.shape)
-        if stored._buffer.shape[1:] != row.shape or not self._options.size:
+        if not self._options.size:
             raise InvalidArgumentError.of(
                 "TensorArray.write",
-                found=f"a row of shape {row.shape} at a traced index, in {stored._buffer.shape}",
-                rule="while tracing, rows at traced indices have one shape, and their number is known",
-                remedy="pass `size` (tf.shape(x)[0]), and rows of one shape",
+                found="a row was written at a traced index in a TensorArray of size 0",
+                rule="the number of rows must be known before a row is written at a traced index",
+                remedy="pass `size` to tf.TensorArray, such as tf.shape(x)[0]",
+            )
+        if stored._buffer.shape[1:] != row.shape:
+            raise InvalidArgumentError.of(
+                "TensorArray.write",
+                found=f"a row of shape {row.shape} was written at a traced index, among rows of shape "
+                f"{stored._buffer.shape[1:]}",
+                rule="if a row is written at a traced index, all rows must have one shape",
+                remedy="write rows of one shape",
             )
         return self._made(self._options, {}, stored._buffer.at[as_tensor(index)].set(row))
 
@@ -196,9 +205,9 @@ class TensorArray:
         if not 0 <= place < self._options.size:
             raise OutOfRangeError.of(
                 "TensorArray.read",
-                found=f"row {place} of a TensorArray of size {self._options.size}",
-                rule="row indices are 0 to size - 1",
-                remedy="write it first",
+                found=f"row {place} was read from a TensorArray of size {self._options.size}",
+                rule="row indices must be 0 or more, and less than the size",
+                remedy="pass the index of an existing row, or create the array with a larger size",
             )
         if self._buffer is not None:
             return self._buffer[place]  # type: ignore[no-any-return]
@@ -210,9 +219,9 @@ class TensorArray:
             return shape
         raise InvalidArgumentError.of(
             "TensorArray",
-            found="a row that was never written and has no known shape",
-            rule="the first written row or `element_shape` determines the shape of the rows",
-            remedy="write the rows, or pass `element_shape`",
+            found="no row was ever written, so that the shape of the rows is unknown",
+            rule="a written row or `element_shape` must determine the shape of the rows",
+            remedy="write a row first, or pass `element_shape`",
         )
 
     def stack(self, name: str | None = None) -> jax.Array:
@@ -238,27 +247,27 @@ class TensorArray:
     # Reading and writing many rows
 
     def unstack(self, value: Operand, name: str | None = None) -> TensorArray:
-        """Returns an array with the rows of `value`."""
+        """Returns an array whose rows are those of `value` alone."""
         rows = self._row(value)
         options = dataclasses.replace(self._options, size=rows.shape[0])
         return self._made(options, {}, rows)
 
     def scatter(self, indices: Operand, value: Operand, name: str | None = None) -> TensorArray:
-        """Returns an array with the rows of `value` at these indices."""
+        """Returns a copy of the array in which row ``indices[i]`` is ``value[i]``."""
         rows, array = self._row(value), self
         for number in range(rows.shape[0]):
             array = array.write(as_tensor(indices)[number], rows[number])
         return array
 
     def split(self, value: Operand, lengths: Operand, name: str | None = None) -> TensorArray:
-        """Returns an array whose rows are parts of `value` with these lengths."""
+        """Returns a copy of the array in which row i is the i-th part of `value`, of length ``lengths[i]``."""
         array, start, whole = self, 0, self._row(value)
         for number, length in enumerate(jnp.asarray(lengths).tolist()):
             array, start = array.write(number, whole[start : start + length]), start + length
         return array
 
     def identity(self) -> TensorArray:
-        """Itself."""
+        """Returns the array itself."""
         return self
 
     def close(self, name: str | None = None) -> None:

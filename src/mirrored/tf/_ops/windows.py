@@ -29,7 +29,7 @@ def _pair(value: StaticInts, called: str, argument: str) -> tuple[int, int]:
 def _slices(
     padded: jax.Array, window: tuple[int, int], steps: tuple[int, int], holes: tuple[int, int], size: tuple[int, ...]
 ) -> Iterator[tuple[int, int, jax.Array]]:
-    """Yields, for each position in the window: its row and column, and the elements of all windows there."""
+    """Yields the row and column of each position in a window, with the elements of all windows at that position."""
     for row, column in itertools.product(range(window[0]), range(window[1])):
         top, left = row * holes[0], column * holes[1]
         bottom, right = top + (size[0] - 1) * steps[0] + 1, left + (size[1] - 1) * steps[1] + 1
@@ -57,7 +57,7 @@ def max_pool_with_argmax(
     include_batch_in_index: bool = False,
     name: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Performs max pooling, and returns the maxima's indices in the flattened image (the first of equal ones).
+    """Performs max pooling; returns the maxima, and the index of each (first) maximum in the flattened image.
 
     Args:
         input: [batch, height, width, channels].
@@ -76,7 +76,10 @@ def max_pool_with_argmax(
     called = "tf.nn.max_pool_with_argmax"
     if data_format != "NHWC":
         raise InvalidArgumentError.of(
-            called, found=f"data_format={data_format!r}", rule="channels come last", remedy="tf.transpose the images"
+            called,
+            found=f"data_format={data_format!r} was passed",
+            rule='data_format must be "NHWC": channels come last',
+            remedy="transpose the images to NHWC, and pass data_format='NHWC'",
         )
     value = as_tensor(input)
     batch, height, width, channels = value.shape
@@ -124,7 +127,10 @@ def dilation2d(
     called = "tf.nn.dilation2d"
     if data_format != "NHWC":
         raise InvalidArgumentError.of(
-            called, found=f"data_format={data_format!r}", rule="channels come last", remedy="tf.transpose the images"
+            called,
+            found=f"data_format={data_format!r} was passed",
+            rule='data_format must be "NHWC": channels come last',
+            remedy="transpose the images to NHWC, and pass data_format='NHWC'",
         )
     value, kernel = tensors(input, filters)
     steps, holes = _pair(strides, called, "strides"), _pair(dilations, called, "dilations")
@@ -146,7 +152,10 @@ def erosion2d(
     dilations: StaticInts,
     name: str | None = None,
 ) -> jax.Array:
-    """Computes the grayscale erosion: the smallest difference of pixel and filter per window. See `dilation2d`."""
+    """Computes the grayscale erosion: the smallest difference of pixel and filter in each window.
+
+    Arguments and errors are those of `dilation2d`.
+    """
     del name
     images, kernel = tensors(value, filters)
     return -dilation2d(-images, kernel[::-1, ::-1], strides, padding, data_format, dilations)
@@ -163,7 +172,7 @@ def atrous_conv2d_transpose(
 
 @op("space_to_batch_nd")
 def space_to_batch_nd(input: Operand, block_shape: StaticInts, paddings: Operand, name: str | None = None) -> jax.Array:
-    """Moves blocks of the dimensions after the batch into the batch.
+    """Splits the dimensions after the batch into blocks, and moves the places in a block into the batch.
 
     Args:
         input: [batch, ...].
@@ -189,13 +198,13 @@ def space_to_batch_nd(input: Operand, block_shape: StaticInts, paddings: Operand
 
 @op("space_to_batch nn.space_to_batch")
 def space_to_batch(input: Operand, block_shape: StaticInts, paddings: Operand, name: str | None = None) -> jax.Array:
-    """Moves blocks into the batch like `space_to_batch_nd`."""
+    """Splits dimensions into blocks like `space_to_batch_nd`."""
     return space_to_batch_nd(input, block_shape, paddings, name)
 
 
 @op("batch_to_space")
 def batch_to_space(input: Operand, block_shape: StaticInts, crops: Operand, name: str | None = None) -> jax.Array:
-    """Inverts `space_to_batch`, and cuts off `crops` before and after each dimension."""
+    """Inverts `space_to_batch`, and removes `crops` elements at the beginning and end of each dimension."""
     del name
     value = as_tensor(input)
     blocks = static_ints(block_shape, called="tf.batch_to_space", argument="block_shape")

@@ -1,4 +1,4 @@
-"""Finds the functions of an object that `tf.saved_model.save` saves, and their signatures."""
+"""Finds which functions of an object `tf.saved_model.save` saves, and for which arguments."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Signature:
     is_declared: bool = True
 
     def with_named_outputs(self) -> Signature:
-        """Returns the signature as an entry of ``signatures``, whose results are a dict."""
+        """Returns the signature with a function that returns a dict, as the entries of ``signatures`` do."""
         return dataclasses.replace(self, function=_named_outputs(self.function))
 
 
@@ -56,7 +56,7 @@ def _named_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def functions_of(obj: object) -> dict[str, Function]:
-    """Returns the compiled functions among an object's methods and attributes; for a Keras model, its inference."""
+    """Returns the compiled functions among an object's methods and attributes; for a Keras model, its forward pass."""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(obj, keras.Model):
         return _keras_functions(obj)
@@ -100,8 +100,8 @@ def signatures_of(name: str, function: object) -> list[Signature]:
         raise ArgumentError(
             SAVED,
             found=f"the signature {name!r} is {function!r}"[:200],
-            rule="signatures are tf.functions",
-            remedy="decorate it with @tf.function(input_signature=[...])",
+            rule="signatures must be tf.functions",
+            remedy="decorate the function with @tf.function(input_signature=[...])",
         )
     python, names = function.traced_function, _argument_names(function.python_function)
     seen = [opened(_positional(names, *traced)) for traced in function.traced_inputs()]
@@ -123,14 +123,14 @@ def _concrete(concrete: ConcreteFunction) -> Signature:
 
 
 def _positional(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Converts keyword arguments to positional ones; an argument after an omitted default stays as written."""
+    """Converts keyword arguments to positional ones; raises an error if an earlier argument is omitted."""
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if list(given) != names[: len(given)] and set(given) != set(names[: len(given)]):
         raise ArgumentError(
             SAVED,
-            found=f"a call with the keyword arguments {', '.join(kwargs)}, and defaults before them",
-            rule="saved functions are called by position",
-            remedy="call the function once with all arguments up to the last one that is passed",
+            found=f"{', '.join(kwargs)} was passed by keyword while an earlier argument was left at its default",
+            rule="saved functions can only be called by position, without gaps",
+            remedy="call the function before saving with that earlier argument, too",
         )
     return tuple(given[name] for name in names[: len(given)]) if kwargs else args
 

@@ -59,7 +59,7 @@ def load(export_dir: str | os.PathLike[str], tags: object = None, options: LoadO
         raise NotFoundError.of(
             "tf.saved_model.load",
             found=f"{directory} has no {FILE}",
-            rule="the folder was written by tf.saved_model.save",
+            rule="the folder must have been written by tf.saved_model.save",
             remedy="pass the folder that was passed to save",
         )
     about = json.loads((directory / FILE).read_text(encoding="utf-8"))
@@ -128,12 +128,12 @@ class LoadedFunction:
 
     @property
     def structured_input_signature(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and keyword arguments of the first signature."""
+        """The positional and keyword arguments of the first signature, with a `tf.TensorSpec` for each array."""
         return tuple(self._loaded[0].inputs), {}
 
     @property
     def structured_outputs(self) -> Any:
-        """The result of the first signature."""
+        """The result of the first signature, with a `tf.TensorSpec` for each array."""
         return self._loaded[0].output
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -149,8 +149,8 @@ class LoadedFunction:
         known = "; ".join(str(program.inputs) for program in self._loaded)
         raise ArgumentError(
             self.__name__,
-            found=f"arguments {_shown(args)}{_shown(kwargs) if kwargs else ''}",
-            rule=f"arguments match a saved signature: {known}",
+            found=f"it was called with {_shown(args)}{f' and {_shown(kwargs)}' if kwargs else ''}",
+            rule=f"the arguments must match a saved signature: {known}",
             remedy="pass arrays of these shapes and dtypes",
         )
 
@@ -166,9 +166,10 @@ def _run(program: _LoadedProgram, arrays: Sequence[Any]) -> Any:
             raise
         raise ArgumentError(
             "a loaded function",
-            found=f"arrays {_shown(list(arrays))}",
-            rule=f"the arguments match {program.inputs}; sizes d0, d1, ... satisfy {', '.join(program.conditions)}",
-            remedy="pass arrays whose sizes satisfy this",
+            found=f"it was called with the arrays {_shown(list(arrays))}",
+            rule=f"the arguments must match {program.inputs}, where sizes d0, d1, ... satisfy "
+            f"{', '.join(program.conditions)}",
+            remedy="pass arrays whose sizes satisfy these conditions",
         ) from error
     for variable, value in zip(program.assigns, outs, strict=False):
         variable.assign(value, read_value=False)
@@ -244,7 +245,7 @@ class LoadedModel(Module):
             setattr(self, name, one)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the saved `__call__`.
+        """Calls the `__call__` of the object that was saved.
 
         Raises:
             ArgumentError: The saved object had no `__call__`.
@@ -252,8 +253,9 @@ class LoadedModel(Module):
         if self._call is None:
             raise ArgumentError(
                 "the loaded model",
-                found="a call",
-                rule="a loaded model is callable if the saved object had a tf.function __call__",
-                remedy=f"call one of its functions, or model.signatures[...] ({', '.join(self.signatures) or 'none'})",
+                found="it was called, but the saved object had no tf.function `__call__`",
+                rule="a loaded model can only be called if the saved object had a tf.function `__call__`",
+                remedy="call a function of the model, or an entry of model.signatures "
+                f"({', '.join(self.signatures) or 'which is empty'})",
             )
         return self._call(*args, **kwargs)

@@ -26,7 +26,7 @@ class Objects:
         self._places: dict[int, int] = {}
 
     def add(self, value: object) -> int | None:
-        """Returns the number of an object's node; None if it is not part of the tree."""
+        """Adds an object with its attributes; returns the number of its node, or None if it is not saved."""
         if id(value) in self._places:
             return self._places[id(value)]
         if self.nodes and not isinstance(value, (Module, list, tuple, dict)) and _variable_of(value) is None:
@@ -67,7 +67,7 @@ def _variable_of(value: object) -> Variable | None:
 
 
 def rebuilt(nodes: Sequence[Mapping[str, Any]], variables: Sequence[Variable], root: object) -> None:
-    """Sets the attributes of the first node on `root`, and creates new objects for all other nodes."""
+    """Recreates a saved object tree: `root` gets the attributes of the first node, the others become new objects."""
     made: dict[int, Any] = {0: root}
 
     def make(place: int) -> Any:

@@ -66,11 +66,12 @@ def save(
 
     Args:
         obj: A `tf.Module`, or any object whose methods and attributes are `tf.function`s with an ``input_signature``,
-            or that have been called before; or a Keras model. Variables, modules, lists and dicts among its attributes
-            are those of the loaded object, too.
+            or that have been called before; or a Keras model. The loaded object has the variables, modules, lists and
+            dicts among the attributes of `obj`, too.
         export_dir: The folder. An existing saved program is replaced; other files stay, as with TensorFlow.
-        signatures: A function, a concrete function, or several by name: entries of `signatures` of what is loaded,
-            whose results are dicts. By default the only function of the object that has an ``input_signature``.
+        signatures: A function, a concrete function, or several by name. They become entries of `signatures` of the
+            loaded object, and return dicts. By default the only function of the object, if it has an
+            ``input_signature``.
         options: Accepted for compatibility and ignored.
 
     Raises:
@@ -104,14 +105,14 @@ def save(
         raise ArgumentError(
             SAVED,
             found=f"{type(obj).__name__} has no tf.function with a signature",
-            rule="save exports functions for known shapes and dtypes",
+            rule="save can only export functions for known shapes and dtypes",
             remedy="give a tf.function an input_signature=[tf.TensorSpec(...)], or call it once before saving",
         )
     _write(Path(os.fspath(export_dir)), obj, functions, entries)
 
 
 def _entries(functions: Mapping[str, list[Signature]], signatures: Signatures | None) -> dict[str, list[Signature]]:
-    """Returns the requested signatures; by default, as in TensorFlow, the only function with an explicit signature."""
+    """Returns the requested signatures; by default, as in TensorFlow, those that an object's only function declares."""
     named = signatures if isinstance(signatures, Mapping) else {} if signatures is None else {DEFAULT: signatures}
     entries = {name: signatures_of(name, one) for name, one in named.items()}
     if signatures is None and len(functions) == 1:
@@ -160,16 +161,16 @@ def _check_replaceable(folder: Path, not_ours: set[str]) -> None:
         raise ArgumentError(
             SAVED,
             found=f"{folder} {f'has {taken[0]}, and is not a saved program' if taken else 'is a file'}",
-            rule="a saved program replaces only another saved program",
+            rule="a saved program can replace only another saved program",
             remedy="pass another path, or move the existing files",
         )
 
 
 def _put_in_place(unfinished: Path, directory: Path) -> None:
-    """Moves a complete program to its path and keeps other files there: model folders hold more than programs.
+    """Moves a complete program to its path, where files that do not belong to a program stay.
 
-    The file that identifies a program is removed first and written last, so that a kill leaves no program rather than
-    a mixed one.
+    The file that identifies a program is removed first and moved last. A process that is killed in between leaves no
+    program, instead of a mixture of two.
     """
     if not directory.exists():
         unfinished.rename(directory)
@@ -228,13 +229,13 @@ def _exported(pure: Pure, inputs: PyTree) -> bytes:
         raise MissingExtraError(
             SAVED,
             found=f"the package flatbuffers cannot be imported: {error}",
-            rule='this needs the extra "export": jax.export writes programs with flatbuffers',
-            remedy="pip install 'mirrored[export]'",
+            rule='the extra "export" must be installed: jax.export writes programs with flatbuffers',
+            remedy="run pip install 'mirrored[export]'",
         ) from error
 
 
 def _to_json(value: PyTree) -> Any:
-    """Encodes a structure as JSON that loading can read; arrays become descriptions."""
+    """Encodes a structure as JSON for `load`; an array becomes its shape and dtype."""
     if isinstance(value, jax.ShapeDtypeStruct):
         shape = [size if isinstance(size, int) else None for size in value.shape]
         return {"array": {"shape": shape, "dtype": str(value.dtype)}}
@@ -248,7 +249,7 @@ def _to_json(value: PyTree) -> Any:
         return {"static": value}
     raise ArgumentError(
         SAVED,
-        found=f"a {type(value).__name__} among a function's arguments or results",
-        rule="arguments and results are arrays, None, numbers and strings, in lists, tuples and dicts with string keys",
-        remedy="convert other objects to these types first",
+        found=f"the arguments or results of a function contain a {type(value).__name__}",
+        rule="they can only be arrays, None, numbers and strings, in lists, tuples and dicts with string keys",
+        remedy="convert the object to these types",
     )
