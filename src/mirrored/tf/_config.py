@@ -106,7 +106,7 @@ def get_visible_devices(device_type: str | None = None) -> list[PhysicalDevice]:
 def set_visible_devices(
     devices: PhysicalDevice | list[PhysicalDevice] | tuple[PhysicalDevice, ...], device_type: str | None = None
 ) -> None:
-    """Hides all devices except the given ones from this process; with `device_type`, only those of that type.
+    """Hides all devices from this process except the given ones; `device_type` limits this to one type.
 
     Context: before JAX has started.
 

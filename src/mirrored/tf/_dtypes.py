@@ -22,7 +22,7 @@ _JAX_NAMES: Final = {"bool": "bool_"}
 
 
 class DType:
-    """A data type such as ``tf.float32``, which JAX accepts as a dtype; ``tf.string`` is for strings, on the host.
+    """A data type such as ``tf.float32``, which JAX accepts; ``tf.string`` is for strings, which stay on the host.
 
     Context: any.
 

@@ -79,7 +79,7 @@ def for_stmt(
     symbol_names: Sequence[str],
     opts: dict[str, Any],
 ) -> None:
-    """Executes a `for` statement: over a tensor or traced range inside the compiled program, over the rest in Python.
+    """Executes a `for` statement: over a tensor or traced range in the compiled program, over anything else in Python.
 
     Args:
         iter_: The iterable.

@@ -23,7 +23,7 @@ Destinations: TypeAlias = DistributedValues | Variable | str
 
 
 class Direct(core.CrossDeviceOps):
-    """A cross-device operation that a program can call directly, by TensorFlow's methods, and not only a strategy."""
+    """A cross-device operation that not only a strategy but also a program can call, by TensorFlow's methods."""
 
     def reduce(
         self, reduce_op: ReduceOp, per_replica_value: PyTree, destinations: Destinations, options: object = None

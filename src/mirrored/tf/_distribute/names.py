@@ -43,7 +43,7 @@ class CommunicationImplementation(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class CommunicationOptions:
-    """Options of a cross-device reduction, which are checked and have no effect: XLA chooses.
+    """Options of a cross-device reduction, which have no effect: XLA chooses how replicas communicate.
 
     Args:
         bytes_per_pack: Accepted and ignored; not negative.

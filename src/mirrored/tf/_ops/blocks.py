@@ -111,7 +111,7 @@ class BlockStore(VariableStore):
         return announce_read(variable, self.outer.whole(variable))
 
     def commit(self, key: Key, value: jax.Array) -> None:
-        """Assigns the value that the block computed for a variable, in the code around the block."""
+        """Assigns to a variable, in the code around the block, the value that the block computed for it."""
         variable, where = self.staged[key].variable, self._where[key]
         if key[1] is None:
             self.outer.set_whole(variable, value, where)
@@ -198,7 +198,7 @@ def outer_values(blocks: Iterable[Block]) -> dict[Key, Any]:
 
 
 def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) -> None:
-    """Assigns the values that the blocks computed for variables, in the code around the blocks."""
+    """Assigns to variables, in the code around the blocks, the values that the blocks computed for them."""
     for key, value in zip(keys, values, strict=True):
         block = next(one for one in blocks if key in one.assigned)
         assert block.store is not None

@@ -108,7 +108,7 @@ def _check_alike(called: str, first: Sequence[Any], other: Sequence[Any]) -> Non
 def switch_case(
     branch_index: Operand, branch_fns: _Numbered, default: Callable[[], Any] | None = None, name: str | None = None
 ) -> Any:
-    """Returns the result of the branch with this index; for others that of `default`, by default the last branch."""
+    """Returns the result of the branch with this index; for any other, that of `default` or else the last branch."""
     del name
     numbered = _numbered(branch_fns)
     other = default if default is not None else numbered[-1][1]
@@ -138,7 +138,7 @@ def case(
     strict: bool = False,
     name: str = "case",
 ) -> Any:
-    """Returns the result for the first true condition; if none is true, of `default`, by default the last function.
+    """Returns the result for the first true condition; if none is true, that of `default` or else the last function.
 
     Raises:
         InvalidArgumentError: With `exclusive`, more than one condition holds (checked for known conditions).

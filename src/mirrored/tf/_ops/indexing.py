@@ -47,7 +47,7 @@ def gather(
 def gather_nd(
     params: Operand, indices: Operand, batch_dims: int = 0, name: str | None = None, bad_indices_policy: str = ""
 ) -> jax.Array:
-    """Gathers slices at the index vectors in the last axis of `indices`; those out of range give zeros."""
+    """Gathers slices at the index vectors in the last axis of `indices`; a vector out of range gives zeros."""
     del name, bad_indices_policy
 
     def pick(table: jax.Array, where: jax.Array) -> jax.Array:

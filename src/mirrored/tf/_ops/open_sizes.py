@@ -59,7 +59,7 @@ class Traced(Generic[T]):
 
 
 def opened(value: PyTree) -> Any:
-    """Replaces each object with `shape` and `dtype` in a structure by an `Open`, an array of unknown sizes."""
+    """Replaces each object with `shape` and `dtype` in a structure by an `Open`, which describes an array."""
     return jax.tree.map(_opened, value, is_leaf=_is_spec)
 
 
