@@ -1,4 +1,4 @@
-"""Cursors: stream iterators with a position that can be saved, for the operations that Grain does not have."""
+"""Cursors (iterators that can save and restore how far they have read) for the operations that Grain does not have."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from mirrored.errors import InputError
 
 
 class Cursor(Protocol):
-    """An iterator over a stream, with a position that can be saved. Grain's iterators are cursors."""
+    """An iterator that can save and restore its position: how far it has read. Grain's iterators are cursors."""
 
     def __next__(self) -> Element: ...
 
     def get_state(self) -> Any:
-        """Returns the position as JSON-like data."""
+        """Returns the position after the element that was read last, as JSON-like data."""
         ...
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores a position."""
+        """Continues from a position that `get_state` returned."""
         ...
 
     def close(self) -> None:
@@ -33,17 +33,17 @@ class Cursor(Protocol):
 
 
 def beyond_end() -> InputError:
-    """Returns the error for a position after the end of the data."""
+    """Returns the error for restoring a position that lies after the end of the data."""
     return InputError(
         "DatasetIterator.set_state",
         found="the dataset has fewer elements than when the position was saved",
-        rule="a position belongs to the same data; the elements before it are read again",
+        rule="a position can be restored only in the same data: the elements before it are read again",
         remedy="check that the files or the generator still have all elements, or begin a new epoch",
     )
 
 
 def read_again(cursor: Any) -> Any:
-    """Returns the next element of a cursor or iterator, which was read before the position was saved.
+    """Returns the iterator's next element, to repeat reads that were made before the position was saved.
 
     Raises:
         InputError: The data have no further element. StopIteration would end the iteration that restores the position.
@@ -67,7 +67,7 @@ class Iterators:
         self._last: Any = None
 
     def __call__(self) -> Iterator[Any]:
-        """Returns a new iterator.
+        """Returns a new iterator of the iterable.
 
         Raises:
             InputError: `make` returned the iterator of an earlier iteration, which is exhausted or in use.
@@ -76,7 +76,7 @@ class Iterators:
         if made is self._last:
             raise InputError(
                 self._called,
-                found=f"the same iterator ({type(made).__name__}) for a second iteration",
+                found=f"a second iteration got the same iterator ({type(made).__name__}) as the first one",
                 rule="a dataset is read again in every epoch; an iterator returns its elements only once, so the "
                 "next epoch would have no steps",
                 remedy="create a new iterator for each iteration: a generator function, or an __iter__ that yields",
@@ -86,7 +86,7 @@ class Iterators:
 
 
 class IterableCursor:
-    """Reads a Python iterable. A position is a count; restoring it reads the preceding elements again.
+    """Reads a Python iterable. The saved position is the number of elements read; restoring reads them again.
 
     Args:
         make: Creates the iterable; called for every iteration.
@@ -129,7 +129,7 @@ class IterableCursor:
 
 
 class SequenceCursor:
-    """Reads several cursors in sequence: concatenate, repeat, several files.
+    """Reads several cursors one after the other, for concatenate, repeat and several files.
 
     Args:
         open_part: Opens part i, or returns None after the last one.
@@ -178,7 +178,7 @@ class SequenceCursor:
 
 
 class StrideCursor:
-    """Returns every `step`-th element, beginning at index `start`: skip and shard."""
+    """Returns every `step`-th element of its parent, beginning at index `start`, for skip and shard."""
 
     def __init__(self, parent: Cursor, start: int, step: int) -> None:
         self._parent, self._step = parent, step
@@ -320,7 +320,7 @@ class RebatchCursor:
         return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: concatenated(leaves), *parts)
 
     def _read(self) -> bool:
-        """Reads the next batch; returns False at the end."""
+        """Reads the parent's next batch; returns False at the end of the data."""
         before = self._parent.get_state()
         try:
             batch = next(self._parent)

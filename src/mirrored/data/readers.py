@@ -1,4 +1,4 @@
-"""Readers: read the input of one step for all replicas, as a global batch or as one element per replica."""
+"""Readers, which read one step's input of all replicas from datasets, and the agreement of workers on each step."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def check_same_batch(batch: Element, number: int = 1) -> None:
 
 
 class WorkerSteps(Protocol):
-    """Coordinates one input step: every worker calls `settled` after it has read its next batch."""
+    """What all workers do together for each step of input: every worker calls `settled` after it has read."""
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
-        """Returns this worker's per-replica batches of the step.
+        """Returns this worker's per-replica batches for a step that all workers make.
 
         Raises:
             StopIteration: There is no further step.
@@ -59,7 +59,7 @@ class WorkerSteps(Protocol):
 
 
 def reader_meeting(reader: Reader, placer: Placer) -> WorkerSteps | None:
-    """Returns the coordination that a job of several workers needs while reading; None in a single process.
+    """Returns the object by which the workers of a job agree on each step of input; None in a single process.
 
     Context: when an iterator is created.
     """
@@ -89,7 +89,7 @@ class SameBatches:
         self._count = 0
 
     def settled(self, value: PyTree, has_ended: bool) -> Any:
-        """Returns `value` unchanged, after the comparison."""
+        """Returns `value` unchanged after the batches 1, 2, 4, 8, ... were compared."""
         if has_ended:
             raise StopIteration
         self._count += 1
@@ -99,7 +99,7 @@ class SameBatches:
 
 
 class OwnBatches:
-    """Coordinates workers that each read their own data, so that all of them run the same number of steps.
+    """Makes workers that each read their own data run the same number of steps.
 
     The workers continue while any of them has data; a worker without data gets empty batches. If batches cannot be
     empty, all workers stop when the first one runs out.
@@ -149,7 +149,7 @@ class OwnBatches:
 
 
 def _shapes(value: PyTree) -> list[Any]:
-    """Returns the distinct lists of leaf shapes among the replicas of this worker."""
+    """Returns the distinct lists of leaf shapes that the replicas of this worker have."""
     leaves = jax.tree.leaves(value, is_leaf=_is_per_replica)
     rows = zip(*([list(np.shape(one)) for one in leaf.values] for leaf in leaves), strict=True)
     distinct: list[Any] = []
@@ -175,7 +175,7 @@ def _nothing() -> DisagreementError:
     return DisagreementError(
         _CALLED,
         found="this worker's dataset is empty, and other workers have data",
-        rule="a worker whose data ends first continues with empty batches shaped like its earlier ones",
+        rule="a worker without data needs an earlier batch whose shape its empty batches copy; this one never had one",
         remedy="give every worker at least one batch: use fewer workers, or more files",
     )
 
@@ -184,31 +184,31 @@ _NOTHING: Final = object()
 
 
 class Reader(Protocol):
-    """Reads the input of one step for all replicas, on the host."""
+    """Reads the next input of all replicas from datasets, and puts it on their devices."""
 
     @property
     def ends_together(self) -> bool:
-        """Whether all workers stop when the first one runs out of data, if each reads its own data."""
+        """Whether all workers stop when the first one has no more data (only if each reads its own data)."""
         ...
 
     def read(self) -> tuple[Any, int]:
-        """Returns the next input for the placer, and its number of examples."""
+        """Returns the input of the next step in host memory, and the number of examples in it."""
         ...
 
     def place(self, placer: Placer, read: Element | list[Element]) -> Any:
-        """Places a result of `read` on the devices."""
+        """Puts a result of `read` on the devices."""
         ...
 
     def get_state(self) -> Any:
-        """Returns the position."""
+        """Returns the position after the input that was read last."""
         ...
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores a position."""
+        """Continues from a position that `get_state` returned."""
         ...
 
     def close(self) -> None:
-        """Closes the sources."""
+        """Closes the datasets that it reads."""
         ...
 
 
@@ -218,7 +218,7 @@ def is_power_of_two(number: int) -> bool:
 
 
 class GlobalBatches:
-    """Reads global batches and applies the `last_batch` rule.
+    """Reads global batches, and treats incomplete ones as the option `last_batch` requires.
 
     Args:
         source: The source of the batches.
@@ -233,7 +233,7 @@ class GlobalBatches:
 
     @property
     def ends_together(self) -> bool:
-        """Whether batches cannot be empty, see `Reader`."""
+        """Whether all workers stop with the first one: with "drop", no batch can be empty."""
         return self._rule == "drop"
 
     @property
@@ -246,11 +246,11 @@ class GlobalBatches:
         self._source.settle_seeds(self._cursor)
 
     def keep_samples(self) -> None:
-        """Starts to keep the batches 1, 2, 4, 8, ... for `sample`. Context: before the first `read`."""
+        """Begins to keep the batches 1, 2, 4, 8, ... for `sample`. Context: before the first `read`."""
         self._samples = {}
 
     def sample(self, number: int) -> Any:
-        """Returns a kept batch, and drops it."""
+        """Returns batch `number` (1, 2, 4, 8, ...), which is kept no longer."""
         return None if self._samples is None else self._samples.pop(number)
 
     def __init__(self, source: Source, options: InputOptions, num_replicas: int) -> None:
@@ -266,7 +266,7 @@ class GlobalBatches:
         self._before: Any = None
 
     def read(self) -> tuple[Any, int]:
-        """Returns the next global batch, padded according to the rule, and its number of real examples."""
+        """Returns the next global batch, padded if `last_batch` requires it, and its number of real examples."""
         while True:
             batch, count = self._next_batch()
             if self._may_be_rows:
@@ -315,11 +315,11 @@ class GlobalBatches:
                 return jax.tree.map(lambda leaf, skipped=skipped: leaf[skipped:], batch), count - skipped
 
     def place(self, placer: Placer, read: Element | list[Element]) -> Any:
-        """Splits the batch and places the per-replica batches on their devices."""
+        """Splits the batch and puts the per-replica batches on their devices."""
         return placer.batch(read)
 
     def get_state(self) -> Any:
-        """Returns the number of consumed examples, and the source's own position."""
+        """Returns the number of examples read, and the source's own position after them."""
         return {
             "source": self._cursor.get_state(),
             "consumed": self._consumed,
@@ -328,7 +328,7 @@ class GlobalBatches:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the source's position if the source supports it; otherwise skips the consumed examples."""
+        """Restores the source's own position; where that is impossible, reads again and skips the examples."""
         self._consumed = state["consumed"]
         if self._source.restore(self._cursor, state["source"], state["full"]):
             self._full, self._to_skip = state["full"], state["leave_out"]
@@ -336,7 +336,7 @@ class GlobalBatches:
             self._full, self._to_skip = None, self._consumed
 
     def close(self) -> None:
-        """Closes the source."""
+        """Closes the iterator over the source."""
         self._cursor.close()
 
 
@@ -353,14 +353,13 @@ class ElementsInTurn:
 
     @property
     def ends_together(self) -> bool:
-        """Whether elements cannot be empty batches, see `Reader`."""
+        """Whether all workers stop with the first one: scalar elements have no empty form."""
         return self._scalars
 
     def __init__(self, sources: Sequence[Source], num_replicas: int) -> None:
         self._cursors = [source.open() for source in sources]
         self._num_replicas = num_replicas
         self._scalars = False
-        self._rows = 0
         self._ended: set[int] = set()
 
     def read(self) -> tuple[Any, int]:
@@ -379,19 +378,18 @@ class ElementsInTurn:
                 self._num_replicas,
             )
             raise StopIteration
-        self._rows += 1
         count = sum(_examples(element) for element in given)
         empty = jax.tree.map(lambda leaf: leaf[:0], given[0]) if len(given) < self._num_replicas else None
         return [empty if element is _NOTHING else element for element in elements], count
 
-    def _next(self, place: int) -> Element:
-        """Returns the next element of a source; _NOTHING after its end."""
-        if place in self._ended:
+    def _next(self, index: int) -> Element:
+        """Returns the next element of source `index`; _NOTHING after its end."""
+        if index in self._ended:
             return _NOTHING
         try:
-            element = next(self._cursors[place])
+            element = next(self._cursors[index])
         except StopIteration:
-            self._ended.add(place)
+            self._ended.add(index)
             return _NOTHING
         # The source may reuse its buffers for the next replica's element.
         return jax.tree.map(owned, element)
@@ -401,16 +399,17 @@ class ElementsInTurn:
         return placer.elements(read)
 
     def get_state(self) -> Any:
-        """Returns the positions of the sources."""
-        return {"sources": [cursor.get_state() for cursor in self._cursors], "rows": self._rows}
+        """Returns the positions of all sources."""
+        return {"sources": [cursor.get_state() for cursor in self._cursors]}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores the positions of the sources, whose number must be the same as when they were saved."""
         if len(state.get("sources", ())) != len(self._cursors):
             raise ArgumentError(
                 "DistributedIterator.set_state",
-                found=f"a position of {len(state.get('sources', ()))} input pipelines",
-                rule=f"this dataset has {len(self._cursors)}: its function is called once per input pipeline",
+                found=f"the position was saved with {len(state.get('sources', ()))} input pipelines, this dataset has "
+                f"{len(self._cursors)}",
+                rule="the number of input pipelines (calls of the dataset function) must stay the same",
                 remedy="resume with the same number of input pipelines, or use experimental_distribute_dataset",
             )
         self._ended.clear()
@@ -418,7 +417,7 @@ class ElementsInTurn:
             cursor.set_state(position)
 
     def close(self) -> None:
-        """Closes the sources."""
+        """Closes the iterators over the sources."""
         for cursor in self._cursors:
             cursor.close()
 
