@@ -132,7 +132,7 @@ class _CacheCursor:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Remembering(StreamStep):
+class StatefulStep(StreamStep):
     """A step with state, written as a generator over its parent's elements."""
 
     @abc.abstractmethod
@@ -164,7 +164,7 @@ def _elements(node: Node, run: Run) -> Iterator[Element]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Scanned(Remembering):
+class Scanned(StatefulStep):
     """Applies ``state, out = function(state, element)`` to every element, and returns `out`."""
 
     initial_state: Element
@@ -234,7 +234,7 @@ def _dtype(leaf: object) -> np.dtype[Any]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Unique(Remembering):
+class Unique(StatefulStep):
     """Keeps the first occurrence of every element."""
 
     def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
@@ -261,7 +261,7 @@ def _identity(element: Element) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Grouped(Remembering):
+class Grouped(StatefulStep):
     """Groups elements of equal keys into windows, and returns the elements of the datasets that `reduce` returns.
 
     Attributes:
@@ -340,7 +340,7 @@ def _integer(value: object, name: str, rule: str) -> int:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Resampled(Remembering):
+class Resampled(StatefulStep):
     """Drops elements at random to reach a target class distribution, and returns pairs (class, element).
 
     The elements of the parent are pairs (element, uniform number in [0, 1)).
@@ -426,7 +426,7 @@ class _WhileCursor:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Promised(Remembering):
+class Promised(StatefulStep):
     """Checks while reading that the parent has as many elements as `assert_cardinality` states."""
 
     count: int
