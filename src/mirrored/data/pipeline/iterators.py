@@ -157,7 +157,7 @@ class DatasetIterator:
         if state.get("version") != _VERSION or state["pipeline"] != self._outline or len(state["seeds"]) != len(steps):
             raise ArgumentError(
                 "DatasetIterator.set_state",
-                found=f"a position of the pipeline {state.get('pipeline')} was passed to an iterator of {self._outline}",
+                found=f"a position of the pipeline {state.get('pipeline')} was passed to one of {self._outline}",
                 rule="a position can be restored only in a dataset with the same steps",
                 remedy="build the dataset with the same steps as when the position was saved",
             )
