@@ -328,7 +328,11 @@ class GlobalBatches:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the source's own position; where that is impossible, reads again and skips the examples."""
+        """Restores the source's own position; where that is impossible, reads again and skips the examples.
+
+        It is impossible if the source has no position, or has another batch size than when the position was saved
+        (`Source.restore`, which may read a batch to find out).
+        """
         self._consumed = state["consumed"]
         if self._source.restore(self._cursor, state["source"], state["full"]):
             self._full, self._to_skip = state["full"], state["leave_out"]
