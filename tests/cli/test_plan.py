@@ -90,7 +90,7 @@ def test_a_script_without_a_step_is_refused(tmp_path):
     path.write_text("print('nothing to do')\n")
     result = invoke(str(path))
     assert result.exit_code == 1
-    assert "a program that calls no compiled function" in result.output
+    assert "the program called no compiled function" in result.output
 
 
 @pytest.mark.parametrize(
