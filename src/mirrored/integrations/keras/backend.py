@@ -1,4 +1,4 @@
-"""Keras on the JAX backend: its import, and its thread-local state."""
+"""Imports Keras on the JAX backend, and copies its thread-local state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirrored.errors import ContextError
 
 
 def load() -> Any:
-    """Returns the module `keras`, on the JAX backend.
+    """Returns the module `keras`, running on the JAX backend.
 
     Raises:
         MissingExtraError: Keras is not installed.
@@ -28,7 +28,7 @@ def load() -> Any:
         raise ContextError(
             "mirrored.integrations.keras",
             found=f"Keras is running on the backend {keras.backend.backend()!r}",
-            rule="Keras models of a strategy require the JAX backend",
+            rule="Keras must run on the JAX backend for models of a strategy",
             remedy="write at the top of the program, before the first import of keras: "
             "import os; os.environ['KERAS_BACKEND'] = 'jax'",
         )
@@ -41,7 +41,7 @@ keras = load()
 
 
 def keras_state() -> Callable[[], None]:
-    """Captures the state of this thread, and returns a function that applies it to the calling thread."""
+    """Captures Keras' state of the current thread, and returns a function that applies it to the calling thread."""
     tracker = keras.src.backend.common.global_state.GLOBAL_STATE_TRACKER
     here = {name: copy.copy(value) if isinstance(value, list) else value for name, value in vars(tracker).items()}
     return lambda: vars(tracker).update(here)
