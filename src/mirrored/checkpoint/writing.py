@@ -85,7 +85,7 @@ def write(directory: Path, manifest: Manifest) -> None:
         raise CheckpointError(
             "saving a checkpoint",
             found=f"{directory} could not be written: {_first_line(error)}{_space_left(directory, error)}",
-            rule="a checkpoint is written completely or not at all; earlier checkpoints are unchanged",
+            rule="a checkpoint must be written completely or not at all; earlier checkpoints are unchanged",
             remedy=f"{_remedy(error)}, or choose another folder, and save again",
         ) from error
     finally:

@@ -184,14 +184,16 @@ def _counts(text: str) -> list[int]:
 def _bandwidth(text: str) -> float:
     found = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmgt]?)(b|b/s|bit/s)?", text.strip().lower())
     if found is None or float(found[1]) <= 0:
-        raise _unreadable("--bandwidth", text, "bytes per second", "--bandwidth 25GB/s, --bandwidth 100Gbit/s, 25e9")
+        raise _unreadable(
+            "--bandwidth", text, "a number of bytes per second", "--bandwidth 25GB/s, --bandwidth 100Gbit/s, 25e9"
+        )
     return float(found[1]) * _SUFFIXES[found[2]] / (8 if found[3] == "bit/s" else 1)
 
 
 def _latency(text: str) -> float:
     found = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(s|ms|us|ns|)", text.strip().lower())
     if found is None:
-        raise _unreadable("--latency", text, "seconds", "--latency 5us, --latency 5e-6")
+        raise _unreadable("--latency", text, "a number of seconds", "--latency 5us, --latency 5e-6")
     return float(found[1]) * _TIMES[found[2]]
 
 

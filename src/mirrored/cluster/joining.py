@@ -201,8 +201,8 @@ def check_mtls(called: str) -> None:
     if given and not hasattr(jax.config, "jax_mtls_cert_file"):
         raise ContextError(
             called,
-            found=f"{', '.join(given)} with JAX {jax.__version__}",
-            rule="JAX secures its coordinator by mTLS from version 0.12 on; this version would start it without mTLS",
+            found=f"{', '.join(given)} was set with JAX {jax.__version__}",
+            rule="JAX secures its coordinator by mTLS from version 0.12 on; this one would start it without mTLS",
             remedy="install JAX 0.12, or unset the variables and keep the coordinator's port inside a trusted network",
         )
 

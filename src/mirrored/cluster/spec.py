@@ -70,7 +70,7 @@ class ClusterSpec:
             raise ClusterError(
                 "ClusterSpec.task_address",
                 found=f"No task with index {task_index!r} in job {job_name!r}",
-                rule=f"the job has the tasks {sorted(tasks)}",
+                rule=f"the index must be one of {sorted(tasks)}",
                 remedy="pass one of these indices (in TF_CONFIG: task.index)",
             )
         return tasks[task_index]
@@ -89,7 +89,7 @@ class ClusterSpec:
             raise ClusterError(
                 f"ClusterSpec.{method}",
                 found=f"No such job in cluster: {job!r}",
-                rule=f"the jobs are {self.jobs}",
+                rule=f"the job must be one of {self.jobs}",
                 remedy="pass one of these jobs",
             )
         return self._jobs[job]

@@ -77,8 +77,8 @@ class Iterators:
             raise InputError(
                 self._called,
                 found=f"a second iteration got the same iterator ({type(made).__name__}) as the first one",
-                rule="a dataset is read again in every epoch; an iterator returns its elements only once, so the "
-                "next epoch would have no steps",
+                rule="a dataset must return a new iterator in every epoch: an iterator returns its elements only once, "
+                "so the next epoch would have no steps",
                 remedy="create a new iterator for each iteration: a generator function, or an __iter__ that yields",
             )
         self._last = made

@@ -314,6 +314,6 @@ def _closed() -> InputError:
     return InputError(
         "DistributedIterator",
         found="it was used after close(), or after it raised an error",
-        rule="a closed iterator returns no elements",
+        rule="a closed iterator cannot return elements",
         remedy="create a new one with iter(dataset)",
     )

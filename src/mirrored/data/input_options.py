@@ -165,7 +165,7 @@ class InputContext:
                 "InputContext.get_per_replica_batch_size",
                 found=f"The `global_batch_size` {global_batch_size} is not divisible by `num_replicas_in_sync` "
                 f"{self._num_replicas_in_sync}",
-                rule="every replica gets batches of the same size",
+                rule="every replica must get batches of the same size",
                 remedy="choose a multiple of it, or use experimental_distribute_dataset, which splits any batch",
             )
         return global_batch_size // self._num_replicas_in_sync

@@ -66,7 +66,7 @@ class NoElementError(StructureError):
         super().__init__(
             called,
             found="the dataset has no element",
-            rule="the spec of a mapped or generated dataset is that of its first element",
+            rule="a mapped or generated dataset must have an element, from which its spec is taken",
             remedy="pass output_signature to from_generator, or check why the dataset is empty",
         )
 

@@ -201,7 +201,7 @@ class DatasetIterator:
             raise InputError(
                 "DatasetIterator",
                 found="it was used after close(), or after it raised an error",
-                rule="a closed iterator returns no elements",
+                rule="a closed iterator cannot return elements",
                 remedy="create a new one with iter(dataset)",
             )
         if self._reading is None:

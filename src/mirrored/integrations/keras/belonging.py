@@ -127,14 +127,14 @@ def _apart(called: str, variable: KerasVariable, theirs: Strategy | None, strate
             called,
             found=f"the model was created outside strategy.scope(), and its optimizer or metric has variable "
             f"{variable.path!r} of {theirs!r}",
-            rule="a model, its optimizer and its metrics are created in the scope of one strategy",
+            rule="a model, its optimizer and its metrics must be created in the scope of one strategy",
             remedy="create the model inside `with strategy.scope():` too",
         )
     found = "no strategy" if theirs is None else f"another strategy, {theirs!r}"
     return ContextError(
         called,
         found=f"variable {variable.path!r} belongs to {found}, and the model to {strategy!r}",
-        rule="a model, its optimizer and its metrics are created in the scope of one strategy",
+        rule="a model, its optimizer and its metrics must be created in the scope of one strategy",
         remedy="create all of them inside `with strategy.scope():`",
     )
 
@@ -193,7 +193,7 @@ def _elsewhere(model: Model, own: Strategy | None, current: Strategy | None) -> 
         found=f"the model {model.name!r} was created "
         + ("outside strategy.scope()" if own is None else f"in the scope of {own!r}")
         + f", and is compiled in the scope of {current!r}",
-        rule="a model, its optimizer and its metrics are created in the scope of one strategy",
+        rule="a model, its optimizer and its metrics must be created in the scope of one strategy",
         remedy="create the model inside this scope, or compile it outside",
     )
 

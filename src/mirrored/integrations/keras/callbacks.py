@@ -142,7 +142,7 @@ def _write(callback: BackupAndRestore, save: Callable[..., None]) -> None:
         raise CheckpointError(
             _CALLED,
             found=f"the backup {weights} could not be written: {error}",
-            rule="a backup is written completely or not at all; the previous one is unchanged",
+            rule="a backup must be written completely or not at all; the previous one is unchanged",
             remedy="check the folder and its file system, and restart",
         ) from error
     finally:
