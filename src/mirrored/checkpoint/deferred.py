@@ -183,7 +183,7 @@ def is_expected() -> bool:
 
 
 def settle(asking: Variable | None = None, checkpoint: Waiting | None = None) -> None:
-    """Restores the new variables that waiting checkpoints contain, before a variable's value is used.
+    """Restores the new variables for which restored checkpoints still wait, before a variable's value is used.
 
     Args:
         asking: The variable whose value is about to be used.

@@ -139,7 +139,7 @@ class VariableLeaf(Leaf):
         return dataclasses.replace(self.outline(), value=on_host(key_data(array)))
 
     def put(self, saved: Saved) -> Undo:
-        """Assigns the saved value on all replicas: a SUM is divided among them, per-replica values keep theirs."""
+        """Assigns the saved value on all replicas; divides a SUM among them, and returns components to their own."""
         variable, value = self.variable, _keys_of(saved, saved.one())
         undo = self._undo()
         if self._by_component and not self._is_shared_out(saved):
@@ -334,7 +334,7 @@ class GeneratorLeaf(Leaf):
 
 
 def leaf_of(value: object, place: Place) -> Leaf | None:
-    """Returns the leaf for a variable, array, iterator or generator; None for other values and plain numbers."""
+    """Wraps a variable, array, iterator or generator as state to be saved; returns None for numbers and the rest."""
     if isinstance(value, Variable):
         return VariableLeaf(value)
     if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.dtype.kind not in "OSUMmV"):

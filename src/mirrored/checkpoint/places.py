@@ -40,11 +40,11 @@ class Root(Place):
     key: str
 
     def get(self) -> Any:
-        """Returns the object that was passed as this argument."""
+        """Returns the object that was passed as this keyword argument."""
         return self.parts[self.key]
 
     def put(self, value: object) -> None:
-        """Replaces the object that was passed as this argument."""
+        """Replaces the object that was passed as this keyword argument."""
         self.parts[self.key] = value
 
     def holder(self) -> Any:

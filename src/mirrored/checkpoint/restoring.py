@@ -266,7 +266,7 @@ def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
 
 
 def read_leaves(directory: Path, manifest: Manifest, names: list[str]) -> dict[str, Saved]:
-    """Reads the named pieces of state with their values.
+    """Reads the saved values of the given names from a checkpoint.
 
     Raises:
         DamagedCheckpointError: The arrays cannot be read.

@@ -129,7 +129,7 @@ class IterableCursor:
 
 
 class SequenceCursor:
-    """Reads several cursors one after the other, for concatenate, repeat and several files.
+    """Reads several streams one after the other, for concatenate, repeat and several files.
 
     Args:
         open_part: Opens part i, or returns None after the last one.
@@ -290,7 +290,7 @@ class InterleaveCursor:
 
 
 class RebatchCursor:
-    """Regroups the rows of the parent's batches into batches of `size` rows.
+    """Regroups the rows of its parent's batches into batches of `size` rows.
 
     A position is that of the parent before the current batch, and the number of its rows that were returned. Grain's
     RebatchIterDataset has the same positions, but returns an additional batch of zero rows after a position that was

@@ -200,7 +200,7 @@ class DistributedIterator:
         close_at_exit(self._feed)
 
     def stats(self) -> InputStats:
-        """Returns the time spent in each part of the input pipeline."""
+        """Returns the times of reading, mapping and transfer, and how long the training loop waited."""
         return self._stats
 
     def close(self) -> None:

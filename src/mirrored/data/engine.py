@@ -27,7 +27,7 @@ class CursorIterator(grain.DatasetIterator):  # type: ignore[misc]  # grain ship
         return next(self._cursor)
 
     def get_state(self) -> Any:
-        """Returns the cursor's position in the data."""
+        """Returns the cursor's position: how far it has read."""
         return self._cursor.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -43,7 +43,7 @@ class CursorIterator(grain.DatasetIterator):  # type: ignore[misc]  # grain ship
 
 
 class CursorDataset(grain.IterDataset):  # type: ignore[misc]
-    """A Grain dataset that creates a new cursor for every iteration."""
+    """A Grain dataset that creates a new `Cursor` for every iteration."""
 
     def __init__(self, make: Callable[[], Cursor], name: str) -> None:
         super().__init__()

@@ -80,7 +80,7 @@ def _refuse_sizes(batch: PyTree, called: str, remedy: str) -> NoReturn:
 
 
 def share_bounds(size: int, num_replicas: int) -> list[tuple[int, int]]:
-    """Returns the start and stop row of each replica's part of a global batch.
+    """Returns the first row and the row after the last one of each replica's part of a global batch.
 
     Args:
         size: Number of examples in the global batch (m).

@@ -238,7 +238,7 @@ class GlobalBatches:
 
     @property
     def empty(self) -> Any:
-        """A batch without examples; None if none is known."""
+        """A batch without examples; None if its shapes are not known."""
         return self._source.empty
 
     def settle_seeds(self) -> None:

@@ -1,4 +1,4 @@
-"""A microbenchmark of one replica's part of a step, run without collectives on several devices at once.
+"""A microbenchmark of the program that one replica runs in a step, on several devices at once, without collectives.
 
 It measures the contention between devices that share cores, memory or a host process, instead of assuming it.
 """
@@ -24,7 +24,7 @@ _TOGETHER, _EACH = PartitionSpec(), PartitionSpec(_AXIS)
 
 @dataclasses.dataclass(frozen=True)
 class ComputeBenchmark:
-    """The measured time of one replica's part of the step, run on several devices at once.
+    """The measured time of the program that one replica runs in a step, on several devices at once.
 
     Attributes:
         seconds: From the call until all devices are done.

@@ -47,7 +47,7 @@ class StepCost:
 
 @dataclasses.dataclass(frozen=True)
 class BatchShare:
-    """One replica's part of a step as a program without collectives, with its arguments.
+    """The program that one replica runs in a step, without collectives, with its arguments.
 
     Attributes:
         pure: The program, as a function of the variables' values and the arrays.

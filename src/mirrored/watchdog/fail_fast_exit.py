@@ -185,7 +185,7 @@ class LauncherChannel:
             self._socket.sendall(f"note {line}\n".encode(errors="replace"))
 
     def has_shown(self) -> None:
-        """Tells the launcher that the error is printed, and waits until it ends this process."""
+        """Tells the launcher that the error is printed, and waits until the launcher ends this process."""
         with contextlib.suppress(OSError):
             self._socket.sendall(b"shown\n")
             self._thread.join(_END_SECONDS)

@@ -306,5 +306,5 @@ class CountedRows:
 
     @property
     def cardinality(self: _Openable) -> int:
-        """The number of rows."""
+        """The number of elements, or INFINITE_CARDINALITY."""
         return length_as_cardinality(self.open(Run()).length)

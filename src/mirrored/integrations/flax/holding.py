@@ -191,7 +191,7 @@ _UNSET = object()
 
 
 def held(variable: NNXVariable[Any]) -> Any:
-    """Returns what an NNX variable's slot stores: a `mirrored.Variable` or `ReplicaKey` behind it, or a plain value."""
+    """Returns what an NNX variable stores: a `mirrored.Variable` or `ReplicaKey` behind it, or a plain value."""
     try:
         return _slot.__get__(variable)
     except AttributeError:
@@ -199,12 +199,12 @@ def held(variable: NNXVariable[Any]) -> Any:
 
 
 def hold(variable: NNXVariable[Any], value: object) -> None:
-    """Sets what an NNX variable's slot stores."""
+    """Sets what an NNX variable stores: a `mirrored.Variable` or `ReplicaKey` behind it, or a plain value."""
     _slot.__set__(variable, value)
 
 
 def is_ours(content: object) -> bool:
-    """Returns whether the content of a slot is a `mirrored.Variable` or a `ReplicaKey`."""
+    """Returns whether what an NNX variable stores is a `mirrored.Variable` or a `ReplicaKey`."""
     return isinstance(content, (Variable, ReplicaKey))
 
 
